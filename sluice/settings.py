@@ -1,0 +1,71 @@
+"""What is configured from outside: the environment, read once, every name with its default and a sentence.
+
+| variable | default | what it says |
+| --- | --- | --- |
+| SLUICE_HOME | ./.sluice | folder of everything Sluice keeps on this machine |
+| SLUICE_PIPELINES | ./spark_jobs | folder of the pipelines' files |
+| SLUICE_LEDGER | sqlite:///HOME/ledger.sqlite | SQLAlchemy URL of the ledger |
+| SLUICE_SHARDS | sqlite:///HOME/shards | where new shards are made: a folder of SQLite files, or a PostgreSQL URL |
+| SLUICE_CHECKPOINTS | HOME/checkpoints | Spark's checkpoints and what tasks hand to the driver; shared by all executors |
+| SLUICE_JARS | HOME/jars/spark | folder of the jars of Spark's Kafka connector |
+| SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | JSON of librdkafka settings for reading and writing Kafka |
+| SLUICE_SPARK_CONF | {} | JSON of further Spark settings |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from sluice.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One reading of the environment; see the module's table."""
+
+    home: Path
+    pipelines: Path
+    ledger: str
+    shards: str
+    checkpoints: str
+    jars: Path
+    kafka: dict[str, str]
+    spark_conf: dict[str, str]
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Settings:
+        """Read `environ`; raises SettingsError that names the variable and what is wrong with it."""
+        home = Path(environ.get("SLUICE_HOME") or ".sluice").absolute()
+        return cls(
+            home=home,
+            pipelines=Path(environ.get("SLUICE_PIPELINES") or "spark_jobs").absolute(),
+            ledger=environ.get("SLUICE_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
+            shards=environ.get("SLUICE_SHARDS") or f"sqlite:///{home / 'shards'}",
+            checkpoints=environ.get("SLUICE_CHECKPOINTS") or str(home / "checkpoints"),
+            jars=Path(environ.get("SLUICE_JARS") or home / "jars" / "spark").absolute(),
+            kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),
+            spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
+        )
+
+
+def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> dict[str, str]:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        return msgspec.json.decode(text, type=dict[str, str], strict=False)
+    except msgspec.DecodeError:
+        # The text itself may hold a password: the message names the variable only.
+        raise SettingsError(f"{name} is not a JSON object of strings.") from None
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process."""
+    return Settings.read(os.environ)

@@ -1,0 +1,103 @@
+"""The values the ledger keeps and the readers of state see.
+
+A *cell* is what one aggregation keeps for one key (and one window): the values of all stores that share the
+aggregation's filter, key and window. A worker's *shard* holds versioned cells; a *cut* is one published batch of a job.
+"""
+
+from __future__ import annotations
+
+import zlib
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+StoreKind = Literal["key-value", "window", "global"]
+
+NO_WINDOW = -1
+"""`window_start` and `window_end` of a cell without a window; a window never starts before 0."""
+
+
+class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One store as a reader sees it: which job publishes it, and where in the job's cells its values stand."""
+
+    pipeline: str
+    job: str
+    name: str
+    kind: StoreKind
+    cell: int
+    """Number of the cell family, within the job."""
+    slot: int
+    """Index of this store's value in the cell's JSON array of values."""
+    key: str
+    """The key's expression, for people."""
+    window_ms: int | None = None
+    grace_ms: int | None = None
+    value: str = ""
+    """The value's type as Spark SQL DDL, for people."""
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One owner of a share of a pipeline's keys, and where its shard is."""
+
+    pipeline: str
+    job: str
+    number: int
+    location: str
+    """SQLAlchemy URL of the shard; may hold a password, so it never leaves the server."""
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job says of itself when it starts: written before its first batch."""
+
+    pipeline: str
+    job: str
+    generation: int
+    workers: tuple[WorkerInfo, ...]
+    stores: tuple[StoreInfo, ...]
+    topics: tuple[str, ...]
+    """Topics the job reads."""
+    description: str = ""
+    """The topology as text."""
+    drawing: str = ""
+    """The topology as a Mermaid flowchart."""
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """One published batch: every row of every worker up to this batch belongs together."""
+
+    pipeline: str
+    job: str
+    generation: int
+    batch: int
+    published_at: datetime
+    positions: dict[str, dict[str, int]]
+    """topic → partition (as text) → next offset to read."""
+    stream_times: dict[str, int]
+    """`operator/topic/partition` → largest event time seen there, in ms."""
+    counts: dict[str, int]
+    """What happened to the batch's records: `read`, `applied`, `dead_letter/REASON`, `late/STORE`, `output/TOPIC`, `rows`."""
+
+    @property
+    def id(self) -> str:
+        """`generation.batch`: the name under which a reader may ask for this cut."""
+        return f"{self.generation}.{self.batch}"
+
+
+class Cell(msgspec.Struct, frozen=True, array_like=True):
+    """One version of one cell, as it is written to and read from a shard."""
+
+    cell: int
+    key: str
+    window_start: int
+    """Epoch ms; NO_WINDOW for a cell without a window."""
+    window_end: int
+    value: str | None
+    """JSON array with one value for each store of the cell; None is a tombstone."""
+
+
+def owner(key: str, workers: int) -> int:
+    """The worker that owns `key`: the same as Spark SQL's `pmod(crc32(key), workers)`."""
+    return zlib.crc32(key.encode()) % workers
