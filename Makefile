@@ -1,0 +1,88 @@
+# Everything a developer does with Sluice. `make help` lists it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+JARS := .sluice/jars/.provided
+
+# Slow networks are no reason to fail.
+export UV_HTTP_TIMEOUT ?= 180
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1mmake %-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(JARS) ## Make .venv and fetch the jars; does nothing when both are there
+
+.PHONY: demo
+demo: $(JARS) ## Kafka, Airflow, sample orders and their answers, from nothing; EXIT=1 ends after the answers
+	@$(BIN)/sluice demo $(if $(EXIT),--exit)
+
+.PHONY: test
+test: $(JARS) ## Run every test; ARGS= goes to pytest, e.g. ARGS='tests/unit -x'
+	@$(BIN)/pytest $(ARGS)
+
+.PHONY: lint
+lint: $(INSTALLED) ## Check style, format, types and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+.PHONY: fmt
+fmt: $(INSTALLED) ## Put imports and code in their format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: bench
+bench: $(JARS) ## Time a million orders; PEER=folder of the Kafka Streams program to measure against
+	@$(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)")
+
+.PHONY: conformance
+conformance: ## Compare with Kafka Streams' answers, CASES=folder (comes with the full set of operators)
+	@echo "make conformance is not there yet: it comes with the full set of operators; 'make test' runs all there is." >&2; exit 2
+
+.PHONY: faults
+faults: ## Kill, cut off and starve every part (comes with exactly-once)
+	@echo "make faults is not there yet: it comes with the work on exactly-once; 'make test' runs all there is." >&2; exit 2
+
+.PHONY: lock
+lock: $(INSTALLED) ## Resolve pyproject.toml into requirements.txt anew and write the jars' checksums
+	@$(BIN)/uv pip compile --universal --quiet pyproject.toml --extra dev -o requirements.txt
+	@$(BIN)/python -m sluice.provision lock-jars
+
+.PHONY: clean
+clean: ## Remove .venv, .sluice and every cache
+	rm -rf $(VENV) .sluice build dist *.egg-info spark-warehouse metastore_db derby.log
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up: each stamp is made once, and again when what it depends on changes ---
+
+# The first Python of 3.11 or newer, unless PYTHON= names one.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+UV = $(or $(shell command -v uv),$(BIN)/uv)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found: install it, or run make PYTHON=/path/to/python3." >&2; exit 2; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@if command -v uv >/dev/null; then uv venv --quiet --allow-existing --python "$(PYTHON)" $(VENV); \
+	else $(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing: on Debian, apt-get install python3-venv." >&2; exit 2; } ; fi
+
+# uv installs the lock three times as fast as pip; without one on the PATH, the locked one is put into the venv.
+$(INSTALLED): requirements.txt pyproject.toml | $(BIN)/python
+	@command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "$$(grep -o '^uv==[^ ]*' requirements.txt)"
+	@echo "Installing requirements.txt into $(VENV)"
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --requirement requirements.txt
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --editable .
+	@touch $@
+
+$(JARS): sluice/provision/jars.lock $(INSTALLED)
+	@$(BIN)/python -m sluice.provision jars
+	@touch $@
