@@ -1,0 +1,110 @@
+"""Opening a database so that it behaves the same whichever it is: SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from sluice.errors import SettingsError, StateError
+
+BUSY_SECONDS = 10.0
+"""How long a writer of SQLite waits for another one."""
+
+_CREATE_LOCK = 0x51_01_CE
+
+
+def database_url(text: str) -> URL:
+    """Parse a SQLAlchemy URL; PostgreSQL is always spoken to through psycopg.
+
+    Raises SettingsError, without repeating the URL, which may hold a password.
+    """
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise SettingsError("A database's address is not a URL such as sqlite:////data/ledger.sqlite.") from None
+    backend = url.get_backend_name()
+    if backend == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    if backend == "sqlite" and url.database:
+        return url
+    raise SettingsError(
+        f"A database's address starts with {url.drivername!r}.", next_step="Use sqlite:///... or postgresql://..."
+    )
+
+
+@contextmanager
+def speaking_to(what: str) -> Iterator[None]:
+    """Turn a database's own errors into StateError that names `what` and the cause, never the address."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = getattr(error, "orig", None) or error
+        raise StateError(f"{what} failed: {first_line(cause)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a driver said: the rest may repeat statements and their values."""
+    return str(error).strip().partition("\n")[0].rstrip(".") + "."
+
+
+def open_engine(url: URL) -> Engine:
+    """An engine whose transactions are real ones on SQLite too: WAL, FULL, and `BEGIN IMMEDIATE` for writers."""
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, pool_pre_ping=True)
+    Path(url.database or "").parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """One transaction that writes: committed at the end, rolled back on an error."""
+    with engine.connect().execution_options(sluice_writes=True) as connection, connection.begin():
+        yield connection
+
+
+def create_tables(engine: Engine, metadata: MetaData) -> None:
+    """Create what is missing; several processes may do so at the same time."""
+    with writing(engine) as connection:
+        if engine.dialect.name == "postgresql":
+            # Two `CREATE TABLE IF NOT EXISTS` at once collide in PostgreSQL's catalogue.
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
+        for table in metadata.sorted_tables:
+            connection.execute(CreateTable(table, if_not_exists=True))
+            for index in table.indexes:
+                connection.execute(CreateIndex(index, if_not_exists=True))
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+    connection.isolation_level = None  # the driver would begin transactions of its own, and begin none for reads
+    use_wal(connection)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("sluice_writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def use_wal(connection: sqlite3.Connection) -> None:
+    """Write-ahead log, and every commit on disk before it counts."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError:
+            # Changing a new file's mode does not wait for others that do the same.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    connection.execute("PRAGMA synchronous=FULL")

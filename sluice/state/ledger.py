@@ -1,0 +1,220 @@
+"""The ledger: which jobs there are, where their workers' shards are, and which cuts have been published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Self
+
+import msgspec
+from sqlalchemy import Connection, Engine, RowMapping, Table, and_, delete, func, insert, select, update
+from sqlalchemy.sql import ColumnElement, Select
+
+from sluice.errors import NotFound, StateError
+from sluice.state.database import create_tables, database_url, open_engine, speaking_to, writing
+from sluice.state.model import Cut, JobInfo, StoreInfo, WorkerInfo
+from sluice.state.tables import CUTS, GENERATIONS, JOBS, METADATA, STORES, WORKERS
+
+
+class Ledger:
+    """The small database that decides what readers see. Safe to share between threads and processes.
+
+    Every method raises StateError when the database cannot be reached.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open the ledger at a SQLAlchemy URL, creating the tables that are missing."""
+        with speaking_to("Opening the ledger"):
+            engine = open_engine(database_url(url))
+            create_tables(engine, METADATA)
+        return cls(engine)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def register(self, job: JobInfo) -> None:
+        """Write or renew what a job says of itself. A job's first generation is the one readers see, until `promote`."""
+        where = {"pipeline": job.pipeline, "job": job.job, "generation": job.generation}
+        said = {"topics": _json(job.topics), "description": job.description, "drawing": job.drawing}
+        with speaking_to("Registering the job"), writing(self._engine) as connection:
+            if _generation(connection, job.pipeline, job.job) is None:
+                connection.execute(insert(JOBS), where)
+            _replace(connection, GENERATIONS, where, [said])
+            _replace(connection, STORES, where, map(msgspec.structs.asdict, job.stores))
+            _replace(connection, WORKERS, where, map(msgspec.structs.asdict, job.workers))
+
+    def promote(self, pipeline: str, job: str, generation: int) -> None:
+        """Let readers see another generation of a job from now on; NotFound if it was never registered."""
+        known = select(GENERATIONS).where(_is(GENERATIONS, pipeline, job, generation))
+        change = update(JOBS).where(_is(JOBS, pipeline, job)).values(generation=generation)
+        with speaking_to("Promoting the generation"), writing(self._engine) as connection:
+            if connection.execute(known).first() is None:
+                raise NotFound(f"Job {job!r} of pipeline {pipeline!r} has no generation {generation}.")
+            connection.execute(change)
+
+    def publish(self, cut: Cut) -> bool:
+        """Make a batch visible, in one transaction.
+
+        False, and nothing is changed, if this very batch is published already. Raises StateError if the batch does not
+        continue what is published: it is older than the newest cut, or the same batch with other positions.
+        """
+        with speaking_to("Publishing the cut"), writing(self._engine) as connection:
+            last = _last_batch(connection, cut.pipeline, cut.job, cut.generation)
+            if last is None or cut.batch > last:
+                connection.execute(insert(CUTS), _cut_row(cut))
+                return True
+            row = connection.execute(_select_cut(cut)).mappings().first()
+        if row is None or _cut(row).positions != cut.positions:
+            raise StateError(
+                f"Batch {cut.batch} of job {cut.job!r} does not continue what is published: "
+                f"the newest cut is {cut.generation}.{last}.",
+                next_step="The checkpoint and the ledger tell different histories; start a new generation.",
+            )
+        return False
+
+    def latest_cut(self, pipeline: str, job: str) -> Cut | None:
+        """The newest cut of the generation readers see; None before the first."""
+        found = self.cuts(pipeline, job, limit=1)
+        return found[0] if found else None
+
+    def cut(self, pipeline: str, job: str, generation: int, batch: int) -> Cut | None:
+        """One cut, if it was published and is still kept."""
+        statement = select(CUTS).where(_is(CUTS, pipeline, job, generation), CUTS.c.batch == batch)
+        rows = self._read(statement)
+        return _cut(rows[0]) if rows else None
+
+    def cuts(self, pipeline: str, job: str, limit: int = 100) -> list[Cut]:
+        """The newest cuts of the generation readers see, newest first."""
+        statement = _current(CUTS).where(_is(CUTS, pipeline, job)).order_by(CUTS.c.batch.desc()).limit(limit)
+        return [_cut(row) for row in self._read(statement)]
+
+    def last_batch(self, pipeline: str, job: str, generation: int) -> int | None:
+        """Number of the newest batch published in a generation."""
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            return _last_batch(connection, pipeline, job, generation)
+
+    def forget_cuts(self, pipeline: str, job: str, generation: int, before: int) -> int:
+        """Remove the cuts older than batch `before`, never the newest; returns how many."""
+        with speaking_to("Removing old cuts"), writing(self._engine) as connection:
+            last = _last_batch(connection, pipeline, job, generation)
+            if last is None:
+                return 0
+            old = CUTS.c.batch < min(before, last)
+            return connection.execute(delete(CUTS).where(_is(CUTS, pipeline, job, generation), old)).rowcount
+
+    def pipelines(self) -> list[str]:
+        """Names of all pipelines with a registered job, sorted."""
+        return [row["pipeline"] for row in self._read(select(JOBS.c.pipeline).distinct().order_by(JOBS.c.pipeline))]
+
+    def jobs(self, pipeline: str) -> list[JobInfo]:
+        """The pipeline's jobs, sorted by name, in the generations readers see."""
+        rows = self._read(_current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline).order_by(GENERATIONS.c.job))
+        stores = self.stores(pipeline)
+        return [
+            JobInfo(
+                **dict(row, topics=tuple(msgspec.json.decode(row["topics"]))),
+                workers=tuple(self.workers(pipeline, row["job"])),
+                stores=tuple(store for store in stores if store.job == row["job"]),
+            )
+            for row in rows
+        ]
+
+    def generation(self, pipeline: str, job: str) -> int | None:
+        """The generation readers see."""
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            return _generation(connection, pipeline, job)
+
+    def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
+        """The stores of one pipeline, or of all, sorted by pipeline and name."""
+        statement = _current(STORES).order_by(STORES.c.pipeline, STORES.c.name)
+        if pipeline is not None:
+            statement = statement.where(STORES.c.pipeline == pipeline)
+        return [msgspec.convert(_without_generation(row), StoreInfo) for row in self._read(statement)]
+
+    def workers(self, pipeline: str, job: str, generation: int | None = None) -> list[WorkerInfo]:
+        """The workers of a generation, by default the one readers see, sorted by number."""
+        if generation is None:
+            statement = _current(WORKERS).where(_is(WORKERS, pipeline, job))
+        else:
+            statement = select(WORKERS).where(_is(WORKERS, pipeline, job, generation))
+        rows = self._read(statement.order_by(WORKERS.c.number))
+        return [msgspec.convert(_without_generation(row), WorkerInfo) for row in rows]
+
+    def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
+        """How far the whole pipeline has read: topic → partition → the least next offset of the jobs that read it.
+
+        A partition is left out as long as one of these jobs has not read it.
+        """
+        read: dict[str, list[dict[str, int]]] = {}
+        for job in self.jobs(pipeline):
+            cut = self.latest_cut(pipeline, job.job)
+            for topic in job.topics:
+                read.setdefault(topic, []).append(cut.positions.get(topic, {}) if cut else {})
+        return {topic: _least(found) for topic, found in read.items()}
+
+    def _read(self, statement: Select[Any]) -> list[RowMapping]:
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            return list(connection.execute(statement).mappings())
+
+
+def _is(table: Table, pipeline: str, job: str, generation: int | None = None) -> ColumnElement[bool]:
+    same = and_(table.c.pipeline == pipeline, table.c.job == job)
+    return same if generation is None else and_(same, table.c.generation == generation)
+
+
+def _current(table: Table) -> Select[Any]:
+    """All rows of a table that belong to the generations readers see: one statement, hence one moment."""
+    same = and_(*(JOBS.c[name] == table.c[name] for name in ("pipeline", "job", "generation")))
+    return select(table).join(JOBS, same)
+
+
+def _generation(connection: Connection, pipeline: str, job: str) -> int | None:
+    return connection.execute(select(JOBS.c.generation).where(_is(JOBS, pipeline, job))).scalar()
+
+
+def _last_batch(connection: Connection, pipeline: str, job: str, generation: int) -> int | None:
+    return connection.execute(select(func.max(CUTS.c.batch)).where(_is(CUTS, pipeline, job, generation))).scalar()
+
+
+def _replace(connection: Connection, table: Table, where: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
+    connection.execute(delete(table).where(_is(table, **where)))
+    if values := [row | where for row in rows]:
+        connection.execute(insert(table), values)
+
+
+def _select_cut(cut: Cut) -> Select[Any]:
+    return select(CUTS).where(_is(CUTS, cut.pipeline, cut.job, cut.generation), CUTS.c.batch == cut.batch)
+
+
+def _cut_row(cut: Cut) -> dict[str, Any]:
+    texts = {name: _json(getattr(cut, name)) for name in ("positions", "stream_times", "counts")}
+    return msgspec.structs.asdict(cut) | texts | {"published_at": cut.published_at.isoformat()}
+
+
+def _cut(row: RowMapping) -> Cut:
+    texts = {name: msgspec.json.decode(row[name]) for name in ("positions", "stream_times", "counts")}
+    return Cut(**(dict(row) | texts | {"published_at": datetime.fromisoformat(row["published_at"])}))
+
+
+def _least(found: list[dict[str, int]]) -> dict[int, int]:
+    read_by_all = set.intersection(*(set(positions) for positions in found))
+    return {int(partition): min(positions[partition] for positions in found) for partition in sorted(read_by_all)}
+
+
+def _without_generation(row: RowMapping) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "generation"}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

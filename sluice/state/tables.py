@@ -1,0 +1,72 @@
+"""The ledger's tables.
+
+Everything a job says of itself is kept by generation, so that a new one can be built beside the one being read;
+`jobs.generation` alone says which of them readers see.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, Table, Text
+
+METADATA = MetaData()
+
+
+def _job_columns() -> tuple[Column[str], Column[str]]:
+    return Column("pipeline", Text, primary_key=True), Column("job", Text, primary_key=True)
+
+
+def _generation_columns() -> tuple[Column[str], Column[str], Column[int]]:
+    return *_job_columns(), Column("generation", Integer, primary_key=True, autoincrement=False)
+
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    *_job_columns(),
+    Column("generation", Integer, nullable=False, comment="the one that readers see"),
+)
+
+GENERATIONS = Table(
+    "generations",
+    METADATA,
+    *_generation_columns(),
+    Column("topics", Text, nullable=False, comment="JSON array"),
+    Column("description", Text, nullable=False),
+    Column("drawing", Text, nullable=False),
+)
+
+STORES = Table(
+    "stores",
+    METADATA,
+    *_generation_columns(),
+    Column("name", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("cell", Integer, nullable=False),
+    Column("slot", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("window_ms", BigInteger),
+    Column("grace_ms", BigInteger),
+    Column("value", Text, nullable=False),
+)
+
+WORKERS = Table(
+    "workers",
+    METADATA,
+    *_generation_columns(),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("location", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("port", Integer, nullable=False),
+)
+
+CUTS = Table(
+    "cuts",
+    METADATA,
+    *_generation_columns(),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("published_at", Text, nullable=False, comment="ISO 8601, UTC"),
+    Column("positions", Text, nullable=False, comment="JSON object"),
+    Column("stream_times", Text, nullable=False, comment="JSON object"),
+    Column("counts", Text, nullable=False, comment="JSON object"),
+    Index("cuts_by_age", "pipeline", "published_at"),
+)

@@ -1,0 +1,131 @@
+"""A topology as text, as a Mermaid flowchart, and as an SVG drawing."""
+
+from __future__ import annotations
+
+from html import escape
+
+from sluice.topology import nodes
+from sluice.topology.pipeline import Pipeline
+
+_BOX, _GAP, _ROW, _HEIGHT = 230, 60, 62, 44
+_FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Sink": "#fef3c7"}
+
+
+def title(node: nodes.Node) -> str:
+    """What the node is."""
+    match node:
+        case nodes.Source(kind="stream"):
+            return f"stream {node.topic}"
+        case nodes.Source():
+            return f"global table {node.topic}"
+        case nodes.Aggregate():
+            return f"store {node.store}"
+        case nodes.Sink():
+            return f"topic {node.topic}"
+        case nodes.TableJoin():
+            return f"{node.how} join with {node.right.topic}"
+        case _:
+            return {nodes.Filter: "filter", nodes.MapValues: "map values"}.get(type(node), type(node).__name__)
+
+
+def detail(node: nodes.Node) -> str:
+    """What the node does, in the author's expressions."""
+    match node:
+        case nodes.Source():
+            return f"{node.contract.__name__}, event time {node.event_time or 'of the record'}"
+        case nodes.Filter():
+            return node.where
+        case nodes.MapValues():
+            return ", ".join(name if name == text else f"{name} = {text}" for name, text in node.columns.items())
+        case nodes.Aggregate():
+            by = f"by {node.key}" + (f", {node.window}" if node.window else "")
+            return f"{', '.join(node.columns.values())} {by}"
+        case _:
+            return ""
+
+
+def text(pipeline: Pipeline) -> str:
+    """The topology as indented text, each step below the one it follows."""
+    lines = [f"pipeline {pipeline.name}, {pipeline.workers} workers"]
+
+    def show(node: nodes.Node, depth: int) -> None:
+        lines.append("  " * depth + title(node) + (f": {detail(node)}" if detail(node) else ""))
+        for child in pipeline.nodes:
+            if nodes.parents(child)[:1] == (node,):
+                show(child, depth + 1)
+
+    for node in pipeline.nodes:
+        if isinstance(node, nodes.Source):
+            show(node, 1)
+    return "\n".join(lines)
+
+
+def mermaid(pipeline: Pipeline) -> str:
+    """The topology as a Mermaid flowchart."""
+    shapes = {nodes.Source: ("([", "])"), nodes.Aggregate: ("[(", ")]"), nodes.Sink: ("([", "])")}
+    lines = ["flowchart LR"]
+    for node in pipeline.nodes:
+        left, right = shapes.get(type(node), ("[", "]"))
+        label = title(node) + (f"<br/>{_plain(detail(node))}" if detail(node) else "")
+        lines.append(f'  n{node.number}{left}"{label}"{right}')
+    for node in pipeline.nodes:
+        lines += [f"  n{parent.number} --> n{node.number}" for parent in nodes.parents(node)]
+    return "\n".join(lines)
+
+
+def _plain(label: str) -> str:
+    return escape(label, quote=False).replace('"', "#quot;")
+
+
+def svg(pipeline: Pipeline) -> str:
+    """The topology as a drawing that needs no script: sources on the left, each step right of what it follows."""
+    place = _layout(pipeline)
+    width = max(x for x, _ in place.values()) + _BOX + 20
+    height = max(y for _, y in place.values()) + _HEIGHT + 20
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="system-ui, sans-serif" font-size="12" role="img" aria-label="topology of {escape(pipeline.name)}">'
+    ]
+    for node in pipeline.nodes:
+        parts += [_arrow(place[parent.number], place[node.number]) for parent in nodes.parents(node)]
+    parts += [_box(node, *place[node.number]) for node in pipeline.nodes]
+    return "\n".join([*parts, "</svg>"])
+
+
+def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
+    """Column: the longest way from a source. Row: below what was placed before, beside the first parent if free."""
+    column: dict[int, int] = {}
+    taken: set[tuple[int, int]] = set()
+    row: dict[int, int] = {}
+
+    def put(node: nodes.Node, wanted: int) -> None:
+        column[node.number] = max((column[p.number] + 1 for p in nodes.parents(node)), default=0)
+        while any((c, wanted) in taken for c in range(column[node.number], column[node.number] + 1)):
+            wanted += 1
+        row[node.number] = wanted
+        taken.add((column[node.number], wanted))
+
+    for node in pipeline.nodes:
+        above = nodes.parents(node)
+        put(node, row[above[0].number] if above else max(row.values(), default=-1) + 1)
+    return {n: (20 + column[n] * (_BOX + _GAP), 20 + row[n] * _ROW) for n in column}
+
+
+def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
+    x1, y1, x2, y2 = start[0] + _BOX, start[1] + _HEIGHT // 2, end[0], end[1] + _HEIGHT // 2
+    bend = max(24, (x2 - x1) // 2)
+    return f'<path d="M{x1} {y1} C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}" fill="none" stroke="#94a3b8" stroke-width="1.5"/>'
+
+
+def _box(node: nodes.Node, x: int, y: int) -> str:
+    fill = _FILL.get(type(node).__name__, "#f1f5f9")
+    return (
+        f'<g><title>{escape(title(node))}: {escape(detail(node))}</title>'
+        f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8" fill="{fill}" stroke="#64748b"/>'
+        f'<text x="{x + 10}" y="{y + 18}" fill="#0f172a" font-weight="600">{escape(_short(title(node), 30))}</text>'
+        f'<text x="{x + 10}" y="{y + 34}" fill="#475569">{escape(_short(detail(node), 36))}</text></g>'
+    )
+
+
+def _short(label: str, length: int) -> str:
+    return label if len(label) <= length else label[: length - 1] + "…"

@@ -1,0 +1,78 @@
+"""Spark SQL text, read without Spark: what fields it uses, whether it aggregates, and how to point it at columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from sluice.errors import TopologyError
+
+METADATA = {
+    "_key": "STRING",
+    "_topic": "STRING",
+    "_partition": "INT",
+    "_offset": "BIGINT",
+    "_timestamp": "TIMESTAMP",
+}
+"""What every record has beside its value, at hand in every expression under these names."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed Spark SQL expression. `names` are the columns it reads, each with where it stands in the text."""
+
+    text: str
+    names: tuple[tuple[str, int, int], ...]
+    aggregates: bool
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Names of the columns that the expression reads; of `address.city` it is `address`."""
+        return frozenset(name for name, _, _ in self.names)
+
+    def on(self, columns: Mapping[str, str]) -> str:
+        """The same expression with every column replaced by `columns[name]`."""
+        out, end = [], 0
+        for name, start, stop in self.names:
+            out += [self.text[end:start], columns[name]]
+            end = stop
+        return "".join([*out, self.text[end:]])
+
+
+@cache
+def parse(text: str) -> Expression:
+    """Read `text`; TopologyError says what is wrong with it and where."""
+    try:
+        tree = sqlglot.parse_one(text, dialect="spark")
+    except SqlglotError as error:
+        problem = (getattr(error, "errors", None) or [{}])[0]
+        where = f" (column {problem['col']})" if problem.get("col") else ""
+        what = str(problem.get("description") or error).replace("<class 'sqlglot.expressions.core.", "").replace("'>", "")
+        raise TopologyError(f"{text!r} is not a Spark SQL expression{where}: {what}.") from None
+    if isinstance(tree, exp.Query | exp.Command | exp.DDL):
+        raise TopologyError(f"{text!r} is a statement; an expression is needed.")
+    names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
+    return Expression(text, tuple(names), tree.find(exp.AggFunc) is not None)
+
+
+def _position(column: exp.Column) -> tuple[str, int, int]:
+    first = column.parts[0]
+    return first.name, first.meta["start"], first.meta["end"] + 1
+
+
+def check(expression: Expression, known: Mapping[str, str], where: str, *, aggregate: bool) -> None:
+    """TopologyError unless every column is in `known` and the expression aggregates just when it must."""
+    unknown = sorted(expression.fields - known.keys())
+    if unknown:
+        raise TopologyError(
+            f"{where}: {expression.text!r} reads {', '.join(unknown)}, which is not there.",
+            next_step=f"There are: {', '.join(sorted(known))}.",
+        )
+    if expression.aggregates != aggregate:
+        need = "must aggregate, as count(*) or sum(x) do" if aggregate else "may not aggregate here"
+        raise TopologyError(f"{where}: {expression.text!r} {need}.")

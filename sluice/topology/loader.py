@@ -1,0 +1,66 @@
+"""Find the pipelines in a folder: each file's module holds one in the name `pipeline`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from sluice.errors import SluiceError, TopologyError
+from sluice.topology.pipeline import Pipeline
+
+_NOT_PIPELINES = {"run", "__init__"}
+
+
+def pipeline_files(folder: Path) -> list[Path]:
+    """The files in `folder` that should hold a pipeline, by name."""
+    if not folder.is_dir():
+        raise TopologyError(f"{folder} is not a folder.", next_step="Set SLUICE_PIPELINES to the folder of your pipelines.")
+    return sorted(file for file in folder.glob("*.py") if file.stem not in _NOT_PIPELINES and file.stem[0] not in "_.")
+
+
+def load_pipelines(folder: Path) -> list[Pipeline]:
+    """Every pipeline in `folder`; the first file that cannot be loaded raises TopologyError."""
+    return [load_file(file) for file in pipeline_files(folder)]
+
+
+def load_pipeline(folder: Path, name: str) -> Pipeline:
+    """The pipeline of that name; TopologyError lists those there are."""
+    pipelines = {pipeline.name: pipeline for pipeline in load_pipelines(folder)}
+    if name not in pipelines:
+        raise TopologyError(f"There is no pipeline {name!r} in {folder}.", next_step=f"There are: {', '.join(pipelines)}.")
+    return pipelines[name]
+
+
+def load_file(file: Path) -> Pipeline:
+    """The pipeline of one file."""
+    try:
+        module = load_module(file)
+    except SluiceError:
+        raise
+    except Exception as error:
+        raise TopologyError(f"{file.name} cannot be imported: {type(error).__name__}: {error}.") from error
+    pipeline = getattr(module, "pipeline", None)
+    if not isinstance(pipeline, Pipeline):
+        raise TopologyError(f"{file.name} holds no pipeline.", next_step='Add: pipeline = Pipeline("name").')
+    pipeline.doc = (module.__doc__ or "").strip()
+    pipeline.file = file
+    return pipeline
+
+
+def load_module(file: Path) -> ModuleType:
+    """Import a pipeline's file once a process, under a name of its own that no installed module can have."""
+    name = f"sluice-pipeline:{file.absolute()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

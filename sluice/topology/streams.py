@@ -1,0 +1,126 @@
+"""Streams and tables as an author handles them: every method adds a node to the pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from sluice.errors import TopologyError
+from sluice.topology import expressions, nodes
+from sluice.topology.windows import Window
+
+if TYPE_CHECKING:
+    from sluice.topology.pipeline import Pipeline
+
+
+class _Handle:
+    """What a stream and a table have in common: a node, and the fields an expression may use there."""
+
+    def __init__(self, pipeline: Pipeline, node: nodes.Node, fields: dict[str, str]) -> None:
+        self.pipeline = pipeline
+        self.node = node
+        self.fields = fields
+
+    def _check(self, text: str, step: str, *, aggregate: bool = False) -> None:
+        known = self.fields | expressions.METADATA
+        where = f"{self.pipeline.name}: {step} at {self.pipeline.at()}"
+        try:
+            expression = expressions.parse(text)
+        except TopologyError as error:
+            raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
+        expressions.check(expression, known, where, aggregate=aggregate)
+
+    def _columns(self, picked: tuple[str, ...], named: dict[str, str]) -> dict[str, str]:
+        columns = {name: name for name in picked} | named
+        for text in columns.values():
+            self._check(text, "map_values")
+        return columns
+
+    def to(self, topic: str) -> None:
+        """Write every record, or every change, to `topic`: the key as text, the value as a JSON object."""
+        self.pipeline.claim("topic", topic)
+        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic)
+
+
+class Stream(_Handle):
+    """Records one after the other."""
+
+    def filter(self, where: str) -> Stream:
+        """Keep the records for which the Spark SQL condition is true."""
+        self._check(where, "filter")
+        return Stream(self.pipeline, self.pipeline.add(nodes.Filter, parent=self.node, where=where), self.fields)
+
+    def filter_not(self, where: str) -> Stream:
+        """Keep the records for which the condition is not true."""
+        self._check(where, "filter_not")
+        return self.filter(f"NOT coalesce({where}, false)")
+
+    def map_values(self, *picked: str, **named: str) -> Stream:
+        """The value becomes the picked fields and the named expressions; the key stays."""
+        columns = self._columns(picked, named)
+        node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns)
+        return Stream(self.pipeline, node, {name: self.fields.get(text, "") for name, text in columns.items()})
+
+    def group_by(self, key: str) -> GroupedStream:
+        """Group by an expression; its value as text is the key of the stores that follow."""
+        self._check(key, "group_by")
+        return GroupedStream(self, key, None)
+
+
+class GroupedStream:
+    """Records grouped by a key, to be aggregated: each aggregation is a store that can be queried by its name."""
+
+    def __init__(self, stream: Stream, key: str, window: Window | None) -> None:
+        self.stream = stream
+        self.key = key
+        self.window = window
+
+    def windowed_by(self, window: Window) -> WindowedStream:
+        """Aggregate each window of event time by itself."""
+        return WindowedStream(self.stream, self.key, window)
+
+    def count(self, *, store: str) -> Table:
+        """The number of records: a JSON number."""
+        return self._aggregate(store, {"count": "count(*)"}, scalar=True)
+
+    def aggregate(self, *, store: str, **columns: str) -> Table:
+        """A JSON object with one field for each named Spark SQL aggregate, such as `total="sum(amount)"`."""
+        if not columns:
+            raise TopologyError(f"{self.stream.pipeline.name}: aggregate into {store!r} names no column.")
+        return self._aggregate(store, columns, scalar=False)
+
+    def _aggregate(self, store: str, columns: dict[str, str], *, scalar: bool) -> Table:
+        stream, pipeline = self.stream, self.stream.pipeline
+        pipeline.claim("store", store)
+        for text in columns.values():
+            stream._check(text, f"aggregate into {store!r}", aggregate=True)
+        node = pipeline.add(
+            nodes.Aggregate, parent=stream.node, key=self.key, window=self.window, store=store, columns=columns, scalar=scalar
+        )
+        return Table(pipeline, node, dict.fromkeys(columns, ""))
+
+
+class WindowedStream(GroupedStream):
+    """A grouped stream whose aggregations are kept for each window."""
+
+
+class Table(_Handle):
+    """The latest value of each key; its changes can be joined, mapped and written to a topic."""
+
+    def join(self, table: GlobalTable, *, how: Literal["inner", "left"] = "inner") -> Table:
+        """Each change beside the global table's value for the same key, as fields `left` and `right`."""
+        if isinstance(self.node, nodes.Aggregate) and self.node.window is not None:
+            raise TopologyError(f"{self.pipeline.name}: {self.node.store!r} is windowed; its key matches no table's.")
+        node = self.pipeline.add(nodes.TableJoin, left=self.node, right=table.node, how=how)
+        return Table(self.pipeline, node, {"left": "", "right": ""})
+
+    def map_values(self, *picked: str, **named: str) -> Table:
+        """The value becomes the picked fields and the named expressions."""
+        columns = self._columns(picked, named)
+        node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns)
+        return Table(self.pipeline, node, {name: self.fields.get(text, "") for name, text in columns.items()})
+
+
+class GlobalTable(_Handle):
+    """The latest value of each key of a topic, whole on every worker."""
+
+    node: nodes.Source

@@ -1,0 +1,73 @@
+"""Retail orders: split by type, counted and summed per store, joined with each store's address."""
+
+from datetime import datetime
+from typing import Literal
+
+from msgspec import Struct
+
+from sluice import Decimal2, Pipeline, tumbling
+
+
+class LineItem(Struct):
+    """One line of an order."""
+
+    item: str
+    count: int
+    amount: Decimal2
+
+
+class Order(Struct):
+    """An order as the shops send it, keyed by its location."""
+
+    orderId: int
+    locationId: str
+    finalAmount: Decimal2
+    orderType: Literal["GENERAL", "RESTAURANT"]
+    orderLineItems: list[LineItem]
+    orderedDateTime: datetime
+
+
+class Address(Struct):
+    """Where a store is."""
+
+    addressLine1: str
+    addressLine2: str
+    city: str
+    state: str
+    zip: str
+
+
+class Store(Struct):
+    """A store of the retailer."""
+
+    locationId: str
+    address: Address
+    contactNum: str
+
+
+pipeline = Pipeline("orders", workers=4)
+orders = pipeline.stream("orders", value=Order, key="locationId", event_time="orderedDateTime")
+stores = pipeline.global_table("stores", value=Store, key="locationId")
+
+for kind in ("general", "restaurant"):
+    mine = orders.filter(f"orderType = '{kind.upper()}'")
+    mine.map_values("locationId", "finalAmount").to(f"{kind}_orders")
+
+    by_store = mine.group_by("locationId")
+    by_store.count(store=f"{kind}_orders_count")
+    revenue = by_store.aggregate(
+        store=f"{kind}_orders_revenue", runningOrderCount="count(*)", runningRevenue="sum(finalAmount)"
+    )
+    revenue.join(stores).map_values(
+        totalRevenue=(
+            "named_struct('locationId', _key, 'runnuingOrderCount', left.runningOrderCount,"
+            " 'runningRevenue', left.runningRevenue)"
+        ),
+        store="right",
+    ).to(f"{kind}_orders_revenue")
+
+    windows = by_store.windowed_by(tumbling("15 seconds", grace="15 seconds"))
+    windows.count(store=f"{kind}_orders_count_window")
+    windows.aggregate(
+        store=f"{kind}_orders_revenue_window", runningOrderCount="count(*)", runningRevenue="sum(finalAmount)"
+    )
