@@ -1,0 +1,61 @@
+"""`python -m sluice.provision jars | lock-jars | checks`: the steps of set-up that make runs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sluice.errors import SluiceError
+from sluice.provision import checks, jars
+from sluice.settings import settings
+
+app = typer.Typer(add_completion=False, help="The steps of set-up.")
+console = Console(stderr=True)
+
+
+@app.command("jars")
+def provide_jars() -> None:
+    """Fetch the jars that are not in place yet."""
+    root = settings().home / "jars"
+    missing = jars.count_missing(root)
+    if not missing:
+        return
+    java = checks.find_java().path
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("Fetching jars", total=missing)
+        jars.provide(root, java, on_jar=lambda: progress.advance(task))
+    console.print(f"{missing} jars are in {root}, all as locked")
+
+
+@app.command("lock-jars")
+def lock_jars() -> None:
+    """Resolve the jars anew and write their checksums."""
+    with console.status("Resolving jars"):
+        count = jars.write_lock(checks.find_java().path)
+    console.print(f"{count} jars in {jars.LOCK.name}")
+
+
+@app.command("checks")
+def run_checks() -> None:
+    """Say whether this machine has what the demo needs."""
+    java = checks.find_java()
+    checks.check_memory()
+    console.print(f"Java {java.release} ({java.path}) and at least {checks.DEMO_MEMORY_MIB} MiB of memory: ready")
+
+
+def main() -> None:
+    """Run a command; what Sluice raises on purpose is one sentence and status 1."""
+    try:
+        app()
+    except SluiceError as problem:
+        console.print(f"[bold red]{problem.title}:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The jars of Spark's Kafka connector and of the broker: fetched once, checked against checksums, put in place whole.
+
+`jars.lock` names every jar of both bundles with its SHA-256; nothing else is ever fetched. A bundle's folder
+appears when all its jars are there and right, so whoever sees the folder can use it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from sluice.errors import PreflightError
+from sluice.provision import ivy
+from sluice.provision.ivy import Module
+
+LOCK = Path(__file__).with_name("jars.lock")
+_MARK = ".verified"
+_LANES = 4  # the time goes by waiting for the network: four at once take 16 s, one takes 42 s, eight 14 s
+
+
+class Bundle(StrEnum):
+    """A set of jars that goes on one class path, and so into one folder."""
+
+    SPARK = "spark"
+    BROKER = "broker"
+
+
+# More than these four in Spark's folder break it: the connector's other dependencies come with Spark itself.
+_ROOTS = {
+    Bundle.SPARK: [
+        Module("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+        Module("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+        Module("org.apache.kafka", "kafka-clients", "3.9.1"),
+        Module("org.apache.commons", "commons-pool2", "2.12.0"),
+    ],
+    # Without a binding for slf4j the broker would keep every reason for its end to itself.
+    Bundle.BROKER: [
+        Module("org.apache.kafka", "kafka_2.13", "4.1.1"),
+        Module("org.slf4j", "slf4j-simple", "1.7.36"),
+    ],
+}
+
+
+@dataclass(frozen=True, order=True)
+class Jar:
+    """One line of the lock."""
+
+    bundle: Bundle
+    module: Module
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.sha256} {self.bundle} {self.module}"
+
+
+def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
+    """Read the lock; ValueError names the line that is not `sha256 bundle organisation:name:revision`."""
+    return tuple(_parse(line) for line in path.read_text().splitlines() if line and not line.startswith("#"))
+
+
+def _parse(line: str) -> Jar:
+    try:
+        sha256, bundle, module = line.split()
+        return Jar(Bundle(bundle), Module.parse(module), sha256)
+    except ValueError:
+        raise ValueError(f"The jars' lock has a line that cannot be read: {line!r}") from None
+
+
+def folder(bundle: Bundle, root: Path) -> Path:
+    """Return the folder of `bundle` below `root`, for a class path; PreflightError if it is not in place."""
+    path = root / bundle
+    if not is_ready(path, _jars_of(bundle, read_lock())):
+        raise PreflightError(f"{path} does not hold the {bundle} jars.", next_step="Run make setup.")
+    return path
+
+
+def is_ready(path: Path, jars: Iterable[Jar]) -> bool:
+    """Tell whether `path` was put in place for just these `jars` and none has gone since: no checksums, so quick."""
+    jars = tuple(jars)
+    mark = path / _MARK
+    return (
+        mark.is_file() and mark.read_text() == _mark(jars) and all((path / jar.module.file).is_file() for jar in jars)
+    )
+
+
+def provide(root: Path, java: Path, *, lock: Path = LOCK, on_jar: Callable[[], None] = lambda: None) -> None:
+    """Put every bundle that is not in place below `root`; PreflightError if a jar is missing or not the right one."""
+    jars = read_lock(lock)
+    missing = [bundle for bundle in Bundle if not is_ready(root / bundle, _jars_of(bundle, jars))]
+    if not missing:
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as work:
+        lanes = [lane for bundle in missing for lane in _lanes(_jars_of(bundle, jars))]
+        fetched = _fetch(java, lanes, Path(work), on_jar)
+        for bundle in missing:
+            wanted = _jars_of(bundle, jars)
+            _gather(wanted, fetched, Path(work, bundle))
+            _put_in_place(Path(work, bundle), root / bundle)
+
+
+def count_missing(root: Path, lock: Path = LOCK) -> int:
+    """Return how many jars `provide` would fetch."""
+    jars = read_lock(lock)
+    bundles = (_jars_of(bundle, jars) for bundle in Bundle if not is_ready(root / bundle, _jars_of(bundle, jars)))
+    return sum(len(bundle) for bundle in bundles)
+
+
+def write_lock(java: Path, path: Path = LOCK) -> int:
+    """Resolve both bundles from their roots and write the lock anew; returns its number of jars."""
+    with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor() as pool:
+        lines = pool.map(lambda bundle: _resolve(java, bundle, Path(work, bundle)), Bundle)
+        jars = sorted(jar for bundle in lines for jar in bundle)
+    head = "# Every jar that set-up fetches, with its SHA-256. Made by: python -m sluice.provision lock-jars\n"
+    path.write_text(head + "".join(f"{jar}\n" for jar in jars))
+    return len(jars)
+
+
+def _resolve(java: Path, bundle: Bundle, work: Path) -> list[Jar]:
+    found = ivy.fetch(java, _ROOTS[bundle], work, transitive=bundle is Bundle.BROKER)
+    return [Jar(bundle, module, _sha256(path)) for module, path in found.items()]
+
+
+def _jars_of(bundle: Bundle, jars: Iterable[Jar]) -> tuple[Jar, ...]:
+    return tuple(jar for jar in jars if jar.bundle is bundle)
+
+
+def _lanes(jars: tuple[Jar, ...]) -> list[tuple[Jar, ...]]:
+    lanes = min(_LANES, 1 + len(jars) // 10)
+    return [jars[start::lanes] for start in range(lanes)]
+
+
+def _fetch(java: Path, lanes: list[tuple[Jar, ...]], work: Path, on_jar: Callable[[], None]) -> dict[Module, Path]:
+    def fetch(numbered: tuple[int, tuple[Jar, ...]]) -> dict[Module, Path]:
+        number, lane = numbered
+        modules = [jar.module for jar in lane]
+        return ivy.fetch(java, modules, work / f"lane-{number}", transitive=False, on_jar=on_jar)
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        return {module: path for found in pool.map(fetch, enumerate(lanes)) for module, path in found.items()}
+
+
+def _gather(jars: tuple[Jar, ...], fetched: dict[Module, Path], into: Path) -> None:
+    into.mkdir()
+    for jar in jars:
+        path = fetched.get(jar.module)
+        if path is None:
+            raise PreflightError(f"The repository has no jar for {jar.module}.", next_step="Try again later.")
+        if (sha256 := _sha256(path)) != jar.sha256:
+            raise PreflightError(
+                f"{jar.module} is not the jar that was locked: SHA-256 {sha256} instead of {jar.sha256}.",
+                next_step="Nothing was put in place; find out what stands between this machine and the repository.",
+            )
+        path.rename(into / jar.module.file)
+    (into / _MARK).write_text(_mark(jars))
+
+
+def _put_in_place(new: Path, path: Path) -> None:
+    if path.exists():
+        # Renamed first, so that nobody ever sees a half of it.
+        path.rename(new.with_name(f"{new.name}-before"))
+    new.rename(path)
+
+
+def _mark(jars: Iterable[Jar]) -> str:
+    return hashlib.sha256("".join(f"{jar}\n" for jar in jars).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
