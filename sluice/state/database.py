@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import CreateTable
 
 from sluice.errors import SettingsError, StateError
 
@@ -81,8 +81,6 @@ def create_tables(engine: Engine, metadata: MetaData) -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
         for table in metadata.sorted_tables:
             connection.execute(CreateTable(table, if_not_exists=True))
-            for index in table.indexes:
-                connection.execute(CreateIndex(index, if_not_exists=True))
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:

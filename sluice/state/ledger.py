@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Self
 
 import msgspec
@@ -44,7 +44,7 @@ class Ledger:
         self.close()
 
     def register(self, job: JobInfo) -> None:
-        """Write or renew what a job says of itself. A job's first generation is the one readers see, until `promote`."""
+        """Write or renew what a job says of itself. Its first generation is the one readers see, until `promote`."""
         where = {"pipeline": job.pipeline, "job": job.job, "generation": job.generation}
         said = {"topics": _json(job.topics), "description": job.description, "drawing": job.drawing}
         with speaking_to("Registering the job"), writing(self._engine) as connection:
@@ -199,7 +199,7 @@ def _select_cut(cut: Cut) -> Select[Any]:
 
 def _cut_row(cut: Cut) -> dict[str, Any]:
     texts = {name: _json(getattr(cut, name)) for name in ("positions", "stream_times", "counts")}
-    return msgspec.structs.asdict(cut) | texts | {"published_at": cut.published_at.isoformat()}
+    return msgspec.structs.asdict(cut) | texts | {"published_at": cut.published_at.astimezone(UTC).isoformat()}
 
 
 def _cut(row: RowMapping) -> Cut:

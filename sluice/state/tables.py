@@ -6,7 +6,7 @@ Everything a job says of itself is kept by generation, so that a new one can be 
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
 
 METADATA = MetaData()
 
@@ -68,5 +68,4 @@ CUTS = Table(
     Column("positions", Text, nullable=False, comment="JSON object"),
     Column("stream_times", Text, nullable=False, comment="JSON object"),
     Column("counts", Text, nullable=False, comment="JSON object"),
-    Index("cuts_by_age", "pipeline", "published_at"),
 )

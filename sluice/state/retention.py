@@ -1,0 +1,68 @@
+"""Keeping state small: old cuts are forgotten, and with them the versions that only they could show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sluice.errors import StateError
+from sluice.state.ledger import Ledger
+from sluice.state.model import Cut, WorkerInfo
+from sluice.state.shard import Shard
+
+_ALL = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Retained:
+    """What retention did for one job; `failed` names the workers whose shards could not be compacted, and why."""
+
+    pipeline: str
+    job: str
+    cuts: int
+    versions: int
+    failed: dict[int, str]
+
+
+def retain(
+    ledger: Ledger, pipeline: str, keep_cuts: int = 100, keep_seconds: float = 3_600.0, now: datetime | None = None
+) -> list[Retained]:
+    """Forget a pipeline's cuts that are neither among the newest `keep_cuts` nor younger than `keep_seconds`.
+
+    The newest cut always stays. `keep_seconds` is also the time a reader may go on with the cut it began with. The cuts
+    leave the ledger first, so that no new reader asks for one while its versions go; versions that could not be
+    removed, because a shard is down, go the next time.
+    """
+    deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
+    return [_retain_job(ledger, pipeline, job.job, max(keep_cuts, 1), deadline) for job in ledger.jobs(pipeline)]
+
+
+def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_cuts: int, deadline: datetime) -> Retained:
+    cuts = ledger.cuts(pipeline, job, limit=_ALL)
+    oldest = _oldest_kept(cuts, keep_cuts, deadline)
+    if oldest is None:
+        return Retained(pipeline, job, 0, 0, {})
+    forgotten = ledger.forget_cuts(pipeline, job, oldest.generation, oldest.batch)
+    versions, failed = 0, {}
+    for worker in ledger.workers(pipeline, job, oldest.generation):
+        try:
+            versions += _compact(worker, oldest)
+        except StateError as error:
+            failed[worker.number] = error.detail
+    return Retained(pipeline, job, forgotten, versions, failed)
+
+
+def _oldest_kept(cuts: list[Cut], keep_cuts: int, deadline: datetime) -> Cut | None:
+    """The oldest of `cuts` (newest first) that stays: a cut is in use until its successor is older than the deadline."""
+    kept = None
+    for index, cut in enumerate(cuts):
+        replaced = cuts[index - 1].published_at if index else None
+        if replaced is None or index < keep_cuts or replaced > deadline:
+            kept = cut
+    return kept
+
+
+def _compact(worker: WorkerInfo, oldest: Cut) -> int:
+    Shard.open(worker.location).close()  # a shard that is lost must not come back as an empty one
+    with Shard.create(worker.location) as shard:
+        return shard.compact(oldest.batch)

@@ -1,0 +1,79 @@
+"""A PostgreSQL server for tests: Debian's own binaries, on loopback, gone with its folder."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+_USER = "sluice"
+
+
+@contextmanager
+def postgres_server(folder: Path) -> Iterator[str]:
+    """Start a server below `folder`; yields the URL of an empty database. Skips where PostgreSQL is not installed."""
+    binaries = _binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL's server is not installed (apt-get install postgresql)")
+    data, log, port = folder / "data", folder / "log", _free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    as_user = _unprivileged(folder)
+    initdb = [*as_user, str(binaries / "initdb"), "-D", str(data), "-U", _USER, "-A", "trust", "-E", "UTF8", "-N"]
+    subprocess.run(initdb, check=True, capture_output=True)
+    options = ["-k", "", "-h", "127.0.0.1", "-p", str(port), "-c", "max_connections=200"]
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [*as_user, str(binaries / "postgres"), "-D", str(data), *options], stdout=output, stderr=output
+        )
+    try:
+        _wait(server, port, log)
+        yield f"postgresql://{_USER}@127.0.0.1:{port}/postgres"
+    finally:
+        # Told by the pid it wrote itself: the one we started may be runuser's.
+        os.kill(int((data / "postmaster.pid").read_text().split()[0]), 2)
+        server.wait(30)
+
+
+def _binaries() -> Path | None:
+    if found := shutil.which("postgres"):
+        return Path(found).resolve().parent
+    return max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
+
+
+def _unprivileged(folder: Path) -> list[str]:
+    """PostgreSQL refuses to run as root: give the folder to `postgres` and become it."""
+    if os.geteuid() != 0:
+        return []
+    account = pwd.getpwnam("postgres")
+    os.chown(folder, account.pw_uid, account.pw_gid)
+    for parent in folder.parents:  # pytest's own temporary folders are closed to others
+        if parent.stat().st_uid == 0 and parent != Path("/") and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    return ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _wait(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            psycopg.connect(f"postgresql://{_USER}@127.0.0.1:{port}/postgres", connect_timeout=2).close()
+            return
+        except psycopg.OperationalError:
+            time.sleep(0.05)
+    raise RuntimeError(f"PostgreSQL did not start:\n{log.read_text()[-2000:]}")
