@@ -78,19 +78,24 @@ def free_port() -> int:
 
 def check_port(port: int, *, purpose: str = "", next_step: str = "") -> None:
     """Raise PreflightError if `port` cannot be listened on; `purpose` says who wants it."""
-    try:
-        with socket.create_server((LOOPBACK, port)):
-            return
-    except OverflowError:
-        reason = "is not a port: they go from 1 to 65535"
-    except OSError as problem:
-        taken = problem.errno == errno.EADDRINUSE
-        reason = "is taken" if taken else f"cannot be listened on ({problem.strerror})"
+    if (reason := _why_not(port)) is None:
+        return
     wanted = f", which {purpose} needs," if purpose else ""
     raise PreflightError(
         f"Port {port} of {LOOPBACK}{wanted} {reason}.",
         next_step=next_step or "Stop what listens there, or choose another port.",
     )
+
+
+def _why_not(port: int) -> str | None:
+    if not 0 < port < 65_536:
+        return "is not a port: they go from 1 to 65535"
+    try:
+        with socket.create_server((LOOPBACK, port)):
+            return None
+    except OSError as problem:
+        taken = problem.errno == errno.EADDRINUSE
+        return "is taken" if taken else f"cannot be listened on ({problem.strerror})"
 
 
 def check_memory(need_mib: int = DEMO_MEMORY_MIB, meminfo: Path = Path("/proc/meminfo")) -> None:

@@ -55,18 +55,8 @@ def fetch(
     description = work / "ivy.xml"
     description.write_text(_description(modules, transitive))
     jars = work / "jars"
-    command: list[str | Path] = [
-        java,
-        *_JVM,
-        "-jar",
-        _ivy_jar(),
-        *_settings(),
-        "-cache",
-        work / "cache",
-        "-ivy",
-        description,
-    ]
-    command += ["-confs", "default", "-types", "jar", "bundle", "-retrieve", f"{jars}/{_TREE}"]
+    command: list[str | Path] = [java, *_JVM, "-jar", _ivy_jar(), *_settings(), "-cache", work / "cache"]
+    command += ["-ivy", description, "-confs", "default", "-types", "jar", "bundle", "-retrieve", f"{jars}/{_TREE}"]
     said: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         assert ivy.stdout is not None

@@ -53,7 +53,7 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_cuts: int, deadlin
 
 
 def _oldest_kept(cuts: list[Cut], keep_cuts: int, deadline: datetime) -> Cut | None:
-    """The oldest of `cuts` (newest first) that stays: a cut is in use until its successor is older than the deadline."""
+    """The oldest of `cuts` (newest first) that stays: a cut is used until the next one is older than the deadline."""
     kept = None
     for index, cut in enumerate(cuts):
         replaced = cuts[index - 1].published_at if index else None

@@ -222,14 +222,20 @@ def _wait_until_ready(broker: Broker, folder: Path) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100})
     while time.monotonic() < until:
         if running(folder) is None:
-            raise PreflightError(f"Kafka ended at its start: {_tail(folder / 'broker.log')}")
+            raise _not_ready("Kafka ended at its start", folder)
         try:
             if admin.list_topics(timeout=0.5).brokers:
                 return
         except KafkaException:
             time.sleep(0.05)
-    raise PreflightError(f"Kafka did not answer within {START_SECONDS:.0f} s: {_tail(folder / 'broker.log')}")
+    raise _not_ready(f"Kafka did not answer within {START_SECONDS:.0f} s", folder)
+
+
+def _not_ready(what: str, folder: Path) -> PreflightError:
+    log = folder / "broker.log"
+    return PreflightError(f"{what}; {log} ends:\n{_tail(log)}\n", next_step="Mend that, or use another --folder.")
 
 
 def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) or f"{log} is empty."
+    said = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith("\tat ")]
+    return "\n".join(said[-lines:]) or "(it is empty)"

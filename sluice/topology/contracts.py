@@ -74,30 +74,67 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
     raise TopologyError(f"{where}: {type(kind).__name__} has no Spark SQL type.", next_step=hint)
 
 
-def key_counter(contract: type[msgspec.Struct]) -> Callable[[msgspec.Struct], int] | None:
-    """A function that says how many JSON keys a value of this contract was written with, nested ones included.
+def quote_counter(contract: type[msgspec.Struct]) -> Callable[[msgspec.Struct], int] | None:
+    """A function that says how many quotation marks the JSON of a value of this contract has, nested ones included.
 
-    None if that cannot be told from the value: a field may be left out, or may hold keys of any name.
+    A text with just that many has no field twice, none that the contract does not name, and no escaped quotation
+    mark. None if the number cannot be told from the value, because a field may be left out.
     """
-    source = _count(_struct(contract), "v")
-    return None if source is None else eval(f"lambda v: {source}")  # noqa: S307  (built from field names only)
+    source = _strings(_struct(contract), "v")
+    return None if source is None else eval(f"lambda v: 2 * ({source})")  # noqa: S307  (made of attribute names only)
 
 
-def _count(kind: inspect.Type, value: str) -> str | None:
-    if isinstance(kind, inspect.Metadata):
-        return _count(kind.type, value)
-    if isinstance(kind, inspect.StructType):
-        if any(not field.required for field in kind.fields) or kind.tag_field:
+_QUOTED = inspect.StrType | inspect.DateTimeType | inspect.DateType | inspect.LiteralType | inspect.EnumType | inspect.BytesType
+
+
+def _strings(kind: inspect.Type, value: str) -> str | None:
+    """Python text that counts the strings, names of fields included, in the JSON of `value`."""
+    match kind:
+        case inspect.Metadata():
+            return _strings(kind.type, value)
+        case inspect.StructType():
+            if kind.tag_field or any(not field.required for field in kind.fields):
+                return None
+            return _total([str(len(kind.fields)), *(_strings(f.type, f"{value}.{f.name}") for f in kind.fields)])
+        case inspect.ListType() | inspect.VarTupleType():
+            each = _strings(kind.item_type, "i")
+            if each is None or "i" not in each:
+                return each and (each if each == "0" else f"{each} * len({value})")
+            return f"sum([{each} for i in {value}])"
+        case inspect.LiteralType() if not all(isinstance(one, str) for one in kind.values):
             return None
-        inner = [_count(field.type, f"{value}.{field.name}") for field in kind.fields]
-        if None in inner:
-            return None
-        return " + ".join([str(len(kind.fields)), *(count for count in inner if count != "0")])  # type: ignore[misc]
-    if isinstance(kind, inspect.ListType | inspect.VarTupleType):
-        each = _count(kind.item_type, "i")
-        if each is None or each == "0" or each.isdigit():
-            return each if each in (None, "0") else f"{each} * len({value})"
-        return f"sum(({each}) for i in {value})"
-    if type(kind) in _SIMPLE or isinstance(kind, inspect.DecimalType):
-        return "0"
-    return None
+        case inspect.IntType() | inspect.FloatType() | inspect.BoolType() | inspect.DecimalType():
+            return "0"
+        case _:
+            return "1" if isinstance(kind, _QUOTED) else None
+
+
+def _total(counts: list[str | None]) -> str | None:
+    if None in counts:
+        return None
+    fixed = sum(int(count) for count in counts if count and count.isdigit())
+    return " + ".join([str(fixed), *(count for count in counts if count and not count.isdigit())])
+
+
+def decimals(contract: type[msgspec.Struct]) -> list[tuple[str, str, str]]:
+    """The declared amounts of a contract, nested ones included.
+
+    Each is its path for messages, its Spark SQL type, and Python text that collects its values from `values`.
+    """
+    found: list[tuple[str, str, str]] = []
+
+    def visit(kind: inspect.Type, path: str, item: str, loops: str) -> None:
+        match kind:
+            case inspect.StructType():
+                for field in kind.fields:
+                    visit(field.type, f"{path}.{field.encode_name}", f"{item}.{field.name}", loops)
+            case inspect.ListType() | inspect.VarTupleType():
+                name = f"i{len(found)}_{loops.count(' for ')}"
+                visit(kind.item_type, f"{path}[...]", name, f"{loops} for {name} in {item}")
+            case inspect.Metadata(type=inspect.DecimalType()):
+                found.append((path, _sql_type(kind, path), f"[{item} for v in values{loops}]"))
+            case inspect.Metadata():
+                visit(kind.type, path, item, loops)
+
+    visit(_struct(contract), "$", "v", "")
+    return found

@@ -1,0 +1,68 @@
+"""What Airflow's connections say: where Kafka is, and which Spark to submit to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from sluice.errors import SettingsError
+
+KAFKA = "kafka_default"
+SPARK = "spark_default"
+
+
+class KafkaConfigHook(KafkaBaseHook):
+    """The provider's hook, giving the configuration itself, for clients the provider knows nothing of."""
+
+    def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
+        return config
+
+
+def kafka_config(connection: str = KAFKA) -> dict[str, str]:
+    """Read librdkafka's settings from a Kafka connection, as text.
+
+    Raises SettingsError if there is no such connection or Spark could not use it.
+    """
+    try:
+        hook = KafkaConfigHook(kafka_config_id=connection)  # type: ignore[no-untyped-call]
+        config: dict[str, Any] = hook.get_conn
+    except AirflowNotFoundException:
+        raise SettingsError(
+            f"There is no connection {connection!r}.",
+            next_step='Add one of type Kafka whose extra is {"bootstrap.servers": "HOST:PORT"}.',
+        ) from None
+    except ValueError as error:
+        raise SettingsError(f"Connection {connection!r} cannot be used: {error}") from None
+    if calls := [name for name, value in config.items() if callable(value)]:
+        raise SettingsError(
+            f"Connection {connection!r} sets {', '.join(calls)}: functions cannot be handed to Spark.",
+            next_step="Use a log-in that is written as text, such as SASL/SCRAM or a certificate.",
+        )
+    return {name: _text(value) for name, value in config.items()}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def spark_master(connection: str = SPARK) -> str:
+    """Read which Spark master a connection names; SettingsError if there is no such connection.
+
+    The provider's hook would go on with YARN instead, and say so in the log only.
+    """
+    try:
+        found = BaseHook.get_connection(connection)
+    except AirflowNotFoundException:
+        raise SettingsError(
+            f"There is no connection {connection!r}, so it is unknown which Spark to submit to.",
+            next_step="Add one of type Spark whose host is the master, for example local[2] or spark://HOST:7077.",
+        ) from None
+    if found.extra_dejson.get("deploy-mode") == "cluster":
+        raise SettingsError(
+            f"Connection {connection!r} asks for deploy mode cluster; the driver must run where Airflow's task runs.",
+            next_step="Set its deploy-mode to client.",
+        )
+    return found.host or ""

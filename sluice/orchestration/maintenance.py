@@ -1,0 +1,26 @@
+"""What the DAG of the daily maintenance does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from sluice.errors import StateError
+from sluice.settings import settings
+from sluice.state.ledger import Ledger
+from sluice.state.retention import retain
+
+log = structlog.get_logger(__name__)
+
+
+def retain_all(params: dict[str, Any]) -> None:
+    """Apply retention to every pipeline; StateError, after all are done, if some shards could not be reached."""
+    failed: list[str] = []
+    with Ledger.open(settings().ledger) as ledger:
+        for pipeline in ledger.pipelines():
+            for done in retain(ledger, pipeline, params["keep_cuts"], params["keep_hours"] * 3_600.0):
+                log.info("retained", pipeline=pipeline, job=done.job, cuts=done.cuts, versions=done.versions)
+                failed += [f"{pipeline}/{done.job}, worker {worker}: {why}" for worker, why in done.failed.items()]
+    if failed:
+        raise StateError(f"Shards could not be compacted: {'; '.join(failed)}")

@@ -1,0 +1,150 @@
+"""Seeded orders and stores, byte for byte the same for the same arguments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import NamedTuple
+
+STORE_1234 = "store_1234"
+"""A store that is always among the samples, for examples to ask about."""
+
+START_MS = 1_670_230_527_000
+"""When the first order is placed: 2022-12-05T08:55:27Z."""
+
+ORDERS_PER_SECOND = 200
+"""How fast event time goes by."""
+
+MAX_DISORDER_S = 10
+"""How much older than its neighbours a sample order may be: less than the windows' grace, so that none is late."""
+
+_LATE_BY_S = 120
+_GOOD = ""
+
+
+class Sample(NamedTuple):
+    """One record as a producer would send it. `reason` is why it must be set aside; empty if it is a good order."""
+
+    key: str
+    value: bytes
+    timestamp_ms: int
+    reason: str
+
+
+class _Order(NamedTuple):
+    number: int
+    location: str
+    cents: int
+    kind: str
+    when: str
+
+    def json(self, *, amount: str = "", kind: str = "", when: str = "", number: str = "", more: str = "") -> str:
+        """Write the order as JSON text; what is given takes the place of the order's own."""
+        return (
+            f'{{"orderId":{number or self.number},"locationId":"{self.location}",'
+            f'"finalAmount":{amount or _money(self.cents)},"orderType":"{kind or self.kind}","orderLineItems":['
+            f'{{"item":"Bananas","count":2,"amount":2.00}},'
+            f'{{"item":"Iphone Charger","count":1,"amount":{_money(self.cents - 200)}}}],'
+            f'"orderedDateTime":"{when or self.when}"{more}}}'
+        )
+
+
+_BAD: tuple[tuple[str, Callable[[_Order], str]], ...] = (
+    ("malformed", lambda order: order.json()[:-7]),
+    ("malformed", lambda order: order.json() + order.json()),
+    ("malformed", lambda order: order.json(amount="NaN")),
+    ("empty", lambda _: ""),
+    ("wrong_type", lambda order: order.json(number=f'"{order.number}"')),
+    ("wrong_type", lambda order: order.json(amount=f"[{_money(order.cents)}]")),
+    ("wrong_type", lambda _: "[]"),
+    ("scale", lambda order: order.json(amount=f"{_money(order.cents)}5")),
+    ("missing_field", lambda order: order.json().replace(f'"locationId":"{order.location}",', "")),
+    ("unknown_value", lambda order: order.json(kind="ONLINE")),
+    ("duplicate_field", lambda order: order.json(more=',"orderType":"GENERAL"')),
+    ("bad_time", lambda order: order.json(when="2022-13-05T08:55:27")),
+    ("bad_time", lambda order: order.json(when="yesterday")),
+    ("future", lambda order: order.json(when="2099-01-01T00:00:00")),
+)
+"""Ways to spoil an order, each with the reason under which it must be found among the dead letters."""
+
+
+def store_ids(count: int) -> list[str]:
+    """Name `count` stores, store_1234 first."""
+    others = (f"store_{number}" for number in range(count + 1))
+    return [STORE_1234, *(one for one in others if one != STORE_1234)][:count]
+
+
+def stores(count: int) -> Iterator[tuple[str, bytes]]:
+    """Make key and value of every sample store, for the topic `stores`."""
+    for number, location in enumerate(store_ids(count), start=1):
+        yield (
+            location,
+            (
+                f'{{"locationId":"{location}","address":{{"addressLine1":"{number} Street 1","addressLine2":"",'
+                f'"city":"City{number % 20}","state":"State{number % 5}","zip":"{10000 + number}"}},'
+                f'"contactNum":"{1234567890 + number}"}}'
+            ).encode(),
+        )
+
+
+def orders(
+    count: int,
+    stores: int = 50,
+    seed: int = 7,
+    bad_share: float = 0.0,
+    late_share: float = 0.0,
+    start_ms: int = START_MS,
+) -> Iterator[Sample]:
+    """Make `count` orders over `stores` stores; event time rises by a second every 200 orders, a few out of order.
+
+    The first is placed at `start_ms`. About `bad_share` of them cannot be read as an order, in many ways; about
+    `late_share` are two minutes old, so most of these come after their window has closed.
+    """
+    random = Random(seed)
+    locations = store_ids(stores)
+    second_of = _Seconds()
+    for number in range(count):
+        second = start_ms // 1000 + number // ORDERS_PER_SECOND
+        luck = random.random()
+        if luck < late_share:
+            second -= _LATE_BY_S
+        elif luck > 0.95:
+            second -= random.randrange(1, MAX_DISORDER_S + 1)
+        order = _Order(
+            number=number,
+            location=locations[int(random.random() * stores)],
+            cents=300 + int(random.random() * 9700),
+            kind="GENERAL" if random.random() < 0.5 else "RESTAURANT",
+            when=second_of(second),
+        )
+        reason, write = random.choice(_BAD) if random.random() < bad_share else (_GOOD, _Order.json)
+        yield Sample(order.location, write(order).encode(), second * 1000, reason)
+
+
+def messages(count: int | str, stores: int | str, seed: int | str, start_s: float | str) -> Iterator[tuple[str, bytes]]:
+    """Make key and value of sample orders, the first placed at `start_s` (epoch seconds), for a templated operator."""
+    for sample in orders(int(count), int(stores), int(seed), bad_share=0.002, start_ms=int(float(start_s)) * 1000):
+        yield sample.key, sample.value
+
+
+def store_messages(count: int | str) -> Iterator[tuple[str, bytes]]:
+    """Make key and value of every sample store, for a templated operator."""
+    return stores(int(count))
+
+
+class _Seconds:
+    """Epoch seconds as ISO text, the last one remembered: hundreds of orders share a second."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+
+    def __call__(self, second: int) -> str:
+        text = self._known.get(second)
+        if text is None:
+            text = self._known[second] = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return text
+
+
+def _money(cents: int) -> str:
+    return f"{cents // 100}.{cents % 100:02d}"

@@ -1,0 +1,179 @@
+"""What the orders pipeline must answer, added up with plain `json` and `decimal` from the bytes of the topic.
+
+Nothing of the product takes part: this is what its answers are compared with. The rules:
+
+* A record is good if it is one JSON object with the fields of an order, each of its own type, none twice.
+* Per order type and location: number of orders and sum of `finalAmount`; the same per 15 s window of `orderedDateTime`.
+* A record is late for its window when the window's end <= ST - 15 s. ST is the largest event time so far, its own
+  included, of the good records of that order type in its partition, in the order of offsets. Late records count in
+  the running totals and not in the windows.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+WINDOW_MS = 15_000
+GRACE_MS = 15_000
+MAX_AHEAD_MS = 3_600_000
+TYPES = ("GENERAL", "RESTAURANT")
+_SCALE = 2
+_FIELDS: dict[str, type] = {
+    "orderId": int,
+    "locationId": str,
+    "finalAmount": Decimal,
+    "orderType": str,
+    "orderLineItems": list,
+    "orderedDateTime": str,
+}
+_ITEM_FIELDS: dict[str, type] = {"item": str, "count": int, "amount": Decimal}
+
+Total = tuple[int, Decimal]
+"""Number of orders and sum of their amounts."""
+
+
+class _BadError(Exception):
+    """The record is no order; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What of an order is added up. `time_ms` is its event time."""
+
+    location: str
+    kind: str
+    amount: Decimal
+    time_ms: int
+
+
+@dataclass
+class Totals:
+    """The contents of the eight stores, and what became of every record."""
+
+    running: dict[tuple[str, str], Total] = field(default_factory=dict)
+    """(order type, location) → totals."""
+    windows: dict[tuple[str, str, int], Total] = field(default_factory=dict)
+    """(order type, location, start of the window in ms) → totals."""
+    read: int = 0
+    dead_letters: Counter[str] = field(default_factory=Counter)
+    late: Counter[str] = field(default_factory=Counter)
+    """Order type → records that came after their window had closed."""
+    _stream_times: defaultdict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int), repr=False)
+
+    def add(self, value: bytes | None, partition: int, now_ms: int) -> None:
+        """Take in the next record of a partition. `now_ms` is the clock that tells what lies in the future."""
+        self.read += 1
+        try:
+            order = read(value, now_ms)
+        except _BadError as bad:
+            self.dead_letters[str(bad)] += 1
+            return
+        key = (order.kind, order.location)
+        self.running[key] = _plus(self.running.get(key), order.amount)
+        stream = (partition, order.kind)
+        self._stream_times[stream] = max(self._stream_times[stream], order.time_ms)
+        start = order.time_ms - order.time_ms % WINDOW_MS
+        if start + WINDOW_MS <= self._stream_times[stream] - GRACE_MS:
+            self.late[order.kind] += 1
+        else:
+            self.windows[*key, start] = _plus(self.windows.get((*key, start)), order.amount)
+
+    def stores(self) -> dict[str, dict[Any, Any]]:
+        """Lay out the eight stores by name: location → value, or (location, window start) → value.
+
+        A count is an int; a revenue is (number of orders, Decimal).
+        """
+        found: dict[str, dict[Any, Any]] = {}
+        for kind in TYPES:
+            prefix = f"{kind.lower()}_orders"
+            running = {location: total for (of, location), total in self.running.items() if of == kind}
+            windows = {(location, start): total for (of, location, start), total in self.windows.items() if of == kind}
+            found[f"{prefix}_count"] = {key: total[0] for key, total in running.items()}
+            found[f"{prefix}_revenue"] = dict(running)
+            found[f"{prefix}_count_window"] = {key: total[0] for key, total in windows.items()}
+            found[f"{prefix}_revenue_window"] = dict(windows)
+        return found
+
+
+def totals(records: Iterable[tuple[int, bytes | None]]) -> Totals:
+    """Add up (partition, value) pairs, each partition's in the order of its offsets."""
+    found = Totals()
+    now_ms = int(time.time() * 1000)
+    for partition, value in records:
+        found.add(value, partition, now_ms)
+    return found
+
+
+def totals_of_topic(kafka: dict[str, str], topic: str = "orders") -> Totals:
+    """Add up a whole topic, read from its beginning to where it ends now. `kafka` is librdkafka's configuration."""
+    from sluice.samples.topics import read_topic
+
+    return totals((message.partition() or 0, message.value()) for message in read_topic(kafka, topic))
+
+
+def read(value: bytes | None, now_ms: int) -> Order:
+    """Read one record's value as an order."""
+    if not value:
+        raise _BadError("empty")
+    try:
+        found = json.loads(value, parse_float=Decimal, object_pairs_hook=_object, parse_constant=_no_number)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise _BadError("malformed") from None
+    _check(found, _FIELDS)
+    for item in found["orderLineItems"]:
+        _check(item, _ITEM_FIELDS)
+        _money(item["amount"])
+    if found["orderType"] not in TYPES:
+        raise _BadError("unknown_value")
+    time_ms = _time(found["orderedDateTime"])
+    if time_ms > now_ms + MAX_AHEAD_MS:
+        raise _BadError("future")
+    return Order(found["locationId"], found["orderType"], _money(found["finalAmount"]), time_ms)
+
+
+def _check(found: Any, fields: dict[str, type]) -> None:
+    if not isinstance(found, dict):
+        raise _BadError("wrong_type")
+    for name, kind in fields.items():
+        if name not in found:
+            raise _BadError("missing_field")
+        allowed = (int, Decimal) if kind is Decimal else (kind,)
+        if type(found[name]) not in allowed:
+            raise _BadError("wrong_type")
+
+
+def _money(number: int | Decimal) -> Decimal:
+    amount = Decimal(number)
+    if -int(amount.as_tuple().exponent) > _SCALE:
+        raise _BadError("scale")
+    return amount
+
+
+def _time(text: str) -> int:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise _BadError("bad_time") from None
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _BadError("duplicate_field")
+    return found
+
+
+def _no_number(_: str) -> Iterator[None]:
+    raise _BadError("malformed")
+
+
+def _plus(total: Total | None, amount: Decimal) -> Total:
+    return (1, amount) if total is None else (total[0] + 1, total[1] + amount)
