@@ -154,9 +154,11 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                 self._admin = await asyncio.to_thread(AdminClient, _quiet(config))
             lag = await asyncio.to_thread(self._lag, self._admin)
         except (KafkaException, SluiceError, OSError, TimeoutError) as error:
-            return self._wait(f"{type(error).__name__}: {error}")
+            self._wait(f"{type(error).__name__}: {error}")
+            return None
         if missing := sorted({*self.topics} - lag.ends.keys()):
-            return self._wait(f"no topic {', '.join(missing)}")
+            self._wait(f"no topic {', '.join(missing)}")
+            return None
         if self._trouble:
             log.info("reachable again", pipeline=self.pipeline)
         self._trouble = ""
