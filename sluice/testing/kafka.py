@@ -233,7 +233,7 @@ def _wait_until_ready(broker: Broker, folder: Path) -> None:
 
 def _not_ready(what: str, folder: Path) -> PreflightError:
     log = folder / "broker.log"
-    return PreflightError(f"{what}; {log} ends:\n{_tail(log)}\n", next_step="Mend that, or use another --folder.")
+    return PreflightError(f"{what}; {log} ends:\n{_tail(log)}", next_step="Mend that, or use another --folder.")
 
 
 def _tail(log: Path, lines: int = 15) -> str:

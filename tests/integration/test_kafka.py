@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from sluice.errors import PreflightError
+from sluice.provision.checks import free_port
+from sluice.testing import kafka
+from sluice.testing.kafka import EmbeddedKafka
+
+pytestmark = pytest.mark.integration
+LONG_AGO = 1_670_230_527_000  # 2022-12-05T08:55:27Z
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "test", "enable.auto.commit": False})
+    reader.assign([TopicPartition(topic, 0, 0)])
+    try:
+        return [message.value() for message in reader.consume(count, timeout=20)]
+    finally:
+        reader.close()
+
+
+def write(bootstrap: str, topic: str, values: list[bytes]) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for value in values:
+        producer.produce(topic, value, timestamp=LONG_AGO)
+    assert producer.flush(20) == 0
+
+
+def test_records_of_any_date_are_kept_and_read_back(broker: EmbeddedKafka) -> None:
+    broker.create_topics({"kept": 1})
+    write(broker.bootstrap, "kept", [b"1", b"2", b"3"])
+    assert read(broker.bootstrap, "kept", 3) == [b"1", b"2", b"3"]
+
+
+def test_topics_get_their_partitions_and_may_be_there_already(broker: EmbeddedKafka) -> None:
+    broker.create_topics({"wide": 3}, {"cleanup.policy": "compact"})
+    broker.create_topics({"wide": 3, "narrow": 1})
+    topics = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
+    assert (len(topics["wide"].partitions), len(topics["narrow"].partitions)) == (3, 1)
+
+
+def test_a_refused_topic_is_an_error(broker: EmbeddedKafka) -> None:
+    with pytest.raises(KafkaException, match="no-such-policy"):
+        broker.create_topics({"refused": 1}, {"cleanup.policy": "no-such-policy"})
+
+
+def test_nobody_makes_a_topic_by_asking_for_it(broker: EmbeddedKafka) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    assert admin.list_topics("asked", timeout=10).topics["asked"].error is not None
+    assert "asked" not in admin.list_topics(timeout=10).topics
+
+
+def test_a_transaction_is_seen_whole_or_not_at_all(broker: EmbeddedKafka) -> None:
+    broker.create_topics({"whole": 1})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "test"})
+    producer.init_transactions(20)
+    for value, end in ((b"aborted", producer.abort_transaction), (b"committed", producer.commit_transaction)):
+        producer.begin_transaction()
+        producer.produce("whole", value)
+        producer.flush(20)
+        end(20)
+    assert read(broker.bootstrap, "whole", 1) == [b"committed"]
+
+
+def test_it_listens_on_loopback_only(broker: EmbeddedKafka) -> None:
+    running = kafka.running(broker.folder)
+    assert running is not None
+    listens = [
+        connection.laddr.ip.removeprefix("::ffff:")
+        for connection in psutil.Process(running.pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listens) == 2
+    assert set(listens) == {"127.0.0.1"}
+
+
+def test_a_second_broker_on_the_same_folder_is_refused(broker: EmbeddedKafka) -> None:
+    with pytest.raises(PreflightError, match=f"runs already, on port {broker.port}"):
+        kafka.start(broker.folder, free_port())
+
+
+def test_a_broker_outlives_its_command_and_keeps_its_data(tmp_path: Path) -> None:
+    first = kafka.start(tmp_path, free_port())
+    assert kafka.running(tmp_path) == first
+    kafka.create_topics(first.bootstrap, {"stays": 1})
+    write(first.bootstrap, "stays", [b"here"])
+    assert kafka.stop(tmp_path) == first
+    assert not psutil.pid_exists(first.pid)
+    assert kafka.running(tmp_path) is None
+    second = kafka.start(tmp_path, free_port())
+    try:
+        assert read(second.bootstrap, "stays", 1) == [b"here"]
+    finally:
+        kafka.stop(tmp_path)
+
+
+def test_a_taken_port_says_how_to_choose_another(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(PreflightError, match=rf"Port {port} .* sluice kafka start --port \d+"):
+            kafka.start(tmp_path, port)
+    assert kafka.stop(tmp_path) is None
+
+
+def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_text(f'{{"pid":{os.getpid()},"port":9092}}')
+    assert kafka.running(tmp_path) is None
+    assert kafka.stop(tmp_path) is None
+    assert not (tmp_path / "broker.json").exists()
+
+
+def test_a_broker_that_ends_at_its_start_says_why(tmp_path: Path) -> None:
+    port = free_port()
+    with EmbeddedKafka(tmp_path, port):
+        pass
+    (tmp_path / "data" / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=2\n")
+    began = time.monotonic()
+    with pytest.raises(PreflightError, match="Kafka ended at its start") as problem:
+        kafka.start(tmp_path, port)
+    assert time.monotonic() - began < 20
+    assert "Stored node id 2" in problem.value.detail
+    assert problem.value.next_step
+    assert kafka.running(tmp_path) is None
