@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sluice.errors import SluiceError
 from sluice.provision import checks, jars
+from sluice.provision.jars import Bundle
 from sluice.settings import settings
 
 app = typer.Typer(add_completion=False, help="The steps of set-up.")
@@ -18,17 +20,18 @@ console = Console(stderr=True)
 
 
 @app.command("jars")
-def provide_jars() -> None:
+def provide_jars(only: Annotated[Bundle | None, typer.Option(help="One bundle instead of all.")] = None) -> None:
     """Fetch the jars that are not in place yet."""
     root = settings().home / "jars"
-    missing = jars.count_missing(root)
+    bundles = [only] if only else list(Bundle)
+    missing = jars.count_missing(root, bundles)
     if not missing:
         return
     java = checks.find_java().path
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("Fetching jars", total=missing)
-        jars.provide(root, java, on_jar=lambda: progress.advance(task))
+        jars.provide(root, java, bundles=bundles, on_jar=lambda: progress.advance(task))
     console.print(f"{missing} jars are in {root}, all as locked")
 
 

@@ -88,10 +88,17 @@ def is_ready(path: Path, jars: Iterable[Jar]) -> bool:
     )
 
 
-def provide(root: Path, java: Path, *, lock: Path = LOCK, on_jar: Callable[[], None] = lambda: None) -> None:
-    """Put every bundle that is not in place below `root`; PreflightError if a jar is missing or not the right one."""
+def provide(
+    root: Path,
+    java: Path,
+    *,
+    bundles: Iterable[Bundle] = tuple(Bundle),
+    lock: Path = LOCK,
+    on_jar: Callable[[], None] = lambda: None,
+) -> None:
+    """Put the bundles that are not in place below `root`; PreflightError if a jar is missing or not the right one."""
     jars = read_lock(lock)
-    missing = [bundle for bundle in Bundle if not is_ready(root / bundle, _jars_of(bundle, jars))]
+    missing = [bundle for bundle in bundles if not is_ready(root / bundle, _jars_of(bundle, jars))]
     if not missing:
         return
     root.mkdir(parents=True, exist_ok=True)
@@ -104,11 +111,10 @@ def provide(root: Path, java: Path, *, lock: Path = LOCK, on_jar: Callable[[], N
             _put_in_place(Path(work, bundle), root / bundle)
 
 
-def count_missing(root: Path, lock: Path = LOCK) -> int:
+def count_missing(root: Path, bundles: Iterable[Bundle] = tuple(Bundle), lock: Path = LOCK) -> int:
     """Return how many jars `provide` would fetch."""
-    jars = read_lock(lock)
-    bundles = (_jars_of(bundle, jars) for bundle in Bundle if not is_ready(root / bundle, _jars_of(bundle, jars)))
-    return sum(len(bundle) for bundle in bundles)
+    wanted = {bundle: _jars_of(bundle, read_lock(lock)) for bundle in bundles}
+    return sum(len(jars) for bundle, jars in wanted.items() if not is_ready(root / bundle, jars))
 
 
 def write_lock(java: Path, path: Path = LOCK) -> int:

@@ -75,7 +75,7 @@ def test_the_committed_lock_holds_just_what_runs_together() -> None:
 
 def test_every_bundle_is_fetched_and_put_in_place(tmp_path: Path, lock: Path, repository: Repository) -> None:
     root, arrived = tmp_path / "jars", []
-    assert jars.count_missing(root, lock) == len(CONTENT)
+    assert jars.count_missing(root, lock=lock) == len(CONTENT)
     jars.provide(root, JAVA, lock=lock, on_jar=lambda: arrived.append(1))
     assert {str(path.relative_to(root)) for path in root.rglob("*.jar")} == {
         f"{jar.bundle}/{jar.module.file}" for jar in CONTENT
@@ -99,6 +99,11 @@ def test_only_the_bundle_that_lost_a_jar_is_fetched_again(tmp_path: Path, lock: 
     jars.provide(root, JAVA, lock=lock)
     assert {module.name.split("-")[0] for module in repository.asked} == {"spark"}
     assert len(list((root / "spark").glob("*.jar"))) == 12
+
+
+def test_one_bundle_can_be_had_without_the_other(tmp_path: Path, lock: Path, repository: Repository) -> None:
+    jars.provide(tmp_path, JAVA, bundles=[Bundle.SPARK], lock=lock)
+    assert (jars.count_missing(tmp_path, [Bundle.SPARK], lock), jars.count_missing(tmp_path, lock=lock)) == (0, 12)
 
 
 def test_a_new_lock_replaces_the_folder(tmp_path: Path, lock: Path, repository: Repository) -> None:
