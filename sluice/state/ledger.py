@@ -123,7 +123,7 @@ class Ledger:
         stores = self.stores(pipeline)
         return [
             JobInfo(
-                **dict(row, topics=tuple(msgspec.json.decode(row["topics"]))),
+                **(dict(row) | {"topics": tuple(msgspec.json.decode(row["topics"]))}),
                 workers=tuple(self.workers(pipeline, row["job"])),
                 stores=tuple(store for store in stores if store.job == row["job"]),
             )
@@ -140,7 +140,7 @@ class Ledger:
         statement = _current(STORES).order_by(STORES.c.pipeline, STORES.c.name)
         if pipeline is not None:
             statement = statement.where(STORES.c.pipeline == pipeline)
-        return [msgspec.convert(_without_generation(row), StoreInfo) for row in self._read(statement)]
+        return [StoreInfo(**_without_generation(row)) for row in self._read(statement)]
 
     def workers(self, pipeline: str, job: str, generation: int | None = None) -> list[WorkerInfo]:
         """The workers of a generation, by default the one readers see, sorted by number."""
@@ -149,7 +149,7 @@ class Ledger:
         else:
             statement = select(WORKERS).where(_is(WORKERS, pipeline, job, generation))
         rows = self._read(statement.order_by(WORKERS.c.number))
-        return [msgspec.convert(_without_generation(row), WorkerInfo) for row in rows]
+        return [WorkerInfo(**_without_generation(row)) for row in rows]
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
         """How far the whole pipeline has read: topic → partition → the least next offset of the jobs that read it.

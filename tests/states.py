@@ -1,0 +1,94 @@
+"""A small pipeline's published state, made without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from sluice.state.drivers import Row
+from sluice.state.ledger import Ledger
+from sluice.state.model import NO_WINDOW, Cut, JobInfo, StoreInfo, WorkerInfo, owner
+from sluice.state.shard import Shard, location
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def ledger_url(database: str) -> str:
+    return f"{database}/ledger.sqlite" if database.startswith("sqlite") else database
+
+
+def make_cut(batch: int, **changed: Any) -> Cut:
+    values: dict[str, Any] = {
+        "pipeline": "orders",
+        "job": "totals",
+        "generation": 1,
+        "batch": batch,
+        "published_at": NOON,
+        "positions": {"orders": {"0": 10 * (batch + 1), "1": 5}},
+        "stream_times": {"count/orders/0": 1_670_230_527_000},
+        "counts": {"read": 10, "applied": 10},
+    }
+    return Cut(**(values | changed))
+
+
+@dataclass
+class States:
+    """A job with a store `totals` (cell 0, slot 0), `revenue` (cell 0, slot 1) and `windows` (cell 1, slot 0)."""
+
+    database: str
+    workers: int = 2
+    pipeline: str = "orders"
+    job: str = "totals"
+    generation: int = 1
+    stores: tuple[StoreInfo, ...] = ()
+    batch: int = field(default=-1, init=False)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger.open(ledger_url(self.database))
+        self.stores = self.stores or (
+            self.store("revenue", slot=1),
+            self.store("totals"),
+            self.store("windows", "window", cell=1, window_ms=15_000, grace_ms=15_000),
+        )
+        self.ledger.register(self.info())
+        for number in range(self.workers):
+            Shard.create(self.location(number)).close()
+
+    def store(self, name: str, kind: str = "key-value", **changed: Any) -> StoreInfo:
+        values: dict[str, Any] = {"cell": 0, "slot": 0, "key": "locationId", "value": "BIGINT"} | changed
+        return StoreInfo(pipeline=self.pipeline, job=self.job, name=name, kind=kind, **values)  # type: ignore[arg-type]
+
+    def info(self, **changed: Any) -> JobInfo:
+        workers = tuple(
+            WorkerInfo(pipeline=self.pipeline, job=self.job, number=number, location=self.location(number))
+            for number in range(self.workers)
+        )
+        values: dict[str, Any] = {"topics": ("orders",), "description": "orders → totals", "drawing": "flowchart LR"}
+        return JobInfo(
+            pipeline=self.pipeline,
+            job=self.job,
+            generation=self.generation,
+            workers=workers,
+            stores=self.stores,
+            **(values | changed),
+        )
+
+    def location(self, worker: int) -> str:
+        return location(self.database, self.pipeline, self.job, self.generation, worker)
+
+    def publish(self, values: Mapping[str, str | None] | Iterable[Row] = (), **cut: Any) -> Cut:
+        """Publish a batch: rows, or values of cell 0 by key; each row goes to its key's owner, global ones to all."""
+        self.batch += 1
+        if isinstance(values, Mapping):
+            values = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in values.items()]
+        rows = list(values)
+        everywhere = {store.cell for store in self.stores if store.kind == "global"}
+        for number in range(self.workers):
+            mine = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
+            with Shard.create(self.location(number)) as shard:
+                shard.write(self.batch, mine)
+        published = make_cut(self.batch, pipeline=self.pipeline, job=self.job, generation=self.generation, **cut)
+        assert self.ledger.publish(published)
+        return published

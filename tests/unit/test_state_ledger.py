@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from sluice.errors import NotFound, SettingsError, StateError
+from sluice.state.ledger import Ledger
+from tests.states import States, ledger_url, make_cut
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def states(database: str) -> States:
+    return States(database)
+
+
+def test_a_batch_published_twice_changes_nothing(states: States) -> None:
+    assert states.ledger.publish(make_cut(0))
+    before = states.ledger.cuts("orders", "totals")
+    assert not states.ledger.publish(make_cut(0, counts={"read": 99}))
+    assert states.ledger.cuts("orders", "totals") == before == [make_cut(0)]
+
+
+def test_a_batch_that_does_not_continue_what_is_published_is_refused(states: States) -> None:
+    states.ledger.publish(make_cut(4))
+    with pytest.raises(StateError, match=r"Batch 4 .* the newest cut is 1.4"):
+        states.ledger.publish(make_cut(4, positions={"orders": {"0": 1}}))
+    with pytest.raises(StateError, match=r"Batch 2 .* start a new generation"):
+        states.ledger.publish(make_cut(2))
+    assert states.ledger.cuts("orders", "totals") == [make_cut(4)]
+
+
+def test_what_a_job_says_of_itself_is_read_back(states: States) -> None:
+    assert states.ledger.jobs("orders") == [states.info()]
+    assert states.ledger.pipelines() == ["orders"]
+    assert [store.name for store in states.ledger.stores()] == ["revenue", "totals", "windows"]
+    assert states.ledger.stores("other") == []
+    assert [worker.number for worker in states.ledger.workers("orders", "totals")] == [0, 1]
+
+
+def test_registering_again_renews_it(states: States) -> None:
+    states.ledger.register(states.info(description="new"))
+    assert [job.description for job in states.ledger.jobs("orders")] == ["new"]
+
+
+def test_a_second_generation_is_built_beside_the_one_being_read(states: States) -> None:
+    states.ledger.publish(make_cut(7))
+    states.generation = 2
+    states.ledger.register(states.info(description="second"))
+    states.ledger.publish(make_cut(0, generation=2))
+    assert states.ledger.latest_cut("orders", "totals") == make_cut(7)
+    assert states.ledger.last_batch("orders", "totals", 2) == 0
+
+    states.ledger.promote("orders", "totals", 2)
+    assert states.ledger.latest_cut("orders", "totals") == make_cut(0, generation=2)
+    assert [job.description for job in states.ledger.jobs("orders")] == ["second"]
+    with pytest.raises(NotFound):
+        states.ledger.promote("orders", "totals", 3)
+
+
+def test_cuts_newest_first(states: States) -> None:
+    for batch in range(4):
+        states.ledger.publish(make_cut(batch))
+    assert [cut.batch for cut in states.ledger.cuts("orders", "totals", limit=2)] == [3, 2]
+    assert states.ledger.cut("orders", "totals", 1, 1) == make_cut(1)
+    assert states.ledger.cut("orders", "totals", 1, 9) is None
+    assert states.ledger.latest_cut("orders", "nothing") is None
+
+
+def test_the_newest_cut_is_never_forgotten(states: States) -> None:
+    for batch in range(4):
+        states.ledger.publish(make_cut(batch))
+    assert states.ledger.forget_cuts("orders", "totals", 1, before=99) == 3
+    assert [cut.batch for cut in states.ledger.cuts("orders", "totals")] == [3]
+
+
+def test_positions_are_those_that_every_reader_of_a_topic_has_reached(database: str) -> None:
+    totals, sums = States(database), States(database, job="sums")
+    totals.ledger.publish(make_cut(0, positions={"orders": {"0": 7, "1": 9, "2": 1}}))
+    assert totals.ledger.positions("orders") == {"orders": {}}
+    sums.ledger.publish(make_cut(0, job="sums", positions={"orders": {"0": 8, "1": 3}}))
+    assert totals.ledger.positions("orders") == {"orders": {0: 7, 1: 3}}
+    assert totals.ledger.positions("unknown") == {}
+
+
+def test_many_processes_open_a_new_ledger_at_once(database: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_open, args=(ledger_url(database),)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+
+
+def _open(url: str) -> None:
+    Ledger.open(url).close()
+
+
+@pytest.mark.parametrize("url", ["mysql://secret@host/x", "no url", "sqlite://"])
+def test_an_address_that_is_neither_sqlite_nor_postgresql_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match="address") as caught:
+        Ledger.open(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_unreachable_ledger_is_an_error_without_its_address(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="Opening the ledger failed") as caught:
+        Ledger.open("postgresql://user:hunter2@127.0.0.1:1/none")
+    assert "hunter2" not in str(caught.value)
+    (tmp_path / "ledger").write_bytes(b"not a database" * 100)
+    with pytest.raises(StateError, match="file is not a database"):
+        Ledger.open(f"sqlite:///{tmp_path}/ledger")

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.errors import SettingsError, StateError
+from sluice.state.model import NO_WINDOW, Cell
+from sluice.state.shard import Range, Shard, location, rows_of
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def url(database: str) -> str:
+    return location(database, "orders", "totals", 1, 0)
+
+
+@pytest.fixture
+def shard(url: str) -> Shard:
+    return Shard.create(url)
+
+
+def row(key: str, value: str | None, cell: int = 0, window: int = NO_WINDOW) -> tuple[int, str, int, int, str | None]:
+    return cell, key, window, window + 15_000 if window >= 0 else NO_WINDOW, value
+
+
+def test_each_batch_shows_what_was_so_then(shard: Shard) -> None:
+    shard.write(0, [row("a", "[1]"), row("b", "[1]")])
+    shard.write(1, [row("a", "[2]")])
+    shard.write(2, [row("a", None)])
+    shard.write(3, [row("a", "[4]")])
+    assert [shard.get(0, "a", as_of=batch) for batch in range(-1, 5)] == [None, "[1]", "[2]", None, "[4]", "[4]"]
+    assert [[cell.key for cell in shard.scan(0, batch)] for batch in range(4)] == [
+        ["a", "b"],
+        ["a", "b"],
+        ["b"],
+        ["a", "b"],
+    ]
+    assert [shard.count(0, batch) for batch in range(-1, 4)] == [0, 2, 2, 1, 2]
+    assert shard.get(1, "a", as_of=3) is None
+
+
+def test_a_batch_written_again_replaces_itself(shard: Shard) -> None:
+    shard.write(0, [row("a", "[1]")])
+    assert shard.write(1, [row("a", "[2]"), row("b", "[2]")]) == 2
+    assert shard.write(1, [row("a", "[3]")]) == 1
+    assert [cell.value for cell in shard.scan(0, 1)] == ["[3]"]
+    assert shard.batches() == {0: 1, 1: 1}
+
+
+def test_a_batch_is_written_whole_or_not_at_all(shard: Shard, url: str) -> None:
+    shard.write(0, [row("a", "[1]")])
+    with pytest.raises(StateError):
+        shard.write(1, [row("a", "[2]"), row("b", "[2]"), row("b", "[3]")])
+    assert shard.batches() == {0: 1}
+    assert Shard.open(url).scan(0, 9) == [Cell(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
+    shard.write(1, [row("a", "[2]")])
+
+
+def test_windows_of_a_key_between_two_times(shard: Shard) -> None:
+    shard.write(0, [row(key, f"[{start}]", 1, start) for key in ("a", "b", "bb") for start in range(0, 75_000, 15_000)])
+    assert [cell.window_start for cell in shard.windows(1, "b", 0)] == [0, 15_000, 30_000, 45_000, 60_000]
+    between = shard.windows(1, "b", 0, start=15_000, end=30_000)
+    assert [(cell.key, cell.window_start, cell.window_end) for cell in between] == [
+        ("b", 15_000, 30_000),
+        ("b", 30_000, 45_000),
+    ]
+    assert shard.get(1, "bb", 0, window_start=45_000) == "[45000]"
+
+
+def test_pages_go_on_where_the_last_one_ended(shard: Shard) -> None:
+    shard.write(0, [row(f"k{number}", "[1]", 1, start) for number in range(5) for start in (0, 15_000)])
+    page = shard.scan(1, 0, limit=3)
+    seen = []
+    while page:
+        seen += [(cell.key, cell.window_start) for cell in page]
+        page = shard.scan(1, 0, after=seen[-1], limit=3)
+    assert seen == [(f"k{number}", start) for number in range(5) for start in (0, 15_000)]
+    assert shard.scan(1, 0, Range(first="k3"), after=("k1", 0), limit=1)[0].key == "k3"
+    assert [cell.key for cell in shard.scan(1, 0, Range.of_key("k3"), after=("k3", 0))] == ["k3"]
+    assert shard.count(1, 0, Range(start_from=15_000)) == 5
+
+
+@pytest.mark.parametrize(
+    ("within", "expected"),
+    [
+        (Range(prefix="a"), ["a", "a\U0010ffff", "ab"]),
+        (Range(prefix="a\U0010ffff"), ["a\U0010ffff"]),
+        (Range(prefix="\ud7ff"), ["\ud7ff", "\ud7ffx"]),
+        (Range(first="ab", last="é"), ["ab", "a\U0010ffff", "b", "é"]),
+        (Range(first="Z", last="Z"), ["Z"]),
+        (Range(last="Z"), ["%", "Z"]),
+        (Range(prefix="%"), ["%"]),
+    ],
+)
+def test_ranges_and_prefixes(shard: Shard, within: Range, expected: list[str]) -> None:
+    keys = ["a", "ab", "a\U0010ffff", "b", "Z", "é", "%", "\ud7ff", "\ud7ffx", "\ue000"]
+    shard.write(0, [row(key, "[1]") for key in keys])
+    assert sorted(cell.key for cell in shard.scan(0, 0, within)) == sorted(expected)
+    assert shard.count(0, 0, within) == len(expected)
+    found = [cell.key for cell in shard.scan(0, 0)]
+    assert found == sorted(keys, key=lambda key: key.encode())
+
+
+def test_compaction_keeps_what_any_later_cut_shows(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.state.shard._COMPACT_ROWS", 3)
+    choose = random.Random(7)
+    for batch in range(12):
+        keys = choose.sample([f"k{number}" for number in range(15)], 6)
+        shard.write(batch, [row(key, choose.choice([f"[{batch}]", None])) for key in keys])
+    before = {batch: shard.scan(0, batch) for batch in range(12)}
+    assert shard.compact(8) > 0
+    assert {batch: shard.scan(0, batch) for batch in range(8, 12)} == {batch: before[batch] for batch in range(8, 12)}
+    assert shard.compact(8) == 0
+    assert shard.compact(11) > 0
+    assert shard.scan(0, 11) == before[11]
+
+
+def test_arrow_rows_are_sorted_as_the_database_sorts(shard: Shard) -> None:
+    columns: dict[str, list[int | str | None]] = {
+        "value": ["[2]", "[1]", None],
+        "cell": [1, 0, 0],
+        "key": ["a", "b", "a"],
+    }
+    table = pa.table({**columns, "window_start": [0, 0, 0], "window_end": [5, 5, 5]})
+    assert list(rows_of(table)) == [(0, "a", 0, 5, None), (0, "b", 0, 5, "[1]"), (1, "a", 0, 5, "[2]")]
+    assert shard.write(0, rows_of(table)) == 3
+
+
+def test_a_missing_shard_is_an_error_never_an_empty_one(url: str, tmp_path: Path) -> None:
+    with pytest.raises(StateError):
+        Shard.open(url)
+    assert list(tmp_path.rglob("*.sqlite")) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all" * 500])
+def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "worker-0.sqlite").write_bytes(content)
+    with pytest.raises(StateError, match=r"no such table|not a database"):
+        Shard.open(f"sqlite:///{tmp_path}/worker-0.sqlite")
+
+
+def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/worker-0.sqlite"
+    Shard.create(url).close()
+    shard = Shard.open(url)
+    assert shard.is_current()
+    (tmp_path / "worker-0.sqlite").unlink()
+    assert not shard.is_current()
+
+
+def test_locations() -> None:
+    assert (
+        location("sqlite:////data/shards", "orders", "totals", 2, 3)
+        == "sqlite:////data/shards/orders/totals/g2/worker-3.sqlite"
+    )
+    assert (
+        location("postgresql://u:p@h/db", "orders", "totals", 2, 3)
+        == "postgresql+psycopg://u:p@h/db?schema=sluice_orders_totals_g2_w3"
+    )
+    long = location("postgresql://h/db", "p" * 40, "j" * 40, 1, 0).partition("schema=")[2]
+    assert long.endswith("_g1_w0")
+    assert len(long) <= 63
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", "a b", "a\0b", "x?y"])
+def test_names_cannot_lead_out_of_the_folder(name: str) -> None:
+    with pytest.raises(SettingsError):
+        location("sqlite:////data/shards", name, "totals", 1, 0)
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers()))
+def test_any_text_can_be_a_key(values: dict[str, int]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder, Shard.create(f"sqlite:///{folder}/s") as shard:
+        shard.write(0, [row(key, f"[{value}]") for key, value in values.items()])
+        assert {cell.key: cell.value for cell in shard.scan(0, 0)} == {
+            key: f"[{value}]" for key, value in values.items()
+        }
