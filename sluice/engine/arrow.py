@@ -1,0 +1,50 @@
+"""Spark SQL types as Arrow types, without a session."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pyarrow as pa
+
+_SIMPLE = {
+    "BIGINT": pa.int64(),
+    "INT": pa.int32(),
+    "STRING": pa.string(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+}
+
+
+@cache
+def arrow_type(sql: str) -> pa.DataType:
+    """The Arrow type of a type as `contracts.fields` writes it."""
+    if sql in _SIMPLE:
+        return _SIMPLE[sql]
+    if match := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", sql):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    if match := re.fullmatch(r"ARRAY<(.*)>", sql):
+        return pa.list_(arrow_type(match[1]))
+    if match := re.fullmatch(r"MAP<STRING, (.*)>", sql):
+        return pa.map_(pa.string(), arrow_type(match[1]))
+    inner = sql.removeprefix("STRUCT<").removesuffix(">")
+    return pa.struct([(name, arrow_type(kind)) for name, kind in (_split(part) for part in _parts(inner))])
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the commas that stand in no bracket."""
+    parts, depth, start = [], 0, 0
+    for i, sign in enumerate(text):
+        depth += (sign in "<(") - (sign in ">)")
+        if sign == "," and not depth:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]
+
+
+def _split(part: str) -> tuple[str, str]:
+    name, _, kind = part.strip().partition(": ")
+    return name, kind

@@ -1,0 +1,99 @@
+"""A store's changes as output records: joined with global tables, mapped, written as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from sluice.plan import TO_JSON, Job, Lookup, TableInput, TableSink
+from sluice.state.shard import Shard
+from sluice.topology import contracts
+
+_PAGE = 10_000
+
+
+@dataclass
+class GlobalTables:
+    """The global tables of a job as the driver holds them, for its output's joins: key → JSON of the value."""
+
+    values: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, job: Job, shard: str, as_of: int) -> GlobalTables:
+        """The tables as of a published batch, from any worker's shard."""
+        tables = cls({table.family: {} for table in job.tables})
+        if job.tables and as_of >= 0:
+            with Shard.open(shard) as opened:
+                for family, values in tables.values.items():
+                    _load(opened, family, as_of, values)
+        return tables
+
+    def apply(self, changed: pa.Table) -> None:
+        """Take in the changes of a batch."""
+        for cell, key, value in zip(*(changed.column(name).to_pylist() for name in ("cell", "key", "value")), strict=True):
+            if cell not in self.values:
+                continue
+            if value is None:
+                self.values[cell].pop(key, None)
+            else:
+                self.values[cell][key] = value
+
+    def frame(self, spark: SparkSession, table: TableInput, name: str) -> DataFrame:
+        """`_key` and `name`, the value as the contract's struct."""
+        rows = self.values[table.family]
+        data = pa.table({"_key": pa.array(rows.keys(), pa.string()), "json": pa.array(rows.values(), pa.string())})
+        ddl = ", ".join(f"`{field}` {kind}" for field, kind in contracts.fields(table.source.contract).items())
+        return spark.createDataFrame(data).selectExpr("_key", f"from_json(json, 'ARRAY<STRUCT<{ddl}>>')[0] AS {name}")
+
+
+def _load(shard: Shard, family: int, as_of: int, values: dict[str, str]) -> None:
+    after = None
+    while page := shard.scan(family, as_of, after=after, limit=_PAGE):
+        values.update((cell.key, cell.value) for cell in page if cell.value is not None)
+        after = (page[-1].key, page[-1].window_start)
+
+
+def change_records(
+    spark: SparkSession, job: Job, changed: pa.Table, tables: GlobalTables, types: dict[str, str]
+) -> list[tuple[str, pa.Table]]:
+    """The output records of the batch's changes: a table of `key` and `value` for each sink's topic."""
+    outputs = []
+    for sink in job.table_sinks:
+        mine = changed.filter(pa.compute.equal(changed.column("cell"), sink.family))
+        if mine.num_rows:
+            outputs.append((sink.topic, _records(spark, job, sink, mine, tables, types).toArrow()))
+    return outputs
+
+
+def _records(
+    spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, tables: GlobalTables, types: dict[str, str]
+) -> DataFrame:
+    frame = _typed(spark, job, sink, changed, types)
+    for step in sink.steps:
+        if isinstance(step, Lookup):
+            right = tables.frame(spark, step.table, "r")
+            frame = frame.join(right, "_key", step.how).selectExpr("_key", "named_struct('left', v, 'right', r) AS v")
+        else:
+            frame = frame.selectExpr("_key", f"{step.sql} AS v")
+    value = "CAST(v AS STRING)" if sink.scalar else TO_JSON.format("v")
+    return frame.selectExpr("_key AS key", f"{value} AS value")
+
+
+def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, types: dict[str, str]) -> DataFrame:
+    """`_key` and `v`: the changed values of the sink's store, as Spark typed them."""
+    family = job.families[sink.family]
+    fields = ", ".join(f"`{i}` {types[slot.store]}" for i, slot in enumerate(family.slots))
+    cells = changed.select(["key", "value"]).to_pydict()
+    # The cell's array becomes an object, since the values of one family differ in type.
+    objects = [_as_object(value) for value in cells["value"]]
+    data = pa.table({"_key": pa.array(cells["key"], pa.string()), "json": pa.array(objects, pa.string())})
+    return spark.createDataFrame(data).selectExpr("_key", f"from_json(json, 'STRUCT<{fields}>').`{sink.slot}` AS v")
+
+
+def _as_object(array: str) -> str:
+    import msgspec
+
+    values = msgspec.json.decode(array, type=list[msgspec.Raw])
+    return msgspec.json.encode({str(i): value for i, value in enumerate(values)}).decode()

@@ -1,0 +1,240 @@
+"""Bytes to typed columns, strictly: a value keeps to its contract, or it is a dead letter with the reason and place.
+
+Runs in Spark's tasks right after the Kafka source, so a task sees one partition of one topic, in offset order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect as python_inspect
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.arrow import arrow_type
+from sluice.engine.handoff import no_garbage_collection
+from sluice.topology import contracts, nodes
+from sluice.topology.loader import load_module
+
+Contract = type[msgspec.Struct]
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A record that is set aside: its row in the batch, the reason's code, and what exactly is wrong."""
+
+    row: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class ContractReference:
+    """Where a contract's class is defined: classes with constraints do not travel to executors, names do."""
+
+    module: str
+    file: str
+    name: str
+
+    @classmethod
+    def of(cls, contract: Contract) -> ContractReference:
+        """The reference of a class."""
+        return cls(contract.__module__, python_inspect.getsourcefile(contract) or "", contract.__qualname__)
+
+    def load(self) -> Contract:
+        """The class, on whichever machine this is."""
+        if self.module.startswith("sluice-pipeline:") and self.module not in sys.modules:
+            module = load_module(_local(self.file))
+        else:
+            module = importlib.import_module(self.module)
+        return cast(Contract, attrgetter(self.name)(module))
+
+
+def _local(file: str) -> Path:
+    """The pipeline's file: where the driver has it, or as Spark brought it to this executor."""
+    if Path(file).exists():
+        return Path(file)
+    from pyspark import SparkFiles
+
+    return Path(SparkFiles.get(Path(file).name))
+
+
+@dataclass(frozen=True)
+class ValueDecoder:
+    """Decodes the values of one source. Made on the driver, used in tasks."""
+
+    number: int
+    contract: ContractReference
+    fields: tuple[str, ...]
+    event_time: str | None
+    zone: str
+    max_ahead_ms: int
+    types: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: nodes.Source, fields: tuple[str, ...]) -> ValueDecoder:
+        """The decoder of a source of which only `fields` are read by anything."""
+        return cls(
+            source.number, ContractReference.of(source.contract), fields, source.event_time, source.zone,
+            source.max_ahead_ms, dict(source.fields),
+        )  # fmt: skip
+
+    @cached_property
+    def _class(self) -> Contract:
+        return self.contract.load()
+
+    @cached_property
+    def _decode(self) -> Callable[[bytes], msgspec.Struct]:
+        return msgspec.json.Decoder(self._class).decode
+
+    @cached_property
+    def _quotes(self) -> Callable[[msgspec.Struct], int] | None:
+        return contracts.quote_counter(self._class)
+
+    @cached_property
+    def _attributes(self) -> dict[str, str]:
+        return contracts.attributes(self._class)
+
+    @cached_property
+    def _decimals(self) -> list[tuple[str, pa.DataType, Callable[[list[msgspec.Struct]], list[Any]]]]:
+        return [
+            (path, arrow_type(sql), eval(f"lambda values: {text}"))  # noqa: S307  (made of attribute names only)
+            for path, sql, text in contracts.decimals(self._class)
+        ]
+
+    def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[msgspec.Struct], list[Letter]]:
+        """The rows that keep to the contract, their values, and those that do not."""
+        rows: list[int] = []
+        values: list[msgspec.Struct] = []
+        letters: list[Letter] = []
+        decode, quotes = self._decode, self._quotes
+        with no_garbage_collection():
+            for row, text in enumerate(raw):
+                try:
+                    value = decode(text)  # type: ignore[arg-type]
+                    if quotes is None or text.count(b'"') != quotes(value):  # type: ignore[union-attr]
+                        refuse_duplicates(text)  # type: ignore[arg-type]
+                except Exception as error:
+                    letters.append(Letter(row, *_reason(text, error)))
+                else:
+                    rows.append(row)
+                    values.append(value)
+        return self._check_digits(rows, values, letters)
+
+    def _check_digits(
+        self, rows: list[int], values: list[msgspec.Struct], letters: list[Letter]
+    ) -> tuple[list[int], list[msgspec.Struct], list[Letter]]:
+        """Take out the values with amounts of more digits than declared: all at once first, one by one if there are any."""
+        if not any(_refusal(collect(values), kind) for _, kind, collect in self._decimals):
+            return rows, values, letters
+        kept_rows, kept = [], []
+        for row, value in zip(rows, values, strict=True):
+            wrong = next((f"{path}: {why}" for path, kind, of in self._decimals if (why := _refusal(of([value]), kind))), "")
+            if wrong:
+                letters.append(Letter(row, "digits", wrong))
+            else:
+                kept_rows.append(row)
+                kept.append(value)
+        return kept_rows, kept, letters
+
+    def columns(self, values: list[msgspec.Struct]) -> list[pa.Array]:
+        """The fields that are read, as Arrow columns named in `fields`. Raises pa.ArrowException if one does not fit."""
+        return [self.column(values, name) for name in self.fields]
+
+    def column(self, values: list[msgspec.Struct], name: str) -> pa.Array:
+        """One field of the values."""
+        sql = self.types[name]
+        attribute = self._attributes[name]
+        found = [getattr(value, attribute) for value in values]
+        if sql == "TIMESTAMP":
+            return self._timestamps(found)
+        if "<" in sql or sql in {"DATE", "STRING"} and not all(type(one) is str or one is None for one in found):
+            found = msgspec.to_builtins(found, builtin_types=_KEPT)
+        return pa.array(found, arrow_type(sql))
+
+    def _timestamps(self, found: list[Any]) -> pa.Array:
+        """Times that name no zone are taken in the pipeline's; the earlier one where clocks were turned back."""
+        if self.zone != "UTC":
+            zone = ZoneInfo(self.zone)
+            found = [one if one is None or one.tzinfo else one.replace(tzinfo=zone) for one in found]
+        return pa.array(found, arrow_type("TIMESTAMP"))
+
+    def text(self, value: msgspec.Struct, name: str) -> str:
+        """A field as a key: text as it is, anything else as JSON."""
+        found = getattr(value, self._attributes[name])
+        return found if isinstance(found, str) else msgspec.json.encode(found).decode()
+
+    def times(self, values: list[msgspec.Struct], record_times: pa.Array) -> pa.Array:
+        """Event times in ms: of the declared field, else of the records."""
+        column = record_times if self.event_time is None else self.column(values, self.event_time)
+        return pc.divide(pc.floor_temporal(column, unit="millisecond").cast(pa.int64()), 1000)
+
+
+_KEPT = (Decimal, datetime, date, bytes)
+
+
+def _refusal(amounts: Iterable[Decimal | None], kind: pa.DataType) -> str:
+    """Why Arrow does not take the amounts without loss; empty if it does."""
+    try:
+        pa.array(amounts, kind)
+    except (pa.ArrowException, OverflowError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def refuse_duplicates(text: bytes) -> None:
+    """ValueError that names the first field that an object in the text has twice."""
+
+    def pairs(found: list[tuple[str, Any]]) -> None:
+        counted = Counter(name for name, _ in found)
+        if len(counted) < len(found):
+            raise DuplicateField(counted.most_common(1)[0][0])
+
+    json.loads(text, object_pairs_hook=pairs)
+
+
+class DuplicateField(ValueError):
+    """An object has a field twice."""
+
+
+def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
+    """Code and detail of why a value could not be decoded."""
+    if text is None:
+        return "null_value", "the value is null"
+    if not text:
+        return "empty_value", "the value has no bytes"
+    match error:
+        case DuplicateField():
+            return "duplicate_field", f"field {str(error)!r} stands twice"
+        case msgspec.ValidationError():
+            return "contract", str(error)
+        case UnicodeDecodeError():
+            return "not_utf8", str(error)
+        case RecursionError():
+            return "malformed", "nested too deeply"
+        case msgspec.DecodeError() if "utf-8" in str(error).lower():
+            return "not_utf8", str(error)
+        case _:
+            return "malformed", str(error)
+
+
+def key_texts(keys: list[bytes | None]) -> Iterator[str | None | UnicodeDecodeError]:
+    """Kafka keys as text, or why they are none."""
+    for key in keys:
+        try:
+            yield None if key is None else key.decode()
+        except UnicodeDecodeError as error:
+            yield error

@@ -1,0 +1,123 @@
+"""What tasks hand to the driver beside the query's rows: counts, stream times, output records, dead letters.
+
+The files of a batch lie in a folder of its own beside the checkpoint, on storage that every executor shares. A task
+writes its files under names that only its part of the input has, and puts them in place whole: a task that runs again
+replaces them with the same content, so a batch's folder is the same however often the batch was tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+from pyarrow import fs
+
+KEPT_BATCHES = 2
+"""The batch being replayed may be the last one, whose tasks read the times of the one before."""
+
+
+class Facts(msgspec.Struct):
+    """What became of the records a task read, and how far its stream times are."""
+
+    counts: dict[str, int] = {}
+    stream_times: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Handoff:
+    """The folder of a job's generation. `root` is a path or a URI that pyarrow can open."""
+
+    root: str
+
+    def write_facts(self, batch: int, part: str, facts: Facts) -> None:
+        """Hand over the facts of one part of the batch's input."""
+        self._put(f"{batch}/{part}.facts.json", msgspec.json.encode(facts))
+
+    def write_records(self, batch: int, topic: str, part: str, records: pa.Table) -> None:
+        """Hand over records for a topic: columns `key`, `value`, and `headers` if there are any, in order."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, records.schema) as writer:
+            writer.write_table(records)
+        self._put(f"{batch}/{part}.{topic}.arrow", sink.getvalue())
+
+    def facts(self, batch: int) -> Facts:
+        """The facts of all parts of the batch."""
+        counts: Counter[str] = Counter()
+        times: dict[str, int] = {}
+        for _, data in self._read(batch, ".facts.json"):
+            one = msgspec.json.decode(data, type=Facts)
+            counts.update(one.counts)
+            times |= one.stream_times
+        return Facts(dict(counts), times)
+
+    def records(self, batch: int, topic: str) -> Iterator[pa.Table]:
+        """The records for a topic, part by part in the order of the parts' names."""
+        for _, data in self._read(batch, f".{topic}.arrow"):
+            yield pa.ipc.open_file(pa.BufferReader(data)).read_all()
+
+    def write_times(self, batch: int, stream_times: Mapping[str, int]) -> None:
+        """Keep the stream times as of the end of `batch`, for the tasks of the next one."""
+        self._put(f"{batch}/times.json", msgspec.json.encode(stream_times))
+
+    def times(self, batch: int) -> dict[str, int]:
+        """The stream times as of the end of `batch`; none before the first."""
+        filesystem, path = self._at(f"{batch}/times.json")
+        if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+            return {}
+        with filesystem.open_input_stream(path) as file:
+            return msgspec.json.decode(file.read(), type=dict[str, int])
+
+    def start(self, batch: int) -> None:
+        """Make room for a batch, and drop what no batch needs any more."""
+        filesystem, path = self._at("")
+        filesystem.create_dir(f"{path}/{batch}")
+        for info in filesystem.get_file_info(fs.FileSelector(path)):
+            if info.base_name.isdigit() and int(info.base_name) < batch - KEPT_BATCHES:
+                filesystem.delete_dir(info.path)
+
+    def _read(self, batch: int, suffix: str) -> Iterator[tuple[str, bytes]]:
+        filesystem, path = self._at(str(batch))
+        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        for info in sorted(found, key=lambda one: one.base_name):
+            if info.base_name.endswith(suffix) and not info.base_name.startswith("."):
+                with filesystem.open_input_stream(info.path) as file:
+                    yield info.base_name, file.read()
+
+    def _put(self, name: str, data: bytes | pa.Buffer) -> None:
+        filesystem, path = self._at(name)
+        folder, _, base = path.rpartition("/")
+        hidden = f"{folder}/.{base}.{uuid.uuid4().hex}"
+        filesystem.create_dir(folder)
+        with filesystem.open_output_stream(hidden) as file:
+            file.write(data)
+        filesystem.move(hidden, path)
+
+    def _at(self, name: str) -> tuple[fs.FileSystem, str]:
+        filesystem, path = open_path(self.root)
+        return filesystem, f"{path}/{name}".rstrip("/")
+
+
+def open_path(location: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a path or URI, and the path in it."""
+    if "://" in location:
+        filesystem, path = fs.FileSystem.from_uri(location)
+        return filesystem, path
+    return fs.LocalFileSystem(), os.path.abspath(location)
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Thousands of short-lived values make Python's collector look again and again for cycles that are not there."""
+    import gc
+
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

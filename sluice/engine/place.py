@@ -1,0 +1,208 @@
+"""Records in event time: for each cell family the windows a record counts in, or that it is late, in offset order.
+
+Stream time belongs to a family and a partition of its source: the largest event time of the records that got there,
+late ones included. A record is late for a window once stream time has reached the window's end and grace. As a task
+sees one partition in offset order, stream time is a running maximum whose start was kept with the last batch, so that
+nothing depends on where the input is cut into batches. No Spark here but the batch's number: arrays in, arrays out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.handoff import Facts, Handoff
+from sluice.engine.source import current_batch
+from sluice.plan import Family, Job
+from sluice.state.model import NO_WINDOW
+from sluice.topology.windows import Window
+
+Times = npt.NDArray[np.int64]
+
+BEFORE_ALL = -1
+"""Stream time where nothing was seen yet."""
+
+TIME = pa.timestamp("us", tz="UTC")
+CELL = {"cell": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": "BIGINT"}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Which of the records count, in which window, and how far stream time is after them."""
+
+    rows: npt.NDArray[np.intp]
+    starts: Times
+    late: int
+    stream_time: int
+
+
+def place(times: Times, window: Window, stream_time: int, closed: int = BEFORE_ALL) -> Placed:
+    """Place event times (ms, in offset order) into `window`s, given stream time before the first of them.
+
+    A window that ended, with grace, at or before `closed` takes nothing, whatever this partition's stream time is.
+    """
+    if not len(times):
+        return Placed(np.empty(0, np.intp), times, 0, stream_time)
+    running = np.maximum(np.maximum.accumulate(times), stream_time)
+    starts = times - times % window.size_ms
+    late = starts + window.size_ms + window.grace_ms <= np.maximum(running, closed)
+    rows = np.flatnonzero(~late)
+    return Placed(rows, starts[rows], int(late.sum()), int(running[-1]))
+
+
+@dataclass(frozen=True)
+class FamilySpec:
+    """What placing needs to know of a cell family."""
+
+    number: int
+    stores: tuple[str, ...]
+    passed: str
+    key: str
+    window: Window | None
+    inputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, family: Family) -> FamilySpec:
+        """The same family, without what only the driver needs."""
+        stores = tuple(slot.store for slot in family.slots)
+        return cls(family.number, stores, family.passed, family.key, family.window, family.inputs)
+
+
+@dataclass
+class _Task:
+    """One task's partition, while it is placed."""
+
+    source: str
+    partition: int
+    times: dict[str, int]
+    closed: int
+    counts: Counter[str] = field(default_factory=Counter)
+    outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Placer:
+    """The task after the stateless steps: cells go on to the stateful operator, output records to the driver."""
+
+    handoff: Handoff
+    families: tuple[FamilySpec, ...]
+    sinks: tuple[tuple[int, str], ...]
+    topics: Mapping[int, str]
+    partitions: Mapping[str, int]
+    inputs: Mapping[str, pa.DataType]
+
+    @classmethod
+    def of(cls, job: Job, handoff: Handoff, partitions: Mapping[str, int], inputs: Mapping[str, pa.DataType]) -> Placer:
+        """The placer of a job. `partitions` says how many each topic has, `inputs` the aggregates' columns and types."""
+        families = tuple(FamilySpec.of(family) for family in job.families)
+        sinks = tuple((sink.number, sink.topic) for sink in job.stream_sinks)
+        topics = {source.number: source.topic for source in job.streams}
+        return cls(handoff, families, sinks, topics, {t: partitions[t] for t in topics.values()}, dict(inputs))
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Place the records of one task."""
+        number = current_batch()
+        task: _Task | None = None
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            if task is None:
+                task = self._begin(batch, self.handoff.times(number - 1))
+            self._collect_outputs(batch, task)
+            for family in self.families:
+                yield self._cells(batch, family, task)
+        if task is not None:
+            self._hand_over(number, task)
+
+    def closed(self, times: Mapping[str, int]) -> int:
+        """The time that stream time has reached everywhere: nothing that ends before it can be added to any more.
+
+        A partition in which a family has seen nothing yet can still bring anything.
+        """
+        return min(
+            (
+                times.get(f"{family.stores[0]}/{topic}/{partition}", BEFORE_ALL)
+                for family in self.families
+                if family.window is not None
+                for topic, count in self.partitions.items()
+                for partition in range(count)
+            ),
+            default=BEFORE_ALL,
+        )
+
+    def _begin(self, batch: pa.RecordBatch, times: dict[str, int]) -> _Task:
+        topic = self.topics[batch.column("_source")[0].as_py()]
+        return _Task(topic, batch.column("_partition")[0].as_py(), times, self.closed(times))
+
+    def _collect_outputs(self, batch: pa.RecordBatch, task: _Task) -> None:
+        taken = np.zeros(batch.num_rows, bool)
+        for number, topic in self.sinks:
+            value = batch.column(f"o{number}_value")
+            there = value.is_valid()
+            taken |= _numpy(there)
+            found = pa.table({"key": batch.column(f"o{number}_key").filter(there), "value": value.filter(there)})
+            if found.num_rows:
+                task.outputs.setdefault(topic, []).append(found)
+        for family in self.families:
+            taken |= _numpy(batch.column(family.passed))
+        task.counts["applied"] += int(taken.sum())
+        task.counts["filtered"] += int(len(taken) - taken.sum())
+
+    def _cells(self, batch: pa.RecordBatch, family: FamilySpec, task: _Task) -> pa.RecordBatch:
+        passed = _numpy(batch.column(family.passed))
+        keyed = passed & _numpy(batch.column(family.key).is_valid())
+        rows = np.flatnonzero(keyed)
+        self._count(task, "null_key", family, int(passed.sum()) - len(rows))
+        if family.window is None:
+            return self._batch(batch, family, rows, None, task.closed)
+        name = f"{family.stores[0]}/{task.source}/{task.partition}"
+        times = batch.column("_time").to_numpy()[rows]
+        placed = place(times, family.window, task.times.get(name, BEFORE_ALL), task.closed)
+        task.times[name] = placed.stream_time
+        self._count(task, "late", family, placed.late)
+        return self._batch(batch, family, rows[placed.rows], placed.starts, task.closed)
+
+    @staticmethod
+    def _count(task: _Task, what: str, family: FamilySpec, number: int) -> None:
+        if number:
+            task.counts.update({f"{what}/{store}": number for store in family.stores})
+
+    def _batch(
+        self, batch: pa.RecordBatch, family: FamilySpec, rows: npt.NDArray[np.intp], starts: Times | None, closed: int
+    ) -> pa.RecordBatch:
+        chosen = pa.array(rows)
+        count = len(rows)
+        none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), count)
+        columns: dict[str, pa.Array] = {
+            "cell": pa.repeat(pa.scalar(family.number, pa.int32()), count),
+            "key": batch.column(family.key).take(chosen),
+            "window_start": none,
+            "window_end": none,
+            "expires_at": pa.nulls(count, TIME),
+            "closed_at": pa.repeat(pa.scalar(max(closed, 0) * 1000, pa.int64()).cast(TIME), count),
+        }
+        if starts is not None and family.window is not None:
+            ends = starts + family.window.size_ms
+            columns["window_start"], columns["window_end"] = pa.array(starts), pa.array(ends)
+            columns["expires_at"] = pa.array((ends + family.window.grace_ms) * 1000).cast(TIME)
+        for name, kind in self.inputs.items():
+            columns[name] = batch.column(name).take(chosen) if name in family.inputs else pa.nulls(count, kind)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _hand_over(self, number: int, task: _Task) -> None:
+        part = f"place-{task.source}-{task.partition:05}"
+        for topic, tables in task.outputs.items():
+            self.handoff.write_records(number, topic, part, pa.concat_tables(tables))
+        mine = f"/{task.source}/{task.partition}"
+        times = {name: time for name, time in task.times.items() if name.endswith(mine)}
+        self.handoff.write_facts(number, part, Facts(dict(task.counts), times))
+
+
+def _numpy(booleans: pa.Array) -> npt.NDArray[np.bool_]:
+    return pc.fill_null(booleans, False).to_numpy(zero_copy_only=False)

@@ -1,0 +1,172 @@
+"""Output records of a batch, in one Kafka transaction together with a marker that says the batch is out.
+
+The marker is a record of a compacted topic, written in the same transaction as the output. On a replay it tells that
+the batch's records are there already. A producer that starts ends whatever a dead predecessor left open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from sluice.errors import EngineError
+
+TIMEOUT_S = 30
+_FAST = {
+    "linger.ms": "20",
+    "batch.size": "1000000",
+    "compression.type": "lz4",
+    "queue.buffering.max.messages": "2000000",
+    "queue.buffering.max.kbytes": "1048576",
+    # As Java's clients do, so that a key's records land in the same partition whoever writes them.
+    "partitioner": "murmur2_random",
+    "transaction.timeout.ms": "600000",
+}
+_CHUNK = 50_000
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who writes: a job's generation. Its name is the Kafka transactional id and the marker's key."""
+
+    pipeline: str
+    job: str
+    generation: int
+
+    @property
+    def name(self) -> str:
+        """`sluice.PIPELINE.JOB.GENERATION`."""
+        return f"sluice.{self.pipeline}.{self.job}.{self.generation}"
+
+    @property
+    def markers(self) -> str:
+        """The topic of the pipeline's markers."""
+        return f"{self.pipeline}_markers"
+
+
+class TransactionalOutput:
+    """Writes each batch's records exactly once. Use as a context manager: entering fences any older writer."""
+
+    def __init__(self, kafka: Mapping[str, str], writer: Writer) -> None:
+        self._kafka = dict(kafka)
+        self._writer = writer
+        self._producer = Producer({**self._kafka, **_FAST, "transactional.id": writer.name})
+        self.last_batch = -1
+
+    def __enter__(self) -> Self:
+        with kafka_errors("Starting the output's transactions"):
+            self._producer.init_transactions(TIMEOUT_S)
+            self.last_batch = self._read_marker()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._producer.purge()
+
+    def send(self, batch: int, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+        """Write the batch's records, tables of `key`, `value` and perhaps `headers` by topic, all or none.
+
+        Returns the number of records by topic; what is out already is counted again but not written again.
+        """
+        write = batch > self.last_batch
+        counts: dict[str, int] = {}
+        with kafka_errors("Writing the output"):
+            if write:
+                self._producer.begin_transaction()
+            for topic, table in records:
+                counts[topic] = counts.get(topic, 0) + table.num_rows
+                if write:
+                    self._produce(topic, table)
+            if write:
+                self._producer.produce(self._writer.markers, key=self._writer.name, value=str(batch))
+                self._producer.commit_transaction(-1)
+        self.last_batch = max(batch, self.last_batch)
+        return counts
+
+    def _produce(self, topic: str, table: pa.Table) -> None:
+        if "headers" in table.column_names:
+            for row in table.to_pylist():
+                headers = [(header["key"], header["value"]) for header in row["headers"]]
+                self._producer.produce(topic, key=row["key"], value=row["value"], headers=headers)
+            return
+        for chunk in table.to_batches(max_chunksize=_CHUNK):
+            self._produce_chunk(topic, chunk.to_pylist())
+
+    def _produce_chunk(self, topic: str, messages: list[dict[str, Any]]) -> None:
+        while messages:
+            queued = self._producer.produce_batch(topic, messages)
+            # What did not fit into the queue is marked; it goes again once some of the queue is out.
+            messages = [m for m in messages if "_error" in m] if queued < len(messages) else []
+            for message in messages:
+                if message.pop("_error").code() != _QUEUE_FULL:
+                    raise EngineError(f"{topic}: the broker's client refuses a record.")
+            self._producer.poll(0.1 if messages else 0)
+
+    def _read_marker(self) -> int:
+        """The last batch that is out, -1 if none: the newest of this writer's committed markers."""
+        consumer = Consumer({
+            **self._kafka, "group.id": self._writer.name, "enable.auto.commit": False, "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        })  # fmt: skip
+        with contextlib.closing(consumer):
+            consumer.assign([TopicPartition(self._writer.markers, 0, OFFSET_BEGINNING)])
+            return max((int(m.value()) for m in _to_the_end(consumer) if m.key() == self._writer.name.encode()), default=-1)
+
+
+_QUEUE_FULL = -184
+
+
+def _to_the_end(consumer: Consumer) -> Iterator[Any]:
+    while True:
+        message = consumer.poll(TIMEOUT_S)
+        if message is None:
+            raise EngineError(f"The markers cannot be read within {TIMEOUT_S} s.", next_step="Is the broker up?")
+        error = message.error()
+        if error is None:
+            yield message
+        elif error.code() == -191:  # the end of the partition
+            return
+        else:
+            raise KafkaException(error)
+
+
+@contextlib.contextmanager
+def kafka_errors(doing: str) -> Iterator[None]:
+    """Kafka's errors as ours."""
+    try:
+        yield
+    except KafkaException as error:
+        raise EngineError(f"{doing}: {error.args[0].str()}.", next_step="Is the broker up and reachable?") from error
+
+
+def ensure_topics(kafka: Mapping[str, str], wanted: Mapping[str, int], compacted: frozenset[str]) -> None:
+    """Create the topics that are missing, each with so many partitions."""
+    admin = AdminClient(dict(kafka))
+    with kafka_errors("Looking at the topics"):
+        there = admin.list_topics(timeout=TIMEOUT_S).topics
+        missing = [
+            NewTopic(topic, count, config={"cleanup.policy": "compact"} if topic in compacted else {})
+            for topic, count in wanted.items()
+            if topic not in there
+        ]
+        for made in admin.create_topics(missing).values() if missing else ():
+            made.result(TIMEOUT_S)
+
+
+def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
+    """How many partitions each topic has; EngineError for one that is not there."""
+    admin = AdminClient(dict(kafka))
+    with kafka_errors("Looking at the topics"):
+        there = admin.list_topics(timeout=TIMEOUT_S).topics
+    missing = sorted(set(topics) - there.keys())
+    if missing:
+        raise EngineError(f"There is no topic {', '.join(missing)}.", next_step="Create it, or correct its name in the pipeline.")
+    return {topic: len(there[topic].partitions) for topic in topics}

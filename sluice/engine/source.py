@@ -1,0 +1,261 @@
+"""Kafka topics as decoded rows: what a task does right after the source, for streams and for global tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.arrow import arrow_type
+from sluice.engine.decode import Letter, ValueDecoder, key_texts
+from sluice.engine.handoff import Facts, Handoff, open_path
+from sluice.plan import Job
+from sluice.state.model import NO_WINDOW
+from sluice.topology.expressions import METADATA
+
+DEAD_LETTER = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+
+
+def current_batch() -> int:
+    """The batch that this task belongs to."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.getLocalProperty("streaming.sql.batchId") or 0)
+
+
+def batch_log(checkpoint: str, batch: int) -> list[str]:
+    """Spark's log of a batch: its version, its facts, then each source's end positions. Written before the batch runs."""
+    filesystem, path = open_path(checkpoint)
+    with filesystem.open_input_stream(f"{path}/offsets/{batch}") as file:
+        return str(file.read().decode()).splitlines()
+
+
+def batch_clock(checkpoint: str, batch: int) -> int:
+    """When the batch was first begun, epoch ms: the same however often it is tried."""
+    return int(json.loads(batch_log(checkpoint, batch)[1])["batchTimestampMs"])
+
+
+def batch_positions(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
+    """topic → partition → the offset after the batch's last record, over all sources."""
+    positions: dict[str, dict[str, int]] = {}
+    for line in batch_log(checkpoint, batch)[2:]:
+        if line != "-":
+            positions |= json.loads(line)
+    return positions
+
+
+@dataclass
+class _Part:
+    """One partition's share of a batch, while it is read."""
+
+    topic: str
+    partition: int
+    counts: Counter[str] = field(default_factory=Counter)
+    letters: list[pa.RecordBatch] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"read-{self.topic}-{self.partition:05}"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What streams and tables have in common: records in, letters set aside, facts handed over at the end."""
+
+    handoff: Handoff
+    checkpoint: str
+    dead_letters: str
+    decoders: dict[str, ValueDecoder]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Decode the records of one task."""
+        part: _Part | None = None
+        number = current_batch()
+        clock = batch_clock(self.checkpoint, number)
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            if part is None:
+                part = _Part(batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py())
+            part.counts["read"] += batch.num_rows
+            yield self._decode(batch, part, clock)
+        if part is not None:
+            self._hand_over(number, part)
+
+    def _hand_over(self, number: int, part: _Part) -> None:
+        if part.letters:
+            self.handoff.write_records(number, self.dead_letters, part.name, pa.Table.from_batches(part.letters))
+        self.handoff.write_facts(number, part.name, Facts(dict(part.counts)))
+
+    def _decode(self, batch: pa.RecordBatch, part: _Part, clock: int) -> pa.RecordBatch:
+        raise NotImplementedError
+
+    def _set_aside(self, batch: pa.RecordBatch, part: _Part, letters: list[Letter]) -> None:
+        if letters:
+            letters.sort(key=lambda letter: letter.row)
+            part.counts.update(f"dead_letter/{letter.reason}" for letter in letters)
+            part.letters.append(_dead_letters(batch, letters))
+
+
+def _dead_letters(batch: pa.RecordBatch, letters: list[Letter]) -> pa.RecordBatch:
+    """The original bytes and headers, with headers that say where they stood and why they are here."""
+    found = batch.take(pa.array([letter.row for letter in letters]))
+    headers = [
+        [
+            *(header or []),
+            _header("sluice.reason", letter.reason),
+            _header("sluice.detail", letter.detail),
+            *(_header(f"sluice.{name}", str(record[name])) for name in ("topic", "partition", "offset")),
+            _header("sluice.timestamp", record["timestamp"].isoformat()),
+        ]
+        for letter, header, record in zip(
+            letters,
+            found.column("headers").to_pylist(),
+            found.select(["topic", "partition", "offset", "timestamp"]).to_pylist(),
+            strict=True,
+        )
+    ]
+    columns = [found.column("key"), found.column("value"), pa.array(headers, DEAD_LETTER.field("headers").type)]
+    return pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, DEAD_LETTER, strict=True)], schema=DEAD_LETTER)
+
+
+def _header(key: str, value: str) -> dict[str, str | bytes]:
+    return {"key": key, "value": value.encode()}
+
+
+@dataclass(frozen=True)
+class StreamReader(Reader):
+    """Rows of typed columns: `_source`, `_partition`, `_time`, the metadata that is used, and every source's fields."""
+
+    metadata: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, job: Job, handoff: Handoff, checkpoint: str) -> StreamReader:
+        """The reader of a job's streams."""
+        decoders = {source.topic: ValueDecoder.of(source, job.fields.get(source.number, ())) for source in job.streams}
+        return cls(handoff, checkpoint, job.pipeline.dead_letters, decoders, job.metadata)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Names and Spark SQL types of the rows' columns."""
+        columns = {"_source": "INT", "_partition": "INT", "_time": "BIGINT"}
+        columns |= {name: METADATA[name] for name in self.metadata if name != "_partition"}
+        for decoder in self.decoders.values():
+            columns |= {f"s{decoder.number}_{name}": decoder.types[name] for name in decoder.fields}
+        return columns
+
+    def _decode(self, batch: pa.RecordBatch, part: _Part, clock: int) -> pa.RecordBatch:
+        decoder = self.decoders[part.topic]
+        rows, values, letters = decoder.decode(batch.column("value").to_pylist())
+        kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
+        try:
+            made = self._columns(decoder, kept, values, part)
+            wrong = _untimely(made["_time"], clock + decoder.max_ahead_ms)
+        except (pa.ArrowException, OverflowError, ValueError):
+            wrong = [self._misfit(decoder, kept.slice(i, 1), [value], part) for i, value in enumerate(values)]
+            made = {}
+        if any(wrong):
+            letters += [Letter(row, *why) for row, why in zip(rows, wrong, strict=True) if why]
+            fine = [i for i, why in enumerate(wrong) if not why]
+            kept = kept.take(pa.array(fine, pa.int64()))
+            made = self._columns(decoder, kept, [values[i] for i in fine], part)
+        self._set_aside(batch, part, letters)
+        schema = pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
+        return pa.RecordBatch.from_arrays([made.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema)
+
+    def _columns(self, decoder: ValueDecoder, kept: pa.RecordBatch, values: list[object], part: _Part) -> dict[str, pa.Array]:
+        made = {f"s{decoder.number}_{name}": decoder.column(values, name) for name in decoder.fields}  # type: ignore[arg-type]
+        made["_source"] = pa.repeat(pa.scalar(decoder.number, pa.int32()), len(values))
+        made["_partition"] = pa.repeat(pa.scalar(part.partition, pa.int32()), len(values))
+        made["_time"] = decoder.times(values, kept.column("timestamp"))  # type: ignore[arg-type]
+        for name in self.metadata:
+            if name != "_partition":
+                made[name] = kept.column(name[1:]).cast(arrow_type(METADATA[name]))
+        return made
+
+    def _misfit(
+        self, decoder: ValueDecoder, record: pa.RecordBatch, value: list[object], part: _Part
+    ) -> tuple[str, str] | None:
+        try:
+            self._columns(decoder, record, value, part)
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            return "out_of_range", str(error).splitlines()[0]
+        return None
+
+
+def _untimely(times: pa.Array, latest: int) -> list[tuple[str, str] | None]:
+    """For each event time why it cannot be taken, if it cannot; empty if all can."""
+    if not times.null_count and (not len(times) or (pc.min(times).as_py() >= 0 and pc.max(times).as_py() <= latest)):
+        return []
+    return [_why_untimely(time, latest) for time in times.to_pylist()]
+
+
+def _why_untimely(time: int | None, latest: int) -> tuple[str, str] | None:
+    if time is None:
+        return "event_time", "the event time is null"
+    if time < 0:
+        return "event_time", f"the event time, {time} ms, is before 1970"
+    if time > latest:
+        return "future", f"the event time, {time} ms, is after {latest} ms, the latest that was allowed when it was read"
+    return None
+
+
+@dataclass(frozen=True)
+class TableReader(Reader):
+    """Rows of cells: a table's value is the text of the record, its tombstone null; `position` orders a key's changes."""
+
+    families: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, str | None] = field(default_factory=dict)
+
+    columns = "cell INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, position BIGINT"
+
+    @classmethod
+    def of(cls, job: Job, handoff: Handoff, checkpoint: str) -> TableReader:
+        """The reader of a job's global tables."""
+        decoders = {t.source.topic: ValueDecoder.of(t.source, tuple(filter(None, [t.source.key]))) for t in job.tables}
+        families = {table.source.topic: table.family for table in job.tables}
+        keys = {table.source.topic: table.source.key for table in job.tables}
+        return cls(handoff, checkpoint, job.pipeline.dead_letters, decoders, families, keys)
+
+    def _decode(self, batch: pa.RecordBatch, part: _Part, clock: int) -> pa.RecordBatch:
+        raw = batch.column("value").to_pylist()
+        letters: list[Letter] = []
+        found: list[tuple[str, str | None, int]] = []
+        deleted = [row for row, text in enumerate(raw) if text is None]
+        rows, values, refused = self.decoders[part.topic].decode(raw)
+        letters += [letter for letter in refused if letter.reason != "null_value"]
+        keys = list(key_texts(batch.column("key").to_pylist()))
+        offsets = batch.column("offset").to_pylist()
+        decoder, field_key = self.decoders[part.topic], self.keys[part.topic]
+        for row, value in [*((row, None) for row in deleted), *zip(rows, values, strict=True)]:
+            key = keys[row] if field_key is None or value is None else decoder.text(value, field_key)
+            if isinstance(key, str):
+                found.append((key, None if value is None else f"[{raw[row].decode()}]", offsets[row]))
+            else:
+                reason = ("null_key", "a table's record needs a key") if key is None else ("key_not_utf8", str(key))
+                letters.append(Letter(row, *reason))
+        self._set_aside(batch, part, letters)
+        part.counts["applied"] += len(found)
+        return self._cells(self.families[part.topic], found)
+
+    @staticmethod
+    def _cells(family: int, found: list[tuple[str, str | None, int]]) -> pa.RecordBatch:
+        keys, values, positions = zip(*found, strict=True) if found else ((), (), ())
+        none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(found))
+        return pa.RecordBatch.from_arrays(
+            [pa.repeat(pa.scalar(family, pa.int32()), len(found)), pa.array(keys, pa.string()), none, none,
+             pa.array(values, pa.string()), pa.array(positions, pa.int64())],
+            names=["cell", "key", "window_start", "window_end", "value", "position"],
+        )  # fmt: skip
