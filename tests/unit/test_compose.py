@@ -1,0 +1,100 @@
+"""The containers' composition, as far as it can be judged without an engine to run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import sluice.settings
+
+DOCKER = Path(__file__).parents[2] / "docker"
+COMPOSE = DOCKER / "compose.yaml"
+COMPOSITION: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSITION["services"]
+SECRETS = {"POSTGRES_PASSWORD", "AIRFLOW_API_SECRET", "AIRFLOW_JWT_SECRET", "AIRFLOW_FERNET_KEY"}
+
+every_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def client() -> list[str] | None:
+    """Find a client that knows compose: docker's plugin, or the older program of its own."""
+    if shutil.which("docker") and not subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") else None
+
+
+def check(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    found = client()
+    if found is None:
+        pytest.skip("no client for docker compose is installed")
+    path = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    command = [*found, "-f", str(COMPOSE), "config", "-q"]
+    return subprocess.run(command, env=path | environ, cwd=DOCKER, capture_output=True, text=True, timeout=60)
+
+
+def test_the_client_takes_it() -> None:
+    ran = check(dict.fromkeys(SECRETS, "abc"))
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("secret", sorted(SECRETS))
+def test_a_missing_secret_is_refused_by_name(secret: str) -> None:
+    ran = check(dict.fromkeys(SECRETS - {secret}, "abc"))
+    assert ran.returncode != 0
+    assert secret in ran.stderr
+
+
+def test_it_has_all_parts_of_the_product() -> None:
+    airflow = {f"airflow-{part}" for part in ("init", "api-server", "scheduler", "dag-processor", "triggerer")}
+    assert set(SERVICES) == {"kafka", "postgres", "spark-master", "spark-worker", *airflow}
+
+
+@every_service
+def test_every_service_has_an_image_with_a_version(name: str) -> None:
+    assert re.fullmatch(r"[a-z/]+:[0-9.]+", SERVICES[name]["image"])
+
+
+@every_service
+def test_ports_are_published_on_loopback_only(name: str) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+
+
+@every_service
+def test_every_service_that_stays_tells_its_health(name: str) -> None:
+    assert name == "airflow-init" or SERVICES[name]["healthcheck"]["test"][0] == "CMD"
+
+
+@every_service
+def test_no_secret_is_written_down(name: str) -> None:
+    for key, value in SERVICES[name].get("environment", {}).items():
+        if "SECRET" in key or key.endswith(("_KEY", "_PASSWORD")):
+            assert re.fullmatch(r"\$\{[A-Z_]+:\?.*\}", value), key
+        assert not re.search(r"://[^/@$]*:[^$@]+@", value), f"{key} holds a password"
+
+
+def test_the_example_names_every_variable_and_gives_no_secret() -> None:
+    lines = (DOCKER / ".env.example").read_text().splitlines()
+    example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert set(example) == set(re.findall(r"\$\{([A-Z_]+)", COMPOSE.read_text()))
+    assert {name for name, value in example.items() if not value} == SECRETS
+
+
+def test_settings_are_such_as_sluice_reads() -> None:
+    environment = SERVICES["airflow-scheduler"]["environment"]
+    known = set(re.findall(r"^\| (SLUICE_\w+)", sluice.settings.__doc__ or "", re.MULTILINE))
+    assert {name for name in environment if name.startswith("SLUICE_")} <= known
+    read = sluice.settings.Settings.read(environment)
+    assert read.kafka == {"bootstrap.servers": "kafka:19092"}
+
+
+def test_all_of_the_product_runs_one_image() -> None:
+    own = {name for name, service in SERVICES.items() if "build" in service}
+    assert own == {name for name in SERVICES if name.startswith(("airflow", "spark"))}
+    assert (DOCKER / SERVICES["airflow-init"]["build"]["context"] / "docker" / "Dockerfile").is_file()
