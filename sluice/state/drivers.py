@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from sqlalchemy import URL
 from typing_extensions import override
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = tuple[int, str, int, int, str | None]
 """cell, key, window start, window end, value: the fields of `Cell`."""
+
+Mode: TypeAlias = Literal["read", "write", "create"]
 
 _BATCHES = 'CREATE TABLE IF NOT EXISTS batches (batch BIGINT PRIMARY KEY, "rows" BIGINT NOT NULL)'
 # Keys sort by code point in both databases, whatever the locale.
@@ -62,28 +64,25 @@ class SqliteDriver(Driver):
 
     blocking = False
 
-    def __init__(self, path: Path, *, create: bool) -> None:
+    def __init__(self, path: Path, mode: Mode) -> None:
         self._path = path
         self._lock = RLock()  # one transaction at a time; readers of other connections go on
-        if create:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        mode = "rwc" if create else "ro"
         with _sqlite_errors():
-            self._connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}",
-                uri=True,
-                timeout=BUSY_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            if create:
+            if mode == "create":
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = self._connect({"read": "ro", "write": "rw", "create": "rwc"}[mode])
+            if mode != "read":
                 use_wal(self._connection)
+            if mode == "create":
                 self._connection.execute(_BATCHES)
                 self._connection.execute(_CELLS.format(collation="", options="WITHOUT ROWID"))
-            else:
-                # An empty file is a valid database to SQLite, but not a shard.
-                self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
+            # An empty file is a valid database to SQLite, but not a shard.
+            self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
             self._identity = _identity(path)
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        address = f"{self._path.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
@@ -125,13 +124,13 @@ class PostgresDriver(Driver):
 
     blocking = True
 
-    def __init__(self, url: URL, *, create: bool) -> None:
+    def __init__(self, url: URL, mode: Mode) -> None:
         self._url = url.difference_update_query(["schema"])
         self._schema = str(url.query["schema"])
         self._lock = RLock()
         with _postgres_errors():
             self._connection = self._connect()
-            if create:
+            if mode == "create":
                 self._create()
             self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
 

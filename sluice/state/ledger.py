@@ -46,11 +46,11 @@ class Ledger:
     def register(self, job: JobInfo) -> None:
         """Write or renew what a job says of itself. Its first generation is the one readers see, until `promote`."""
         where = {"pipeline": job.pipeline, "job": job.job, "generation": job.generation}
-        said = {"topics": _json(job.topics), "description": job.description, "drawing": job.drawing}
+        texts = {name: getattr(job, name) for name in ("description", "drawing", "picture")}
         with speaking_to("Registering the job"), writing(self._engine) as connection:
             if _generation(connection, job.pipeline, job.job) is None:
                 connection.execute(insert(JOBS), where)
-            _replace(connection, GENERATIONS, where, [said])
+            _replace(connection, GENERATIONS, where, [texts | {"topics": _json(job.topics)}])
             _replace(connection, STORES, where, map(msgspec.structs.asdict, job.stores))
             _replace(connection, WORKERS, where, map(msgspec.structs.asdict, job.workers))
 
@@ -120,36 +120,24 @@ class Ledger:
     def jobs(self, pipeline: str) -> list[JobInfo]:
         """The pipeline's jobs, sorted by name, in the generations readers see."""
         rows = self._read(_current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline).order_by(GENERATIONS.c.job))
-        stores = self.stores(pipeline)
-        return [
-            JobInfo(
-                **(dict(row) | {"topics": tuple(msgspec.json.decode(row["topics"]))}),
-                workers=tuple(self.workers(pipeline, row["job"])),
-                stores=tuple(store for store in stores if store.job == row["job"]),
-            )
-            for row in rows
-        ]
+        return [self._job(row) for row in rows]
 
-    def generation(self, pipeline: str, job: str) -> int | None:
-        """The generation readers see."""
-        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
-            return _generation(connection, pipeline, job)
+    def job(self, pipeline: str, job: str, generation: int) -> JobInfo | None:
+        """What one generation of a job said of itself."""
+        rows = self._read(select(GENERATIONS).where(_is(GENERATIONS, pipeline, job, generation)))
+        return self._job(rows[0]) if rows else None
 
     def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
-        """The stores of one pipeline, or of all, sorted by pipeline and name."""
+        """The stores of one pipeline, or of all, in the generations readers see, sorted by pipeline and name."""
         statement = _current(STORES).order_by(STORES.c.pipeline, STORES.c.name)
         if pipeline is not None:
             statement = statement.where(STORES.c.pipeline == pipeline)
         return [StoreInfo(**_without_generation(row)) for row in self._read(statement)]
 
-    def workers(self, pipeline: str, job: str, generation: int | None = None) -> list[WorkerInfo]:
-        """The workers of a generation, by default the one readers see, sorted by number."""
-        if generation is None:
-            statement = _current(WORKERS).where(_is(WORKERS, pipeline, job))
-        else:
-            statement = select(WORKERS).where(_is(WORKERS, pipeline, job, generation))
-        rows = self._read(statement.order_by(WORKERS.c.number))
-        return [WorkerInfo(**_without_generation(row)) for row in rows]
+    def workers(self, pipeline: str, job: str) -> list[WorkerInfo]:
+        """The workers of the generation readers see, sorted by number."""
+        statement = _current(WORKERS).where(_is(WORKERS, pipeline, job)).order_by(WORKERS.c.number)
+        return [WorkerInfo(**_without_generation(row)) for row in self._read(statement)]
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
         """How far the whole pipeline has read: topic → partition → the least next offset of the jobs that read it.
@@ -162,6 +150,17 @@ class Ledger:
             for topic in job.topics:
                 read.setdefault(topic, []).append(cut.positions.get(topic, {}) if cut else {})
         return {topic: _least(found) for topic, found in read.items()}
+
+    def _job(self, row: RowMapping) -> JobInfo:
+        of = (row["pipeline"], row["job"], row["generation"])
+        stores = self._read(select(STORES).where(_is(STORES, *of)).order_by(STORES.c.name))
+        workers = self._read(select(WORKERS).where(_is(WORKERS, *of)).order_by(WORKERS.c.number))
+        known: dict[str, Any] = dict(row) | {
+            "topics": tuple(msgspec.json.decode(row["topics"])),
+            "stores": tuple(StoreInfo(**_without_generation(store)) for store in stores),
+            "workers": tuple(WorkerInfo(**_without_generation(worker)) for worker in workers),
+        }
+        return JobInfo(**known)
 
     def _read(self, statement: Select[Any]) -> list[RowMapping]:
         with speaking_to("Reading the ledger"), self._engine.connect() as connection:

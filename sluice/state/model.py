@@ -63,6 +63,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The topology as text."""
     drawing: str = ""
     """The topology as a Mermaid flowchart."""
+    picture: str = ""
+    """The topology as an SVG drawing."""
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +80,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     stream_times: dict[str, int]
     """`operator/topic/partition` → largest event time seen there, in ms."""
     counts: dict[str, int]
-    """What happened to the batch's records: `read`, `applied`, `dead_letter/REASON`, `late/STORE`, `output/TOPIC`, `rows`."""
+    """The batch's records: `read`, `applied`, `dead_letter/REASON`, `late/STORE`, `output/TOPIC`, `rows`."""
 
     @property
     def id(self) -> str:

@@ -44,7 +44,7 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_cuts: int, deadlin
         return Retained(pipeline, job, 0, 0, {})
     forgotten = ledger.forget_cuts(pipeline, job, oldest.generation, oldest.batch)
     versions, failed = 0, {}
-    for worker in ledger.workers(pipeline, job, oldest.generation):
+    for worker in ledger.workers(pipeline, job):
         try:
             versions += _compact(worker, oldest)
         except StateError as error:
@@ -63,6 +63,5 @@ def _oldest_kept(cuts: list[Cut], keep_cuts: int, deadline: datetime) -> Cut | N
 
 
 def _compact(worker: WorkerInfo, oldest: Cut) -> int:
-    Shard.open(worker.location).close()  # a shard that is lost must not come back as an empty one
-    with Shard.create(worker.location) as shard:
+    with Shard.open(worker.location, to_write=True) as shard:
         return shard.compact(oldest.batch)

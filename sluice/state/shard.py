@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sluice.errors import SettingsError
 from sluice.state.database import database_url
-from sluice.state.drivers import Driver, PostgresDriver, Row, SqliteDriver
+from sluice.state.drivers import Driver, Mode, PostgresDriver, Row, SqliteDriver
 from sluice.state.model import NO_WINDOW, Cell
 
 if TYPE_CHECKING:
@@ -77,14 +77,14 @@ class Shard:
         self.close = driver.close
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """Open a shard for reading; StateError if it is not there: a shard that is lost is never an empty one."""
-        return cls(_driver(url, create=False))
+    def open(cls, url: str, *, to_write: bool = False) -> Self:
+        """Open a shard; StateError if it is not there: a shard that is lost is never an empty one."""
+        return cls(_driver(url, "write" if to_write else "read"))
 
     @classmethod
     def create(cls, url: str) -> Self:
-        """Open a shard for writing, and make it if it is not there."""
-        return cls(_driver(url, create=True))
+        """Open a shard for writing, and make it if it is not there: for a generation that has no cut yet."""
+        return cls(_driver(url, "create"))
 
     def __enter__(self) -> Self:
         return self
@@ -172,11 +172,11 @@ def location(base_url: str, pipeline: str, job: str, generation: int, worker: in
     return base.update_query_dict({"schema": schema}).render_as_string(hide_password=False)
 
 
-def _driver(url: str, *, create: bool) -> Driver:
+def _driver(url: str, mode: Mode) -> Driver:
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
-        return SqliteDriver(Path(parsed.database or ""), create=create)
-    return PostgresDriver(parsed, create=create)
+        return SqliteDriver(Path(parsed.database or ""), mode)
+    return PostgresDriver(parsed, mode)
 
 
 def _name(text: str) -> str:

@@ -32,7 +32,8 @@ GENERATIONS = Table(
     *_generation_columns(),
     Column("topics", Text, nullable=False, comment="JSON array"),
     Column("description", Text, nullable=False),
-    Column("drawing", Text, nullable=False),
+    Column("drawing", Text, nullable=False, comment="Mermaid"),
+    Column("picture", Text, nullable=False, comment="SVG"),
 )
 
 STORES = Table(
