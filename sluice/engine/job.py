@@ -40,7 +40,6 @@ _SPARK_OPTIONS = {
     "kafka.max.poll.records": "20000",
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.fetch.max.bytes": "67108864",
-    "kafka.auto.offset.reset": "none",
 }
 
 
