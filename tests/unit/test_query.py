@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from sluice.errors import NotFound, NotReady, QueryError, StateError
+from sluice.query import Answer, Pin, Reader
+from sluice.query import catalogue as catalogue_module
+from sluice.state.ledger import Ledger
+from sluice.state.model import NO_WINDOW, owner
+from sluice.state.shard import Range
+from tests.states import States, ledger_url
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def _always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_module, "FRESH_SECONDS", 0.0)
+
+
+@pytest.fixture
+def states(database: str) -> States:
+    return States(database)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> States:
+    """SQLite only, so that a test can damage files."""
+    return States(f"sqlite:///{tmp_path}/state", workers=3)
+
+
+@pytest.fixture
+def reader(states: States) -> Reader:
+    return Reader(states.ledger)
+
+
+def shard_file(states: States, worker: int) -> Path:
+    return Path(make_url(states.location(worker)).database or "")
+
+
+async def pinned(reader: Reader, store: str = "totals", as_of: str | None = None) -> Pin:
+    (found,) = [known for known in await reader.catalogue.stores() if known.name == store]
+    return await reader.catalogue.pin(found, as_of)
+
+
+def values(answer: Answer) -> dict[str, str]:
+    return {found.key: bytes(found.value).decode() for found in answer.entries}
+
+
+def ask(reader: Reader, key: str, store: str = "totals", as_of: str | None = None) -> dict[str, str]:
+    async def run() -> Answer:
+        return await reader.get(await pinned(reader, store, as_of), key)
+
+    return values(asyncio.run(run()))
+
+
+def everything(reader: Reader, store: str = "totals", as_of: str | None = None) -> Answer:
+    async def run() -> Answer:
+        return await reader.all(await pinned(reader, store, as_of))
+
+    return asyncio.run(run())
+
+
+def test_each_store_has_its_own_value_in_the_text_it_was_published_in(states: States, reader: Reader) -> None:
+    states.publish({"a": '[1, {"n":1, "sum":27.00}]', "b": "[2,null]"})
+    assert ask(reader, "a") == {"a": "1"}
+    assert ask(reader, "a", "revenue") == {"a": '{"n":1, "sum":27.00}'}
+    assert ask(reader, "b", "revenue") == {}
+    assert ask(reader, "missing") == {}
+    assert values(everything(reader, "revenue")) == {"a": '{"n":1, "sum":27.00}'}
+
+
+def test_everything_from_all_workers_in_the_order_of_the_keys(states: States, reader: Reader) -> None:
+    states.publish({f"k{number:02}": f"[{number}]" for number in range(20)})
+    answer = everything(reader)
+    assert [found.key for found in answer.entries] == [f"k{number:02}" for number in range(20)]
+    assert [(worker.number, worker.status) for worker in answer.workers] == [(0, "ok"), (1, "ok")]
+    assert not answer.partial
+
+
+def test_pages_cover_everything_once(states: States, reader: Reader) -> None:
+    states.publish({f"k{number:02}": f"[{number}]" for number in range(20)})
+
+    async def pages() -> list[list[str]]:
+        pin, after = await pinned(reader), None
+        found: list[list[str]] = []
+        while not found or after is not None:
+            page = await reader.scan(pin, Range(prefix="k"), after=after, limit=7)
+            after = page.after
+            found.append([entry.key for entry in page.entries])
+        return found
+
+    found = asyncio.run(pages())
+    assert [len(page) for page in found] == [7, 7, 6]
+    assert [key for page in found for key in page] == [f"k{number:02}" for number in range(20)]
+
+
+def test_windows_of_a_key(states: States, reader: Reader) -> None:
+    states.publish([(1, "a", start, start + 15_000, f"[{start}]") for start in (0, 15_000, 30_000)])
+
+    async def run() -> Answer:
+        return await reader.windows(await pinned(reader, "windows"), "a", 15_000, 30_000)
+
+    found = [(one.window_start, one.window_end, bytes(one.value)) for one in asyncio.run(run()).entries]
+    assert found == [(15_000, 30_000, b"15000"), (30_000, 45_000, b"30000")]
+
+
+def test_the_kind_of_query_must_fit_the_store(states: States, reader: Reader) -> None:
+    states.publish({"a": "[1,2]"})
+    with pytest.raises(QueryError, match="has windows"):
+        ask(reader, "a", "windows")
+    with pytest.raises(QueryError, match="has no windows"):
+        asyncio.run(_windows_of_totals(reader))
+
+
+async def _windows_of_totals(reader: Reader) -> Answer:
+    return await reader.windows(await pinned(reader), "a")
+
+
+def test_an_earlier_cut_can_be_asked_again(states: States, reader: Reader) -> None:
+    states.publish({"a": "[1]", "b": "[1]"})
+    states.publish({"a": "[2]", "b": None})
+    assert ask(reader, "a", as_of="1.0") == {"a": "1"}
+    assert ask(reader, "a") == {"a": "2"}
+    assert values(everything(reader)) == {"a": "2"}
+    assert values(everything(reader, as_of="1.0")) == {"a": "1", "b": "1"}
+    with pytest.raises(NotFound, match=r"no cut 1\.7"):
+        ask(reader, "a", as_of="1.7")
+    for nonsense in ("", "1", "x.1", "1.-1", "1.1.1", "٣.1", "1." + "9" * 40):
+        with pytest.raises(QueryError, match="is no cut"):
+            ask(reader, "a", as_of=nonsense)
+
+
+def test_before_the_first_cut(reader: Reader) -> None:
+    with pytest.raises(NotReady, match="published nothing yet"):
+        everything(reader)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbage"])
+def test_an_unreadable_shard_makes_the_answer_partial_and_says_why(local: States, damage: str) -> None:
+    reader = Reader(local.ledger)
+    keys = {f"k{number:02}": f"[{number}]" for number in range(20)}
+    local.publish(keys)
+    whole = everything(reader)  # connections are open now
+    lost = shard_file(local, 1)
+    content = lost.read_bytes()
+    for file in lost.parent.glob("worker-1.sqlite*"):
+        file.unlink()
+    if damage != "missing":
+        lost.write_bytes(b"" if damage == "empty" else b"garbage!" * 4096)
+
+    answer = everything(reader)
+    assert answer.partial
+    assert [worker.status for worker in answer.workers] == ["ok", "unavailable", "ok"]
+    assert answer.workers[1].reason
+    assert str(lost) not in answer.workers[1].reason
+    assert set(values(answer)) == {key for key in keys if owner(key, 3) != 1}
+    mine = next(key for key in keys if owner(key, 3) == 1)
+    with pytest.raises(StateError, match="Worker 1, which has the key, is unavailable"):
+        ask(reader, mine)
+
+    lost.unlink(missing_ok=True)
+    lost.write_bytes(content)
+    assert everything(reader) == whole
+
+
+def test_any_worker_answers_for_a_global_table(tmp_path: Path) -> None:
+    states = States(f"sqlite:///{tmp_path}/state", workers=3)
+    states.stores = (states.store("stores", "global", cell=5),)
+    states.ledger.register(states.info())
+    states.publish([(5, "a", NO_WINDOW, NO_WINDOW, '["A"]')])
+    reader = Reader(states.ledger)
+    for lost in (0, 1):
+        assert values(everything(reader, "stores")) == ask(reader, "a", "stores") == {"a": '"A"'}
+        assert not everything(reader, "stores").partial
+        for file in shard_file(states, lost).parent.glob(f"worker-{lost}.sqlite*"):
+            file.unlink()
+    assert values(everything(reader, "stores")) == {"a": '"A"'}
+
+
+def test_a_new_cut_is_seen_within_the_documented_time(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_module, "FRESH_SECONDS", 0.05)
+    reader = Reader(states.ledger)
+    states.publish({"a": "[1]"})
+    assert ask(reader, "a") == {"a": "1"}
+    states.publish({"a": "[2]"})
+    time.sleep(0.05)
+    assert ask(reader, "a") == {"a": "2"}
+
+
+class Publisher(threading.Thread):
+    """Publishes cuts in which every key has the number of the batch."""
+
+    def __init__(self, states: States, keys: list[str], cuts: int) -> None:
+        super().__init__(daemon=True)
+        self.states, self.keys, self.cuts = states, keys, cuts
+
+    def run(self) -> None:
+        for _ in range(self.cuts):
+            self.states.publish(dict.fromkeys(self.keys, f"[{self.states.batch + 1}]"))
+
+
+@pytest.fixture
+def published(database: str) -> Iterator[Publisher]:
+    states = States(database, workers=4)
+    publisher = Publisher(states, [f"k{number}" for number in range(12)], cuts=200)
+    states.publish(dict.fromkeys(publisher.keys, "[0]"))
+    publisher.start()
+    yield publisher
+    publisher.join()
+
+
+def test_no_reader_sees_half_a_cut_or_an_older_one(published: Publisher) -> None:
+    reader = Reader(Ledger.open(ledger_url(published.states.database)))
+    newest, looks = 0, 0
+    while published.is_alive():
+        answer = everything(reader)
+        seen = set(values(answer).values())
+        assert len(answer.entries) == 12
+        assert seen == {str(answer.pin.cut.batch)}
+        assert answer.pin.cut.batch >= newest
+        newest, looks = answer.pin.cut.batch, looks + 1
+    assert looks > 20
+    assert set(values(everything(reader)).values()) == {"200"}
