@@ -65,15 +65,18 @@ clean: ## Remove .venv, .sluice and every cache
 # --- set-up: each stamp is made once, and again when what it depends on changes ---
 
 # The first Python of 3.11 or newer, unless PYTHON= names one.
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
-	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+	"$$python" $(NEW_ENOUGH) && echo "$$python" && break; done)
 UV = $(or $(shell command -v uv),$(BIN)/uv)
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found: install it, or run make PYTHON=/path/to/python3." >&2; exit 2; }
-	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@"$(PYTHON)" $(NEW_ENOUGH) || \
+	{ echo "Python 3.11 or newer was not found: install it, or run make PYTHON=/path/to/python3." >&2; exit 2; }
+	@echo "Making $(VENV) with $$("$(PYTHON)" --version)"
 	@if command -v uv >/dev/null; then uv venv --quiet --allow-existing --python "$(PYTHON)" $(VENV); \
-	else $(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing: on Debian, apt-get install python3-venv." >&2; exit 2; } ; fi
+	else "$(PYTHON)" -m venv $(VENV) || \
+	{ rm -rf $(VENV); echo "Python's venv module is missing: on Debian, apt-get install python3-venv." >&2; exit 2; }; fi
 
 # uv installs the lock three times as fast as pip; without one on the PATH, the locked one is put into the venv.
 $(INSTALLED): requirements.txt pyproject.toml | $(BIN)/python
