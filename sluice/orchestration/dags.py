@@ -52,7 +52,8 @@ def pipeline_dag(pipeline: Pipeline) -> DAG:
         owner_links=owner_links(),
     )
     for job in jobs:
-        SluiceJobOperator(dag=dag, task_id=job.name, pipeline=pipeline.name, jobs=[job.name])
+        only = [job.name] if len(jobs) > 1 else []
+        SluiceJobOperator(dag=dag, task_id=job.name, pipeline=pipeline.name, jobs=only)
     return dag
 
 

@@ -20,9 +20,11 @@ from sluice.settings import Settings, settings
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+LOOPBACK = "127.0.0.1"
+
 
 class SluiceJobOperator(SparkSubmitOperator):
-    """Submits jobs of one pipeline to the Spark of a connection, with the Kafka of another.
+    """Submits jobs of one pipeline, all if none is named, to the Spark of one connection with the Kafka of another.
 
     The jobs take no parameters from whoever triggers a run. What they need to know goes through the environment, where
     no process list shows it.
@@ -31,12 +33,18 @@ class SluiceJobOperator(SparkSubmitOperator):
     template_fields: Sequence[str] = ()
 
     def __init__(
-        self, *, pipeline: str, jobs: Sequence[str], kafka_conn_id: str = KAFKA, conn_id: str = SPARK, **kwargs: Any
+        self,
+        *,
+        pipeline: str,
+        jobs: Sequence[str] = (),
+        kafka_conn_id: str = KAFKA,
+        conn_id: str = SPARK,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             application=str(settings().pipelines / "run.py"),
             application_args=[pipeline, *jobs],
-            name=f"sluice.{pipeline}.{'+'.join(jobs)}",
+            name=".".join(("sluice", pipeline, *jobs)),
             conn_id=conn_id,
             **kwargs,
         )
@@ -45,11 +53,14 @@ class SluiceJobOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> None:
         """Submit, and wait until the jobs have read what there was. What is set up wrongly fails without retries."""
         try:
-            spark_master(self._conn_id)
+            master = spark_master(self._conn_id)
             said = environment(settings(), kafka_config(self.kafka_conn_id))
             self.jars = ",".join(str(jar) for jar in connector_jars(settings().jars))
         except SettingsError as error:
             raise AirflowFailException(str(error)) from None
+        if master.startswith("local"):
+            # The driver's ports are for this machine only.
+            said["SPARK_LOCAL_IP"] = LOOPBACK
         # Not the parameter env_vars: for some masters the hook makes arguments of those.
         with added_to_environment(said):
             super().execute(context)

@@ -30,6 +30,7 @@ _PRODUCER = {
     "compression.type": "lz4",
     "queue.buffering.max.messages": 1_000_000,
     "enable.idempotence": True,
+    "log_level": 3,
 }
 _TIMEOUT_S = 30.0
 _REPORT_EVERY = 1_000
@@ -53,9 +54,9 @@ def create_topics(kafka: Mapping[str, str], topic: str = "orders") -> tuple[str,
     topics keep records for ever.
     """
     wanted = {topic: (PARTITIONS, _FOREVER), **_TOPICS}
-    made = AdminClient(dict(kafka)).create_topics(
-        [NewTopic(name, partitions, 1, config=config) for name, (partitions, config) in wanted.items()]
-    )
+    topics = [NewTopic(name, partitions, 1, config=config) for name, (partitions, config) in wanted.items()]
+    admin = AdminClient(dict(kafka))  # kept in a name: it must outlive its answers
+    made = admin.create_topics(topics)
     return tuple(name for name, future in made.items() if _made(name, future.exception(_TIMEOUT_S)))
 
 

@@ -121,17 +121,19 @@ def totals_of_topic(kafka: dict[str, str], topic: str = "orders") -> Totals:
 def read(value: bytes | None, now_ms: int) -> Order:
     """Read one record's value as an order."""
     if not value:
-        raise _BadError("empty")
+        raise _BadError("null_value" if value is None else "empty_value")
     try:
         found = json.loads(value, parse_float=Decimal, object_pairs_hook=_object, parse_constant=_no_number)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except UnicodeDecodeError:
+        raise _BadError("not_utf8") from None
+    except json.JSONDecodeError:
         raise _BadError("malformed") from None
     _check(found, _FIELDS)
     for item in found["orderLineItems"]:
         _check(item, _ITEM_FIELDS)
         _money(item["amount"])
     if found["orderType"] not in TYPES:
-        raise _BadError("unknown_value")
+        raise _BadError("contract")
     time_ms = _time(found["orderedDateTime"])
     if time_ms > now_ms + MAX_AHEAD_MS:
         raise _BadError("future")
@@ -140,19 +142,19 @@ def read(value: bytes | None, now_ms: int) -> Order:
 
 def _check(found: Any, fields: dict[str, type]) -> None:
     if not isinstance(found, dict):
-        raise _BadError("wrong_type")
+        raise _BadError("contract")
     for name, kind in fields.items():
         if name not in found:
-            raise _BadError("missing_field")
+            raise _BadError("contract")
         allowed = (int, Decimal) if kind is Decimal else (kind,)
         if type(found[name]) not in allowed:
-            raise _BadError("wrong_type")
+            raise _BadError("contract")
 
 
 def _money(number: int | Decimal) -> Decimal:
     amount = Decimal(number)
     if -int(amount.as_tuple().exponent) > _SCALE:
-        raise _BadError("scale")
+        raise _BadError("digits")
     return amount
 
 
@@ -160,7 +162,7 @@ def _time(text: str) -> int:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise _BadError("bad_time") from None
+        raise _BadError("contract") from None
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

@@ -1,0 +1,183 @@
+"""The command `sluice`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sluice.errors import SettingsError, SluiceError
+from sluice.settings import settings
+from sluice.topology.pipeline import Pipeline
+
+# Everything else is imported by the command that needs it, so that --help is there at once.
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # they would show the values of variables
+    help="Stream processing with Airflow, Spark and Kafka.",
+)
+produce = typer.Typer(no_args_is_help=True, help="Bring samples to Kafka.")
+kafka = typer.Typer(no_args_is_help=True, help="A real Kafka broker on this machine.")
+app.add_typer(produce, name="produce")
+app.add_typer(kafka, name="kafka")
+
+err = Console(stderr=True, highlight=False)
+out = Console(highlight=False)
+
+Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
+Folder = Annotated[Path | None, typer.Option(help="Where it keeps its data; default: .sluice/kafka.")]
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Errors that are made for people end the command with their sentences, not with a traceback."""
+    try:
+        yield
+    except SluiceError as error:
+        err.print(f"[bold red]{type(error).title}:[/] ", end="")
+        err.print(error.detail, markup=False, soft_wrap=True)
+        if error.next_step:
+            err.print(error.next_step, markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+@produce.command("orders")
+def produce_orders(
+    count: Annotated[int, typer.Option(min=1, help="Number of orders.")] = 10_000,
+    stores: Annotated[int, typer.Option(min=1, help="Number of stores they go to; store_1234 is one of them.")] = 50,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same orders.")] = 7,
+    bad: Annotated[float, typer.Option(min=0, max=1, help="Share of orders that cannot be read.")] = 0.01,
+    late: Annotated[float, typer.Option(min=0, max=1, help="Share of orders that are two minutes old.")] = 0.0,
+    start: Annotated[str, typer.Option(help="When the first is placed, UTC, or: now.")] = "2022-12-05T08:55:27",
+    topic: Annotated[str, typer.Option(help="The topic of the orders.")] = "orders",
+    bootstrap: Annotated[str, typer.Option(help="HOST:PORT of the broker; default: as SLUICE_KAFKA says.")] = "",
+) -> None:
+    """Produce sample stores and orders; makes the topics of the orders pipeline that are missing."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from sluice.samples import produce_orders
+
+    with _said(), Progress(TextColumn("orders"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+        bar = progress.add_task("orders", total=count)
+        done = produce_orders(
+            settings().kafka | ({"bootstrap.servers": bootstrap} if bootstrap else {}),
+            count=count,
+            stores=stores,
+            seed=seed,
+            bad_share=bad,
+            late_share=late,
+            start_ms=_epoch_ms(start),
+            topic=topic,
+            progress=lambda sent: progress.update(bar, completed=sent),
+        )
+    made = f", made the topics {', '.join(done.topics_made)}" if done.topics_made else ""
+    out.print(f"{done.orders:,} orders ({done.bad:,} bad) and {done.stores:,} stores in {done.seconds:.1f} s{made}")
+
+
+def _epoch_ms(text: str) -> int:
+    try:
+        when = datetime.now(UTC) if text == "now" else datetime.fromisoformat(text)
+    except ValueError:
+        raise SettingsError(
+            f"--start {text!r} is no time.", next_step="Write for example 2022-12-05T08:55:27."
+        ) from None
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * 1000
+
+
+@kafka.command("start")
+def kafka_start(
+    port: Annotated[int, typer.Option(help="The port it listens on, on this machine only.")] = 9092,
+    folder: Folder = None,
+) -> None:
+    """Start a broker that runs until `sluice kafka stop`."""
+    from sluice.testing.kafka import start
+
+    with _said():
+        broker = start(folder or settings().home / "kafka", port)
+        out.print(f"Kafka answers on {broker.bootstrap} (process {broker.pid})")
+
+
+@kafka.command("stop")
+def kafka_stop(folder: Folder = None) -> None:
+    """Stop the broker."""
+    from sluice.testing.kafka import stop
+
+    with _said():
+        broker = stop(folder or settings().home / "kafka")
+        out.print("No broker runs." if broker is None else f"Stopped the broker on {broker.bootstrap}")
+
+
+@app.command()
+def demo(
+    leave: Annotated[bool, typer.Option("--exit", help="End after the answers; 1 if one is wrong.")] = False,
+    port: Annotated[int | None, typer.Option(help="Airflow's port; default: 8080, or any that is free.")] = None,
+) -> None:
+    """Start Kafka and Airflow, produce orders, let the pipeline run, and ask it."""
+    from sluice.demo.show import Options
+    from sluice.demo.show import demo as show
+
+    with _said():
+        status = show(Options(leave, port), out)
+    raise typer.Exit(status)
+
+
+@app.command()
+def explain(pipeline: Name) -> None:
+    """Say which jobs a pipeline becomes, and what each reads, holds and writes."""
+    from sluice.plan import explain, plan
+
+    with _said():
+        out.print(explain(plan(_load(pipeline))), markup=False, soft_wrap=True)
+
+
+@app.command()
+def describe(
+    pipeline: Name,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="As a Mermaid flowchart.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="As an SVG drawing.")] = False,
+) -> None:
+    """Print a pipeline's topology."""
+    from sluice.topology import drawing
+
+    draw: Callable[[Pipeline], str] = drawing.mermaid if mermaid else drawing.svg if svg else drawing.text
+    with _said():
+        out.print(draw(_load(pipeline)), markup=False, soft_wrap=True)
+
+
+@app.command()
+def run(
+    pipeline: Name,
+    master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
+) -> None:
+    """Run a pipeline's jobs with spark-submit, without Airflow, until they have read what there is."""
+    with _said():
+        _load(pipeline)
+        known = settings()
+        jars = ",".join(str(jar) for jar in sorted(known.jars.glob("*.jar")))
+        if not jars:
+            raise SettingsError(f"There are no jars in {known.jars}.", next_step="Run: make setup")
+        submit = str(Path(sys.executable).parent / "spark-submit")
+        command = [submit, "--master", master, "--jars", jars, str(known.pipelines / "run.py"), pipeline]
+        variables: dict[str, Any] = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        status = subprocess.run(command, env={**variables, **os.environ}, check=False).returncode
+    raise typer.Exit(status)
+
+
+def _load(name: str) -> Pipeline:
+    from sluice.topology import load_pipeline
+
+    return load_pipeline(settings().pipelines, name)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,111 @@
+"""A small client of Airflow's REST API, and of what its plugins serve."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import httpx
+
+from sluice.errors import EngineError
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class LogIn:
+    """A user of Airflow's simple auth manager."""
+
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"LogIn({self.user!r})"
+
+
+class Airflow:
+    """Airflow at `url`, spoken to as one user. Not for use by several threads."""
+
+    def __init__(self, url: str, log_in: LogIn | None = None) -> None:
+        self.url = url
+        self.token = ""
+        self._client = httpx.Client(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+        if log_in is not None:
+            self._log_in(log_in)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def is_up(self) -> bool:
+        """Whether the API answers and scheduler, DAG processor and triggerer are alive."""
+        try:
+            answer = self._client.get("/api/v2/monitor/health", timeout=5.0)
+        except httpx.TransportError:
+            return False
+        if answer.status_code != httpx.codes.OK:
+            return False
+        states = answer.json()
+        return all(states[name]["status"] == "healthy" for name in ("scheduler", "dag_processor", "triggerer"))
+
+    def answers(self) -> bool:
+        """Whether the API answers at all."""
+        try:
+            return self._client.get("/api/v2/version", timeout=5.0).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    def ask(self, path: str, **parameters: Any) -> httpx.Response:
+        """GET a path as the user."""
+        return self._client.get(path, params=parameters or None, headers=self._headers())
+
+    def json(self, path: str, **parameters: Any) -> Any:
+        """GET a path's JSON, numbers with a point as Decimal; EngineError if it is not there."""
+        answer = self.ask(path, **parameters)
+        if answer.status_code != httpx.codes.OK:
+            raise EngineError(f"GET {path} gave {answer.status_code}: {answer.text[:500]}")
+        try:
+            return json.loads(answer.content, parse_float=Decimal)
+        except json.JSONDecodeError:
+            # Airflow's own page stands where nothing else does.
+            raise EngineError(f"GET {path} gave no JSON.", next_step="See that Airflow lists the plugin.") from None
+
+    def trigger(self, dag: str, conf: dict[str, Any] | None = None) -> str:
+        """Start a run of a DAG by hand; its id."""
+        body = {"logical_date": None, "conf": conf or {}}
+        answer = self._client.post(f"/api/v2/dags/{dag}/dagRuns", json=body, headers=self._headers())
+        if answer.status_code != httpx.codes.OK:
+            raise EngineError(f"Triggering {dag} gave {answer.status_code}: {answer.text[:500]}")
+        return str(answer.json()["dag_run_id"])
+
+    def runs(self, dag: str) -> list[dict[str, Any]]:
+        """List the runs of a DAG, oldest first; none as long as Airflow does not know the DAG."""
+        answer = self.ask(f"/api/v2/dags/{dag}/dagRuns", order_by="run_after", limit=100)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return []
+        found: list[dict[str, Any]] = answer.raise_for_status().json()["dag_runs"]
+        return found
+
+    def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
+        """List the task instances of a run."""
+        found: list[dict[str, Any]] = self.json(f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
+        return found
+
+    def log(self, dag: str, run: str, task: str, attempt: int) -> str:
+        """Read a task's log as text."""
+        answer = self._client.get(
+            f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}",
+            headers={**self._headers(), "Accept": "application/x-ndjson"},
+        )
+        return answer.text
+
+    def _log_in(self, log_in: LogIn) -> None:
+        answer = self._client.post("/auth/token", json={"username": log_in.user, "password": log_in.password})
+        if answer.status_code not in (httpx.codes.OK, httpx.codes.CREATED):
+            raise EngineError(f"Airflow refused the log-in of {log_in.user}: {answer.status_code}.")
+        self.token = str(answer.json()["access_token"])
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}

@@ -1,0 +1,101 @@
+"""The questions the demo asks the REST view, and whether the answers are what the topic says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from sluice.demo.airflow import Airflow
+from sluice.samples import START_MS, STORE_1234, Totals
+from sluice.samples.topics import read_topic
+
+KINDS = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
+_FROM = datetime.fromtimestamp(START_MS // 15_000 * 15, UTC)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A path of the REST view, and what its answer must be, if that is known."""
+
+    path: str
+    expected: Any = None
+
+    def is_right(self, answer: Any) -> bool:
+        """Whether the answer is the one expected."""
+        return self.expected is None or self.expected == answer
+
+
+def questions(totals: Totals) -> list[Question]:
+    """Make a few questions about store_1234, each with the answer that the topic's records give."""
+    count, revenue = totals.running["GENERAL", STORE_1234]
+    answer = {
+        "locationId": STORE_1234,
+        "orderType": "GENERAL",
+        "totalRevenue": {"locationId": STORE_1234, "runnuingOrderCount": count, "runningRevenue": revenue},
+    }
+    window = _FROM.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return [
+        Question(
+            f"/v1/orders/count/general_orders?location_id={STORE_1234}", {"locationId": STORE_1234, "orderCount": count}
+        ),
+        Question(f"/v1/orders/revenue/general_orders?location_id={STORE_1234}", answer),
+        Question(f"/v1/orders/windows/count?from_time={window}&to_time={window}"),
+        Question(f"/v1/metadata/general_orders/{STORE_1234}"),
+        Question(f"/sluice/v1/stores/restaurant_orders_revenue/keys/{STORE_1234}"),
+    ]
+
+
+def served(airflow: Airflow) -> dict[str, dict[Any, Any]]:
+    """Ask the orders paths for all eight stores; the same shape as `Totals.stores`."""
+    found: dict[str, dict[Any, Any]] = {}
+    for prefix in KINDS:
+        found[f"{prefix}_count"] = _by_location(airflow, f"/v1/orders/count/{prefix}", _count)
+        found[f"{prefix}_revenue"] = _by_location(airflow, f"/v1/orders/revenue/{prefix}", _revenue)
+        found[f"{prefix}_count_window"] = _by_window(airflow, f"/v1/orders/windows/count/{prefix}", _count)
+        found[f"{prefix}_revenue_window"] = _by_window(airflow, f"/v1/orders/windows/revenue/{prefix}", _revenue)
+    return found
+
+
+def differences(expected: Mapping[str, dict[Any, Any]], found: Mapping[str, dict[Any, Any]]) -> dict[str, int]:
+    """Count, per store, the keys whose values differ or that one side lacks."""
+    return {
+        store: sum(rows.get(key) != found[store].get(key) for key in rows.keys() | found[store].keys())
+        for store, rows in expected.items()
+    }
+
+
+def dead_letters(kafka: Mapping[str, str], topic: str = "orders_dead_letters") -> Counter[str]:
+    """Count the dead letters by their reason."""
+    reasons: Counter[str] = Counter()
+    for message in read_topic(kafka, topic):
+        headers = dict(message.headers() or [])
+        reasons[str((headers.get("sluice.reason") or b"none").decode())] += 1  # type: ignore[union-attr]
+    return reasons
+
+
+def _count(row: dict[str, Any]) -> int:
+    return int(row["orderCount"])
+
+
+def _revenue(row: dict[str, Any]) -> tuple[int, Decimal]:
+    total = row["totalRevenue"]
+    return int(total["runnuingOrderCount"]), Decimal(total["runningRevenue"])
+
+
+def _by_location(airflow: Airflow, path: str, value: Callable[[dict[str, Any]], Any]) -> dict[Any, Any]:
+    return {row["locationId"]: value(row) for row in airflow.json(path)}
+
+
+def _by_window(airflow: Airflow, path: str, value: Callable[[dict[str, Any]], Any]) -> dict[Any, Any]:
+    return {(row["locationId"], _ms(row["startWindow"])): value(row) for row in airflow.json(path)}
+
+
+def _ms(time: str | int) -> int:
+    if isinstance(time, int):
+        return time
+    when = datetime.fromisoformat(time)
+    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)

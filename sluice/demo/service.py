@@ -1,0 +1,105 @@
+"""A process of the platform, with everything it starts, in a session of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from sluice.errors import EngineError
+
+_LOG_LINES = 25
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running program. Its session holds whatever it has started, re-parented processes included."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(cls, name: str, command: list[str], environment: Mapping[str, str], log: Path) -> Service:
+        """Start `command`, its output going to the file `log`."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return cls(name, process, log)
+
+    def check(self) -> None:
+        """Raise EngineError with the end of its log if the program has ended."""
+        status = self.process.poll()
+        if status is not None:
+            raise EngineError(
+                f"{self.name} ended with status {status}. The end of its log:\n{self.tail()}",
+                next_step=f"The whole log is {self.log}.",
+            )
+
+    def finish(self) -> None:
+        """Wait for the program to end; EngineError if it ends with another status than 0."""
+        if self.process.wait():
+            self.check()
+
+    def tail(self) -> str:
+        """Return the last lines of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+
+
+def stop(services: Iterable[Service], patience_s: float = 15.0) -> None:
+    """Stop the services with all they have started: asked to end first, killed after `patience_s`."""
+    sessions = {service.process.pid for service in services}
+    end_sessions(sessions, patience_s)
+    for service in services:
+        service.process.wait()
+
+
+def end_sessions(sessions: set[int], patience_s: float) -> None:
+    """End every process of these sessions."""
+    _signal(members(sessions), signal.SIGTERM)
+    until = time.monotonic() + patience_s
+    while (left := members(sessions)) and time.monotonic() < until:
+        time.sleep(0.1)
+    _signal(left, signal.SIGKILL)
+
+
+def members(sessions: set[int]) -> list[psutil.Process]:
+    """Return the processes of these sessions that have not ended."""
+    return [
+        process for process in psutil.process_iter(["pid"]) if _session(process) in sessions and not _ended(process)
+    ]
+
+
+def _session(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue

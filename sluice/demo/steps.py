@@ -1,0 +1,109 @@
+"""What the demo is doing now, and for how long: spinners on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, Task, TaskID, TextColumn
+from rich.text import Text
+
+_REMIND_S = 5.0
+
+
+class _Seconds(TextColumn):
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def render(self, task: Task) -> Text:
+        seconds = task.finished_time if task.finished else task.elapsed
+        return Text(f"{seconds or 0.0:6.1f} s", style="cyan")
+
+
+class Step:
+    """One thing that is being done; `say` tells how far it is."""
+
+    def __init__(self, steps: Steps, title: str) -> None:
+        self.title = title
+        self._steps = steps
+        self._said = ""
+        self._said_at = 0.0
+
+    def say(self, detail: str) -> None:
+        """Tell how far it is; on something that is no terminal the same is told again every five seconds only."""
+        now = time.monotonic()
+        if detail != self._said or now - self._said_at >= _REMIND_S:
+            self._said, self._said_at = detail, now
+            self._steps.show(self, detail)
+
+    @property
+    def detail(self) -> str:
+        """What was said last."""
+        return self._said
+
+
+class Steps:
+    """The steps of a longer piece of work, some at the same time. Use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._began = time.monotonic()
+        self._live = console.is_terminal
+        self._lock = threading.Lock()
+        self._tasks: dict[Step, TaskID] = {}
+        columns = (SpinnerColumn(finished_text="[green]✓[/]"), _Seconds(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=console)
+
+    def __enter__(self) -> Steps:
+        if self._live:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._progress.stop()
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[Step]:
+        """Show a step until the block ends; ✗ if it ends with an error."""
+        step = Step(self, title)
+        if self._live:
+            self._tasks[step] = self._progress.add_task(escape(title), total=1)
+        else:
+            self._print("…", step, "")
+        try:
+            yield step
+        except BaseException:
+            self._finish(step, "[red]✗[/]")
+            raise
+        self._finish(step, "[green]✓[/]")
+
+    def show(self, step: Step, detail: str) -> None:
+        """Show what a step says."""
+        if self._live:
+            self._progress.update(self._tasks[step], description=_line(step, detail))
+        else:
+            self._print("…", step, detail)
+
+    def _finish(self, step: Step, mark: str) -> None:
+        if self._live:
+            done = int("✓" in mark)
+            self._progress.update(self._tasks[step], description=_line(step, step.detail), completed=done)
+            self._progress.stop_task(self._tasks[step])
+        else:
+            self._print(mark, step, step.detail)
+
+    def _print(self, mark: str, step: Step, detail: str) -> None:
+        with self._lock:
+            self.console.print(f"{time.monotonic() - self._began:6.1f} s  {mark} {_line(step, detail)}", soft_wrap=True)
+
+
+def _line(step: Step, detail: str) -> str:
+    return escape(step.title) + (f"  [dim]{escape(detail)}[/]" if detail else "")
