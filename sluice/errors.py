@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 
@@ -11,6 +13,8 @@ class SluiceError(Exception):
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Sluice error"
     next_step: str = ""
+    extensions: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Further members of the problem document that tells a client of the error."""
 
     def __init__(self, detail: str, *, next_step: str = "") -> None:
         super().__init__(detail)

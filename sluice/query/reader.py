@@ -30,6 +30,7 @@ class Reader:
     def __init__(self, ledger: Ledger) -> None:
         self.catalogue = Catalogue(ledger)
         self._workers: dict[str, LocalWorker] = {}
+        self._counts: dict[tuple[str, str, int], tuple[str, int]] = {}
 
     async def get(self, pin: Pin, key: str) -> Answer:
         """The value of one key of a store without windows: one entry, or none."""
@@ -79,10 +80,23 @@ class Reader:
             )
         return page
 
-    async def count(self, pin: Pin) -> tuple[int, tuple[WorkerStatus, ...]]:
-        """How many entries a store has on the workers that can be read."""
+    async def count(self, pin: Pin) -> int:
+        """How many entries a store has on the workers that can be read; whole counts are kept as long as their cut."""
+        cells = (pin.store.pipeline, pin.store.job, pin.store.cell)
+        known = self._counts.get(cells)
+        if known is not None and known[0] == pin.cut.id:
+            return known[1]
         counts, statuses = await self._ask_all(pin, pin.workers, lambda one: one.count(pin.store.cell, pin.cut.batch))
-        return sum(counts), statuses
+        if all(status.status == "ok" for status in statuses):
+            self._counts[cells] = pin.cut.id, sum(counts)
+        return sum(counts)
+
+    async def statuses(self, pin: Pin) -> tuple[WorkerStatus, ...]:
+        """Whether each worker can be read, without reading much."""
+        said = await asyncio.gather(
+            *(self._ask_one(info, lambda one: one.get(pin.store.cell, "", pin.cut.batch)) for info in pin.workers)
+        )
+        return tuple(status for _, status in said)
 
     def _worker(self, info: WorkerInfo) -> WorkerReader:
         if info.location not in self._workers:

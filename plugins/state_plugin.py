@@ -1,0 +1,33 @@
+"""The one file Airflow loads: it mounts the REST view and puts the page into Airflow's navigation."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from airflow.configuration import conf
+from airflow.plugins_manager import AirflowPlugin
+
+from sluice.api.mounted import Mounted
+
+_ROOT = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
+
+
+class StatePlugin(AirflowPlugin):
+    """Queryable state of the pipelines."""
+
+    name = "sluice"
+    fastapi_apps = [  # noqa: RUF012 - as Airflow declares it
+        {"name": "Sluice", "app": Mounted("generic_app"), "url_prefix": "/sluice"},
+        {"name": "Sluice orders", "app": Mounted("orders_app"), "url_prefix": "/v1"},
+    ]
+    external_views = [  # noqa: RUF012 - as Airflow declares it
+        {
+            "name": "Sluice",
+            "href": f"{_ROOT}/sluice/",
+            "destination": "nav",
+            "url_route": "sluice",
+            "icon": f"{_ROOT}/sluice/static/icon.svg",
+            "icon_dark_mode": f"{_ROOT}/sluice/static/icon-dark.svg",
+            "nav_top_level": True,
+        }
+    ]
