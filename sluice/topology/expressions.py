@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -48,16 +49,65 @@ class Expression:
 def parse(text: str) -> Expression:
     """Read `text`; TopologyError says what is wrong with it and where."""
     try:
-        tree = sqlglot.parse_one(text, dialect="spark")
+        tree, *more = sqlglot.parse(text, dialect="spark")
     except SqlglotError as error:
         problem = (getattr(error, "errors", None) or [{}])[0]
         where = f" (column {problem['col']})" if problem.get("col") else ""
-        what = str(problem.get("description") or error).replace("<class 'sqlglot.expressions.core.", "").replace("'>", "")
+        what = (
+            str(problem.get("description") or error).replace("<class 'sqlglot.expressions.core.", "").replace("'>", "")
+        )
         raise TopologyError(f"{text!r} is not a Spark SQL expression{where}: {what}.") from None
-    if isinstance(tree, exp.Query | exp.Command | exp.DDL):
-        raise TopologyError(f"{text!r} is a statement; an expression is needed.")
+    if tree is None or more:
+        raise TopologyError(f"{text!r} holds {'more than one' if more else 'no'} expression.")
+    if why := _refusal(tree):
+        raise TopologyError(f"{text!r} {why}.")
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
-    return Expression(text, tuple(names), tree.find(exp.AggFunc) is not None)
+    return Expression(text, tuple(names), any(map(_aggregates, tree.walk())))
+
+
+def quoted(name: str) -> str:
+    """`name` as Spark SQL reads it back, whatever it holds."""
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"`{name.replace('`', '``')}`"
+
+
+def reference(name: str) -> str:
+    """The expression that is the field of that name, and nothing else."""
+    try:
+        plain = [start_stop for *_, start_stop in parse(name).names] == [len(name)] and quoted(name) == name
+    except TopologyError:
+        plain = False
+    return name if plain else f"`{name.replace('`', '``')}`"
+
+
+_STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
+# What sqlglot takes for a function like any other.
+_MORE_AGGREGATES = {"every", "mean", "some", "std", "try_avg", "try_sum"}
+
+
+def _refusal(tree: exp.Expression) -> str:
+    """Why a tree is not one expression over a record's fields; empty if it is."""
+    if isinstance(tree, _STATEMENTS):
+        return "is a statement; an expression is needed"
+    if isinstance(tree, exp.Alias):
+        return "gives a name with AS; the name goes before the expression, as in total='sum(amount)'"
+    for node in tree.walk():
+        if node.comments:
+            return "holds a comment; write it in Python"
+        if isinstance(node, exp.Query):
+            return "holds a query; an expression is needed"
+        if isinstance(node, exp.Window):
+            return "looks at other records with OVER; group the stream instead"
+        if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
+            return "holds a star; name the fields"
+    return ""
+
+
+def _aggregates(node: exp.Expression) -> bool:
+    return isinstance(node, exp.AggFunc) or (isinstance(node, exp.Func) and _name(node) in _MORE_AGGREGATES)
+
+
+def _name(function: exp.Func) -> str:
+    return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
 
 
 def _position(column: exp.Column) -> tuple[str, int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,12 +11,14 @@ import msgspec
 
 from sluice.errors import TopologyError
 from sluice.topology import contracts, nodes
+from sluice.topology.author import line
 from sluice.topology.expressions import METADATA
 from sluice.topology.streams import GlobalTable, Stream
 from sluice.topology.windows import Duration, milliseconds
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}")
-_HERE = Path(__file__).parent
+_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
+# A pipeline's name is also part of paths, of its DAG's id and of schemas' names.
+_PIPELINE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 N = TypeVar("N", bound=nodes.Node)
 
@@ -32,7 +33,7 @@ class Pipeline:
     def __init__(self, name: str, *, workers: int = 2, zone: str = "UTC", max_ahead: Duration = "1 hour") -> None:
         self.name = _valid("pipeline", name)
         if not 1 <= workers <= 1024:
-            raise TopologyError(f"{name}: workers={workers}; there must be 1 to 1024.")
+            raise TopologyError(f"{name} at {line()}: workers={workers}; there must be 1 to 1024.")
         self.workers = workers
         self.zone = _zone(name, zone)
         self.max_ahead_ms = milliseconds(max_ahead)
@@ -40,11 +41,18 @@ class Pipeline:
         self.doc = ""
         self.file: Path | None = None
         self._claimed: dict[tuple[str, str], str] = {}
+        self.claim("topic", self.dead_letters)
+        self.claim("topic", self.markers)
 
     @property
     def dead_letters(self) -> str:
         """The topic of the records that could not be read, each with its reason."""
         return f"{self.name}_dead_letters"
+
+    @property
+    def markers(self) -> str:
+        """The topic that says which batches' output is out."""
+        return f"{self.name}_markers"
 
     def stream(
         self, topic: str, *, value: type[msgspec.Struct], key: str | None = None, event_time: str | None = None
@@ -67,18 +75,22 @@ class Pipeline:
         self, topic: str, kind: Any, value: type[msgspec.Struct], key: str | None, event_time: str | None
     ) -> nodes.Source:
         self.claim("topic", topic)
-        fields = contracts.fields(value)
+        where = f"{self.name}: {topic} at {line()}"
+        try:
+            fields = contracts.fields(value)
+        except TopologyError as error:
+            raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
         clash = fields.keys() & METADATA.keys()
         for name in (key, event_time):
             if name is not None and name not in fields:
                 raise TopologyError(
-                    f"{self.name}: {topic} at {self.at()}: {value.__name__} has no field {name!r}.",
+                    f"{where}: {value.__name__} has no field {name!r}.",
                     next_step=f"There are: {', '.join(fields)}.",
                 )
         if event_time is not None and fields[event_time] != "TIMESTAMP":
-            raise TopologyError(f"{self.name}: {topic}: event time {event_time!r} is {fields[event_time]}, not a datetime.")
+            raise TopologyError(f"{where}: event time {event_time!r} is {fields[event_time]}, not a datetime.")
         if clash:
-            raise TopologyError(f"{self.name}: {topic}: the names {', '.join(sorted(clash))} are Sluice's own.")
+            raise TopologyError(f"{where}: the names {', '.join(sorted(clash))} are Sluice's own.")
         return self.add(
             nodes.Source, topic=topic, kind=kind, contract=value, key=key, event_time=event_time, zone=self.zone,
             max_ahead_ms=self.max_ahead_ms, fields=fields,
@@ -86,7 +98,7 @@ class Pipeline:
 
     def add(self, node_type: type[N], **values: Any) -> N:
         """Append a node made of `values`; for the handles, not for authors."""
-        node = node_type(number=len(self.nodes), at=self.at(), **values)
+        node = node_type(number=len(self.nodes), at=line(), **values)
         self.nodes.append(node)
         return node
 
@@ -95,22 +107,17 @@ class Pipeline:
         _valid(kind, name)
         if (kind, name) in self._claimed:
             raise TopologyError(
-                f"{self.name}: {kind} {name!r} at {self.at()} is there already, from {self._claimed[kind, name]}."
+                f"{self.name}: {kind} {name!r} at {line()} is there already, from {self._claimed[kind, name]}."
             )
-        self._claimed[kind, name] = self.at()
-
-    @staticmethod
-    def at() -> str:
-        """`file:line` of the author's code that is being run."""
-        frame = inspect.currentframe()
-        while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_HERE):
-            frame = frame.f_back
-        return "?" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        self._claimed[kind, name] = line()
 
 
 def _valid(kind: str, name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise TopologyError(f"{name!r} is no name for a {kind}.", next_step="Use letters, digits, '_', '-' and '.'.")
+    if not (_PIPELINE if kind == "pipeline" else _NAME).fullmatch(name):
+        dot = "" if kind == "pipeline" else ", '.'"
+        raise TopologyError(
+            f"{name!r} at {line()} is no name for a {kind}.", next_step=f"Use letters, digits, '_', '-'{dot}."
+        )
     return name
 
 
@@ -118,5 +125,7 @@ def _zone(pipeline: str, zone: str) -> str:
     try:
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError):
-        raise TopologyError(f"{pipeline}: {zone!r} is not a time zone.", next_step='Write for example "Europe/Berlin".') from None
+        raise TopologyError(
+            f"{pipeline} at {line()}: {zone!r} is not a time zone.", next_step='Write for example "Europe/Berlin".'
+        ) from None
     return zone

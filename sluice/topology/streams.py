@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sluice.errors import TopologyError
 from sluice.topology import expressions, nodes
+from sluice.topology.author import line
 from sluice.topology.windows import Window
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class _Handle:
 
     def _check(self, text: str, step: str, *, aggregate: bool = False) -> None:
         known = self.fields | expressions.METADATA
-        where = f"{self.pipeline.name}: {step} at {self.pipeline.at()}"
+        where = f"{self.pipeline.name}: {step} at {line()}"
         try:
             expression = expressions.parse(text)
         except TopologyError as error:
@@ -30,7 +31,7 @@ class _Handle:
         expressions.check(expression, known, where, aggregate=aggregate)
 
     def _columns(self, picked: tuple[str, ...], named: dict[str, str]) -> dict[str, str]:
-        columns = {name: name for name in picked} | named
+        columns = {name: expressions.reference(name) for name in picked} | named
         for text in columns.values():
             self._check(text, "map_values")
         return columns
@@ -85,7 +86,7 @@ class GroupedStream:
     def aggregate(self, *, store: str, **columns: str) -> Table:
         """A JSON object with one field for each named Spark SQL aggregate, such as `total="sum(amount)"`."""
         if not columns:
-            raise TopologyError(f"{self.stream.pipeline.name}: aggregate into {store!r} names no column.")
+            raise TopologyError(f"{self.stream.pipeline.name}: aggregate into {store!r} at {line()} names no column.")
         return self._aggregate(store, columns, scalar=False)
 
     def _aggregate(self, store: str, columns: dict[str, str], *, scalar: bool) -> Table:
@@ -94,7 +95,13 @@ class GroupedStream:
         for text in columns.values():
             stream._check(text, f"aggregate into {store!r}", aggregate=True)
         node = pipeline.add(
-            nodes.Aggregate, parent=stream.node, key=self.key, window=self.window, store=store, columns=columns, scalar=scalar
+            nodes.Aggregate,
+            parent=stream.node,
+            key=self.key,
+            window=self.window,
+            store=store,
+            columns=columns,
+            scalar=scalar,
         )
         return Table(pipeline, node, dict.fromkeys(columns, ""))
 
@@ -109,7 +116,9 @@ class Table(_Handle):
     def join(self, table: GlobalTable, *, how: Literal["inner", "left"] = "inner") -> Table:
         """Each change beside the global table's value for the same key, as fields `left` and `right`."""
         if isinstance(self.node, nodes.Aggregate) and self.node.window is not None:
-            raise TopologyError(f"{self.pipeline.name}: {self.node.store!r} is windowed; its key matches no table's.")
+            raise TopologyError(
+                f"{self.pipeline.name}: join at {line()}: {self.node.store!r} is windowed; its key matches no table's."
+            )
         node = self.pipeline.add(nodes.TableJoin, left=self.node, right=table.node, how=how)
         return Table(self.pipeline, node, {"left": "", "right": ""})
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from sluice.errors import TopologyError
+from sluice.topology.author import line
 
 Duration = str | int | timedelta
 """`"15 seconds"`, `"1 minute"`, `"250 ms"`, a timedelta, or a whole number of milliseconds."""
@@ -30,7 +31,9 @@ def tumbling(size: Duration, grace: Duration = 0) -> Window:
     """Windows of `size` one after the other. A record is late for its window once stream time reaches end + grace."""
     window = Window(milliseconds(size), milliseconds(grace))
     if window.size_ms <= 0 or window.grace_ms < 0:
-        raise TopologyError(f"tumbling({size!r}, grace={grace!r}): the size must be above 0 and grace at least 0.")
+        raise TopologyError(
+            f"tumbling({size!r}, grace={grace!r}) at {line()}: the size must be above 0 and grace at least 0."
+        )
     return window
 
 
@@ -42,5 +45,7 @@ def milliseconds(duration: Duration) -> int:
         return duration
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", duration.lower().replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
-        raise TopologyError(f"{duration!r} is not a duration.", next_step='Write for example "15 seconds" or "250 ms".')
+        raise TopologyError(
+            f"{duration!r} at {line()} is not a duration.", next_step='Write for example "15 seconds" or "250 ms".'
+        )
     return int(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,16 @@
+"""Where the author is: errors and nodes name the line of the pipeline's file that they come from."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+
+def line() -> str:
+    """`file:line` of the author's code that is being run: the innermost outside of this package."""
+    frame = inspect.currentframe()
+    while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_HERE):
+        frame = frame.f_back
+    return "?" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -1,0 +1,82 @@
+"""What all tests share: a marker by folder, skips that count as failures in CI, one Spark and one broker."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sluice.settings import Settings, settings
+from sluice.testing.kafka import EmbeddedKafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+_NUMBERS = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test's folder says its kind: tests in tests/engine bear the marker `engine`."""
+    for item in items:
+        if HERE in item.path.parents and item.path.parent != HERE:
+            item.add_marker(item.path.relative_to(HERE).parts[0])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI nothing is left out in silence: what cannot be run there is a failure."""
+    report = yield
+    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} may not be skipped in CI: {call.excinfo.value if call.excinfo else ''}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One small Spark for all engine tests, with the connector's jars; only this machine can reach it."""
+    from sluice.engine.session import session
+
+    folder = tmp_path_factory.mktemp("spark")
+    # Python workers find the tests' contracts as the tests themselves do.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    jars = sorted(str(jar) for jar in settings().jars.glob("*.jar"))
+    conf = {
+        "spark.master": "local[2]",
+        "spark.jars": ",".join(jars),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    made = session(Settings.read({"SLUICE_HOME": str(folder)} | {"SLUICE_SPARK_CONF": _json(conf)}), "sluice tests")
+    yield made
+    made.stop()
+
+
+def _json(value: object) -> str:
+    import msgspec
+
+    return msgspec.json.encode(value).decode()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """One real broker for all tests that need one."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def fresh_name() -> Callable[[str], str]:
+    """Makes names, of topics or pipelines, that no other test has: `fresh_name("orders")` is `orders_7`."""
+    return lambda name: f"{name}_{next(_NUMBERS)}"

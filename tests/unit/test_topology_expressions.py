@@ -1,0 +1,109 @@
+"""Spark SQL is read without Spark: which fields it takes, whether it aggregates, and how it is pointed at columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.errors import TopologyError
+from sluice.topology.expressions import parse, reference
+
+READS = {
+    "amount > 1": {"amount"},
+    "address.city = 'a' AND address.zip <> zip": {"address", "zip"},
+    "items[0].amount": {"items"},
+    "`weird name` + 1": {"weird name"},
+    "transform(items, i -> i.amount * rate)": {"items", "rate"},
+    "aggregate(items, 0, (acc, x) -> acc + x.amount)": {"items"},
+    "exists(items, amount -> amount.amount > amount.floor)": {"items"},
+    "'amount' || \"shop\"": set(),
+    "amount = 'shop -- amount'": {"amount"},
+    "date_trunc('DAY', at) + INTERVAL 15 SECONDS": {"at"},
+    "timestampdiff(MINUTE, start, stop)": {"start", "stop"},
+    "extract(hour FROM at)": {"at"},
+    "CASE WHEN a THEN b ELSE c END": {"a", "b", "c"},
+    "CAST(a AS DECIMAL(10,2)) <=> b::int": {"a", "b"},
+    "a RLIKE '^x' OR a LIKE 'b%'": {"a"},
+    "named_struct('a', b)": {"b"},
+    "count(DISTINCT a, b) FILTER (WHERE c > 1)": {"a", "b", "c"},
+    "1 + 1": set(),
+}
+
+
+@pytest.mark.parametrize("text", READS)
+def test_fields(text: str) -> None:
+    assert parse(text).fields == READS[text]
+
+
+POINTED = {
+    "amount > 1 OR amount < -1": "s0_amount > 1 OR s0_amount < -1",
+    "address.city || city": "s0_address.city || n1_city",
+    "transform(items, amount -> amount.amount * amount)": "transform(s0_items, amount -> amount.amount * amount)",
+    "transform(items, i -> i.amount * amount)": "transform(s0_items, i -> i.amount * s0_amount)",
+    "amount = 'amount'": "s0_amount = 'amount'",
+    "`amount`": "s0_amount",
+    "`weird name`.amount": "s0_weird.amount",
+    "  amount\n+ amount ": "  s0_amount\n+ s0_amount ",
+    "named_struct('amount', amount)": "named_struct('amount', s0_amount)",
+    "ünï = 'ü' AND amount > 1": "s0_uni = 'ü' AND s0_amount > 1",
+}
+
+
+@pytest.mark.parametrize("text", POINTED)
+def test_only_columns_are_pointed_elsewhere(text: str) -> None:
+    columns = {"amount": "s0_amount", "address": "s0_address", "city": "n1_city", "items": "s0_items"}
+    columns |= {"weird name": "s0_weird", "ünï": "s0_uni"}
+    assert parse(text).on(columns) == POINTED[text]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("amount", "amount"),
+        ("order-id", "`order-id`"),
+        ("case", "`case`"),
+        ("a`b", "`a``b`"),
+        ("a.b", "`a.b`"),
+        ("1", "`1`"),
+    ],
+)
+def test_a_field_of_any_name_can_be_referred_to(name: str, text: str) -> None:
+    assert reference(name) == text
+    assert parse(text).names == ((name, 0, len(text)),)
+
+
+AGGREGATES = """
+    any_value approx_count_distinct array_agg avg bool_and bool_or collect_list collect_set count count_if every first
+    last kurtosis max mean median min mode skewness some std stddev stddev_pop sum try_avg try_sum variance
+""".split()
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_aggregates_are_told_from_other_functions(name: str) -> None:
+    assert parse(f"{name}(amount)").aggregates
+    assert parse(f"1 + {name.upper()}(amount)").aggregates
+
+
+@pytest.mark.parametrize(
+    "text", ["amount", "upper(shop)", "greatest(a, b)", "array_max(items)", "'count(*)'", "size(items)"]
+)
+def test_other_functions_do_not_aggregate(text: str) -> None:
+    assert not parse(text).aggregates
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "  ", "a b c", "sum(", "a ==", "a, b", "a # b", "a) OR (b", "a; b", "SELECT a", "(SELECT a)", "DROP TABLE a",
+        "a IN (SELECT b)", "EXISTS (SELECT 1)", "a AS b", "a -- b", "/* a */ b", "a.*", "*", "sum(a) OVER (ORDER BY b)",
+        "INSERT INTO a VALUES (1)", "SET a = b",
+    ],
+)  # fmt: skip
+def test_what_is_not_one_expression_is_refused(text: str) -> None:
+    with pytest.raises(TopologyError) as refused:
+        parse(text)
+    assert repr(text) in refused.value.detail
+
+
+def test_an_error_says_in_which_column() -> None:
+    with pytest.raises(TopologyError, match=r"\(column 12\)"):
+        parse("amount + 1 )")

@@ -1,0 +1,210 @@
+"""What an author may write, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+
+from sluice import Decimal2, Pipeline, tumbling
+from sluice.errors import TopologyError
+from sluice.topology import nodes
+from sluice.topology.streams import Stream
+from sluice.topology.windows import milliseconds
+
+
+class Sale(Struct):
+    shop: str
+    amount: Decimal2
+    at: datetime
+    on_credit: bool = False
+
+
+class Shop(Struct):
+    shop: str
+    city: str
+
+
+def sales() -> Stream:
+    return Pipeline("shop").stream("sales", value=Sale, key="shop", event_time="at")
+
+
+def joined(windowed: bool) -> None:
+    stream = sales()
+    groups = stream.group_by("shop")
+    table = (groups.windowed_by(tumbling("1 minute")) if windowed else groups).count(store="n")
+    table.join(stream.pipeline.global_table("shops", value=Shop))
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "a filter on a field that is not there": (
+        lambda: sales().filter("amuont > 1"),
+        r"shop: filter at .*'amuont > 1' reads amuont, which is not there\. There are: .*amount.*shop",
+    ),
+    "a filter that reads several": (
+        lambda: sales().filter("x > y"),
+        r"'x > y' reads x, y, which is not there",
+    ),
+    "a filter that is no SQL": (
+        lambda: sales().filter("amount >"),
+        r"shop: filter at .*'amount >' is not a Spark SQL expression \(column \d+\)",
+    ),
+    "a filter that is empty": (lambda: sales().filter(" "), r"' ' is not a Spark SQL expression|' ' holds no expression"),
+    "a filter that aggregates": (
+        lambda: sales().filter("sum(amount) > 1"),
+        r"'sum\(amount\) > 1' may not aggregate here",
+    ),
+    "a condition that is a query": (lambda: sales().filter("SELECT 1"), r"'SELECT 1' is a statement"),
+    "a condition that hides a query": (lambda: sales().filter("shop IN (SELECT 1)"), r"holds a query"),
+    "two expressions in one": (lambda: sales().filter("true; shop = 'a'"), r"more than one"),
+    "an expression with a name": (lambda: sales().map_values(x="amount AS y"), r"'amount AS y' .*name"),
+    "an expression with a comment": (lambda: sales().filter("amount > 1 -- big"), r"comment"),
+    "a star": (lambda: sales().map_values(x="at.*"), r"'at\.\*'"),
+    "filter_not on a field that is not there": (lambda: sales().filter_not("amuont > 1"), r"filter_not at .*amuont"),
+    "a mapped field that is not there": (lambda: sales().map_values("amuont"), r"map_values at .*amuont"),
+    "a field that a mapping took away": (
+        lambda: sales().map_values("amount").filter("shop = 'a'"),
+        r"'shop = 'a'' reads shop|\"shop = 'a'\" reads shop",
+    ),
+    "grouping by an aggregate": (lambda: sales().group_by("max(shop)"), r"group_by at .*may not aggregate here"),
+    "an aggregate that does not aggregate": (
+        lambda: sales().group_by("shop").aggregate(store="s", total="amount"),
+        r"aggregate into 's' at .*'amount' must aggregate, as count\(\*\) or sum\(x\) do",
+    ),
+    "an aggregate over other rows": (
+        lambda: sales().group_by("shop").aggregate(store="s", total="sum(amount) OVER (PARTITION BY shop)"),
+        r"OVER",
+    ),
+    "an aggregate of nothing": (lambda: sales().group_by("shop").aggregate(store="s"), r"'s' .*names no column"),
+    "two stores of a name": (
+        lambda: (g := sales().group_by("shop"), g.count(store="n"), g.count(store="n")),
+        r"store 'n' at test_topology_pipeline\.py:\d+ is there already, from test_topology_pipeline\.py:\d+",
+    ),
+    "two sinks of a name": (
+        lambda: (s := sales(), s.to("out"), s.to("out")),
+        r"topic 'out' .* is there already",
+    ),
+    "a sink into its own source": (lambda: sales().to("sales"), r"topic 'sales' .* is there already"),
+    "a sink into its own dead letters": (lambda: sales().to("shop_dead_letters"), r"shop_dead_letters"),
+    "a store with the name of a table": (
+        lambda: (p := Pipeline("p"), p.global_table("shops", value=Shop), p.stream("s", value=Sale).group_by("shop").count(store="shops")),
+        r"store 'shops' .* is there already",
+    ),
+    "a store's name with a slash": (lambda: sales().group_by("shop").count(store="a/b"), r"'a/b' at .* is no name for a store"),
+    "a topic's name that is empty": (lambda: sales().to(""), r"'' at .* is no name for a topic"),
+    "a pipeline's name with a path": (lambda: Pipeline("../etc"), r"'\.\./etc' at .* is no name for a pipeline"),
+    "a pipeline's name with a dot": (lambda: Pipeline("a.b"), r"'a\.b' at .* is no name for a pipeline"),
+    "a key that is not there": (
+        lambda: Pipeline("p").stream("s", value=Sale, key="city"),
+        r"Sale has no field 'city'\. There are: shop, amount, at, on_credit",
+    ),
+    "an event time that is not there": (lambda: Pipeline("p").stream("s", value=Sale, event_time="when"), r"no field 'when'"),
+    "an event time that is no time": (
+        lambda: Pipeline("p").stream("s", value=Sale, event_time="shop"),
+        r"event time 'shop' is STRING, not a datetime",
+    ),
+    "an unknown zone": (lambda: Pipeline("p", zone="Europe/Atlantis"), r"'Europe/Atlantis' is not a time zone"),
+    "a zone that is a path": (lambda: Pipeline("p", zone="../../etc/passwd"), r"is not a time zone"),
+    "no workers": (lambda: Pipeline("p", workers=0), r"workers=0; there must be 1 to 1024"),
+    "a value that is no Struct": (lambda: Pipeline("p").stream("s", value=dict), r"is not a contract"),  # type: ignore[type-var]
+    "a windowed store joined with a table": (lambda: joined(windowed=True), r"'n' is windowed; its key matches no table's"),
+    "a window of no length": (lambda: tumbling("0 seconds"), r"the size must be above 0"),
+    "a window with negative grace": (lambda: tumbling(1000, grace=-1), r"grace at least 0"),
+    "a window in fortnights": (lambda: tumbling("1 fortnight"), r"'1 fortnight' at .* is not a duration\. Write for example"),
+    "a window of half a second in words": (lambda: tumbling("0.5 seconds"), r"'0\.5 seconds' at .* is not a duration"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_author_is_told_what_is_wrong_and_where(wrong: str) -> None:
+    write, says = WRONG[wrong]
+    with pytest.raises(TopologyError, match=says):
+        write()
+
+
+AT_FAULT: list[Callable[[], object]] = [
+    lambda: sales().filter("amuont > 1"),
+    lambda: sales().group_by("shop").aggregate(store="s"),
+    lambda: joined(windowed=True),
+    lambda: Pipeline("p", workers=0),
+    lambda: Pipeline("p", zone="nowhere"),
+    lambda: Pipeline("p").stream("s", value=Sale, event_time="shop"),
+    lambda: Pipeline("p").stream("s", value=dict),  # type: ignore[type-var]
+    lambda: sales().to("a b"),
+    lambda: tumbling(0),
+    lambda: tumbling("soon"),
+]
+
+
+@pytest.mark.parametrize("write", AT_FAULT)
+def test_every_error_names_the_line_of_the_author(write: Callable[[], object]) -> None:
+    with pytest.raises(TopologyError) as said:
+        write()
+    line = re.search(r"test_topology_pipeline\.py:(\d+)", str(said.value))
+    assert line is not None, said.value
+    source = Path(__file__).read_text().splitlines()
+    assert "lambda" in source[int(line[1]) - 1] or "table.join" in source[int(line[1]) - 1]
+
+
+def test_a_topology_is_data() -> None:
+    stream = sales()
+    big = stream.filter("amount > 100").map_values("shop", cents="amount * 100")
+    big.to("big")
+    big.group_by("shop").windowed_by(tumbling("15 seconds", grace="1 minute")).count(store="n")
+    source, kept, mapped, sink, counted = stream.pipeline.nodes
+    assert isinstance(source, nodes.Source)
+    assert source.fields == {"shop": "STRING", "amount": "DECIMAL(12,2)", "at": "TIMESTAMP", "on_credit": "BOOLEAN"}
+    assert isinstance(kept, nodes.Filter)
+    assert isinstance(mapped, nodes.MapValues)
+    assert mapped.columns == {"shop": "shop", "cents": "amount * 100"}
+    assert isinstance(sink, nodes.Sink)
+    assert isinstance(counted, nodes.Aggregate)
+    assert (counted.parent, counted.window) == (mapped, tumbling(15_000, grace=60_000))
+    assert nodes.source_of(counted) is source
+
+
+def test_every_record_has_its_place_in_kafka_at_hand() -> None:
+    sales().filter("_partition = 0 AND _offset > 5 AND _timestamp > at AND _key <> shop AND _topic = 'sales'")
+
+
+def test_a_name_may_be_used_by_a_topic_and_a_store() -> None:
+    stream = sales()
+    stream.group_by("shop").count(store="n").to("n")
+
+
+def test_a_table_is_joined_and_mapped() -> None:
+    stream = sales()
+    shops = stream.pipeline.global_table("shops", value=Shop, key="shop")
+    count = stream.group_by("shop").count(store="n")
+    table = count.join(shops, how="left").map_values(n="left", city="right.city", shop="_key")
+    table.to("counts")
+    assert list(table.fields) == ["n", "city", "shop"]
+    with pytest.raises(TopologyError, match="reads left"):
+        table.map_values(x="left")
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [
+        ("15 seconds", 15_000),
+        ("1 second", 1_000),
+        ("250 ms", 250),
+        ("250ms", 250),
+        ("3 Milliseconds", 3),
+        ("2 minutes", 120_000),
+        ("1 h", 3_600_000),
+        ("2 d", 172_800_000),
+        (timedelta(minutes=1, milliseconds=1), 60_001),
+        (7, 7),
+    ],
+)
+def test_durations(written: str | int | timedelta, means: int) -> None:
+    assert milliseconds(written) == means
+
+
+def test_dead_letters_go_to_a_topic_of_the_pipelines_name() -> None:
+    assert Pipeline("shop").dead_letters == "shop_dead_letters"
