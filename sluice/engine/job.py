@@ -20,7 +20,7 @@ from sluice.engine.handoff import Handoff
 from sluice.engine.place import CELL, Placer
 from sluice.engine.produce import TransactionalOutput, Writer, ensure_topics, partition_counts
 from sluice.engine.shards import RETURNED, WRITTEN, ShardWriter, share_out
-from sluice.engine.source import StreamReader, TableReader, batch_positions
+from sluice.engine.source import RECORD, StreamReader, TableReader, batch_positions
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
@@ -120,7 +120,7 @@ class JobRun:
     def _source(self, topics: list[str], options: dict[str, str]) -> DataFrame:
         kafka = {f"kafka.{name}": value for name, value in self.settings.kafka.items()}
         reader = self.spark.readStream.format("kafka").options(**kafka, **_SPARK_OPTIONS, **options)
-        return reader.option("subscribe", ",".join(topics)).load()
+        return reader.option("subscribe", ",".join(topics)).load().selectExpr(*RECORD)
 
     def _info(self) -> JobInfo:
         pipeline, name = self.job.pipeline, self.job.name
