@@ -4,6 +4,7 @@ Every expression of the author is turned into Spark SQL over the job's own colum
 
 - `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in `expressions.METADATA`;
 - `n5`: whether a record passed node 5; `n7_total`: field `total` that node 7 made;
+  signs that a column's name cannot have are spelt out: field `order-id` is `s3_order_x2d_id`;
 - `k5_0`: the first key by which records that passed node 5 are grouped; `o9_key`, `o9_value`: output of sink 9.
 
 Columns come in layers, each computed from the ones before, so that a step is computed once however many follow it.
@@ -11,11 +12,12 @@ Columns come in layers, each computed from the ones before, so that a step is co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sluice.topology import nodes
-from sluice.topology.expressions import METADATA, parse
+from sluice.topology.expressions import METADATA, parse, quoted
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.windows import Window
 
@@ -120,7 +122,7 @@ class Job:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Every topic the job writes, dead letters left out."""
-        return tuple(sink.topic for sink in (*self.stream_sinks, *self.table_sinks))
+        return (*(sink.topic for sink in self.stream_sinks), *(sink.topic for sink in self.table_sinks))
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class _Draft:
     used: dict[int, dict[str, None]] = field(default_factory=dict)
     metadata: set[str] = field(default_factory=set)
     envs: dict[int, _Env] = field(default_factory=dict)
+    sources: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Column → the source and the field of its value that it holds."""
 
 
 @dataclass(frozen=True)
@@ -207,11 +211,13 @@ def _env(draft: _Draft, node: nodes.Node) -> _Env:
 def _make_env(draft: _Draft, node: nodes.Node) -> _Env:
     match node:
         case nodes.Source():
-            columns = {name: f"s{node.number}_{name}" for name in node.fields} | {name: name for name in METADATA}
+            columns = {name: column_name(f"s{node.number}", name) for name in node.fields}
+            columns |= {name: name for name in METADATA}
+            draft.sources |= {columns[name]: (node.number, name) for name in node.fields}
             if node.key is not None:
                 columns["_key"] = f"key{node.number}"
                 draft.used.setdefault(node.number, {})[node.key] = None
-                _add(draft, 1, columns["_key"], f"CAST(s{node.number}_{node.key} AS STRING)")
+                _add(draft, 1, columns["_key"], f"CAST({columns[node.key]} AS STRING)")
             return _Env(1, f"(_source <=> {node.number})", columns)
         case nodes.Filter(parent=parent, where=where):
             env = _env(draft, parent)
@@ -228,10 +234,10 @@ def _map(draft: _Draft, node: nodes.Node, env: _Env, texts: Mapping[str, str]) -
     columns = {name: env.columns[name] for name in METADATA}
     for name, text in texts.items():
         sql = _sql(draft, env, text)
-        if text in env.columns:
+        if sql in env.columns.values():
             columns[name] = sql
         else:
-            columns[name] = f"n{node.number}_{name}"
+            columns[name] = column_name(f"n{node.number}", name)
             # Guarded: an expression is not evaluated for records that a filter before it took out.
             _add(draft, env.depth + 1, columns[name], f"IF({env.passed}, {sql}, NULL)")
     return _Env(env.depth + 1, env.passed, columns)
@@ -240,13 +246,28 @@ def _map(draft: _Draft, node: nodes.Node, env: _Env, texts: Mapping[str, str]) -
 def _sql(draft: _Draft, env: _Env, text: str) -> str:
     """`text` over the job's columns; the fields it reads are noted as used."""
     expression = parse(text)
-    for name in expression.fields:
-        column = env.columns[name]
-        if column in METADATA:
-            draft.metadata.add(column)
-        for number in [n for n, made in draft.envs.items() if made.columns.get(name) == column == f"s{n}_{name}"]:
-            draft.used.setdefault(number, {})[name] = None
-    return expression.on(env.columns)
+    return expression.on({name: _read(draft, env, name) for name in expression.fields})
+
+
+def _read(draft: _Draft, env: _Env, name: str) -> str:
+    """The column of a field, which is noted as used."""
+    column = env.columns[name]
+    if column in METADATA:
+        draft.metadata.add(column)
+    elif column in draft.sources:
+        number, of_source = draft.sources[column]
+        draft.used.setdefault(number, {})[of_source] = None
+    return column
+
+
+def column_name(prefix: str, field: str) -> str:
+    """The job's column for a field, a name that needs no quotes in SQL."""
+    return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
+
+
+def _text(name: str) -> str:
+    """`name` as a literal of Spark SQL."""
+    return "'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _add(draft: _Draft, depth: int, name: str, sql: str) -> None:
@@ -282,15 +303,11 @@ def _sinks(
 def _stream_sink(draft: _Draft, sink: nodes.Sink) -> StreamSink:
     env = _env(draft, sink.parent)
     names = [name for name in env.columns if name not in METADATA]
-    value = ", ".join(f"'{name}', {_sql_field(draft, env, name)}" for name in names)
+    value = ", ".join(f"{_text(name)}, {_read(draft, env, name)}" for name in names)
     json = TO_JSON.format(f"named_struct({value})")
-    _add(draft, env.depth + 1, f"o{sink.number}_key", f"IF({env.passed}, {_sql(draft, env, '_key')}, NULL)")
+    _add(draft, env.depth + 1, f"o{sink.number}_key", f"IF({env.passed}, {_read(draft, env, '_key')}, NULL)")
     _add(draft, env.depth + 1, f"o{sink.number}_value", f"IF({env.passed}, {json}, NULL)")
     return StreamSink(sink.number, sink.topic)
-
-
-def _sql_field(draft: _Draft, env: _Env, name: str) -> str:
-    return _sql(draft, env, f"`{name}`") if not name.isidentifier() else _sql(draft, env, name)
 
 
 def _table_chain(sink: nodes.Sink) -> list[nodes.Node] | None:
@@ -308,16 +325,18 @@ def _table_sink(
     assert isinstance(store, nodes.Aggregate)
     family = next(f for f in families if any(slot.store == store.store for slot in f.slots))
     slot = next(i for i, s in enumerate(family.slots) if s.store == store.store)
-    columns = {"count": "v"} if store.scalar else {name: f"v.`{name}`" for name in store.columns}
+    columns = {"count": "v"} if store.scalar else {name: f"v.{quoted(name)}" for name in store.columns}
     steps: list[Lookup | Select] = []
     for node in chain[1:]:
         if isinstance(node, nodes.TableJoin):
             steps.append(Lookup(next(t for t in tables if t.source is node.right), node.how))
             columns = {"left": "v.left", "right": "v.right"}
         elif isinstance(node, nodes.MapValues):
-            made = ", ".join(f"'{name}', {parse(text).on(columns | _TABLE)}" for name, text in node.columns.items())
+            made = ", ".join(
+                f"{_text(name)}, {parse(text).on(columns | _TABLE)}" for name, text in node.columns.items()
+            )
             steps.append(Select(f"named_struct({made})"))
-            columns = {name: f"v.`{name}`" for name in node.columns}
+            columns = {name: f"v.{quoted(name)}" for name in node.columns}
     return TableSink(sink.topic, family.number, slot, tuple(steps), scalar=store.scalar and not steps)
 
 

@@ -5,8 +5,8 @@
 | SLUICE_HOME | ./.sluice | folder of everything Sluice keeps on this machine |
 | SLUICE_PIPELINES | ./spark_jobs | folder of the pipelines' files |
 | SLUICE_LEDGER | sqlite:///HOME/ledger.sqlite | SQLAlchemy URL of the ledger |
-| SLUICE_SHARDS | sqlite:///HOME/shards | where new shards are made: a folder of SQLite files, or a PostgreSQL URL |
-| SLUICE_CHECKPOINTS | HOME/checkpoints | Spark's checkpoints and what tasks hand to the driver; shared by all executors |
+| SLUICE_SHARDS | sqlite:///HOME/shards | where shards are made: a folder of SQLite files, or a PostgreSQL URL |
+| SLUICE_CHECKPOINTS | HOME/checkpoints | Spark's checkpoints and the tasks' files; shared by all executors |
 | SLUICE_JARS | HOME/jars/spark | folder of the jars of Spark's Kafka connector |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | JSON of librdkafka settings for reading and writing Kafka |
 | SLUICE_SPARK_CONF | {} | JSON of further Spark settings |

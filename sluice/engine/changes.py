@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.plan import TO_JSON, Job, Lookup, TableInput, TableSink
@@ -32,7 +35,9 @@ class GlobalTables:
 
     def apply(self, changed: pa.Table) -> None:
         """Take in the changes of a batch."""
-        for cell, key, value in zip(*(changed.column(name).to_pylist() for name in ("cell", "key", "value")), strict=True):
+        for cell, key, value in zip(
+            *(changed.column(name).to_pylist() for name in ("cell", "key", "value")), strict=True
+        ):
             if cell not in self.values:
                 continue
             if value is None:
@@ -56,19 +61,19 @@ def _load(shard: Shard, family: int, as_of: int, values: dict[str, str]) -> None
 
 
 def change_records(
-    spark: SparkSession, job: Job, changed: pa.Table, tables: GlobalTables, types: dict[str, str]
+    spark: SparkSession, job: Job, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
 ) -> list[tuple[str, pa.Table]]:
     """The output records of the batch's changes: a table of `key` and `value` for each sink's topic."""
     outputs = []
     for sink in job.table_sinks:
-        mine = changed.filter(pa.compute.equal(changed.column("cell"), sink.family))
+        mine = changed.filter(pc.equal(changed.column("cell"), sink.family))
         if mine.num_rows:
             outputs.append((sink.topic, _records(spark, job, sink, mine, tables, types).toArrow()))
     return outputs
 
 
 def _records(
-    spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, tables: GlobalTables, types: dict[str, str]
+    spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
 ) -> DataFrame:
     frame = _typed(spark, job, sink, changed, types)
     for step in sink.steps:
@@ -81,7 +86,7 @@ def _records(
     return frame.selectExpr("_key AS key", f"{value} AS value")
 
 
-def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, types: dict[str, str]) -> DataFrame:
+def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, types: Mapping[str, str]) -> DataFrame:
     """`_key` and `v`: the changed values of the sink's store, as Spark typed them."""
     family = job.families[sink.family]
     fields = ", ".join(f"`{i}` {types[slot.store]}" for i, slot in enumerate(family.slots))
@@ -93,7 +98,5 @@ def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, ty
 
 
 def _as_object(array: str) -> str:
-    import msgspec
-
     values = msgspec.json.decode(array, type=list[msgspec.Raw])
     return msgspec.json.encode({str(i): value for i, value in enumerate(values)}).decode()

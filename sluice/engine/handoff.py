@@ -8,11 +8,12 @@ replaces them with the same content, so a batch's folder is the same however oft
 from __future__ import annotations
 
 import contextlib
-import os
+import gc
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -108,14 +109,12 @@ def open_path(location: str) -> tuple[fs.FileSystem, str]:
     if "://" in location:
         filesystem, path = fs.FileSystem.from_uri(location)
         return filesystem, path
-    return fs.LocalFileSystem(), os.path.abspath(location)
+    return fs.LocalFileSystem(), str(Path(location).absolute())
 
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Thousands of short-lived values make Python's collector look again and again for cycles that are not there."""
-    import gc
-
     gc.disable()
     try:
         yield

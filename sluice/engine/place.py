@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -98,8 +99,8 @@ class Placer:
     inputs: Mapping[str, pa.DataType]
 
     @classmethod
-    def of(cls, job: Job, handoff: Handoff, partitions: Mapping[str, int], inputs: Mapping[str, pa.DataType]) -> Placer:
-        """The placer of a job. `partitions` says how many each topic has, `inputs` the aggregates' columns and types."""
+    def of(cls, job: Job, handoff: Handoff, partitions: Mapping[str, int], inputs: Mapping[str, pa.DataType]) -> Self:
+        """The placer of a job, given each topic's number of partitions and the types of the aggregates' columns."""
         families = tuple(FamilySpec.of(family) for family in job.families)
         sinks = tuple((sink.number, sink.topic) for sink in job.stream_sinks)
         topics = {source.number: source.topic for source in job.streams}
@@ -205,4 +206,5 @@ class Placer:
 
 
 def _numpy(booleans: pa.Array) -> npt.NDArray[np.bool_]:
-    return pc.fill_null(booleans, False).to_numpy(zero_copy_only=False)
+    filled: Any = pc.fill_null(booleans, False)
+    return np.asarray(filled.to_numpy(zero_copy_only=False), bool)

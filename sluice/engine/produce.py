@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import EngineError
 
@@ -30,6 +31,7 @@ _FAST = {
     "transaction.timeout.ms": "600000",
 }
 _CHUNK = 50_000
+_MARKER_READER = {"enable.auto.commit": False, "isolation.level": "read_committed", "enable.partition.eof": True}
 
 
 @dataclass(frozen=True)
@@ -106,22 +108,18 @@ class TransactionalOutput:
             # What did not fit into the queue is marked; it goes again once some of the queue is out.
             messages = [m for m in messages if "_error" in m] if queued < len(messages) else []
             for message in messages:
-                if message.pop("_error").code() != _QUEUE_FULL:
+                if message.pop("_error").code() != KafkaError._QUEUE_FULL:
                     raise EngineError(f"{topic}: the broker's client refuses a record.")
             self._producer.poll(0.1 if messages else 0)
 
     def _read_marker(self) -> int:
         """The last batch that is out, -1 if none: the newest of this writer's committed markers."""
-        consumer = Consumer({
-            **self._kafka, "group.id": self._writer.name, "enable.auto.commit": False, "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        })  # fmt: skip
+        consumer = Consumer({**self._kafka, **_MARKER_READER, "group.id": self._writer.name})
         with contextlib.closing(consumer):
             consumer.assign([TopicPartition(self._writer.markers, 0, OFFSET_BEGINNING)])
-            return max((int(m.value()) for m in _to_the_end(consumer) if m.key() == self._writer.name.encode()), default=-1)
-
-
-_QUEUE_FULL = -184
+            return max(
+                (int(m.value()) for m in _to_the_end(consumer) if m.key() == self._writer.name.encode()), default=-1
+            )
 
 
 def _to_the_end(consumer: Consumer) -> Iterator[Any]:
@@ -132,7 +130,7 @@ def _to_the_end(consumer: Consumer) -> Iterator[Any]:
         error = message.error()
         if error is None:
             yield message
-        elif error.code() == -191:  # the end of the partition
+        elif error.code() == KafkaError._PARTITION_EOF:
             return
         else:
             raise KafkaException(error)
@@ -168,5 +166,7 @@ def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[st
         there = admin.list_topics(timeout=TIMEOUT_S).topics
     missing = sorted(set(topics) - there.keys())
     if missing:
-        raise EngineError(f"There is no topic {', '.join(missing)}.", next_step="Create it, or correct its name in the pipeline.")
+        raise EngineError(
+            f"There is no topic {', '.join(missing)}.", next_step="Create it, or correct its name in the pipeline."
+        )
     return {topic: len(there[topic].partitions) for topic in topics}

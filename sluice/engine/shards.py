@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from sluice.engine.place import CELL
@@ -62,15 +63,15 @@ class ShardWriter:
 
     def _latest(self, cells: pa.Table) -> pa.Table:
         """A table's key may have changed several times in the batch: the last change counts."""
-        is_table = pa.compute.is_in(cells.column("cell"), pa.array(self.tables, pa.int32()))
+        is_table = pc.is_in(cells.column("cell"), pa.array(self.tables, pa.int32()))
         changes = cells.filter(is_table).sort_by([("position", "ascending")])
         last = {(cell, key): row for row, (cell, key) in enumerate(zip(*_columns(changes, "cell", "key"), strict=True))}
         latest = changes.take(pa.array(last.values(), pa.int64()))
-        return pa.concat_tables([cells.filter(pa.compute.invert(is_table)), latest]).select([*CELL, "value"])
+        return pa.concat_tables([cells.filter(pc.invert(is_table)), latest]).select([*CELL, "value"])
 
     def _returned(self, cells: pa.Table, worker: int) -> Iterator[pa.RecordBatch]:
         wanted = self.wanted if worker == 0 else self.wanted - self.tables
-        chosen = cells.filter(pa.compute.is_in(cells.column("cell"), pa.array(wanted, pa.int32())))
+        chosen = cells.filter(pc.is_in(cells.column("cell"), pa.array(wanted, pa.int32())))
         with_worker = chosen.append_column("worker", pa.repeat(pa.scalar(worker, pa.int32()), chosen.num_rows))
         yield from with_worker.select(_schema().names).cast(_schema()).to_batches()
 

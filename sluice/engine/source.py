@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.arrow import arrow_type
 from sluice.engine.decode import Letter, ValueDecoder, key_texts
 from sluice.engine.handoff import Facts, Handoff, open_path
-from sluice.plan import Job
+from sluice.plan import Job, column_name
 from sluice.state.model import NO_WINDOW
 from sluice.topology.expressions import METADATA
 
@@ -41,7 +42,7 @@ def current_batch() -> int:
 
 
 def batch_log(checkpoint: str, batch: int) -> list[str]:
-    """Spark's log of a batch: its version, its facts, then each source's end positions. Written before the batch runs."""
+    """Spark's log of a batch, written before it runs: its version, its facts, then each source's end positions."""
     filesystem, path = open_path(checkpoint)
     with filesystem.open_input_stream(f"{path}/offsets/{batch}") as file:
         return str(file.read().decode()).splitlines()
@@ -53,7 +54,7 @@ def batch_clock(checkpoint: str, batch: int) -> int:
 
 
 def batch_positions(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
-    """topic → partition → the offset after the batch's last record, over all sources."""
+    """By topic and partition the offset after the batch's last record, over all sources."""
     positions: dict[str, dict[str, int]] = {}
     for line in batch_log(checkpoint, batch)[2:]:
         if line != "-":
@@ -133,7 +134,9 @@ def _dead_letters(batch: pa.RecordBatch, letters: list[Letter]) -> pa.RecordBatc
         )
     ]
     columns = [found.column("key"), found.column("value"), pa.array(headers, DEAD_LETTER.field("headers").type)]
-    return pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, DEAD_LETTER, strict=True)], schema=DEAD_LETTER)
+    return pa.RecordBatch.from_arrays(
+        [c.cast(f.type) for c, f in zip(columns, DEAD_LETTER, strict=True)], schema=DEAD_LETTER
+    )
 
 
 def _headers(text: str | None) -> list[dict[str, str | bytes | None]]:
@@ -164,7 +167,7 @@ class StreamReader(Reader):
         columns = {"_source": "INT", "_partition": "INT", "_time": "BIGINT"}
         columns |= {name: METADATA[name] for name in self.metadata if name != "_partition"}
         for decoder in self.decoders.values():
-            columns |= {f"s{decoder.number}_{name}": decoder.types[name] for name in decoder.fields}
+            columns |= {column_name(f"s{decoder.number}", name): decoder.types[name] for name in decoder.fields}
         return columns
 
     def _decode(self, batch: pa.RecordBatch, part: _Part, clock: int) -> pa.RecordBatch:
@@ -184,20 +187,24 @@ class StreamReader(Reader):
             made = self._columns(decoder, kept, [values[i] for i in fine], part)
         self._set_aside(batch, part, letters)
         schema = pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
-        return pa.RecordBatch.from_arrays([made.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema)
+        return pa.RecordBatch.from_arrays(
+            [made.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema
+        )
 
-    def _columns(self, decoder: ValueDecoder, kept: pa.RecordBatch, values: list[object], part: _Part) -> dict[str, pa.Array]:
-        made = {f"s{decoder.number}_{name}": decoder.column(values, name) for name in decoder.fields}  # type: ignore[arg-type]
+    def _columns(
+        self, decoder: ValueDecoder, kept: pa.RecordBatch, values: Sequence[msgspec.Struct], part: _Part
+    ) -> dict[str, pa.Array]:
+        made = {column_name(f"s{decoder.number}", name): decoder.column(values, name) for name in decoder.fields}
         made["_source"] = pa.repeat(pa.scalar(decoder.number, pa.int32()), len(values))
         made["_partition"] = pa.repeat(pa.scalar(part.partition, pa.int32()), len(values))
-        made["_time"] = decoder.times(values, kept.column("timestamp"))  # type: ignore[arg-type]
+        made["_time"] = decoder.times(values, kept.column("timestamp"))
         for name in self.metadata:
             if name != "_partition":
                 made[name] = kept.column(name[1:]).cast(arrow_type(METADATA[name]))
         return made
 
     def _misfit(
-        self, decoder: ValueDecoder, record: pa.RecordBatch, value: list[object], part: _Part
+        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[msgspec.Struct], part: _Part
     ) -> tuple[str, str] | None:
         try:
             self._columns(decoder, record, value, part)
@@ -219,13 +226,16 @@ def _why_untimely(time: int | None, latest: int) -> tuple[str, str] | None:
     if time < 0:
         return "event_time", f"the event time, {time} ms, is before 1970"
     if time > latest:
-        return "future", f"the event time, {time} ms, is after {latest} ms, the latest that was allowed when it was read"
+        return (
+            "future",
+            f"the event time, {time} ms, is after {latest} ms, the latest that was allowed when it was read",
+        )
     return None
 
 
 @dataclass(frozen=True)
 class TableReader(Reader):
-    """Rows of cells: a table's value is the text of the record, its tombstone null; `position` orders a key's changes."""
+    """Rows of cells: a value is the record's text, a tombstone null; `position` orders the changes of a key."""
 
     families: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str | None] = field(default_factory=dict)
@@ -235,7 +245,7 @@ class TableReader(Reader):
     @classmethod
     def of(cls, job: Job, handoff: Handoff, checkpoint: str) -> TableReader:
         """The reader of a job's global tables."""
-        decoders = {t.source.topic: ValueDecoder.of(t.source, tuple(filter(None, [t.source.key]))) for t in job.tables}
+        decoders = {table.source.topic: ValueDecoder.of(table.source, ()) for table in job.tables}
         families = {table.source.topic: table.family for table in job.tables}
         keys = {table.source.topic: table.source.key for table in job.tables}
         return cls(handoff, checkpoint, job.pipeline.dead_letters, decoders, families, keys)

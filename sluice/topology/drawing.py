@@ -84,7 +84,8 @@ def svg(pipeline: Pipeline) -> str:
     height = max(y for _, y in place.values()) + _HEIGHT + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="system-ui, sans-serif" font-size="12" role="img" aria-label="topology of {escape(pipeline.name)}">'
+        f'font-family="system-ui, sans-serif" font-size="12" role="img" '
+        f'aria-label="topology of {escape(pipeline.name)}">'
     ]
     for node in pipeline.nodes:
         parts += [_arrow(place[parent.number], place[node.number]) for parent in nodes.parents(node)]
@@ -114,13 +115,14 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
 def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
     x1, y1, x2, y2 = start[0] + _BOX, start[1] + _HEIGHT // 2, end[0], end[1] + _HEIGHT // 2
     bend = max(24, (x2 - x1) // 2)
-    return f'<path d="M{x1} {y1} C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}" fill="none" stroke="#94a3b8" stroke-width="1.5"/>'
+    curve = f"M{x1} {y1} C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
+    return f'<path d="{curve}" fill="none" stroke="#94a3b8" stroke-width="1.5"/>'
 
 
 def _box(node: nodes.Node, x: int, y: int) -> str:
     fill = _FILL.get(type(node).__name__, "#f1f5f9")
     return (
-        f'<g><title>{escape(title(node))}: {escape(detail(node))}</title>'
+        f"<g><title>{escape(title(node))}: {escape(detail(node))}</title>"
         f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8" fill="{fill}" stroke="#64748b"/>'
         f'<text x="{x + 10}" y="{y + 18}" fill="#0f172a" font-weight="600">{escape(_short(title(node), 30))}</text>'
         f'<text x="{x + 10}" y="{y + 34}" fill="#475569">{escape(_short(detail(node), 36))}</text></g>'

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+from typing_extensions import override
 
 from sluice.topology.windows import Window
 
@@ -37,6 +38,7 @@ class Source(Node):
     fields: dict[str, str] = field(default_factory=dict)
 
     @property
+    @override
     def name(self) -> str:
         return self.topic
 
@@ -69,6 +71,7 @@ class Aggregate(Node):
     scalar: bool
 
     @property
+    @override
     def name(self) -> str:
         return self.store
 
@@ -90,6 +93,7 @@ class Sink(Node):
     topic: str
 
     @property
+    @override
     def name(self) -> str:
         return self.topic
 

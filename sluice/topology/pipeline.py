@@ -66,7 +66,7 @@ class Pipeline:
         return Stream(self, source, source.fields)
 
     def global_table(self, topic: str, *, value: type[msgspec.Struct], key: str | None = None) -> GlobalTable:
-        """Read a topic as a table, the latest value per key, whole on every worker and queryable by the topic's name."""
+        """Read a topic as a table: the latest value per key, whole on every worker; its store has the topic's name."""
         self.claim("store", topic)
         source = self._source(topic, "global_table", value, key, None)
         return GlobalTable(self, source, source.fields)

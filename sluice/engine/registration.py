@@ -1,0 +1,61 @@
+"""What a job tells the ledger of itself before its first batch: stores, workers, topics, picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sluice.engine.storage import Storage
+from sluice.plan import Job
+from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
+from sluice.topology import drawing
+
+
+def job_info(storage: Storage, types: Mapping[str, str]) -> JobInfo:
+    """The job as readers will see it. `types` has the Spark SQL type of each store's value."""
+    job = storage.job
+    pipeline = job.pipeline
+    return JobInfo(
+        pipeline=pipeline.name,
+        job=job.name,
+        generation=storage.generation,
+        workers=tuple(
+            WorkerInfo(pipeline=pipeline.name, job=job.name, number=number, location=place)
+            for number, place in enumerate(storage.locations)
+        ),
+        stores=(*_family_stores(job, types), *_table_stores(job)),
+        topics=job.topics,
+        description=drawing.text(pipeline),
+        drawing=drawing.svg(pipeline),
+    )
+
+
+def _family_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
+    for family in job.families:
+        for number, slot in enumerate(family.slots):
+            yield StoreInfo(
+                pipeline=job.pipeline.name,
+                job=job.name,
+                name=slot.store,
+                kind="window" if family.window else "key-value",
+                cell=family.number,
+                slot=number,
+                key=family.at.key,
+                window_ms=family.window.size_ms if family.window else None,
+                grace_ms=family.window.grace_ms if family.window else None,
+                value=types[slot.store],
+            )
+
+
+def _table_stores(job: Job) -> Iterator[StoreInfo]:
+    for table in job.tables:
+        fields = ",".join(f"{name}:{kind.lower()}" for name, kind in table.source.fields.items())
+        yield StoreInfo(
+            pipeline=job.pipeline.name,
+            job=job.name,
+            name=table.source.topic,
+            kind="global",
+            cell=table.family,
+            slot=0,
+            key=table.source.key or "_key",
+            value=f"struct<{fields}>",
+        )
