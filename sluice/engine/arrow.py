@@ -47,4 +47,4 @@ def _parts(text: str) -> list[str]:
 
 def _split(part: str) -> tuple[str, str]:
     name, _, kind = part.strip().partition(": ")
-    return name, kind
+    return name.strip("`").replace("``", "`"), kind

@@ -10,10 +10,11 @@ import inspect as python_inspect
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
+from enum import Enum
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -111,7 +112,7 @@ class ValueDecoder:
     @cached_property
     def _decimals(self) -> list[tuple[str, pa.DataType, Callable[[list[msgspec.Struct]], list[Any]]]]:
         return [
-            (path, arrow_type(sql), eval(f"lambda values: {text}"))  # noqa: S307  (made of attribute names only)
+            (path, arrow_type(sql), eval(f"lambda values: {text}"))  # made of attribute names only
             for path, sql, text in contracts.decimals(self._class)
         ]
 
@@ -137,12 +138,12 @@ class ValueDecoder:
     def _check_digits(
         self, rows: list[int], values: list[msgspec.Struct], letters: list[Letter]
     ) -> tuple[list[int], list[msgspec.Struct], list[Letter]]:
-        """Take out the values with amounts of more digits than declared: all at once first, one by one if there are any."""
-        if not any(_refusal(collect(values), kind) for _, kind, collect in self._decimals):
+        """Take out the values with amounts of more digits than declared: looked at one by one only if there are any."""
+        if not any(_refused(collect(values), kind) for _, kind, collect in self._decimals):
             return rows, values, letters
         kept_rows, kept = [], []
         for row, value in zip(rows, values, strict=True):
-            wrong = next((f"{path}: {why}" for path, kind, of in self._decimals if (why := _refusal(of([value]), kind))), "")
+            wrong = next(self._excess(value), "")
             if wrong:
                 letters.append(Letter(row, "digits", wrong))
             else:
@@ -150,18 +151,22 @@ class ValueDecoder:
                 kept.append(value)
         return kept_rows, kept, letters
 
-    def columns(self, values: list[msgspec.Struct]) -> list[pa.Array]:
-        """The fields that are read, as Arrow columns named in `fields`. Raises pa.ArrowException if one does not fit."""
-        return [self.column(values, name) for name in self.fields]
+    def _excess(self, value: msgspec.Struct) -> Iterator[str]:
+        """Say where an amount has more digits than declared."""
+        for path, kind, collect in self._decimals:
+            for amount in collect([value]):
+                if _refused([amount], kind):
+                    text = str(amount)
+                    yield f"{path}: {text[:40]}{'…' * (len(text) > 40)} is not a decimal({kind.precision},{kind.scale})"
 
-    def column(self, values: list[msgspec.Struct], name: str) -> pa.Array:
-        """One field of the values."""
+    def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
+        """One field of the values as an Arrow column. Raises what Arrow raises if one does not fit its type."""
         sql = self.types[name]
         attribute = self._attributes[name]
         found = [getattr(value, attribute) for value in values]
         if sql == "TIMESTAMP":
             return self._timestamps(found)
-        if "<" in sql or sql in {"DATE", "STRING"} and not all(type(one) is str or one is None for one in found):
+        if "<" in sql or any(issubclass(kind, Enum) for kind in set(map(type, found))):
             found = msgspec.to_builtins(found, builtin_types=_KEPT)
         return pa.array(found, arrow_type(sql))
 
@@ -177,7 +182,7 @@ class ValueDecoder:
         found = getattr(value, self._attributes[name])
         return found if isinstance(found, str) else msgspec.json.encode(found).decode()
 
-    def times(self, values: list[msgspec.Struct], record_times: pa.Array) -> pa.Array:
+    def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array) -> pa.Array:
         """Event times in ms: of the declared field, else of the records."""
         column = record_times if self.event_time is None else self.column(values, self.event_time)
         return pc.divide(pc.floor_temporal(column, unit="millisecond").cast(pa.int64()), 1000)
@@ -186,13 +191,13 @@ class ValueDecoder:
 _KEPT = (Decimal, datetime, date, bytes)
 
 
-def _refusal(amounts: Iterable[Decimal | None], kind: pa.DataType) -> str:
-    """Why Arrow does not take the amounts without loss; empty if it does."""
+def _refused(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
+    """Whether Arrow cannot take all amounts without loss."""
     try:
         pa.array(amounts, kind)
-    except (pa.ArrowException, OverflowError, ValueError) as error:
-        return str(error).splitlines()[0]
-    return ""
+    except (pa.ArrowException, OverflowError, ValueError):
+        return True
+    return False
 
 
 def refuse_duplicates(text: bytes) -> None:
@@ -231,7 +236,7 @@ def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
             return "malformed", str(error)
 
 
-def key_texts(keys: list[bytes | None]) -> Iterator[str | None | UnicodeDecodeError]:
+def key_texts(keys: list[bytes | None]) -> Iterator[str | UnicodeDecodeError | None]:
     """Kafka keys as text, or why they are none."""
     for key in keys:
         try:

@@ -10,10 +10,11 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
+from sluice.topology.expressions import quoted
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
-    """For `Annotated[Decimal, Digits(12, 2)]`: at most `precision` digits, at most `scale` of them after the point."""
+    """How long an amount may be: `precision` digits, `scale` of them after the point. For `Annotated[Decimal, ...]`."""
     return msgspec.Meta(extra={"precision": precision, "scale": scale})
 
 
@@ -27,15 +28,16 @@ _SIMPLE: dict[type[inspect.Type], str] = {
     inspect.BoolType: "BOOLEAN",
     inspect.DateTimeType: "TIMESTAMP",
     inspect.DateType: "DATE",
-    inspect.LiteralType: "STRING",
-    inspect.EnumType: "STRING",
     inspect.BytesType: "BINARY",
 }
 
 
 def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
     """The contract's fields by their names in the JSON, each with its Spark SQL type."""
-    return {field.encode_name: _sql_type(field.type, f"{contract.__name__}.{field.name}") for field in _struct(contract).fields}
+    return {
+        field.encode_name: _sql_type(field.type, f"{contract.__name__}.{field.name}")
+        for field in _struct(contract).fields
+    }
 
 
 def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
@@ -46,7 +48,10 @@ def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
 def _struct(contract: type[msgspec.Struct]) -> inspect.StructType:
     if not (isinstance(contract, type) and issubclass(contract, msgspec.Struct)):
         raise TopologyError(f"{contract!r} is not a contract.", next_step="Declare the value as a msgspec.Struct.")
-    info = inspect.type_info(contract)
+    try:
+        info = inspect.type_info(contract)
+    except TypeError as error:
+        raise TopologyError(f"{contract.__name__} is not a contract: {error}.") from None
     assert isinstance(info, inspect.StructType)
     return info
 
@@ -62,12 +67,14 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         if len(present) == 1:
             return _sql_type(present[0], where)
     if isinstance(kind, inspect.StructType):
-        inner = ", ".join(f"{f.encode_name}: {_sql_type(f.type, f'{where}.{f.name}')}" for f in kind.fields)
+        inner = ", ".join(f"{quoted(f.encode_name)}: {_sql_type(f.type, f'{where}.{f.name}')}" for f in kind.fields)
         return f"STRUCT<{inner}>"
     if isinstance(kind, inspect.ListType | inspect.VarTupleType | inspect.SetType):
         return f"ARRAY<{_sql_type(kind.item_type, where)}>"
     if isinstance(kind, inspect.DictType):
         return f"MAP<STRING, {_sql_type(kind.value_type, where)}>"
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        return _choice(kind, where)
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
     hint = "Use Annotated[Decimal, Digits(12, 2)]." if isinstance(kind, inspect.DecimalType) else ""
@@ -81,10 +88,24 @@ def quote_counter(contract: type[msgspec.Struct]) -> Callable[[msgspec.Struct], 
     mark. None if the number cannot be told from the value, because a field may be left out.
     """
     source = _strings(_struct(contract), "v")
-    return None if source is None else eval(f"lambda v: 2 * ({source})")  # noqa: S307  (made of attribute names only)
+    return None if source is None else eval(f"lambda v: 2 * ({source})")
 
 
-_QUOTED = inspect.StrType | inspect.DateTimeType | inspect.DateType | inspect.LiteralType | inspect.EnumType | inspect.BytesType
+def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
+    found = {str: "STRING", int: "BIGINT"}.get(_choice_type(kind))
+    if found is None:
+        raise TopologyError(f"{where} is a choice of neither texts nor whole numbers.")
+    return found
+
+
+def _choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
+    """The one type of all choices; NoneType if there are several."""
+    values = kind.values if isinstance(kind, inspect.LiteralType) else [member.value for member in kind.cls]
+    types = {type(value) for value in values}
+    return types.pop() if len(types) == 1 else type(None)
+
+
+_QUOTED = inspect.StrType | inspect.DateTimeType | inspect.DateType | inspect.BytesType
 
 
 def _strings(kind: inspect.Type, value: str) -> str | None:
@@ -101,8 +122,8 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
             if each is None or "i" not in each:
                 return each and (each if each == "0" else f"{each} * len({value})")
             return f"sum([{each} for i in {value}])"
-        case inspect.LiteralType() if not all(isinstance(one, str) for one in kind.values):
-            return None
+        case inspect.LiteralType() | inspect.EnumType():
+            return {str: "1", int: "0"}.get(_choice_type(kind))
         case inspect.IntType() | inspect.FloatType() | inspect.BoolType() | inspect.DecimalType():
             return "0"
         case _:
@@ -128,9 +149,15 @@ def decimals(contract: type[msgspec.Struct]) -> list[tuple[str, str, str]]:
             case inspect.StructType():
                 for field in kind.fields:
                     visit(field.type, f"{path}.{field.encode_name}", f"{item}.{field.name}", loops)
-            case inspect.ListType() | inspect.VarTupleType():
+            case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
                 name = f"i{len(found)}_{loops.count(' for ')}"
                 visit(kind.item_type, f"{path}[...]", name, f"{loops} for {name} in {item}")
+            case inspect.DictType():
+                name = f"i{len(found)}_{loops.count(' for ')}"
+                visit(kind.value_type, f"{path}[...]", name, f"{loops} for {name} in {item}.values()")
+            case inspect.UnionType():
+                for one in kind.types:
+                    visit(one, path, item, f"{loops} if {item} is not None")
             case inspect.Metadata(type=inspect.DecimalType()):
                 found.append((path, _sql_type(kind, path), f"[{item} for v in values{loops}]"))
             case inspect.Metadata():

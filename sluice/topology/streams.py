@@ -32,6 +32,10 @@ class _Handle:
 
     def _columns(self, picked: tuple[str, ...], named: dict[str, str]) -> dict[str, str]:
         columns = {name: expressions.reference(name) for name in picked} | named
+        if taken := columns.keys() & expressions.METADATA.keys():
+            raise TopologyError(
+                f"{self.pipeline.name}: map_values at {line()}: the names {', '.join(sorted(taken))} are Sluice's own."
+            )
         for text in columns.values():
             self._check(text, "map_values")
         return columns

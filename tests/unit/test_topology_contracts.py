@@ -1,0 +1,176 @@
+"""A contract is read as Spark SQL types, or the author is told which field cannot be."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from sluice import Decimal2
+from sluice.errors import TopologyError
+from sluice.topology import Digits
+from sluice.topology.contracts import attributes, decimals, fields, quote_counter
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Mixed(Enum):
+    ONE = 1
+    TWO = "two"
+
+
+class Part(Struct, rename="kebab"):
+    part_no: int
+    price: Decimal2 | None
+
+
+class Everything(Struct, rename={"order_id": "order-id"}):
+    order_id: int
+    text: str
+    yes: bool
+    ratio: float
+    when: datetime
+    day: date
+    raw: bytes
+    colour: Colour
+    level: Level
+    kind: Literal["a", "b"]
+    size: Literal[1, 2]
+    price: Annotated[Decimal, Digits(9, 3)]
+    tags: list[str]
+    pair: tuple[int, ...]
+    unique: set[str]
+    part: Part
+    parts: list[Part]
+    by_name: dict[str, Part]
+    perhaps: int | None = None
+
+
+def test_fields_have_spark_sql_types_under_their_names_in_the_json() -> None:
+    part = "STRUCT<`part-no`: BIGINT, price: DECIMAL(12,2)>"
+    assert fields(Everything) == {
+        "order-id": "BIGINT",
+        "text": "STRING",
+        "yes": "BOOLEAN",
+        "ratio": "DOUBLE",
+        "when": "TIMESTAMP",
+        "day": "DATE",
+        "raw": "BINARY",
+        "colour": "STRING",
+        "level": "BIGINT",
+        "kind": "STRING",
+        "size": "BIGINT",
+        "price": "DECIMAL(9,3)",
+        "tags": "ARRAY<STRING>",
+        "pair": "ARRAY<BIGINT>",
+        "unique": "ARRAY<STRING>",
+        "part": part,
+        "parts": f"ARRAY<{part}>",
+        "by_name": f"MAP<STRING, {part}>",
+        "perhaps": "BIGINT",
+    }
+    assert attributes(Everything)["order-id"] == "order_id"
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Decimal, r"Odd\.field: DecimalType has no Spark SQL type\. Use Annotated\[Decimal, Digits\(12, 2\)\]\."),
+        (int | str, r"Odd\.field: UnionType has no Spark SQL type"),
+        (Any, r"Odd\.field: AnyType has no Spark SQL type"),
+        (Mixed, r"Odd is not a contract: Enums must contain either all str or all int values"),
+        (Literal[1, "a"], r"Odd\.field is a choice of neither texts nor whole numbers"),
+    ],
+)
+def test_a_type_that_spark_does_not_have(kind: Any, says: str) -> None:
+    odd = msgspec.defstruct("Odd", [("field", kind)])
+    with pytest.raises(TopologyError, match=says):
+        fields(odd)
+
+
+@pytest.mark.parametrize("value", [int, dict, None, Colour])
+def test_a_contract_is_a_struct(value: Any) -> None:
+    with pytest.raises(TopologyError, match=r"is not a contract\. Declare the value as a msgspec\.Struct\."):
+        fields(value)
+
+
+class Line(Struct):
+    name: str
+    price: Decimal2
+    tags: list[str]
+    grid: list[list[int]]
+
+
+class Bill(Struct):
+    number: int
+    kind: Literal["a", "b"]
+    colour: Colour
+    level: Level
+    day: date
+    best: Line
+    lines: list[Line]
+    pairs: tuple[int, ...]
+
+
+LINE = Line("x", Decimal("1.5"), ["a", "b"], [[1], [2, 3]])
+BILL = Bill(1, "a", Colour.RED, Level.LOW, date(2022, 12, 5), LINE, [LINE, LINE], (1, 2))
+
+
+def test_the_quotation_marks_of_a_value_can_be_counted() -> None:
+    count = quote_counter(Bill)
+    assert count is not None
+    # Amounts are numbers in a topic; msgspec by itself writes them as texts.
+    encoder = msgspec.json.Encoder(decimal_format="number")
+    for bill in (BILL, Bill(2, "b", Colour.BLUE, Level.HIGH, date(2022, 1, 1), LINE, [], ())):
+        assert count(bill) == encoder.encode(bill).count(b'"')
+
+
+@pytest.mark.parametrize("kind", [str | None, dict[str, int], set[str], Any])
+def test_the_quotation_marks_of_a_value_that_may_vary_cannot(kind: Any) -> None:
+    assert quote_counter(msgspec.defstruct("Varies", [("field", kind)])) is None
+
+
+def test_nor_those_of_a_value_with_a_field_that_may_be_left_out() -> None:
+    assert quote_counter(Everything) is None
+    assert quote_counter(msgspec.defstruct("Outer", [("parts", list[Everything])])) is None
+
+
+class Deep(Struct):
+    one: Decimal2
+    perhaps: Decimal2 | None
+    line: Line
+    lines: list[Line]
+    sums: dict[str, Decimal2]
+    part: Part | None
+    rows: list[list[Decimal2]]
+
+
+def test_every_amount_is_found_wherever_it_stands() -> None:
+    line = Line("x", Decimal(3), [], [])
+    rows = [[Decimal(7)], [Decimal(8), Decimal(9)]]
+    full = Deep(Decimal(1), Decimal(2), line, [line, line], {"a": Decimal(5)}, Part(1, Decimal(6)), rows)
+    bare = Deep(Decimal(10), None, line, [], {}, None, [])
+    found = {path: eval(text, {"values": [full, bare]}) for path, _, text in decimals(Deep)}
+    assert found == {
+        "$.one": [1, 10],
+        "$.perhaps": [2],
+        "$.line.price": [3, 3],
+        "$.lines[...].price": [3, 3],
+        "$.sums[...]": [5],
+        "$.part.price": [6],
+        "$.rows[...][...]": [7, 8, 9],
+    }
+    assert {kind for _, kind, _ in decimals(Deep)} == {"DECIMAL(12,2)"}
