@@ -84,7 +84,7 @@ _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
 _MORE_AGGREGATES = {"every", "mean", "some", "std", "try_avg", "try_sum"}
 
 
-def _refusal(tree: exp.Expression) -> str:
+def _refusal(tree: exp.Expr) -> str:
     """Why a tree is not one expression over a record's fields; empty if it is."""
     if isinstance(tree, _STATEMENTS):
         return "is a statement; an expression is needed"
@@ -102,7 +102,7 @@ def _refusal(tree: exp.Expression) -> str:
     return ""
 
 
-def _aggregates(node: exp.Expression) -> bool:
+def _aggregates(node: exp.Expr) -> bool:
     return isinstance(node, exp.AggFunc) or (isinstance(node, exp.Func) and _name(node) in _MORE_AGGREGATES)
 
 

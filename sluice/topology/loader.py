@@ -16,7 +16,9 @@ _NOT_PIPELINES = {"run", "__init__"}
 def pipeline_files(folder: Path) -> list[Path]:
     """The files in `folder` that should hold a pipeline, by name."""
     if not folder.is_dir():
-        raise TopologyError(f"{folder} is not a folder.", next_step="Set SLUICE_PIPELINES to the folder of your pipelines.")
+        raise TopologyError(
+            f"{folder} is not a folder.", next_step="Set SLUICE_PIPELINES to the folder of your pipelines."
+        )
     return sorted(file for file in folder.glob("*.py") if file.stem not in _NOT_PIPELINES and file.stem[0] not in "_.")
 
 
@@ -29,7 +31,9 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     """The pipeline of that name; TopologyError lists those there are."""
     pipelines = {pipeline.name: pipeline for pipeline in load_pipelines(folder)}
     if name not in pipelines:
-        raise TopologyError(f"There is no pipeline {name!r} in {folder}.", next_step=f"There are: {', '.join(pipelines)}.")
+        raise TopologyError(
+            f"There is no pipeline {name!r} in {folder}.", next_step=f"There are: {', '.join(pipelines)}."
+        )
     return pipelines[name]
 
 
@@ -55,7 +59,8 @@ def load_module(file: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
