@@ -27,7 +27,6 @@ class StatePlugin(AirflowPlugin):
             "destination": "nav",
             "url_route": "sluice",
             "icon": f"{_ROOT}/sluice/static/icon.svg",
-            "icon_dark_mode": f"{_ROOT}/sluice/static/icon-dark.svg",
             "nav_top_level": True,
         }
     ]

@@ -19,6 +19,7 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
 from airflow.models.dag import DagModel
 from jwt import InvalidTokenError
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from typing_extensions import override
@@ -71,7 +72,7 @@ class LoginRequired:
         if scope["type"] == "http":
             visitor = await self._visitor(_token(HTTPConnection(scope)))
             if visitor is None:
-                await _UNAUTHORIZED(scope, receive, send)
+                await _unauthorized()(scope, receive, send)
                 return
             scope.setdefault("state", {})[_STATE] = visitor
         await self._app(scope, receive, send)
@@ -112,9 +113,11 @@ def _may_read(user: BaseUser, pipeline: str) -> bool:
     return bool(manager.is_authorized_dag(method="GET", details=details, user=user))
 
 
-_UNAUTHORIZED = problem(
-    401,
-    "There is no log-in with this request, or it is no longer valid.",
-    "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer.",
-    headers={"WWW-Authenticate": "Bearer"},
-)
+def _unauthorized() -> Response:
+    # A new one each time: Airflow's middleware changes the headers of what it passes on.
+    return problem(
+        401,
+        "There is no log-in with this request, or it is no longer valid.",
+        "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer.",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

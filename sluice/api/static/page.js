@@ -1,0 +1,190 @@
+import "./theme.js";
+import { byId, cell, element, number, row, running, titled } from "./dom.js";
+
+const BASE = document.body.dataset.base;
+const REFRESH_MS = 5000;
+const BARS = 12;
+const RUNS = 8;
+
+class Problem extends Error {}
+
+async function ask(path) {
+  const answer = await fetch(BASE + path, { headers: { Accept: "application/json" } });
+  if (answer.ok) return answer.json();
+  const problem = await answer.json().catch(() => ({ detail: `The server answered ${answer.status}.` }));
+  throw Object.assign(new Problem([problem.detail, problem.nextStep].filter(Boolean).join(" ")), { status: answer.status });
+}
+
+async function refresh() {
+  try {
+    const [stores, pipelines] = await Promise.all([ask("/v1/stores?entries=true"), ask("/v1/pipelines")]);
+    byId("empty").hidden = stores.length > 0;
+    byId("content").hidden = stores.length === 0;
+    showHealth(stores);
+    showStores(stores);
+    const cuts = await Promise.all(
+      pipelines.map((one) => ask(`/v1/pipelines/${encodeURIComponent(one.pipeline)}/cuts?limit=${RUNS}`)),
+    );
+    showFigures(stores, pipelines);
+    showCuts(cuts.flat());
+    showTopologies(pipelines);
+    await showOrders(stores);
+    byId("trouble").hidden = true;
+  } catch (error) {
+    showTrouble(error);
+  }
+}
+
+function showTrouble(error) {
+  const said = error instanceof Problem ? error.message : "Airflow's API server does not answer.";
+  byId("trouble").textContent = `${said} The figures below may be out of date.`;
+  byId("trouble").hidden = false;
+}
+
+function workersOf(stores) {
+  const workers = new Map();
+  for (const store of stores) {
+    for (const worker of store.workers) workers.set(`${store.pipeline}/${store.job}/${worker.number}`, worker);
+  }
+  return [...workers.values()];
+}
+
+function showHealth(stores) {
+  const workers = workersOf(stores);
+  const lost = workers.filter((worker) => worker.status !== "ok").length;
+  const health = byId("health");
+  health.textContent = lost ? `${lost} of ${workers.length} workers unavailable` : "All workers answer";
+  if (!workers.length) health.textContent = "Nothing published";
+  health.className = `pill ${lost ? "bad" : workers.length ? "good" : ""}`;
+}
+
+function showFigures(stores, pipelines) {
+  const workers = workersOf(stores);
+  const cuts = stores.map((store) => store.cut).filter(Boolean);
+  const newest = cuts.sort((one, other) => one.age_seconds - other.age_seconds)[0];
+  byId("stores-figure").textContent = number(stores.length);
+  byId("stores-note").textContent = `in ${pipelines.length} ${pipelines.length === 1 ? "pipeline" : "pipelines"}`;
+  byId("entries-figure").textContent = number(stores.reduce((sum, store) => sum + (store.entries ?? 0), 0));
+  byId("workers-figure").textContent = `${workers.filter((one) => one.status === "ok").length} / ${workers.length}`;
+  byId("workers-note").textContent = "can be read";
+  byId("cut-figure").replaceChildren(newest ? running(newest, " ago") : "–");
+  byId("cut-note").textContent = newest ? `cut ${newest.id}` : "before the first run";
+}
+
+function showStores(stores) {
+  byId("stores").replaceChildren(...stores.map((store) => row(
+    cell(store.store, "name"),
+    cell(store.pipeline),
+    cell(titled(element("span", "badge", kind(store)), store.value)),
+    cell(element("code", "", store.key)),
+    cell(number(store.entries), "number"),
+    cell(workerList(store.workers)),
+    cell(store.cut ? element("code", "", store.cut.id) : "–"),
+    cell(store.cut ? running(store.cut) : "–", "number"),
+  )));
+}
+
+function kind(store) {
+  if (store.window_ms === null) return store.kind;
+  return `${store.window_ms / 1000} s windows`;
+}
+
+function workerList(workers) {
+  return element("span", "workers", ...workers.map((worker) =>
+    titled(element("span", `worker ${worker.status}`, worker.number), `worker ${worker.number}: ${worker.reason || "ok"}`)));
+}
+
+// The counts of a cut are `read`, `applied`, `late/STORE`, `dead_letter/REASON` and so on.
+function total(counts, name) {
+  return Object.entries(counts)
+    .filter(([key]) => key === name || key.startsWith(`${name}/`))
+    .reduce((sum, [, count]) => sum + count, 0);
+}
+
+function showCuts(cuts) {
+  const newest = cuts.sort((one, other) => one.cut.age_seconds - other.cut.age_seconds).slice(0, RUNS);
+  byId("cuts").replaceChildren(...newest.map(({ job, cut, counts }) => row(
+    cell(titled(element("code", "", cut.id), job)),
+    cell(running(cut, " ago")),
+    ...["read", "applied"].map((name) => cell(number(total(counts, name)), "number")),
+    ...["late", "dead_letter"].map((name) => cell(number(total(counts, name)), total(counts, name) ? "number some" : "number")),
+  )));
+  showReasons(newest);
+}
+
+function showReasons(cuts) {
+  const reasons = new Map();
+  for (const [key, count] of cuts.flatMap(({ counts }) => Object.entries(counts))) {
+    const [what, reason] = key.split(/\/(.*)/s);
+    if (what !== "dead_letter" && what !== "late") continue;
+    const name = what === "late" ? `late for ${reason}` : reason;
+    reasons.set(name, (reasons.get(name) ?? 0) + count);
+  }
+  const sorted = [...reasons].filter(([, count]) => count).sort((one, other) => other[1] - one[1]);
+  byId("reasons").replaceChildren(...sorted.map(([name, count]) => element("span", "badge", `${name}: ${number(count)}`)));
+}
+
+async function showOrders(stores) {
+  const shown = stores.some((store) => store.pipeline === "orders" && store.store === "general_orders_count" && store.cut);
+  byId("orders").hidden = !shown;
+  if (!shown) return;
+  const locations = new Map();
+  for (const { locationId, orderCount, orderType } of await ask("/../v1/orders/count")) {
+    const known = locations.get(locationId) ?? { locationId, GENERAL: 0, RESTAURANT: 0 };
+    locations.set(locationId, { ...known, [orderType]: orderCount });
+  }
+  showBars([...locations.values()].map((one) => ({ ...one, sum: one.GENERAL + one.RESTAURANT })));
+}
+
+function showBars(locations) {
+  const sum = (name) => locations.reduce((all, one) => all + one[name], 0);
+  const top = locations.sort((one, other) => other.sum - one.sum).slice(0, BARS);
+  byId("chart").replaceChildren(...top.map((one) => bar(one, top[0].sum)));
+  byId("chart-note").textContent =
+    `${number(sum("sum"))} orders at ${number(locations.length)} locations` +
+    (locations.length > BARS ? `; the ${BARS} busiest are shown.` : ".");
+  byId("general").textContent = `General ${number(sum("GENERAL"))}`;
+  byId("restaurant").textContent = `Restaurant ${number(sum("RESTAURANT"))}`;
+}
+
+function bar(location, most) {
+  const part = (name, count) => {
+    const made = element("span", name);
+    made.style.width = `${(100 * count) / most}%`;
+    return made;
+  };
+  const track = element("div", "track", part("general", location.GENERAL), part("restaurant", location.RESTAURANT));
+  const made = element("div", "bar", element("span", "", location.locationId), track,
+    element("span", "number", number(location.sum)));
+  return titled(made, `${location.locationId}: ${number(location.GENERAL)} general, ${number(location.RESTAURANT)} restaurant`);
+}
+
+// A topology changes with its job's generation only: what is drawn already stays.
+function showTopologies(pipelines) {
+  const key = JSON.stringify(pipelines.map((one) => [one.pipeline, one.jobs.map((job) => job.generation)]));
+  if (byId("topologies").dataset.key === key) return;
+  byId("topologies").dataset.key = key;
+  byId("topologies").replaceChildren(...pipelines.map((one) => topology(one.pipeline)));
+}
+
+function topology(pipeline) {
+  const address = `${BASE}/v1/pipelines/${encodeURIComponent(pipeline)}/topology`;
+  const picture = element("img");
+  picture.alt = `Topology of ${pipeline}`;
+  const drawing = element("div", "drawing", picture);
+  picture.addEventListener("error", async () => {
+    const answer = await fetch(`${address}?format=text`);
+    drawing.replaceChildren(element("pre", "", answer.ok ? await answer.text() : "It has not been drawn."));
+  });
+  picture.addEventListener("click", () => drawing.classList.toggle("large"));
+  picture.src = `${address}?format=svg`;
+  return element("section", "card", element("div", "title", element("h2", "", `Topology of ${pipeline}`)), drawing);
+}
+
+async function run() {
+  if (!document.hidden) await refresh();
+  setTimeout(run, REFRESH_MS);
+}
+
+document.addEventListener("visibilitychange", () => document.hidden || refresh());
+run();

@@ -1,0 +1,46 @@
+"""A real browser, logged in to a real Airflow."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.airflow_server import AirflowServer
+
+# Without these Chromium asks its makers' servers for updates and more, at every start.
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@contextmanager
+def browser_page(
+    airflow: AirflowServer, scheme: Literal["light", "dark"] = "light", user: str = "viewer"
+) -> Iterator[Page]:
+    """A page at Airflow's home, 1280 by 800, logged in as `user`. Skips where Debian's Chromium is not installed."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Chromium is not installed (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        try:
+            page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+            page.goto(airflow.url)
+            page.locator("input[name=username]").fill(user)
+            page.locator("input[name=password]").fill(airflow.passwords[user])
+            page.locator("button[type=submit]").click()
+            expect(page.get_by_role("link", name="Sluice")).to_be_visible(timeout=30_000)
+            yield page
+        finally:
+            browser.close()

@@ -1,0 +1,74 @@
+"""A real Airflow API server with the plugin, and the orders pipeline's state beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.airflow_server import AirflowServer
+from tests.api.states import orders_states, totals, windows
+from tests.states import NOON, States
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def states(tmp_path_factory: pytest.TempPathFactory) -> States:
+    """Two cuts of the orders pipeline, and a pipeline `payroll` that only some may read."""
+    home = tmp_path_factory.mktemp("sluice")
+    states = orders_states(f"sqlite:///{home}")
+    states.publish(
+        [
+            *totals("general", {"store_1234": (1, "27.00"), "store_5": (2, "5.10")}),
+            *totals("restaurant", {"store_1234": (3, "0.00")}),
+            *windows("general", "store_1234", {"2022-12-05T08:55:15": (1, "27.00")}),
+        ]
+    )
+    states.publish(
+        [
+            *totals("general", {"store_1234": (2, "54.00"), "a/b <i>": (1, "1.00")}),
+            *windows("general", "store_1234", {"2022-12-05T08:55:30": (1, "27.00")}),
+            *windows("restaurant", "store_9", {"2022-12-05T08:55:15": (3, "9.90")}),
+            (4, "store_1234", -1, -1, '[{"locationId":"store_1234"}]'),
+        ],
+        published_at=NOON,
+        counts={"read": 10, "applied": 7, "dead_letter/malformed_json": 2, "late/general_orders_count_window": 1},
+    )
+    payroll = States(states.database, pipeline="payroll", workers=1)
+    payroll.publish({"boss": "[1,2]"})
+    return states
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory, states: States) -> Iterator[AirflowServer]:
+    """The server; its user `viewer` may read every DAG but `payroll`."""
+    environment = {
+        "SLUICE_HOME": states.database.removeprefix("sqlite:///"),
+        "AIRFLOW__CORE__AUTH_MANAGER": "tests.api.auth.PartialAuthManager",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    with AirflowServer(
+        tmp_path_factory.mktemp("airflow"), plugins_folder=REPOSITORY / "plugins", env=environment
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def viewer(airflow: AirflowServer) -> Iterator[httpx.Client]:
+    with airflow.client("viewer") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def admin(airflow: AirflowServer) -> Iterator[httpx.Client]:
+    with airflow.client("admin") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def anonymous(airflow: AirflowServer) -> Iterator[httpx.Client]:
+    with airflow.client(None) as client:
+        yield client

@@ -1,0 +1,170 @@
+"""The generic view."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.api
+
+STORES = "/sluice/v1/stores"
+
+
+def keys(answer: httpx.Response) -> list[str]:
+    return [entry["key"] for entry in answer.json()["entries"]]
+
+
+def test_one_key(viewer: httpx.Client) -> None:
+    answer = viewer.get(f"{STORES}/general_orders_revenue/keys/store_1234")
+    assert '"value":{"runningOrderCount":2,"runningRevenue":54.00}' in answer.text
+    body = answer.json()
+    assert body["cut"].pop("age_seconds") >= 0
+    assert body["cut"] == {
+        "id": "1.1",
+        "published_at": "2026-11-21T12:00:00Z",
+        "positions": {"orders": {"0": 20, "1": 5}},
+    }
+    assert [worker["status"] for worker in body["workers"]] == ["ok"]
+    assert not body["partial"]
+
+
+def test_the_windows_of_a_key(viewer: httpx.Client) -> None:
+    path = f"{STORES}/general_orders_count_window/keys/store_1234"
+    assert [(entry["start"], entry["end"], entry["value"]) for entry in viewer.get(path).json()["entries"]] == [
+        ("2022-12-05T08:55:15Z", "2022-12-05T08:55:30Z", 1),
+        ("2022-12-05T08:55:30Z", "2022-12-05T08:55:45Z", 1),
+    ]
+    between = viewer.get(path, params={"from": "2022-12-05T08:55:30", "to": "2022-12-05T08:55:30Z"})
+    assert [entry["start"] for entry in between.json()["entries"]] == ["2022-12-05T08:55:30Z"]
+    assert viewer.get(path, params={"from": "2023-01-01"}).status_code == 404
+    assert viewer.get(f"{STORES}/general_orders_count/keys/store_1234?from=0").status_code == 400
+
+
+def test_keys_may_hold_anything(viewer: httpx.Client) -> None:
+    answer = viewer.get(f"{STORES}/general_orders_count/keys/a%2Fb%20%3Ci%3E")
+    assert keys(answer) == ["a/b <i>"]
+
+
+def test_everything_page_by_page(viewer: httpx.Client) -> None:
+    path, cursor = f"{STORES}/general_orders_count", None
+    found: list[list[str]] = []
+    while not found or cursor:
+        answer = viewer.get(path, params={"limit": 2} | ({"cursor": cursor} if cursor else {}))
+        found.append(keys(answer))
+        cursor = answer.json().get("cursor")
+    assert found == [["a/b <i>", "store_1234"], ["store_5"]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"prefix": "store_"}, ["store_1234", "store_5"]),
+        ({"prefix": "store_5"}, ["store_5"]),
+        ({"first": "store_2"}, ["store_5"]),
+        ({"last": "store_1234"}, ["a/b <i>", "store_1234"]),
+        ({"first": "b", "last": "c"}, []),
+        ({"prefix": "%"}, []),
+        ({"prefix": "' OR 1=1 --"}, []),
+    ],
+)
+def test_ranges(viewer: httpx.Client, asked: dict[str, str], found: list[str]) -> None:
+    assert keys(viewer.get(f"{STORES}/general_orders_count", params=asked)) == found
+
+
+def test_an_earlier_cut(viewer: httpx.Client) -> None:
+    earlier = viewer.get(f"{STORES}/general_orders_count?as_of=1.0")
+    assert keys(earlier) == ["store_1234", "store_5"]
+    assert earlier.json()["entries"][0]["value"] == 1
+    assert earlier.headers["X-Sluice-Cut"] == "1.0"
+    assert viewer.get(f"{STORES}/general_orders_count?as_of=1.9").status_code == 404
+
+
+def test_the_list_of_stores(viewer: httpx.Client) -> None:
+    stores: dict[str, dict[str, Any]] = {
+        store["store"]: store for store in viewer.get(STORES, params={"entries": True}).json()
+    }
+    assert len(stores) == 9
+    windows = stores["general_orders_count_window"]
+    assert (windows["kind"], windows["window_ms"], windows["entries"], windows["cut"]["id"]) == (
+        "window",
+        15_000,
+        2,
+        "1.1",
+    )
+    assert windows["workers"] == [{"number": 0, "status": "ok"}, {"number": 1, "status": "ok"}]
+    assert stores["stores"]["entries"] == 1
+    assert viewer.get(windows["topology"]).text.startswith("pipeline orders")
+
+
+def test_pipelines_and_cuts(viewer: httpx.Client) -> None:
+    (pipeline,) = viewer.get("/sluice/v1/pipelines").json()
+    assert pipeline["jobs"][0]["topics"] == ["orders"]
+    cuts = viewer.get("/sluice/v1/pipelines/orders/cuts").json()
+    assert [cut["cut"]["id"] for cut in cuts] == ["1.1", "1.0"]
+    assert cuts[0]["counts"]["dead_letter/malformed_json"] == 2
+
+
+def test_topologies(viewer: httpx.Client) -> None:
+    path = "/sluice/v1/pipelines/orders/topology"
+    assert viewer.get(f"{path}?format=mermaid").text.startswith("flowchart LR")
+    drawing = viewer.get(f"{path}?format=svg")
+    assert drawing.headers["Content-Type"] == "image/svg+xml"
+    assert "default-src 'none'" in drawing.headers["Content-Security-Policy"]
+    assert viewer.get(f"{path}?format=exe").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("missing", 404),
+        ("missing/keys/k", 404),
+        ("general_orders_count/keys/none", 404),
+        ("../../etc/passwd", 404),
+        ("%2e%2e%2fledger/keys/k", 404),
+        ("general_orders_count%00", 404),
+        ("general_orders_count?limit=0", 422),
+        ("general_orders_count?limit=1000000000", 422),
+        ("general_orders_count?as_of=../1", 400),
+        ("general_orders_count?cursor=x", 400),
+        ("general_orders_count?cursor=é", 400),
+        ("general_orders_count?cursor=" + "A" * 5_000, 422),
+        ("general_orders_count?pipeline=other", 404),
+    ],
+)
+def test_problems(viewer: httpx.Client, path: str, status: int) -> None:
+    answer = viewer.get(f"{STORES}/{path}")
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.json()["status"] == answer.status_code == status
+    assert {"type", "title", "detail"} <= answer.json().keys()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"gASVAAAAAAA=",
+        b'["orders","restaurant_orders_count","1.1","k",-1]',
+        b'["payroll","general_orders_count","1.1","k",-1]',
+        b'["orders","general_orders_count","9.9","k",-1]',
+        b'["orders","general_orders_count","1.1","k",99999999999999999999]',
+        b'["orders","general_orders_count","1.1","\\ud800",-1]',
+        b"{}",
+    ],
+)
+def test_forged_cursors_are_refused(viewer: httpx.Client, content: bytes) -> None:
+    cursor = base64.urlsafe_b64encode(content).decode()
+    answer = viewer.get(f"{STORES}/general_orders_count", params={"cursor": cursor})
+    assert answer.status_code in (400, 404)
+
+
+def test_every_answer_is_described(viewer: httpx.Client) -> None:
+    document = viewer.get("/sluice/openapi.json").json()
+    assert document["openapi"].startswith("3.")
+    text = viewer.get("/sluice/openapi.json").text
+    for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert name in document["components"]["schemas"]
+    page = viewer.get("/sluice/docs").text
+    for path in document["paths"]:
+        assert path in page
