@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
 
+# What a drawing may not hold even when it is escaped.
+_NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _BOX, _GAP, _ROW, _HEIGHT = 230, 60, 62, 44
 _FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Sink": "#fef3c7"}
 
@@ -29,7 +32,11 @@ def title(node: nodes.Node) -> str:
 
 
 def detail(node: nodes.Node) -> str:
-    """What the node does, in the author's expressions."""
+    """What the node does, in the author's expressions, on one line."""
+    return re.sub(_NO_XML, "\N{REPLACEMENT CHARACTER}", " ".join(_detail(node).split()))
+
+
+def _detail(node: nodes.Node) -> str:
     match node:
         case nodes.Source():
             return f"{node.contract.__name__}, event time {node.event_time or 'of the record'}"

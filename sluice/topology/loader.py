@@ -23,8 +23,15 @@ def pipeline_files(folder: Path) -> list[Path]:
 
 
 def load_pipelines(folder: Path) -> list[Pipeline]:
-    """Every pipeline in `folder`; the first file that cannot be loaded raises TopologyError."""
-    return [load_file(file) for file in pipeline_files(folder)]
+    """Every pipeline in `folder`; TopologyError for the first file that cannot be loaded, or a name used twice."""
+    pipelines: dict[str, Pipeline] = {}
+    for file in pipeline_files(folder):
+        pipeline = load_file(file)
+        if (other := pipelines.setdefault(pipeline.name, pipeline)) is not pipeline:
+            raise TopologyError(
+                f"{other.file and other.file.name} and {file.name} both hold a pipeline {pipeline.name!r}."
+            )
+    return list(pipelines.values())
 
 
 def load_pipeline(folder: Path, name: str) -> Pipeline:

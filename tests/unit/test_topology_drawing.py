@@ -1,0 +1,121 @@
+"""A topology as text, Mermaid and SVG: readable, well-formed, and safe with whatever an author wrote."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from msgspec import Struct
+
+from sluice import Decimal2, Pipeline, tumbling
+from sluice.topology import drawing, load_pipeline
+from sluice.topology.pipeline import Pipeline as PipelineType
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Sale(Struct):
+    shop: str
+    amount: Decimal2
+    at: datetime
+
+
+class Shop(Struct):
+    shop: str
+    city: str
+
+
+def build(where: str = "amount > 1") -> PipelineType:
+    pipeline = Pipeline("shop", workers=3)
+    sales = pipeline.stream("sales", value=Sale, key="shop", event_time="at")
+    shops = pipeline.global_table("shops", value=Shop, key="shop")
+    big = sales.filter(where)
+    big.map_values("shop", cents="amount * 100").to("big_sales")
+    groups = big.group_by("shop")
+    groups.count(store="n").join(shops, how="left").to("n_with_city")
+    groups.windowed_by(tumbling("15 seconds", grace="1 second")).count(store="n_window")
+    return pipeline
+
+
+def test_text_shows_each_step_below_what_it_follows() -> None:
+    assert (
+        drawing.text(build())
+        == """\
+pipeline shop, 3 workers
+  stream sales: Sale, event time at
+    filter: amount > 1
+      map values: shop, cents = amount * 100
+        topic big_sales
+      store n: count(*) by shop
+        left join with shops
+          topic n_with_city
+      store n_window: count(*) by shop, tumbling(15000 ms, grace 1000 ms)
+  global table shops: Shop, event time of the record"""
+    )
+
+
+def test_mermaid_has_every_step_and_every_arrow() -> None:
+    pipeline = build()
+    lines = drawing.mermaid(pipeline).splitlines()
+    assert lines[0] == "flowchart LR"
+    boxes = [line for line in lines if '"' in line]
+    assert len(boxes) == len(pipeline.nodes)
+    arrows = {tuple(re.findall(r"n(\d+)", line)) for line in lines if "-->" in line}
+    # The join has two parents: the store and the table.
+    assert arrows == {
+        ("0", "2"), ("2", "3"), ("3", "4"), ("2", "5"), ("5", "6"), ("1", "6"), ("6", "7"), ("2", "8"),
+    }  # fmt: skip
+
+
+def test_svg_is_well_formed_and_shows_every_step_within_its_bounds() -> None:
+    pipeline = build()
+    root = ElementTree.fromstring(drawing.svg(pipeline))
+    assert root.tag == f"{SVG}svg"
+    boxes = root.findall(f"{SVG}g")
+    assert len(boxes) == len(pipeline.nodes)
+    assert len(root.findall(f"{SVG}path")) == 8
+    assert "store n_window" in [box[2].text for box in boxes]
+    width, height = int(root.attrib["width"]), int(root.attrib["height"])
+    places = [(int(rect.attrib["x"]), int(rect.attrib["y"])) for rect in root.iter(f"{SVG}rect")]
+    assert len(set(places)) == len(places)
+    assert all(0 <= x < width and 0 <= y < height for x, y in places)
+
+
+HOSTILE = {
+    "script": "shop = '</text><script>alert(1)</script>'",
+    "quotes": 'shop = \'" onload="alert(1)\' OR shop = "\'"',
+    "entity": "shop = '&amp;&lt;'",
+    "end of a Mermaid label": 'shop = \'"]; click n0 "javascript:alert(1)"\'',
+    "signs that XML cannot hold": "shop = '\x00\x08\x1b\ufffe\ud800'",
+    "line breaks": "shop = 'a'\nOR\n\tshop = 'b'",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_text_stays_text(kind: str) -> None:
+    pipeline = build(HOSTILE[kind])
+    root = ElementTree.fromstring(drawing.svg(pipeline).encode())
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} == {"svg", "g", "title", "rect", "text", "path"}
+    assert not [name for element in root.iter() for name in element.attrib if name.startswith("on")]
+    mermaid = drawing.mermaid(pipeline)
+    assert mermaid.count("\n") == len(pipeline.nodes) + 8
+    assert all(line.count('"') in (0, 2) for line in mermaid.splitlines())
+    assert "<script" not in mermaid
+    assert len(drawing.text(pipeline).splitlines()) == 1 + len(pipeline.nodes)
+
+
+def test_a_long_expression_is_cut_in_the_box_and_whole_in_its_title() -> None:
+    long = " OR ".join(f"amount = {n}" for n in range(100))
+    box = ElementTree.fromstring(drawing.svg(build(long))).findall(f"{SVG}g")[2]
+    assert box[0].text == f"filter: {long}"
+    assert (box[3].text or "").endswith("…")
+    assert len(box[3].text or "") < 40
+
+
+def test_the_repositorys_own_pipeline_can_be_drawn() -> None:
+    pipeline = load_pipeline(Path(__file__).parents[2] / "spark_jobs", "orders")
+    assert "store general_orders_revenue_window" in drawing.text(pipeline)
+    assert ElementTree.fromstring(drawing.svg(pipeline)).attrib["aria-label"] == "topology of orders"
