@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -160,16 +160,20 @@ def run(
     master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
 ) -> None:
     """Run a pipeline's jobs with spark-submit, without Airflow, until they have read what there is."""
+    from sluice.submission import submission
+
     with _said():
         _load(pipeline)
         known = settings()
-        jars = ",".join(str(jar) for jar in sorted(known.jars.glob("*.jar")))
-        if not jars:
-            raise SettingsError(f"There are no jars in {known.jars}.", next_step="Run: make setup")
-        submit = str(Path(sys.executable).parent / "spark-submit")
-        command = [submit, "--master", master, "--jars", jars, str(known.pipelines / "run.py"), pipeline]
-        variables: dict[str, Any] = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-        status = subprocess.run(command, env={**variables, **os.environ}, check=False).returncode
+        with submission(known, known.kafka, master) as told:
+            command = [
+                *(str(Path(sys.executable).parent / "spark-submit"), "--master", master),
+                *(("--jars", told.jars) if told.jars else ()),
+                *(("--driver-class-path", told.driver_class_path) if told.driver_class_path else ()),
+                *(("--driver-java-options", told.driver_java_options) if told.driver_java_options else ()),
+                *(str(known.pipelines / "run.py"), pipeline),
+            ]
+            status = subprocess.run(command, env={**os.environ, **told.environment}, check=False).returncode
     raise typer.Exit(status)
 
 

@@ -15,7 +15,6 @@ from typing import IO, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.syntax import Syntax
 
 from sluice.demo.airflow import Airflow
 from sluice.demo.answers import Question, dead_letters, differences, questions, served
@@ -180,7 +179,7 @@ def _tell(platform: LocalPlatform, outcome: Outcome, seconds: float, console: Co
     console.rule("Questions and answers")
     for question, text, right in outcome.answers:
         command = f"curl -s -H @{_short(platform.home)}/authorization '{platform.url}{question.path}'"
-        console.print(Syntax(command, "bash", background_color="default", word_wrap=True))
+        console.print(f"[bold]{escape(command)}[/]", soft_wrap=True)
         mark = "" if question.expected is None else "  [green]✓ as in the topic[/]" if right else "  [red]✗ wrong[/]"
         console.print(escape(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…") + mark + "\n", soft_wrap=True)
     _tell_wrong(outcome, console)

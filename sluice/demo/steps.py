@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-_REMIND_S = 5.0
+_OFTEN_S, _REMIND_S = 1.0, 5.0
 
 
 class _Seconds(TextColumn):
@@ -32,13 +32,14 @@ class Step:
         self.title = title
         self._steps = steps
         self._said = ""
-        self._said_at = 0.0
+        self._said_at = time.monotonic()
 
     def say(self, detail: str) -> None:
-        """Tell how far it is; on something that is no terminal the same is told again every five seconds only."""
+        """Tell how far it is; where there is no terminal, news every second at most, the same every five seconds."""
+        news, self._said = detail != self._said, detail
         now = time.monotonic()
-        if detail != self._said or now - self._said_at >= _REMIND_S:
-            self._said, self._said_at = detail, now
+        if self._steps.live or now - self._said_at >= (_OFTEN_S if news else _REMIND_S):
+            self._said_at = now
             self._steps.show(self, detail)
 
     @property
@@ -53,28 +54,28 @@ class Steps:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._began = time.monotonic()
-        self._live = console.is_terminal
+        self.live = console.is_terminal
         self._lock = threading.Lock()
         self._tasks: dict[Step, TaskID] = {}
         columns = (SpinnerColumn(finished_text="[green]✓[/]"), _Seconds(), TextColumn("{task.description}"))
         self._progress = Progress(*columns, console=console)
 
     def __enter__(self) -> Steps:
-        if self._live:
+        if self.live:
             self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live:
+        if self.live:
             self._progress.stop()
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:
         """Show a step until the block ends; ✗ if it ends with an error."""
         step = Step(self, title)
-        if self._live:
+        if self.live:
             self._tasks[step] = self._progress.add_task(escape(title), total=1)
         else:
             self._print("…", step, "")
@@ -87,13 +88,13 @@ class Steps:
 
     def show(self, step: Step, detail: str) -> None:
         """Show what a step says."""
-        if self._live:
+        if self.live:
             self._progress.update(self._tasks[step], description=_line(step, detail))
         else:
             self._print("…", step, detail)
 
     def _finish(self, step: Step, mark: str) -> None:
-        if self._live:
+        if self.live:
             done = int("✓" in mark)
             self._progress.update(self._tasks[step], description=_line(step, step.detail), completed=done)
             self._progress.stop_task(self._tasks[step])

@@ -136,7 +136,9 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             pause = self.poll_seconds if lag else min(pause * 2, _LONGEST_PAUSE_S)
             if lag and burst.due(lag, time.monotonic()):
                 log.info("records to read", pipeline=self.pipeline, records=lag.records)
-                yield TriggerEvent({"pipeline": self.pipeline, "records": lag.records, "ends": lag.ends})
+                yield TriggerEvent(  # type: ignore[no-untyped-call]
+                    {"pipeline": self.pipeline, "records": lag.records, "ends": lag.ends}
+                )
             await asyncio.sleep(pause)
 
     async def cleanup(self) -> None:
@@ -173,7 +175,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         partitions = [TopicPartition(name, n) for name in self.topics if name in found for n in found[name].partitions]
         # Retention may have emptied partitions that have not been read yet: they begin where they end.
         unread = [one for one in partitions if one.partition not in positions.get(one.topic, {})]
-        ends, begins = _offsets(admin, partitions, OffsetSpec.latest()), _offsets(admin, unread, OffsetSpec.earliest())
+        ends, begins = _offsets(admin, partitions, OffsetSpec.latest()), _offsets(admin, unread, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return Lag(ends, positions, begins)
 
     def _wait(self, trouble: str) -> None:

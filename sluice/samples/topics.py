@@ -55,7 +55,7 @@ def create_topics(kafka: Mapping[str, str], topic: str = "orders") -> tuple[str,
     """
     wanted = {topic: (PARTITIONS, _FOREVER), **_TOPICS}
     topics = [NewTopic(name, partitions, 1, config=config) for name, (partitions, config) in wanted.items()]
-    admin = AdminClient(dict(kafka))  # kept in a name: it must outlive its answers
+    admin = AdminClient({**kafka, "log_level": 3})  # kept in a name: it must outlive its answers
     made = admin.create_topics(topics)
     return tuple(name for name, future in made.items() if _made(name, future.exception(_TIMEOUT_S)))
 

@@ -1,0 +1,97 @@
+"""What spark-submit is told: where the jars are, the settings of the process it starts, and a JVM that starts quickly.
+
+A small run spends most of its time on loading Java classes. On this machine's own Spark (a master `local...`) the JVM
+therefore compiles quickly rather than well, and keeps an archive of the classes of its first run beside the jars.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.errors import SettingsError
+from sluice.provision.checks import LOOPBACK, find_java
+from sluice.settings import Settings
+
+_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xlog:cds=off", "-Xlog:class+path=off")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Settings of one spark-submit: empty where it needs none."""
+
+    environment: dict[str, str]
+    jars: str = ""
+    driver_class_path: str = ""
+    driver_java_options: str = ""
+
+
+@contextmanager
+def submission(known: Settings, kafka: Mapping[str, str], master: str) -> Iterator[Submission]:
+    """Yield what to tell spark-submit; leave the block once it has ended. SettingsError if the jars are missing."""
+    jars = connector_jars(known.jars)
+    said = environment(known, kafka)
+    if not master.startswith("local"):
+        yield Submission(said, jars=",".join(str(jar) for jar in jars))
+        return
+    # The driver's ports are for this machine only. Jars on the class path, unlike others, can be in the archive.
+    said["SPARK_LOCAL_IP"] = LOOPBACK
+    with class_archive(known.jars.parent, jars) as option:
+        options = " ".join(f'"{one}"' for one in (*_QUICK, option))
+        yield Submission(said, driver_class_path=f"{known.jars}/*", driver_java_options=options)
+
+
+def environment(known: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
+    """Write down the settings for the process that is submitted; secrets go this way, as no process list shows it."""
+    return {
+        "SLUICE_HOME": str(known.home),
+        "SLUICE_PIPELINES": str(known.pipelines),
+        "SLUICE_LEDGER": known.ledger,
+        "SLUICE_SHARDS": known.shards,
+        "SLUICE_CHECKPOINTS": known.checkpoints,
+        "SLUICE_JARS": str(known.jars),
+        "SLUICE_KAFKA": json.dumps(dict(kafka)),
+        "SLUICE_SPARK_CONF": json.dumps(known.spark_conf),
+        # Unset, Spark's workers pick another Python.
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # Airflow's hook knows spark-submit by its name only: the one of this Python's pyspark comes first.
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
+    }
+
+
+def connector_jars(folder: Path) -> list[Path]:
+    """List the jars of Spark's Kafka connector; SettingsError if there are none."""
+    jars = sorted(folder.glob("*.jar"))
+    if not jars:
+        raise SettingsError(f"There are no jars in {folder}.", next_step="Run: python -m sluice.provision jars")
+    return jars
+
+
+@contextmanager
+def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
+    """Yield the JVM's option that uses the archive of loaded classes, or writes it if this is the first run."""
+    archive = folder / f"classes-{_fingerprint(jars)}.jsa"
+    if archive.is_file():
+        yield f"-XX:SharedArchiveFile={archive}"
+        return
+    fresh = archive.with_suffix(f".{os.getpid()}")
+    try:
+        yield f"-XX:ArchiveClassesAtExit={fresh}"
+        if fresh.is_file():
+            fresh.replace(archive)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _fingerprint(jars: list[Path]) -> str:
+    """Tell apart what an archive depends on: the Java, the Spark and the jars."""
+    java = find_java()
+    parts = [str(java.path.resolve()), java.release, sys.executable, *jars, *(jar.stat().st_mtime_ns for jar in jars)]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,64 @@
+"""Airflow in this process: a home and a database of its own, and a broker when a test asks for one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Airflow reads these when it is first imported, which is before any fixture runs.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="sluice-airflow-"))
+os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+os.environ.setdefault("AIRFLOW__CORE__DAGS_FOLDER", str(Path(__file__).parents[2] / "dags"))
+
+from sluice.settings import settings
+from sluice.testing.kafka import EmbeddedKafka
+
+ROOT = Path(__file__).parents[2]
+JARS = ROOT / ".sluice" / "jars" / "spark"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A SLUICE_HOME of the test's own, with the repository's pipelines."""
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    monkeypatch.setenv("SLUICE_PIPELINES", str(ROOT / "spark_jobs"))
+    monkeypatch.setenv("SLUICE_JARS", str(JARS))
+    settings.cache_clear()
+    yield tmp_path
+    settings.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def airflow_database() -> None:
+    """A database for `dag.test()`."""
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@dataclass(frozen=True)
+class Connections:
+    """Airflow's connections, as environment variables."""
+
+    kafka: dict[str, str]
+
+
+@pytest.fixture
+def connections(broker: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Connections:
+    """The connections of the providers, to the broker and to a Spark in this machine."""
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": kafka}))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    return Connections(kafka)

@@ -1,0 +1,134 @@
+"""Every DAG as Airflow loads it, and run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG, Asset
+from airflow.sdk.exceptions import ParamValidationError
+
+from sluice.orchestration.dags import pipeline_dags
+from sluice.orchestration.operator import SluiceJobOperator
+from sluice.orchestration.trigger import KafkaEndOffsetTrigger
+from sluice.samples import totals_of_topic
+from sluice.settings import settings
+from sluice.state.ledger import Ledger
+from tests.dags.conftest import ROOT, Connections
+
+pytestmark = pytest.mark.dags
+
+
+@pytest.fixture(scope="module")
+def bag() -> DagBag:
+    return DagBag(ROOT / "dags")
+
+
+def dag(bag: DagBag, name: str) -> DAG:
+    found = bag.dags[name]
+    assert isinstance(found, DAG)
+    return found
+
+
+def test_every_dag_loads(bag: DagBag) -> None:
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {"orders", "produce_sample_orders", "sluice_retention"}
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks"),
+    [
+        ("orders", ["main"]),
+        ("produce_sample_orders", ["topics", "stores", "orders"]),
+        ("sluice_retention", ["retain"]),
+    ],
+)
+def test_tasks(bag: DagBag, name: str, tasks: list[str]) -> None:
+    found = dag(bag, name).topological_sort()  # type: ignore[no-untyped-call]
+    assert [task.task_id for task in found] == tasks
+
+
+@pytest.mark.parametrize("name", ["orders", "produce_sample_orders", "sluice_retention"])
+def test_one_run_at_a_time_and_no_catching_up(bag: DagBag, name: str) -> None:
+    found = dag(bag, name)
+    assert (found.max_active_runs, found.catchup) == (1, False)
+    assert found.doc_md
+    assert "sluice" in found.tags
+
+
+def test_the_pipeline_starts_when_its_topics_have_grown(bag: DagBag) -> None:
+    schedule = dag(bag, "orders").schedule
+    assert isinstance(schedule, list)
+    (asset,) = schedule
+    assert isinstance(asset, Asset)
+    (watcher,) = asset.watchers
+    assert isinstance(watcher.trigger, KafkaEndOffsetTrigger)
+    assert watcher.trigger.topics == ["orders", "stores"]
+
+
+def test_a_job_is_retried_with_growing_pauses_and_has_an_end(bag: DagBag) -> None:
+    task = dag(bag, "orders").task_dict["main"]
+    assert isinstance(task, SluiceJobOperator)
+    assert task.retries == 2
+    assert task.retry_exponential_backoff
+    assert task.execution_timeout
+
+
+def test_the_documentation_shows_the_topology(bag: DagBag) -> None:
+    doc = dag(bag, "orders").doc_md
+    assert doc is not None
+    assert doc.startswith("Retail orders")
+    assert "store general_orders_revenue_window" in doc
+    assert "```mermaid\nflowchart LR" in doc
+
+
+def test_loading_dags_needs_no_spark() -> None:
+    code = "import runpy, sys; runpy.run_path('dags/pipelines.py'); print('pyspark' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("pipeline = 1", "broken.py holds no pipeline."),
+        ("import nothing_like_this", "ModuleNotFoundError"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_broken_file_says_so_and_stops_no_other(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "broken.py").write_text(text)
+    (tmp_path / "orders.py").write_text((ROOT / "spark_jobs" / "orders.py").read_text())
+    dags = pipeline_dags(tmp_path)
+    assert set(dags) == {"broken", "orders"}
+    assert dags["broken"].doc_md is not None
+    assert why in dags["broken"].doc_md
+    assert "broken" in dags["broken"].tags
+
+
+@pytest.mark.parametrize("conf", [{"count": 0}, {"count": 10**9}, {"stores": "; rm"}, {"seed": -1}])
+def test_parameters_are_checked(bag: DagBag, conf: dict[str, object]) -> None:
+    params = dag(bag, "produce_sample_orders").params
+    with pytest.raises((ParamValidationError, ValueError)):
+        params.update(conf)
+
+
+@pytest.mark.usefixtures("airflow_database")
+def test_sample_orders_from_the_ui_are_read_by_the_pipeline(bag: DagBag, connections: Connections) -> None:
+    made = dag(bag, "produce_sample_orders").test(run_conf={"count": 300, "stores": 5, "seed": 3})
+    assert made.state == "success"
+    totals = totals_of_topic(connections.kafka)
+    assert totals.read == 300
+
+    assert dag(bag, "orders").test().state == "success"
+    with Ledger.open(settings().ledger) as ledger:
+        cut = ledger.latest_cut("orders", "main")
+        positions = ledger.positions("orders")
+    assert cut is not None
+    assert cut.counts["read"] == 305
+    assert sum(positions["orders"].values()) == 300
+
+    assert dag(bag, "sluice_retention").test().state == "success"

@@ -1,0 +1,73 @@
+"""The command `sluice`: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sluice.cli import app
+from sluice.settings import settings
+
+pytestmark = pytest.mark.unit
+
+
+def sluice(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    monkeypatch.setenv("SLUICE_JARS", str(tmp_path / "none"))
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+def test_help_lists_the_commands() -> None:
+    said = sluice("--help").output
+    assert all(command in said for command in ("demo", "explain", "describe", "run", "produce", "kafka"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("explain", "orders"), "holds   by locationId: general_orders_count, general_orders_revenue"),
+        (("describe", "orders"), "stream orders: Order"),
+        (("describe", "orders", "--mermaid"), "flowchart LR"),
+        (("describe", "orders", "--svg"), "<svg "),
+        (("kafka", "stop"), "No broker runs."),
+    ],
+)
+def test_answers(arguments: tuple[str, ...], expected: str) -> None:
+    result = sluice(*arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert expected in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("explain", "nothing"), "There is no pipeline 'nothing'"),
+        (("run", "orders"), "There are no jars in"),
+        (("produce", "orders", "--start", "soon"), "--start 'soon' is no time."),
+    ],
+)
+def test_mistakes_get_a_sentence_and_the_next_step(arguments: tuple[str, ...], expected: str) -> None:
+    result = sluice(*arguments)
+    assert result.exit_code == 1
+    assert expected in result.stderr
+    assert len(result.stderr.splitlines()) == 2, "what is wrong, and what to do"
+    assert "Traceback" not in result.output
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "{'airflow', 'pyspark', 'confluent_kafka', 'sqlalchemy', 'pandas', 'httpx'}"
+    code = f"import sys; import sluice.cli; print(*{heavy} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""

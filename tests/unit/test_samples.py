@@ -1,0 +1,163 @@
+"""Sample orders, and the totals that everything else is compared with."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.samples import START_MS, STORE_1234, Sample, Totals, orders, store_ids, stores, totals
+from sluice.samples.orders import MAX_DISORDER_S
+from sluice.samples.totals import GRACE_MS, WINDOW_MS
+
+pytestmark = pytest.mark.unit
+
+COUNTS = st.integers(1, 300)
+SEEDS = st.integers(0, 2**31)
+
+
+def order(
+    when: str = "2022-12-05T08:55:27", amount: str = "27.00", kind: str = "GENERAL", location: str = "a"
+) -> bytes:
+    return (
+        f'{{"orderId":1,"locationId":"{location}","finalAmount":{amount},"orderType":"{kind}",'
+        f'"orderLineItems":[],"orderedDateTime":"{when}"}}'
+    ).encode()
+
+
+def added(samples: list[Sample]) -> Totals:
+    return totals((0, sample.value) for sample in samples)
+
+
+@given(COUNTS, st.integers(1, 60), SEEDS)
+def test_the_same_seed_makes_the_same_bytes(count: int, locations: int, seed: int) -> None:
+    assert list(orders(count, locations, seed, 0.1, 0.1)) == list(orders(count, locations, seed, 0.1, 0.1))
+
+
+def test_another_seed_makes_other_orders() -> None:
+    assert list(orders(10, seed=1)) != list(orders(10, seed=2))
+
+
+def test_an_order_has_the_fields_of_the_requirements() -> None:
+    sample = next(iter(orders(1)))
+    found = json.loads(sample.value, parse_float=str)
+    assert list(found) == ["orderId", "locationId", "finalAmount", "orderType", "orderLineItems", "orderedDateTime"]
+    assert found["locationId"] == sample.key
+    assert sum(Decimal(item["amount"]) for item in found["orderLineItems"]) == Decimal(found["finalAmount"])
+    assert found["orderedDateTime"] == "2022-12-05T08:55:27"
+    assert sample.timestamp_ms == START_MS
+
+
+def test_stores_have_an_address_each_and_one_of_them_is_1234() -> None:
+    found = {key: json.loads(value) for key, value in stores(50)}
+    assert len(found) == 50
+    assert found[STORE_1234]["address"].keys() == {"addressLine1", "addressLine2", "city", "state", "zip"}
+    assert all(value["locationId"] == key for key, value in found.items())
+
+
+def test_a_single_store_is_1234() -> None:
+    assert store_ids(1) == [STORE_1234]
+
+
+def test_every_store_name_is_there_once() -> None:
+    assert len(set(store_ids(2_000))) == 2_000
+
+
+@given(COUNTS, SEEDS)
+def test_every_bad_order_is_found_for_its_reason(count: int, seed: int) -> None:
+    samples = list(orders(count, 5, seed, bad_share=0.5))
+    expected = Counter(sample.reason for sample in samples if sample.reason)
+    assert added(samples).dead_letters == expected
+
+
+def test_all_ways_to_be_bad_turn_up() -> None:
+    reasons = added(list(orders(2_000, bad_share=0.5))).dead_letters
+    assert set(reasons) == {"malformed", "empty_value", "contract", "digits", "duplicate_field", "future"}
+
+
+@given(COUNTS, SEEDS)
+def test_nothing_is_late_unless_asked_for(count: int, seed: int) -> None:
+    assert MAX_DISORDER_S * 1000 < GRACE_MS
+    assert not added(list(orders(count, 5, seed))).late
+
+
+def test_late_orders_count_in_the_running_totals_only() -> None:
+    found = added(list(orders(30_000, late_share=0.01)))
+    late = sum(found.late.values())
+    assert late > 100
+    assert sum(count for count, _ in found.running.values()) == 30_000
+    assert sum(count for count, _ in found.windows.values()) == 30_000 - late
+
+
+@given(COUNTS, SEEDS)
+def test_no_record_and_no_cent_gets_lost(count: int, seed: int) -> None:
+    samples = list(orders(count, 7, seed, 0.1))
+    found = added(samples)
+    good = [json.loads(sample.value, parse_float=Decimal)["finalAmount"] for sample in samples if not sample.reason]
+    assert found.read == count == len(good) + sum(found.dead_letters.values())
+    assert sum((amount for _, amount in found.running.values()), Decimal(0)) == sum(good, Decimal(0))
+    assert sum((amount for _, amount in found.windows.values()), Decimal(0)) == sum(good, Decimal(0))
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "late"),
+    [(29, False), (30, True), (31, True)],
+    ids=["grace - 1", "grace", "grace + 1"],
+)
+def test_a_window_closes_when_stream_time_reaches_its_end_and_grace(ahead_s: int, late: bool) -> None:
+    found = totals([(0, order(f"2022-12-05T08:55:{ahead_s:02}")), (0, order("2022-12-05T08:55:00"))])
+    assert bool(found.late) is late
+
+
+def test_stream_time_belongs_to_a_partition_and_an_order_type() -> None:
+    old, new = order("2022-12-05T08:55:00"), order("2022-12-05T08:59:00")
+    assert not totals([(0, new), (1, old)]).late
+    assert not totals([(0, order("2022-12-05T08:59:00", kind="RESTAURANT")), (0, old)]).late
+    assert totals([(0, new), (0, old)]).late == {"GENERAL": 1}
+
+
+def test_a_record_set_aside_moves_no_stream_time() -> None:
+    assert not totals([(0, order("2099-01-01T00:00:00")), (0, order("2022-12-05T08:55:00"))]).late
+
+
+def test_the_eight_stores() -> None:
+    first, second = order(amount="27.00"), order(amount="0.01", when="2022-12-05T08:55:44")
+    found = totals([(0, first), (0, second), (0, order(kind="RESTAURANT", location="b"))]).stores()
+    start = 1_670_230_515_000
+    assert found["general_orders_count"] == {"a": 2}
+    assert found["general_orders_revenue"] == {"a": (2, Decimal("27.01"))}
+    assert found["general_orders_count_window"] == {("a", start): 1, ("a", start + WINDOW_MS): 1}
+    assert found["general_orders_revenue_window"] == {
+        ("a", start): (1, Decimal("27.00")),
+        ("a", start + WINDOW_MS): (1, Decimal("0.01")),
+    }
+    assert found["restaurant_orders_revenue"] == {"b": (1, Decimal("27.00"))}
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "null_value"),
+        (b"", "empty_value"),
+        (b"\xff", "not_utf8"),
+        (b"{", "malformed"),
+        (b"null", "contract"),
+        (order() + b" {}", "malformed"),
+        (order(amount="NaN"), "malformed"),
+        (order(amount="1.005"), "digits"),
+        (order(amount='"1.00"'), "contract"),
+        (order(amount="true"), "contract"),
+        (order(kind="general"), "contract"),
+        (order(when="2022-12-32T00:00:00"), "contract"),
+        (order(when="2099-12-31T00:00:00"), "future"),
+        (order().replace(b"orderId", b"orderID"), "contract"),
+        (order().replace(b'{"orderId":1', b'{"orderId":1,"orderId":1'), "duplicate_field"),
+    ],
+)
+def test_reasons(value: bytes | None, reason: str) -> None:
+    assert totals([(0, value)]).dead_letters == {reason: 1}
