@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sluice.topology import nodes
 from sluice.topology.expressions import METADATA, parse, quoted
@@ -184,7 +184,33 @@ def _families(draft: _Draft) -> list[Family]:
     for node in draft.pipeline.nodes:
         if isinstance(node, nodes.Aggregate):
             groups.setdefault((node.parent.number, node.key, node.window), []).append(node)
-    return [_family(draft, number, members) for number, members in enumerate(groups.values())]
+    return _guarded([_family(draft, number, members) for number, members in enumerate(groups.values())])
+
+
+def _guarded(families: list[Family]) -> list[Family]:
+    """The families, with aggregates that see the rows of their own families only.
+
+    The fused operator evaluates every aggregate for every row. On rows that a filter kept from it, `sum(1 / x)` might
+    fail; most of the time their columns are null there, but not those that another family reads too.
+    """
+    users: dict[str, list[Family]] = {}
+    for family in families:
+        for text in dict.fromkeys(text for slot in family.slots for _, text in slot.columns):
+            users.setdefault(text, []).append(family)
+    guarded = {text: _guard(text, mine, families) for text, mine in users.items()}
+    return [
+        replace(family, slots=tuple(
+            replace(slot, columns=tuple((name, guarded[text]) for name, text in slot.columns)) for slot in family.slots
+        ))
+        for family in families
+    ]  # fmt: skip
+
+
+def _guard(text: str, mine: list[Family], families: list[Family]) -> str:
+    reads = parse(text).fields
+    shared = {name for family in families if family not in mine for name in reads.intersection(family.inputs)}
+    cells = ", ".join(str(family.number) for family in mine)
+    return parse(text).on({name: f"IF(cell IN ({cells}), {name}, NULL)" if name in shared else name for name in reads})
 
 
 def _family(draft: _Draft, number: int, members: list[nodes.Aggregate]) -> Family:

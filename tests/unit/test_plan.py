@@ -1,0 +1,246 @@
+"""A topology is cut into jobs: what they read, hold and write, and the SQL they are made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from msgspec import Struct, field
+
+from sluice import Decimal2, Pipeline, tumbling
+from sluice.plan import Job, Lookup, Select, explain, plan
+from sluice.topology import load_pipeline
+from sluice.topology.expressions import parse
+from sluice.topology.streams import Stream
+
+ROOT = Path(__file__).parents[2]
+
+
+class Sale(Struct):
+    shop: str
+    amount: Decimal2
+    quantity: int
+    at: datetime
+    order_no: int = field(name="order-no")
+    case: str
+
+
+class Shop(Struct):
+    shop: str
+    city: str
+
+
+def sales(key: str | None = "shop") -> Stream:
+    return Pipeline("p", workers=3).stream("sales", value=Sale, key=key, event_time="at")
+
+
+def job(stream: Stream) -> Job:
+    (only,) = plan(stream.pipeline).jobs
+    return only
+
+
+def columns(job: Job) -> dict[str, str]:
+    return {name: sql for layer in job.layers for name, sql in layer}
+
+
+@pytest.fixture(scope="module")
+def orders() -> Job:
+    (only,) = plan(load_pipeline(ROOT / "spark_jobs", "orders")).jobs
+    return only
+
+
+def test_orders_are_one_job_with_four_families_of_two_stores(orders: Job) -> None:
+    assert [[slot.store for slot in family.slots] for family in orders.families] == [
+        [f"{kind}_orders_count{window}", f"{kind}_orders_revenue{window}"]
+        for kind in ("general", "restaurant")
+        for window in ("", "_window")
+    ]
+    assert [family.window for family in orders.families] == [None, tumbling("15 s", "15 s")] * 2
+    assert orders.topics == ("orders", "stores")
+    assert orders.outputs == (
+        "general_orders",
+        "restaurant_orders",
+        "general_orders_revenue",
+        "restaurant_orders_revenue",
+    )
+
+
+def test_only_fields_that_something_reads_are_carried(orders: Job) -> None:
+    assert {number: set(names) for number, names in orders.fields.items()} == {
+        0: {"locationId", "finalAmount", "orderType"}
+    }
+    assert orders.metadata == ()
+
+
+def test_metadata_is_carried_when_it_is_read() -> None:
+    stream = sales(key=None)
+    stream.filter("_offset > 5").to("out")
+    assert job(stream).metadata == ("_key", "_offset")
+
+
+def test_a_step_is_computed_once_however_many_follow_it(orders: Job) -> None:
+    texts = [sql for layer in orders.layers for _, sql in layer]
+    assert len(set(texts)) == len(texts)
+    assert sum("orderType = 'GENERAL'" in sql for sql in texts) == 1
+    general = orders.families[:2]
+    assert general[0].key == general[1].key
+    assert general[0].passed == general[1].passed
+
+
+def test_columns_are_computed_from_layers_before_them(orders: Job) -> None:
+    stream = sales()
+    mapped = stream.filter("amount > 1").map_values(double="amount * 2", shop="upper(shop)").filter("double > 3")
+    mapped.map_values(four="double * 2", key="_key").to("out")
+    mapped.group_by("shop || double").aggregate(store="s", total="sum(double)")
+    for each in (orders, job(stream)):
+        known = {"_source", "_partition", "_time", *each.metadata}
+        known |= {f"s{number}_{name}" for number, names in each.fields.items() for name in names}
+        for layer in each.layers:
+            for name, sql in layer:
+                assert parse(sql).fields <= known, (name, sql)
+            known |= {name for name, _ in layer}
+        for family in each.families:
+            assert {family.passed, family.key, *family.inputs} <= known
+        for sink in each.stream_sinks:
+            assert {f"o{sink.number}_key", f"o{sink.number}_value"} <= known
+
+
+def test_only_columns_are_rewritten() -> None:
+    stream = sales()
+    stream.filter("exists(array(1), amount -> amount > quantity) AND shop <> 'amount' AND `amount` > 1").to("out")
+    (sql,) = [sql for sql in columns(job(stream)).values() if "exists" in sql]
+    assert "exists(array(1), amount -> amount > s0_quantity) AND s0_shop <> 'amount' AND s0_amount > 1" in sql
+
+
+def test_a_field_of_any_name_is_a_column_that_needs_no_quotes() -> None:
+    stream = sales()
+    stream.filter("`order-no` > 1").map_values("order-no", "case", copy="`order-no` + 1").to("out")
+    made = job(stream)
+    assert set(made.fields[0]) == {"shop", "order-no", "case"}
+    assert any("s0_order_x2d_no > 1" in sql for sql in columns(made).values())
+    value = columns(made)["o3_value"]
+    assert "named_struct('order-no', s0_order_x2d_no, 'case', s0_case, 'copy', n2_copy)" in value
+
+
+def test_a_renamed_field_is_not_computed_again() -> None:
+    stream = sales()
+    stream.map_values(what="amount").map_values(price="what").to("out")
+    made = job(stream)
+    assert "'price', s0_amount" in columns(made)["o3_value"]
+    assert made.fields[0] == ("shop", "amount")
+
+
+def test_nothing_is_evaluated_for_records_that_a_filter_took_out() -> None:
+    stream = sales()
+    kept = stream.filter("quantity <> 0")
+    kept.map_values(each="amount / quantity").filter("each > 1").to("out")
+    kept.group_by("100 div quantity").count(store="n")
+    made = columns(job(stream))
+    assert made["n1"] == "coalesce((_source <=> 0) AND (s0_quantity <> 0), false)"
+    assert made["n2_each"] == "IF(n1, s0_amount / s0_quantity, NULL)"
+    assert made["n3"] == "coalesce(n1 AND (n2_each > 1), false)"
+    assert "IF(n1, CAST(100 div s0_quantity AS STRING), NULL)" in made.values()
+    assert made["o4_value"].startswith("IF(n3, ")
+
+
+def test_nor_is_an_aggregate_when_another_store_reads_the_same_field_of_them() -> None:
+    stream = sales()
+    stream.group_by("shop").aggregate(store="all", items="sum(quantity)", n="count(*)")
+    kept = stream.filter("quantity <> 0").group_by("shop")
+    kept.aggregate(store="some", rate="sum(amount / quantity)", items="sum(quantity)", n="count(*)")
+    every, some = job(stream).families
+    assert dict(some.slots[0].columns)["rate"] == "sum(s0_amount / IF(cell IN (1), s0_quantity, NULL))"
+    # What both stores ask for is computed once for both.
+    assert dict(every.slots[0].columns) == {"items": "sum(s0_quantity)", "n": "count(*)"}
+    assert dict(some.slots[0].columns)["items"] == "sum(s0_quantity)"
+
+
+def test_the_orders_need_no_such_guard(orders: Job) -> None:
+    assert not any("cell IN" in text for f in orders.families for slot in f.slots for _, text in slot.columns)
+
+
+def test_stores_with_filter_key_and_window_in_common_share_cells() -> None:
+    stream = sales()
+    groups = stream.group_by("shop")
+    groups.count(store="a")
+    groups.aggregate(store="b", total="sum(amount)")
+    stream.group_by("shop").count(store="c")
+    stream.group_by("upper(shop)").count(store="d")
+    groups.windowed_by(tumbling(1000)).count(store="e")
+    groups.windowed_by(tumbling(1000, grace=1)).count(store="f")
+    stream.filter("amount > 1").group_by("shop").count(store="g")
+    families = [[slot.store for slot in family.slots] for family in job(stream).families]
+    assert families == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]
+
+
+def test_a_tables_changes_are_looked_up_mapped_and_written() -> None:
+    stream = sales()
+    shops = stream.pipeline.global_table("shops", value=Shop, key="shop")
+    total = stream.group_by("shop").aggregate(store="total", amount="sum(amount)")
+    total.join(shops, how="left").map_values(amount="left.amount", city="right.city", shop="_key").to("out")
+    made = job(stream)
+    (sink,) = made.table_sinks
+    lookup, select = sink.steps
+    assert isinstance(lookup, Lookup)
+    assert (lookup.how, lookup.table.source.topic, lookup.table.family) == ("left", "shops", 1)
+    assert isinstance(select, Select)
+    assert select.sql == "named_struct('amount', v.left.amount, 'city', v.right.city, 'shop', _key)"
+    assert (sink.topic, sink.family, sink.slot, sink.scalar) == ("out", 0, 0, False)
+
+
+def test_a_scalar_is_written_as_it_is_unless_it_is_mapped() -> None:
+    stream = sales()
+    count = stream.group_by("shop").count(store="n")
+    count.to("n")
+    count.map_values(n="count", twice="2 * count").to("n_mapped")
+    plain, mapped = job(stream).table_sinks
+    assert (plain.scalar, plain.steps) == (True, ())
+    assert mapped.steps == (Select("named_struct('n', v, 'twice', 2 * v)"),)
+    assert not mapped.scalar
+
+
+def test_records_of_one_source_pass_no_step_of_another() -> None:
+    pipeline = Pipeline("p")
+    one = pipeline.stream("one", value=Sale)
+    two = pipeline.stream("two", value=Sale)
+    one.filter("amount > 1").group_by("shop").count(store="a")
+    two.group_by("shop").count(store="b")
+    made = job(one)
+    assert columns(made)["n2"] == "coalesce((_source <=> 0) AND (s0_amount > 1), false)"
+    assert columns(made)[made.families[1].passed] == "(_source <=> 1)"
+
+
+def test_explain_says_what_is_read_held_and_written(orders: Job) -> None:
+    text = explain(plan(orders.pipeline))
+    assert text.splitlines()[:4] == [
+        "pipeline orders: 1 job, 4 workers",
+        "job main: one streaming query, 4 cell families in one stateful operator",
+        "  reads   orders as Order",
+        "  reads   stores as a global table, on every worker",
+    ]
+    assert "  holds   by locationId: general_orders_count, general_orders_revenue\n" in text
+    assert "  holds   by locationId, tumbling(15000 ms, grace 15000 ms): restaurant_orders_count_window, rest" in text
+    assert text.endswith("  writes  restaurant_orders_revenue\n  writes  orders_dead_letters")
+
+
+@pytest.mark.parametrize("text", ["`order", "it's", "a\\", "a b"])
+def test_a_fields_name_in_the_output_is_a_literal(text: str) -> None:
+    stream = sales()
+    stream.map_values(**{text: "amount"}).to("out")
+    value = columns(job(stream))["o2_value"]
+    assert parse(value).fields == {"_source", "s0_amount"}
+
+
+def test_planning_needs_neither_spark_nor_airflow_nor_kafka() -> None:
+    code = (
+        "import sys; from pathlib import Path; from sluice.plan import explain, plan;"
+        " from sluice.topology import load_pipelines, drawing;"
+        " print([explain(plan(p)) and drawing.svg(p)[:4] for p in load_pipelines(Path('spark_jobs'))]);"
+        " print(sorted({name.split('.')[0] for name in sys.modules}"
+        " & {'pyspark', 'airflow', 'confluent_kafka', 'sqlalchemy', 'pyarrow', 'numpy', 'fastapi'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["['<svg']", "[]"]
