@@ -45,7 +45,7 @@ class Handoff:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, records.schema) as writer:
             writer.write_table(records)
-        self._put(f"{batch}/{part}.{topic}.arrow", sink.getvalue())
+        self._put(f"{batch}/{part}{_records(topic)}", sink.getvalue())
 
     def facts(self, batch: int) -> Facts:
         """The facts of all parts of the batch."""
@@ -59,7 +59,7 @@ class Handoff:
 
     def records(self, batch: int, topic: str) -> Iterator[pa.Table]:
         """The records for a topic, part by part in the order of the parts' names."""
-        for _, data in self._read(batch, f".{topic}.arrow"):
+        for _, data in self._read(batch, _records(topic)):
             yield pa.ipc.open_file(pa.BufferReader(data)).read_all()
 
     def write_times(self, batch: int, stream_times: Mapping[str, int]) -> None:
@@ -102,6 +102,11 @@ class Handoff:
     def _at(self, name: str) -> tuple[fs.FileSystem, str]:
         filesystem, path = open_path(self.root)
         return filesystem, f"{path}/{name}".rstrip("/")
+
+
+def _records(topic: str) -> str:
+    # A sign that no topic has: the records for `a.orders` are none for `orders`.
+    return f"@{topic}.arrow"
 
 
 def open_path(location: str) -> tuple[fs.FileSystem, str]:

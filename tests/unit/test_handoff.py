@@ -1,0 +1,114 @@
+"""What tasks hand to the driver: whole files, the same after every try, gone when no batch needs them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sluice.engine.handoff import Facts, Handoff
+
+
+@pytest.fixture(params=["path", "uri"])
+def handoff(request: pytest.FixtureRequest, tmp_path: Path) -> Handoff:
+    return Handoff(f"file://{tmp_path}/handoff" if request.param == "uri" else f"{tmp_path}/handoff")
+
+
+def records(*keys: str) -> pa.Table:
+    return pa.table({"key": list(keys), "value": [key.upper() for key in keys]})
+
+
+def keys_of(handoff: Handoff, batch: int, topic: str) -> list[str]:
+    return [key for table in handoff.records(batch, topic) for key in table.column("key").to_pylist()]
+
+
+def test_facts_of_all_parts_are_added_up(handoff: Handoff) -> None:
+    handoff.write_facts(3, "read-a-00000", Facts({"read": 5}))
+    handoff.write_facts(3, "place-a-00000", Facts({"applied": 4, "late/w": 1}, {"w/a/0": 70}))
+    handoff.write_facts(3, "place-a-00001", Facts({"applied": 2}, {"w/a/1": 60}))
+    assert handoff.facts(3) == Facts({"read": 5, "applied": 6, "late/w": 1}, {"w/a/0": 70, "w/a/1": 60})
+    assert handoff.facts(4) == Facts()
+
+
+def test_a_part_that_is_tried_again_replaces_what_it_wrote(handoff: Handoff) -> None:
+    for _ in range(2):
+        handoff.write_facts(0, "read-a-00000", Facts({"read": 5}))
+        handoff.write_records(0, "out", "place-a-00000", records("x", "y"))
+    assert handoff.facts(0).counts == {"read": 5}
+    assert keys_of(handoff, 0, "out") == ["x", "y"]
+
+
+def test_records_come_in_the_order_of_the_parts(handoff: Handoff) -> None:
+    for part in (10, 2, 0):
+        handoff.write_records(0, "out", f"place-a-{part:05}", records(f"from {part}"))
+    assert keys_of(handoff, 0, "out") == ["from 0", "from 2", "from 10"]
+
+
+def test_records_of_topics_whose_names_end_alike_are_kept_apart(handoff: Handoff) -> None:
+    handoff.write_records(0, "shop.orders", "place-a-00000", records("theirs"))
+    handoff.write_records(0, "orders", "place-a-00000", records("ours"))
+    handoff.write_records(0, "orders", "read-b.orders-00000", records("ours too"))
+    assert keys_of(handoff, 0, "orders") == ["ours", "ours too"]
+    assert keys_of(handoff, 0, "shop.orders") == ["theirs"]
+    assert keys_of(handoff, 1, "orders") == []
+
+
+def test_stream_times_are_kept_for_the_next_batch(handoff: Handoff) -> None:
+    assert handoff.times(-1) == {}
+    handoff.write_times(0, {"w/a/0": 5})
+    handoff.write_times(0, {"w/a/0": 7})
+    assert handoff.times(0) == {"w/a/0": 7}
+
+
+def test_old_batches_are_dropped_when_a_new_one_starts(handoff: Handoff, tmp_path: Path) -> None:
+    for batch in range(12):
+        handoff.start(batch)
+        handoff.write_times(batch, {"w/a/0": batch})
+    # The last batch may be replayed: it and the one before it are needed still.
+    kept = {int(folder.name) for folder in (tmp_path / "handoff").iterdir()}
+    assert {10, 11} <= kept <= {9, 10, 11}
+    assert handoff.times(11) == {"w/a/0": 11}
+
+
+def test_starting_again_leaves_what_the_batch_before_left(handoff: Handoff) -> None:
+    handoff.start(0)
+    handoff.write_times(0, {"w/a/0": 5})
+    handoff.start(1)
+    handoff.start(1)
+    assert handoff.times(0) == {"w/a/0": 5}
+
+
+def test_a_file_is_there_whole_or_not_at_all(handoff: Handoff) -> None:
+    big = records(*(f"key {n}" for n in range(5_000)))
+    handoff.write_records(0, "out", "place-a-00000", big)
+    failures: list[object] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                if len(keys_of(handoff, 0, "out")) != 5_000:
+                    failures.append("torn")
+            except (pa.ArrowException, OSError) as error:
+                failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(30):
+        handoff.write_records(0, "out", "place-a-00000", big)
+    done.set()
+    reader.join()
+    assert failures == []
+
+
+def test_what_a_dead_task_left_half_written_is_not_read(handoff: Handoff, tmp_path: Path) -> None:
+    handoff.write_records(0, "out", "place-a-00000", records("x"))
+    folder = tmp_path / "handoff" / "0"
+    assert len(list(folder.iterdir())) == 1
+    (whole,) = folder.iterdir()
+    (folder / f".{whole.name}.1234").write_bytes(b"half of it")
+    (folder / ".read-a-00000.facts.json").write_bytes(b"{")
+    assert keys_of(handoff, 0, "out") == ["x"]
+    assert handoff.facts(0) == Facts()
