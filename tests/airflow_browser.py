@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
@@ -25,9 +24,7 @@ _FLAGS = [
 
 
 @contextmanager
-def browser_page(
-    airflow: AirflowServer, scheme: Literal["light", "dark"] = "light", user: str = "viewer"
-) -> Iterator[Page]:
+def browser_page(airflow: AirflowServer, scheme: str = "light", user: str = "viewer") -> Iterator[Page]:
     """A page at Airflow's home, 1280 by 800, logged in as `user`. Skips where Debian's Chromium is not installed."""
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -35,7 +32,9 @@ def browser_page(
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
         try:
-            page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+            page = browser.new_page(
+                viewport={"width": 1280, "height": 800}, color_scheme="dark" if scheme == "dark" else "light"
+            )
             page.goto(airflow.url)
             page.locator("input[name=username]").fill(user)
             page.locator("input[name=password]").fill(airflow.passwords[user])

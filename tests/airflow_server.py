@@ -44,7 +44,10 @@ class AirflowServer:
         self.components = components
         self._users = dict(users or {"admin": "admin", "viewer": "viewer"})
         self.passwords = {name: secrets.token_urlsafe(12) for name in self._users}
-        self._folders = {"DAGS_FOLDER": dags_folder or home / "dags", "PLUGINS_FOLDER": plugins_folder or home / "plugins"}
+        self._folders = {
+            "DAGS_FOLDER": dags_folder or home / "dags",
+            "PLUGINS_FOLDER": plugins_folder or home / "plugins",
+        }
         self._env = dict(env or {})
         self._processes: list[subprocess.Popen[bytes]] = []
 

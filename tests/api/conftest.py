@@ -15,7 +15,7 @@ from tests.states import NOON, States
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def states(tmp_path_factory: pytest.TempPathFactory) -> States:
     """Two cuts of the orders pipeline, and a pipeline `payroll` that only some may read."""
     home = tmp_path_factory.mktemp("sluice")
@@ -42,7 +42,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> States:
     return states
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def airflow(tmp_path_factory: pytest.TempPathFactory, states: States) -> Iterator[AirflowServer]:
     """The server; its user `viewer` may read every DAG but `payroll`."""
     environment = {
@@ -56,19 +56,19 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, states: States) -> Iterato
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def viewer(airflow: AirflowServer) -> Iterator[httpx.Client]:
     with airflow.client("viewer") as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def admin(airflow: AirflowServer) -> Iterator[httpx.Client]:
     with airflow.client("admin") as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def anonymous(airflow: AirflowServer) -> Iterator[httpx.Client]:
     with airflow.client(None) as client:
         yield client

@@ -36,7 +36,7 @@ BESIDE_ROUTES = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def routes(admin: httpx.Client) -> list[str]:
     """Every route of the OpenAPI document with examples for its parameters."""
     paths = admin.get("/sluice/openapi.json").json()["paths"]

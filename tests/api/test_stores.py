@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import make_url
+
+from sluice.state.model import owner
+from tests.states import States
 
 pytestmark = pytest.mark.api
 
@@ -168,3 +174,36 @@ def test_every_answer_is_described(viewer: httpx.Client) -> None:
     page = viewer.get("/sluice/docs").text
     for path in document["paths"]:
         assert path in page
+
+
+@pytest.fixture
+def lost_worker(states: States) -> Iterator[int]:
+    """The worker that owns store_1234 cannot be read."""
+    number = owner("store_1234", 2)
+    shard = Path(make_url(states.location(number)).database or "")
+    away = shard.rename(shard.with_suffix(".away"))
+    yield number
+    away.rename(shard)
+
+
+def test_a_lost_worker_makes_answers_partial_and_its_keys_unavailable(viewer: httpx.Client, lost_worker: int) -> None:
+    everything = viewer.get(f"{STORES}/general_orders_count")
+    assert everything.json()["partial"]
+    (lost,) = [worker for worker in everything.json()["workers"] if worker["status"] != "ok"]
+    assert (lost["number"], lost["status"]) == (lost_worker, "unavailable")
+    assert "unable to open" in lost["reason"]
+    assert "store_1234" not in keys(everything)
+
+    orders = viewer.get("/v1/orders/count")
+    assert (orders.status_code, orders.headers["X-Sluice-Partial"]) == (200, "true")
+    assert orders.headers["X-Sluice-Unavailable"] == str(lost_worker)
+
+    for path in (
+        f"{STORES}/general_orders_count/keys/store_1234",
+        "/v1/orders/count/general_orders?location_id=store_1234",
+    ):
+        gone = viewer.get(path)
+        assert (gone.status_code, gone.json()["title"]) == (503, "State unavailable")
+        assert gone.headers["Retry-After"]
+    # A global table is whole on every worker.
+    assert keys(viewer.get(f"{STORES}/stores")) == ["store_1234"]

@@ -1,0 +1,121 @@
+"""The page in Airflow's navigation, in a real browser.
+
+`SLUICE_SCREENSHOTS=1` puts the pictures into docs/images; without it they go to the test's own folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import FrameLocator, Page, expect
+from sqlalchemy import make_url
+
+from tests.airflow_browser import browser_page
+from tests.airflow_server import AirflowServer
+from tests.api.states import totals
+from tests.states import States
+
+pytestmark = pytest.mark.browser
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+HOSTILE = "<img src=x onerror=document.title='broken'>"
+
+
+@pytest.fixture
+def page(airflow: AirflowServer) -> Iterator[Page]:
+    with browser_page(airflow) as page:
+        yield page
+
+
+def open_sluice(page: Page) -> FrameLocator:
+    page.get_by_role("link", name="Sluice").click()
+    return page.frame_locator("iframe")
+
+
+def pictures(tmp_path: Path) -> Path:
+    folder = IMAGES if os.environ.get("SLUICE_SCREENSHOTS") else tmp_path
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_shows_stores_workers_runs_and_orders(airflow: AirflowServer, tmp_path: Path, scheme: str) -> None:
+    with browser_page(airflow, scheme) as page:
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        sluice = open_sluice(page)
+        expect(sluice.locator("#stores tr")).to_have_count(9)
+        expect(sluice.locator("#health")).to_have_text("All workers answer")
+        expect(sluice.locator("#workers-figure")).to_have_text("4 / 4")
+        expect(sluice.locator("#cuts tr")).to_have_count(6)
+        expect(sluice.locator("#cuts tr").first).to_contain_text("1.5")
+        expect(sluice.locator("#reasons")).to_contain_text("malformed_json: 24")
+        expect(sluice.locator("#chart .bar")).to_have_count(12)
+        expect(sluice.locator("#chart .bar").first).to_contain_text("store_1234")
+        expect(sluice.locator("#chart-note")).to_contain_text("at 50 locations")
+        expect(sluice.get_by_alt_text("Topology of orders")).to_be_visible()
+        expect(sluice.locator("html")).to_have_attribute("data-theme", scheme)
+        page.wait_for_function("document.fonts.ready.then(() => true)")
+        page.wait_for_timeout(500)  # the bars grow to their length
+        suffix = "" if scheme == "light" else f"-{scheme}"
+        page.screenshot(path=pictures(tmp_path) / f"airflow-page{suffix}.png")
+        assert errors == []
+
+
+def test_what_the_chart_shows_is_what_the_rest_view_says(airflow: AirflowServer, page: Page) -> None:
+    sluice = open_sluice(page)
+    with airflow.client("viewer") as client:
+        counts = {
+            kind: client.get(f"/v1/orders/count/{kind}_orders?location_id=store_1234").json()["orderCount"]
+            for kind in ("general", "restaurant")
+        }
+    bar = sluice.locator("#chart .bar", has_text="store_1234")
+    expect(bar.locator(".number")).to_have_text(f"{sum(counts.values()):,}")
+    expect(bar).to_have_attribute(
+        "title", f"store_1234: {counts['general']:,} general, {counts['restaurant']:,} restaurant"
+    )
+
+
+def test_the_rest_view_is_described_on_a_page_of_its_own(page: Page) -> None:
+    sluice = open_sluice(page)
+    sluice.get_by_role("link", name="REST view").click()
+    expect(sluice.get_by_text("/v1/orders/count/{order_type}")).to_be_visible()
+    sluice.get_by_role("link", name="Back to the page").click()
+    expect(sluice.locator("#stores tr")).to_have_count(9)
+
+
+def test_before_anything_is_published_it_says_what_to_do(page: Page) -> None:
+    for path in ("stores", "pipelines"):
+        page.route(f"**/sluice/v1/{path}*", lambda route: route.fulfill(json=[]))
+    sluice = open_sluice(page)
+    expect(sluice.locator("#empty")).to_contain_text("produce_sample_orders")
+    expect(sluice.locator("#content")).to_be_hidden()
+
+
+def test_a_lost_worker_and_an_unreadable_ledger_are_said(page: Page, states: States) -> None:
+    sluice = open_sluice(page)
+    expect(sluice.locator("#health")).to_have_text("All workers answer")
+    shard = Path(make_url(states.location(2)).database or "")
+    away = shard.rename(shard.with_suffix(".away"))
+    try:
+        expect(sluice.locator("#health")).to_have_text("1 of 4 workers unavailable", timeout=15_000)
+        expect(sluice.locator("#stores tr").first.locator(".worker.unavailable")).to_have_text("2")
+    finally:
+        away.rename(shard)
+    expect(sluice.locator("#health")).to_have_text("All workers answer", timeout=15_000)
+
+    problem = {"status": 503, "json": {"detail": "The ledger is away.", "nextStep": "Start it."}}
+    page.route("**/sluice/v1/stores*", lambda route: route.fulfill(**problem))
+    expect(sluice.locator("#trouble")).to_contain_text("The ledger is away. Start it.", timeout=15_000)
+
+
+def test_a_new_cut_shows_by_itself_and_markup_in_a_key_stays_text(page: Page, states: States) -> None:
+    sluice = open_sluice(page)
+    expect(sluice.locator("#cuts tr").first).to_contain_text("1.5")
+    states.publish(totals("general", {HOSTILE: (1_000_000, "1.00")}), counts={f"dead_letter/{HOSTILE}": 3})
+    expect(sluice.locator("#chart .bar").first).to_contain_text(HOSTILE, timeout=15_000)
+    expect(sluice.locator("#reasons")).to_contain_text(f"{HOSTILE}: 3")
+    assert page.frames[-1].title() == "Sluice"
