@@ -22,6 +22,7 @@ from sluice.engine.handoff import Facts, Handoff
 from sluice.engine.source import current_batch
 from sluice.plan import Family, Job
 from sluice.state.model import NO_WINDOW
+from sluice.topology import nodes
 from sluice.topology.windows import Window
 
 Times = npt.NDArray[np.int64]
@@ -62,6 +63,7 @@ class FamilySpec:
     """What placing needs to know of a cell family."""
 
     number: int
+    topic: str
     stores: tuple[str, ...]
     passed: str
     key: str
@@ -72,7 +74,8 @@ class FamilySpec:
     def of(cls, family: Family) -> FamilySpec:
         """The same family, without what only the driver needs."""
         stores = tuple(slot.store for slot in family.slots)
-        return cls(family.number, stores, family.passed, family.key, family.window, family.inputs)
+        topic = nodes.source_of(family.at).topic
+        return cls(family.number, topic, stores, family.passed, family.key, family.window, family.inputs)
 
 
 @dataclass
@@ -117,7 +120,8 @@ class Placer:
                 task = self._begin(batch, self.handoff.times(number - 1))
             self._collect_outputs(batch, task)
             for family in self.families:
-                yield self._cells(batch, family, task)
+                if family.topic == task.source:
+                    yield self._cells(batch, family, task)
         if task is not None:
             self._hand_over(number, task)
 
@@ -128,11 +132,10 @@ class Placer:
         """
         return min(
             (
-                times.get(f"{family.stores[0]}/{topic}/{partition}", BEFORE_ALL)
+                times.get(f"{family.stores[0]}/{family.topic}/{partition}", BEFORE_ALL)
                 for family in self.families
                 if family.window is not None
-                for topic, count in self.partitions.items()
-                for partition in range(count)
+                for partition in range(self.partitions[family.topic])
             ),
             default=BEFORE_ALL,
         )
@@ -165,7 +168,8 @@ class Placer:
         name = f"{family.stores[0]}/{task.source}/{task.partition}"
         times = batch.column("_time").to_numpy()[rows]
         placed = place(times, family.window, task.times.get(name, BEFORE_ALL), task.closed)
-        task.times[name] = placed.stream_time
+        if len(rows):
+            task.times[name] = placed.stream_time
         self._count(task, "late", family, placed.late)
         return self._batch(batch, family, rows[placed.rows], placed.starts, task.closed)
 

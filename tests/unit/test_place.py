@@ -1,0 +1,308 @@
+"""Records in event time: in which window they count, when they are late, and that batches make no difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from sluice import Pipeline, tumbling
+from sluice.engine import place as placing
+from sluice.engine.handoff import Handoff
+from sluice.engine.place import BEFORE_ALL, Placed, Placer, place
+from sluice.plan import plan
+from sluice.topology.windows import Window
+
+WINDOW = tumbling(60_000, grace=15_000)
+
+
+def put(
+    times: Sequence[int], window: Window = WINDOW, stream_time: int = BEFORE_ALL, closed: int = BEFORE_ALL
+) -> Placed:
+    return place(np.array(times, np.int64), window, stream_time, closed)
+
+
+def starts(placed: Placed) -> list[tuple[int, int]]:
+    """Row and start of its window, for each record that counts."""
+    return list(zip(placed.rows.tolist(), placed.starts.tolist(), strict=True))
+
+
+def at(text: str) -> int:
+    return int(datetime.fromisoformat(f"2022-12-05T{text}").replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def test_the_mission_example_of_grace() -> None:
+    # Windows of 60 s with a grace of 15 s.
+    first = put([at(f"08:{time}") for time in ("00:04", "00:54", "01:05", "00:58", "01:13")])
+    counts = Counter(start for _, start in starts(first))
+    assert counts == {at("08:00:00"): 3, at("08:01:00"): 2}
+    assert (first.late, first.stream_time) == (0, at("08:01:13"))
+    # It closes at 8:01:15, whatever the key; an event of 8:00:59 is late then.
+    after = put([at("08:01:15"), at("08:00:59")], stream_time=first.stream_time)
+    assert starts(after) == [(0, at("08:01:00"))]
+    assert (after.late, after.stream_time) == (1, at("08:01:15"))
+
+
+@pytest.mark.parametrize(
+    ("beyond_grace", "late"),
+    [(-1, False), (0, True), (1, True)],
+    ids=["a millisecond before", "at the very end of grace", "a millisecond after"],
+)
+@pytest.mark.parametrize("grace", [0, 1, 15_000])
+def test_a_window_takes_records_until_its_grace_ends(grace: int, beyond_grace: int, late: bool) -> None:
+    window = tumbling(60_000, grace=grace)
+    placed = put([60_000 + grace + beyond_grace, 59_999], window)
+    if beyond_grace == -1 and grace == 0:
+        # The first record is in the same window: stream time has not left it.
+        assert starts(placed) == [(0, 0), (1, 0)]
+    else:
+        assert (1 in placed.rows) is not late
+    assert placed.late == late
+
+
+def test_a_window_holds_its_start_and_not_its_end() -> None:
+    assert starts(put([0, 59_999, 60_000, 119_999])) == [(0, 0), (1, 0), (2, 60_000), (3, 60_000)]
+
+
+def test_late_records_move_stream_time_no_further_back() -> None:
+    placed = put([200_000, 10, 100_000, 200_001])
+    assert (placed.late, placed.stream_time) == (2, 200_001)
+    assert put([10], stream_time=200_001).stream_time == 200_001
+
+
+def test_lateness_is_decided_in_offset_order() -> None:
+    # The same three records: in one order none is late, in the other one is.
+    assert put([10, 100_000, 200_000]).late == 0
+    assert put([100_000, 10, 200_000]).late == 1
+
+
+def test_nothing_gives_nothing() -> None:
+    placed = put([], stream_time=7)
+    assert (starts(placed), placed.late, placed.stream_time) == ([], 0, 7)
+
+
+def test_what_is_closed_everywhere_takes_nothing() -> None:
+    assert put([10], closed=75_000).late == 1
+    assert put([10], closed=74_999).late == 0
+    # Closing is no stream time: it stays what the partition has seen.
+    assert put([10], closed=75_000).stream_time == 10
+
+
+windows = st.builds(Window, st.integers(1, 100), st.integers(0, 100))
+
+
+@given(windows, st.lists(st.integers(0, 500), max_size=60), st.data())
+def test_batches_make_no_difference(window: Window, times: list[int], data: st.DataObject) -> None:
+    whole = put(times, window)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(times)), max_size=6)))
+    stream_time, late = BEFORE_ALL, 0
+    pieces: list[tuple[int, int]] = []
+    for begin, end in zip([0, *cuts], [*cuts, len(times)], strict=True):
+        piece = put(times[begin:end], window, stream_time)
+        pieces += [(begin + row, start) for row, start in starts(piece)]
+        stream_time, late = piece.stream_time, late + piece.late
+    assert pieces == starts(whole)
+    assert (late, stream_time) == (whole.late, whole.stream_time)
+
+
+@given(windows, st.lists(st.integers(0, 500), max_size=60))
+def test_it_is_what_one_record_after_the_other_gives(window: Window, times: list[int]) -> None:
+    stream_time, expected = BEFORE_ALL, []
+    for row, time in enumerate(times):
+        stream_time = max(stream_time, time)
+        start = time - time % window.size_ms
+        if start + window.size_ms > stream_time - window.grace_ms:
+            expected.append((row, start))
+    placed = put(times, window)
+    assert starts(placed) == expected
+    assert placed.late == len(times) - len(expected)
+
+
+# --- the task: families, partitions, keys ---
+
+
+class Sale(Struct):
+    shop: str
+    amount: int
+
+
+class Sales:
+    """Two windowed stores, one behind a filter, and a store of totals; the task is given batches as Spark would."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, partitions: int = 1) -> None:
+        pipeline = Pipeline("p")
+        sales = pipeline.stream("sales", value=Sale)
+        sales.group_by("shop").windowed_by(tumbling(100, grace=50)).count(store="all")
+        big = sales.filter("amount > 10")
+        big.group_by("shop").windowed_by(tumbling(100, grace=50)).aggregate(store="big", total="sum(amount)")
+        big.group_by("shop").aggregate(store="total", total="sum(amount)")
+        big.to("big_sales")
+        pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")
+        (self.job,) = plan(pipeline).jobs
+        self.handoff = Handoff(str(folder))
+        inputs = {"s0_amount": pa.int64()}
+        self.placer = Placer.of(self.job, self.handoff, {"sales": partitions, "returns": 7}, inputs)
+        self.batch = 0
+        monkeypatch.setattr(placing, "current_batch", lambda: self.batch)
+
+    def run(self, *batches: list[tuple[int, str | None, int]], partition: int = 0) -> list[tuple[str, str, int]]:
+        """Place records (time, shop, amount) of one partition; store, key and window start of each cell."""
+        found = list(self.placer(self._arrow(records, partition) for records in batches))
+        cells = pa.Table.from_batches([batch for batch in found if batch.num_rows] or found[:1])
+        self.last = cells
+        names = [family.name for family in self.job.families]
+        columns = (cells.column(name).to_pylist() for name in ("cell", "key", "window_start"))
+        return sorted((names[cell], key, start) for cell, key, start in zip(*columns, strict=True))
+
+    def closed_at(self) -> set[int]:
+        """What the cells placed last say is closed, in ms."""
+        return {int(time.timestamp() * 1000) for time in self.last.column("closed_at").to_pylist()}
+
+    def publish(self) -> None:
+        """What the driver does at the end of a batch."""
+        times = self.handoff.times(self.batch - 1) | self.handoff.facts(self.batch).stream_times
+        self.handoff.write_times(self.batch, times)
+        self.batch += 1
+
+    def _arrow(self, records: list[tuple[int, str | None, int]], partition: int) -> pa.RecordBatch:
+        times, shops, amounts = (list(column) for column in zip(*records, strict=True)) if records else ([], [], [])
+        count = len(records)
+        big = [amount > 10 for amount in amounts]
+        key = pa.array(shops, pa.string())
+        columns: dict[str, pa.Array] = {
+            "_source": pa.array([0] * count, pa.int32()),
+            "_partition": pa.array([partition] * count, pa.int32()),
+            "_time": pa.array(times, pa.int64()),
+            "s0_amount": pa.array(amounts, pa.int64()),
+        }
+        for family in self.job.families:
+            mine = [family.number != 3 and (family.number == 0 or is_big) for is_big in big]
+            columns[family.passed] = pa.array(mine, pa.bool_())
+            columns[family.key] = pa.array([k if m else None for k, m in zip(shops, mine, strict=True)], pa.string())
+        for sink in self.job.stream_sinks:
+            columns[f"o{sink.number}_key"] = key
+            columns[f"o{sink.number}_value"] = pa.array([str(a) if a > 10 else None for a in amounts], pa.string())
+        return pa.RecordBatch.from_pydict(columns)
+
+
+@pytest.fixture
+def sales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sales:
+    return Sales(tmp_path, monkeypatch)
+
+
+def test_a_record_counts_in_every_store_whose_filter_it_passed(sales: Sales) -> None:
+    assert sales.run([(5, "a", 20), (105, "a", 1)]) == [
+        ("all", "a", 0), ("all", "a", 100), ("big", "a", 0), ("total", "a", -1),
+    ]  # fmt: skip
+    facts = sales.handoff.facts(0)
+    assert facts.counts == {"applied": 2, "filtered": 0}
+    assert facts.stream_times == {"all/sales/0": 105, "big/sales/0": 5}
+
+
+def test_stream_time_is_of_a_store_and_a_filter_before_it_holds_it_back(sales: Sales) -> None:
+    # The second record closes the first window for `all`; `big` has not seen it.
+    cells = sales.run([(5, "a", 20), (500, "a", 1), (6, "a", 20)])
+    assert cells == [("all", "a", 0), ("all", "a", 500), *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
+    assert sales.handoff.facts(0).counts["late/all"] == 1
+    assert "late/big" not in sales.handoff.facts(0).counts
+
+
+def test_a_null_key_is_counted_and_moves_no_stream_time(sales: Sales) -> None:
+    cells = sales.run([(5, "a", 20), (500, None, 20), (6, "a", 20)])
+    assert cells == [*2 * [("all", "a", 0)], *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
+    facts = sales.handoff.facts(0)
+    assert facts.stream_times == {"all/sales/0": 6, "big/sales/0": 6}
+    assert facts.counts == {"applied": 3, "filtered": 0, "null_key/all": 1, "null_key/big": 1, "null_key/total": 1}
+
+
+def test_a_batch_goes_on_from_the_stream_time_of_the_one_before(sales: Sales) -> None:
+    sales.run([(500, "a", 1)])
+    sales.publish()
+    assert sales.run([(5, "a", 1), (420, "a", 1)]) == [("all", "a", 400)]
+    assert sales.handoff.facts(1).counts["late/all"] == 1
+    # A task that is tried again finds what the first try found.
+    assert sales.run([(5, "a", 1), (420, "a", 1)]) == [("all", "a", 400)]
+    assert sales.handoff.facts(1).counts["late/all"] == 1
+
+
+def test_arrow_batches_within_a_task_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[tuple[int, str | None, int]] = [
+        (5, "a", 20),
+        (500, "a", 1),
+        (6, "a", 20),
+        (600, None, 3),
+        (7, "b", 30),
+    ]
+    whole, parts = Sales(tmp_path / "1", monkeypatch), Sales(tmp_path / "2", monkeypatch)
+    assert whole.run(records) == parts.run(records[:1], [], records[1:3], records[3:])
+    assert whole.handoff.facts(0) == parts.handoff.facts(0)
+
+
+def test_partitions_have_stream_times_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sales = Sales(tmp_path, monkeypatch, partitions=2)
+    sales.run([(500, "a", 20)], partition=0)
+    assert sales.run([(5, "a", 20)], partition=1) == [("all", "a", 0), ("big", "a", 0), ("total", "a", -1)]
+    assert sales.handoff.facts(0).stream_times == {
+        "all/sales/0": 500, "all/sales/1": 5, "big/sales/0": 500, "big/sales/1": 5,
+    }  # fmt: skip
+
+
+def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placer = Sales(tmp_path, monkeypatch, partitions=2).placer
+    everywhere = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 400, "big/sales/1": 450}
+    assert placer.closed(everywhere) == 300
+    # A partition, or a store, that has seen nothing yet can still bring anything.
+    assert placer.closed({name: time for name, time in everywhere.items() if name != "big/sales/1"}) == BEFORE_ALL
+    assert placer.closed({}) == BEFORE_ALL
+    # Totals have no windows, and other topics' partitions bring nothing to these stores.
+    assert placer.closed(everywhere | {"total/sales/0": 1, "all/returns/0": 1, "back/returns/0": 1}) == 300
+
+
+def test_what_is_closed_is_known_from_the_batches_before(sales: Sales) -> None:
+    sales.run([(500, "a", 20)])
+    assert sales.closed_at() == {0}
+    sales.publish()
+    sales.run([(900, "a", 20)])
+    assert sales.closed_at() == {500}
+
+
+def test_a_cell_expires_with_the_grace_of_its_window_and_a_total_never(sales: Sales) -> None:
+    sales.run([(205, "a", 20)])
+    rows = sales.last.select(["cell", "window_end", "expires_at", "s0_amount"]).to_pylist()
+    expires = {row["cell"]: row["expires_at"] and int(row["expires_at"].timestamp() * 1000) for row in rows}
+    assert expires == {0: 350, 1: 350, 2: None}
+    assert {row["cell"]: row["window_end"] for row in rows} == {0: 300, 1: 300, 2: -1}
+    # Only the stores that sum amounts are given them.
+    assert {row["cell"]: row["s0_amount"] for row in rows} == {0: None, 1: 20, 2: 20}
+
+
+def test_output_records_are_handed_to_the_driver_in_order(sales: Sales) -> None:
+    sales.run([(1, "a", 30), (2, "b", 1)], [(3, None, 20)])
+    (table,) = sales.handoff.records(0, "big_sales")
+    assert table.to_pylist() == [{"key": "a", "value": "30"}, {"key": None, "value": "20"}]
+
+
+def test_records_that_nothing_takes_are_counted_as_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
+    (job,) = plan(pipeline).jobs
+    placer = Placer.of(job, Handoff(str(tmp_path)), {"sales": 1}, {})
+    monkeypatch.setattr(placing, "current_batch", lambda: 0)
+    (family,) = job.families
+    batch = pa.RecordBatch.from_pydict({
+        "_source": pa.array([0, 0, 0], pa.int32()),
+        "_partition": pa.array([0, 0, 0], pa.int32()),
+        "_time": pa.array([1, 2, 3], pa.int64()),
+        family.passed: pa.array([True, False, None]),
+        family.key: pa.array(["a", None, None]),
+    })  # fmt: skip
+    assert sum(cells.num_rows for cells in placer(iter([batch]))) == 1
+    assert placer.handoff.facts(0).counts == {"applied": 1, "filtered": 2}
