@@ -17,6 +17,7 @@ from tests.states import States
 pytestmark = pytest.mark.api
 
 STORES = "/sluice/v1/stores"
+REFERENCE = Path(__file__).parents[2] / "docs" / "rest.md"
 
 
 def keys(answer: httpx.Response) -> list[str]:
@@ -171,9 +172,10 @@ def test_every_answer_is_described(viewer: httpx.Client) -> None:
     text = viewer.get("/sluice/openapi.json").text
     for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
         assert name in document["components"]["schemas"]
-    page = viewer.get("/sluice/docs").text
+    page, reference = viewer.get("/sluice/docs").text, REFERENCE.read_text()
     for path in document["paths"]:
         assert path in page
+        assert f"`{path}`" in reference
 
 
 @pytest.fixture
