@@ -168,13 +168,14 @@ class ValueDecoder:
             return self._timestamps(found)
         if "<" in sql or any(issubclass(kind, Enum) for kind in set(map(type, found))):
             found = msgspec.to_builtins(found, builtin_types=_KEPT)
+            if self.zone != "UTC" and "TIMESTAMP" in sql:
+                found = _in_zone(found, ZoneInfo(self.zone))
         return pa.array(found, arrow_type(sql))
 
     def _timestamps(self, found: list[Any]) -> pa.Array:
         """Times that name no zone are taken in the pipeline's; the earlier one where clocks were turned back."""
         if self.zone != "UTC":
-            zone = ZoneInfo(self.zone)
-            found = [one if one is None or one.tzinfo else one.replace(tzinfo=zone) for one in found]
+            found = _in_zone(found, ZoneInfo(self.zone))
         return pa.array(found, arrow_type("TIMESTAMP"))
 
     def text(self, value: msgspec.Struct, name: str) -> str:
@@ -189,6 +190,17 @@ class ValueDecoder:
 
 
 _KEPT = (Decimal, datetime, date, bytes)
+
+
+def _in_zone(found: Any, zone: ZoneInfo) -> Any:
+    """The same values, nested ones too, with every time that names no zone taken in `zone`."""
+    if isinstance(found, datetime):
+        return found if found.tzinfo else found.replace(tzinfo=zone)
+    if isinstance(found, list):
+        return [_in_zone(one, zone) for one in found]
+    if isinstance(found, dict):
+        return {name: _in_zone(one, zone) for name, one in found.items()}
+    return found
 
 
 def _refused(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
@@ -208,7 +220,8 @@ def refuse_duplicates(text: bytes) -> None:
         if len(counted) < len(found):
             raise DuplicateField(counted.most_common(1)[0][0])
 
-    json.loads(text, object_pairs_hook=pairs)
+    # Numbers stay text: they are of no interest, and one of thousands of digits is refused as an int.
+    json.loads(text.decode(), object_pairs_hook=pairs, parse_int=str, parse_float=str)
 
 
 class DuplicateField(ValueError):

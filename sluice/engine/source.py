@@ -174,11 +174,12 @@ class StreamReader(Reader):
         decoder = self.decoders[part.topic]
         rows, values, letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
+        latest = clock + decoder.max_ahead_ms
         try:
             made = self._columns(decoder, kept, values, part)
-            wrong = _untimely(made["_time"], clock + decoder.max_ahead_ms)
+            wrong = _untimely(made["_time"], latest)
         except (pa.ArrowException, OverflowError, ValueError):
-            wrong = [self._misfit(decoder, kept.slice(i, 1), [value], part) for i, value in enumerate(values)]
+            wrong = [self._misfit(decoder, kept.slice(i, 1), [value], part, latest) for i, value in enumerate(values)]
             made = {}
         if any(wrong):
             letters += [Letter(row, *why) for row, why in zip(rows, wrong, strict=True) if why]
@@ -204,13 +205,17 @@ class StreamReader(Reader):
         return made
 
     def _misfit(
-        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[msgspec.Struct], part: _Part
+        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[msgspec.Struct], part: _Part, latest: int
     ) -> tuple[str, str] | None:
+        """Why one record of a batch cannot be taken, if it cannot."""
+        (key,) = key_texts(record.column("key").to_pylist())
+        if "_key" in self.metadata and isinstance(key, UnicodeDecodeError):
+            return "key_not_utf8", str(key)
         try:
-            self._columns(decoder, record, value, part)
+            made = self._columns(decoder, record, value, part)
         except (pa.ArrowException, OverflowError, ValueError) as error:
             return "out_of_range", str(error).splitlines()[0]
-        return None
+        return next(iter(_untimely(made["_time"], latest)), None)
 
 
 def _untimely(times: pa.Array, latest: int) -> list[tuple[str, str] | None]:

@@ -1,0 +1,606 @@
+"""Bytes are taken for what the contract says, or set aside with the exact reason; nothing is guessed."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct, field
+
+from sluice import Decimal2, Pipeline
+from sluice.engine import source as sourcing
+from sluice.engine.decode import Letter, ValueDecoder, key_texts
+from sluice.engine.handoff import Handoff
+from sluice.engine.source import StreamReader, TableReader
+from sluice.plan import plan
+from sluice.topology import nodes
+
+
+class Line(Struct):
+    item: str
+    amount: Decimal2
+
+
+class Order(Struct):
+    orderId: int
+    shop: str
+    amount: Decimal2
+    kind: Literal["GENERAL", "RESTAURANT"]
+    lines: list[Line]
+    at: datetime
+
+
+GOOD = (
+    b'{"orderId": 1, "shop": "a", "amount": 27.00, "kind": "GENERAL",'
+    b' "lines": [{"item": "x", "amount": 2.00}], "at": "2022-12-05T08:55:27"}'
+)
+
+
+def decoder(contract: type[Struct], fields: tuple[str, ...] | None = None, zone: str = "UTC") -> ValueDecoder:
+    pipeline = Pipeline("p", zone=zone)
+    pipeline.stream("t", value=contract)
+    (source,) = pipeline.nodes
+    assert isinstance(source, nodes.Source)
+    return ValueDecoder.of(source, tuple(source.fields) if fields is None else fields)
+
+
+def refused(raw: bytes | None, contract: type[Struct] = Order) -> tuple[str, str]:
+    """Reason and detail of a value that is set aside, between two good ones."""
+    rows, values, letters = decoder(contract).decode([raw])
+    assert (rows, values, len(letters)) == ([], [], 1), (values, letters)
+    assert letters[0].row == 0
+    return letters[0].reason, letters[0].detail
+
+
+def taken(raw: bytes, contract: type[Struct] = Order, zone: str = "UTC") -> dict[str, Any]:
+    """The columns of a value that is kept."""
+    its = decoder(contract, zone=zone)
+    rows, values, letters = its.decode([raw])
+    assert (rows, letters) == ([0], [])
+    return {name: its.column(values, name).to_pylist()[0] for name in its.fields}
+
+
+def order(**changed: str) -> bytes:
+    """The good order with the JSON of some fields changed."""
+    fields = {
+        "orderId": "1", "shop": '"a"', "amount": "27.00", "kind": '"GENERAL"',
+        "lines": '[{"item": "x", "amount": 2.00}]', "at": '"2022-12-05T08:55:27"',
+    }  # fmt: skip
+    return ("{" + ", ".join(f'"{name}": {text}' for name, text in (fields | changed).items()) + "}").encode()
+
+
+BAD: dict[str, tuple[bytes | None, str, str]] = {
+    "null": (None, "null_value", "the value is null"),
+    "empty": (b"", "empty_value", "the value has no bytes"),
+    "blank": (b"  ", "malformed", "Input data was truncated"),
+    "no JSON": (b"hello", "malformed", "JSON is malformed: invalid character (byte 0)"),
+    "cut off": (GOOD[:-1], "malformed", "Input data was truncated"),
+    "JSON's null": (b"null", "contract", "Expected `object`, got `null`"),
+    "an array": (b"[" + GOOD + b"]", "contract", "Expected `object`, got `array`"),
+    "a text": (b'"a"', "contract", "Expected `object`, got `str`"),
+    "a number": (b"1", "contract", "Expected `object`, got `int`"),
+    "a missing field": (b'{"orderId": 1}', "contract", "Object missing required field `shop`"),
+    "a missing nested field": (
+        order(lines='[{"item": "x"}]'),
+        "contract",
+        "Object missing required field `amount` - at `$.lines[0]`",
+    ),
+    "a text for a number": (order(orderId='"1"'), "contract", "Expected `int`, got `str` - at `$.orderId`"),
+    "a fraction for an int": (order(orderId="1.5"), "contract", "Expected `int`, got `float` - at `$.orderId`"),
+    "true for an int": (order(orderId="true"), "contract", "Expected `int`, got `bool` - at `$.orderId`"),
+    "null for a text": (order(shop="null"), "contract", "Expected `str`, got `null` - at `$.shop`"),
+    "a number for a text": (order(shop="1"), "contract", "Expected `str`, got `int` - at `$.shop`"),
+    "an object for a list": (order(lines="{}"), "contract", "Expected `array`, got `object` - at `$.lines`"),
+    "an unknown choice": (order(kind='"general"'), "contract", "Invalid enum value 'general' - at `$.kind`"),
+    "a field in another case": (
+        GOOD.replace(b'"orderId"', b'"orderid"'),
+        "contract",
+        "Object missing required field `orderId`",
+    ),
+    "NaN": (order(amount="NaN"), "malformed", f"JSON is malformed: invalid character (byte {order().index(b'27.00')})"),
+    "Infinity": (
+        order(amount="Infinity"),
+        "malformed",
+        f"JSON is malformed: invalid character (byte {order().index(b'27.00')})",
+    ),
+    "NaN as text": (order(amount='"NaN"'), "digits", "$.amount: NaN is not a decimal(12,2)"),
+    "Infinity as text": (order(amount='"-Infinity"'), "digits", "$.amount: -Infinity is not a decimal(12,2)"),
+    "three decimals": (order(amount="27.005"), "digits", "$.amount: 27.005 is not a decimal(12,2)"),
+    "a nested third decimal": (
+        order(lines='[{"item": "x", "amount": 2.00}, {"item": "y", "amount": 0.001}]'),
+        "digits",
+        "$.lines[...].amount: 0.001 is not a decimal(12,2)",
+    ),
+    "eleven digits before the point": (
+        order(amount="12345678901.00"),
+        "digits",
+        "$.amount: 12345678901.00 is not a decimal(12,2)",
+    ),
+    "a power beyond all digits": (order(amount="1e500"), "digits", "$.amount: 1E+500 is not a decimal(12,2)"),
+    "a number of 60 digits": (order(amount="1" * 60), "digits", f"$.amount: {'1' * 40}… is not a decimal(12,2)"),
+    "a leading zero": (order(orderId="01"), "malformed", "JSON is malformed: invalid number (byte 13)"),
+    "a trailing comma": (
+        GOOD[:-1] + b",}",
+        "malformed",
+        f"JSON is malformed: trailing comma in object (byte {len(GOOD)})",
+    ),
+    "a trailing second object": (
+        GOOD + GOOD,
+        "malformed",
+        f"JSON is malformed: trailing characters (byte {len(GOOD) + 1})",
+    ),
+    "a trailing word": (GOOD + b" x", "malformed", f"JSON is malformed: trailing characters (byte {len(GOOD) + 2})"),
+    "a field twice": (order()[:-1] + b', "shop": "b"}', "duplicate_field", "field 'shop' stands twice"),
+    "a field twice, alike": (order()[:-1] + b', "shop": "a"}', "duplicate_field", "field 'shop' stands twice"),
+    "a number twice": (order()[:-1] + b', "orderId": 1}', "duplicate_field", "field 'orderId' stands twice"),
+    "a field twice with spaces before its colon": (
+        order()[:-1] + b', "orderId" \n\t: 1}',
+        "duplicate_field",
+        "field 'orderId' stands twice",
+    ),
+    "a field twice, once spelt with an escape": (
+        order()[:-1] + b', "\\u006frderId": 1}',
+        "duplicate_field",
+        "field 'orderId' stands twice",
+    ),
+    "a nested field twice": (
+        order(lines='[{"item": "x", "item": "y", "amount": 2.00}]'),
+        "duplicate_field",
+        "field 'item' stands twice",
+    ),
+    "a list twice": (order()[:-1] + b', "lines": []}', "duplicate_field", "field 'lines' stands twice"),
+    "a field twice in one that nobody reads": (
+        order()[:-1] + b', "more": {"a": 1, "a": 2}}',
+        "duplicate_field",
+        "field 'a' stands twice",
+    ),
+    "a date that is none": (
+        order(at='"2022-13-05T08:55:27"'),
+        "contract",
+        "Invalid RFC3339 encoded datetime - at `$.at`",
+    ),
+    "a date without a time": (order(at='"2022-12-05"'), "contract", "Invalid RFC3339 encoded datetime - at `$.at`"),
+    "epoch milliseconds": (order(at="1670230527000"), "contract", "Expected `datetime`, got `int` - at `$.at`"),
+    "epoch milliseconds as text": (
+        order(at='"1670230527000"'),
+        "contract",
+        "Invalid RFC3339 encoded datetime - at `$.at`",
+    ),
+    "a raw NUL": (b"\x00" + GOOD, "malformed", "JSON is malformed: invalid character (byte 0)"),
+    "a raw NUL behind": (GOOD + b"\x00", "malformed", f"JSON is malformed: trailing characters (byte {len(GOOD) + 1})"),
+    "a raw NUL in a text": (order(shop='"a\0b"'), "malformed", "JSON is malformed: invalid character (byte 25)"),
+    "a byte-order mark": (b"\xef\xbb\xbf" + GOOD, "malformed", "JSON is malformed: invalid character (byte 0)"),
+    "UTF-16": (GOOD.decode().encode("utf-16"), "malformed", "JSON is malformed: invalid character (byte 0)"),
+    "half a surrogate pair": (order(shop='"\\ud800"'), "malformed", "JSON is malformed: "),
+    "Latin-1": (
+        order().replace(b'"a"', b'"\xe9"'),
+        "not_utf8",
+        "'utf-8' codec can't decode byte 0xe9 in position 0: unexpected end of data",
+    ),
+    "bytes that are no UTF-8 in a field that nobody reads": (
+        order()[:-1] + b', "more": "\xed\xa0\x80"}',
+        "not_utf8",
+        f"'utf-8' codec can't decode byte 0xed in position {len(order()) + 10}: invalid continuation byte",
+    ),
+    "deep nesting": (order()[:-1] + b', "more": ' + b"[" * 100_000, "malformed", "nested too deeply"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_value_is_set_aside_with_its_reason(kind: str) -> None:
+    raw, reason, detail = BAD[kind]
+    found = refused(raw)
+    assert found[0] == reason
+    assert found[1] == detail or (detail.endswith(": ") and found[1].startswith(detail)), found[1]
+
+
+ODD_BUT_GOOD = {
+    "white space": GOOD.replace(b": ", b" :\n\t ").replace(b", ", b" , ") + b"\r\n ",
+    "fields in another order": b'{"lines": [], "at": "2022-12-05T08:55:27", '
+    + order()[1:-1].rsplit(b', "lines"')[0]
+    + b"}",
+    "unknown fields": order()[:-1] + b', "more": {"a": [1, {"b": null}]}, "shop2": "b"}',
+    "an unknown field with a number of 5000 digits": order()[:-1] + b', "more": ' + b"9" * 5000 + b"}",
+    "an unknown field in another case": order()[:-1] + b', "SHOP": "b"}',
+    "an unknown field, deeply nested": order()[:-1] + b', "more": ' + b"[" * 200 + b"]" * 200 + b"}",
+    "escaped quotation marks": order(shop=r'"a\"b\\\"c"'),
+    "quotation marks by number": order(shop=r'"\u0022shop\u0022: \u0022a"'),
+    "a text that looks like a field": order(shop=r'"\"shop\": \"b\""'),
+    "an amount as text": order(amount='"27.00"'),
+    "an amount without decimals": order(amount="27"),
+    "an amount with zeros behind": order(amount="27.00000"),
+    "an amount with an exponent": order(amount="2.7e1"),
+    "the largest amount": order(amount="9999999999.99"),
+    "a negative amount": order(amount="-0.01"),
+    "a space in the time": order(at='"2022-12-05 08:55:27"'),
+    "a NUL by number": order(shop=r'"a\u0000b"'),
+    "no lines": order(lines="[]"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_BUT_GOOD)
+def test_an_odd_value_that_keeps_to_the_contract_is_taken(kind: str) -> None:
+    raw = ODD_BUT_GOOD[kind]
+    rows, values, letters = decoder(Order).decode([GOOD, raw])
+    assert (rows, letters) == ([0, 1], [])
+    assert values[1] == msgspec.json.decode(raw, type=Order)
+
+
+def test_a_megabyte_is_a_value_like_any_other() -> None:
+    text = "é" * 500_000
+    assert taken(order(shop=f'"{text}"'))["shop"] == text
+
+
+def test_one_bad_among_many_leaves_the_others_in_order() -> None:
+    many: list[bytes | None] = [order(orderId=str(n)) for n in range(1000)]
+    many[500], many[501], many[999] = b"{", order(amount="1.234"), None
+    rows, values, letters = decoder(Order).decode(many)
+    assert rows == [n for n in range(1000) if n not in (500, 501, 999)]
+    assert [value.orderId for value in values] == rows  # type: ignore[attr-defined]
+    assert {letter.row: letter.reason for letter in letters} == {500: "malformed", 501: "digits", 999: "null_value"}
+
+
+# --- contracts of every kind ---
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Rich(Struct):
+    level: Level
+    colour: Colour
+    size: Literal[1, 2]
+    day: date
+    raw: bytes
+    pair: tuple[int, ...]
+    tags: set[str]
+    sums: dict[str, Decimal2]
+    by_name: dict[str, Line]
+    perhaps: Decimal2 | None
+    moments: list[datetime]
+    order_no: int = field(name="order-no")
+    note: str | None = None
+    best: Line | None = None
+
+
+RICH = (
+    b'{"level": 2, "colour": "red", "size": 1, "day": "2022-12-05", "raw": "AAE=", "pair": [1, 2], "tags": ["x"],'
+    b' "sums": {"a": 1.5}, "by_name": {"b": {"item": "y", "amount": 3}}, "perhaps": null,'
+    b' "moments": ["2022-12-05T00:00:00"], "order-no": 7}'
+)
+
+
+def test_every_kind_of_field_becomes_a_column() -> None:
+    assert taken(RICH, Rich) == {
+        "level": 2,
+        "colour": "red",
+        "size": 1,
+        "day": date(2022, 12, 5),
+        "raw": b"\x00\x01",
+        "pair": [1, 2],
+        "tags": ["x"],
+        "sums": [("a", Decimal("1.50"))],
+        "by_name": [("b", {"item": "y", "amount": Decimal("3.00")})],
+        "perhaps": None,
+        "moments": [datetime(2022, 12, 5, tzinfo=UTC)],
+        "order-no": 7,
+        "note": None,
+        "best": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "reason", "detail"),
+    [
+        (b'"level": 2', b'"level": 3', "contract", "Invalid enum value 3 - at `$.level`"),
+        (b'"level": 2', b'"level": 1, "level": 2', "duplicate_field", "field 'level' stands twice"),
+        (b'"a": 1.5', b'"a": 1, "a": 2', "duplicate_field", "field 'a' stands twice"),
+        (b'"a": 1.5', b'"a": 1.555', "digits", "$.sums[...]: 1.555 is not a decimal(12,2)"),
+        (b'"perhaps": null', b'"perhaps": 0.001', "digits", "$.perhaps: 0.001 is not a decimal(12,2)"),
+        (b'"amount": 3', b'"amount": 3.333', "digits", "$.by_name[...].amount: 3.333 is not a decimal(12,2)"),
+        (b'"day": "2022-12-05"', b'"day": "2022-02-30"', "contract", "Invalid RFC3339 encoded date - at `$.day`"),
+        (b'"raw": "AAE="', b'"raw": "%%"', "contract", "Invalid base64 encoded string - at `$.raw`"),
+    ],
+)
+def test_nor_is_anything_guessed_in_them(now: bytes, then: bytes, reason: str, detail: str) -> None:
+    assert now in RICH
+    assert refused(RICH.replace(now, then), Rich) == (reason, detail)
+
+
+class Choice(Struct):
+    level: Level
+
+
+def test_a_choice_of_numbers_twice_is_a_duplicate_even_where_quotation_marks_add_up() -> None:
+    assert refused(b'{"level": 1, "level": 2}', Choice) == ("duplicate_field", "field 'level' stands twice")
+
+
+# --- times and zones ---
+
+
+@pytest.mark.parametrize(
+    ("zone", "text", "utc"),
+    [
+        ("UTC", "2022-12-05T08:55:27", "2022-12-05T08:55:27"),
+        ("UTC", "2022-12-05T08:55:27Z", "2022-12-05T08:55:27"),
+        ("UTC", "2022-12-05T08:55:27+05:30", "2022-12-05T03:25:27"),
+        ("UTC", "2022-12-05T08:55:27.060293", "2022-12-05T08:55:27.060293"),
+        ("Europe/Berlin", "2022-12-05T08:55:27", "2022-12-05T07:55:27"),
+        ("Europe/Berlin", "2022-07-05T08:55:27", "2022-07-05T06:55:27"),
+        ("Europe/Berlin", "2022-12-05T08:55:27Z", "2022-12-05T08:55:27"),
+        ("Europe/Berlin", "2022-12-05T08:55:27-08:00", "2022-12-05T16:55:27"),
+        # Clocks turned back: the earlier of the two; turned forward: an hour that was not there, after it.
+        ("Europe/Berlin", "2022-10-30T02:30:00", "2022-10-30T00:30:00"),
+        ("Europe/Berlin", "2022-03-27T02:30:00", "2022-03-27T01:30:00"),
+    ],
+)
+def test_a_time_without_a_zone_is_of_the_pipelines_zone(zone: str, text: str, utc: str) -> None:
+    assert taken(order(at=f'"{text}"'), zone=zone)["at"] == datetime.fromisoformat(utc).replace(tzinfo=UTC)
+
+
+def test_times_with_and_without_zones_stand_in_one_batch() -> None:
+    its = decoder(Order, ("at",), zone="America/New_York")
+    _, values, _ = its.decode([order(at='"2022-12-05T03:00:00"'), order(at='"2022-12-05T08:00:00Z"')])
+    eight = datetime(2022, 12, 5, 8, tzinfo=UTC)
+    assert its.column(values, "at").to_pylist() == [eight, eight]
+
+
+def test_a_time_within_a_value_is_of_the_pipelines_zone_too() -> None:
+    assert taken(RICH, Rich, zone="Europe/Berlin")["moments"] == [datetime(2022, 12, 4, 23, tzinfo=UTC)]
+
+
+# --- what is written by the contract is read back ---
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+amounts = st.decimals(Decimal("-9999999999.99"), Decimal("9999999999.99"), places=2, allow_nan=False)
+zones = st.sampled_from([None, UTC, timezone(timedelta(hours=-7))])
+moments = st.datetimes(datetime(1970, 1, 2), datetime(2100, 1, 1), timezones=zones)
+orders = st.builds(
+    Order,
+    orderId=st.integers(-(2**63), 2**63 - 1),
+    shop=texts,
+    amount=amounts,
+    kind=st.sampled_from(["GENERAL", "RESTAURANT"]),
+    lines=st.lists(st.builds(Line, item=texts, amount=amounts), max_size=3),
+    at=moments,
+)
+
+
+@given(st.lists(orders, max_size=5), st.sampled_from(["number", "string"]), st.sampled_from(["UTC", "Asia/Kolkata"]))
+def test_any_valid_order_becomes_its_columns(
+    written: list[Order], decimal_format: Literal["number", "string"], zone: str
+) -> None:
+    its = decoder(Order, zone=zone)
+    encoder = msgspec.json.Encoder(decimal_format=decimal_format)
+    rows, values, letters = its.decode([encoder.encode(one) for one in written])
+    assert letters == []
+    assert rows == list(range(len(written)))
+    columns = {name: its.column(values, name).to_pylist() for name in its.fields}
+    for name in ("orderId", "shop", "amount", "kind"):
+        assert columns[name] == [getattr(one, name) for one in written]
+    assert columns["lines"] == [[{"item": i.item, "amount": i.amount} for i in one.lines] for one in written]
+    expected = [one.at if one.at.tzinfo else one.at.replace(tzinfo=ZoneInfo(zone)) for one in written]
+    assert columns["at"] == expected
+
+
+@given(orders, st.data())
+def test_no_order_with_a_field_twice_is_taken(one: Order, data: st.DataObject) -> None:
+    fields = list(msgspec.json.decode(msgspec.json.encode(one), type=dict[str, msgspec.Raw]).items())
+    again = data.draw(st.sampled_from(fields))
+    fields.insert(data.draw(st.integers(0, len(fields))), again)
+    raw = b"{" + b",".join(b'"%s":%s' % (name.encode(), bytes(value)) for name, value in fields) + b"}"
+    assert refused(raw) == ("duplicate_field", f"field {again[0]!r} stands twice")
+
+
+# --- the task that reads: metadata, event time, dead letters ---
+
+NOW = datetime(2022, 12, 5, 12, tzinfo=UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+
+
+class Reading:
+    """A reader of a pipeline's streams or tables, given records as Spark would."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **pipeline: Any) -> None:
+        self.pipeline = Pipeline("p", **pipeline)
+        self.handoff = Handoff(str(folder))
+        monkeypatch.setattr(sourcing, "current_batch", lambda: 0)
+        monkeypatch.setattr(sourcing, "batch_clock", lambda *_: NOW_MS)
+
+    def stream(self, reads: str = "_key", **stream: Any) -> Reading:
+        given: dict[str, Any] = {"value": Order, "event_time": "at"} | stream
+        self.pipeline.stream("orders", **given).group_by(reads).count(store="n")
+        (job,) = plan(self.pipeline).jobs
+        self.reader: StreamReader | TableReader = StreamReader.of(job, self.handoff, "nowhere")
+        return self
+
+    def table(self, key: str | None = None) -> Reading:
+        self.pipeline.global_table("orders", value=Order, key=key)
+        (job,) = plan(self.pipeline).jobs
+        self.reader = TableReader.of(job, self.handoff, "nowhere")
+        return self
+
+    def read(
+        self, *values: bytes | None, keys: list[bytes | None] | None = None, headers: str | None = None
+    ) -> list[Any]:
+        count = len(values)
+        batch = pa.RecordBatch.from_pydict({
+            "topic": ["orders"] * count,
+            "partition": pa.array([3] * count, pa.int32()),
+            "offset": pa.array(range(100, 100 + count), pa.int64()),
+            "timestamp": pa.array([NOW] * count, pa.timestamp("us", "UTC")),
+            "key": pa.array(keys or [b"k"] * count, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array([headers] * count, pa.string()),
+        })  # fmt: skip
+        return [row for made in self.reader(iter([batch])) for row in made.to_pylist()]
+
+    @property
+    def letters(self) -> list[dict[str, Any]]:
+        """The dead letters, with their headers as a dict of texts."""
+        tables = self.handoff.records(0, "p_dead_letters")
+        rows = [row for table in tables for row in table.to_pylist()]
+        return [row | {"headers": {h["key"]: h["value"].decode() for h in row["headers"]}} for row in rows]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.handoff.facts(0).counts
+
+
+@pytest.fixture
+def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
+    return Reading(tmp_path, monkeypatch)
+
+
+def test_a_dead_letter_has_the_original_bytes_and_says_where_they_stood(reading: Reading) -> None:
+    headers = '[{"key":"trace","value":"AP8="},{"key":"none"}]'
+    rows = reading.stream().read(GOOD, b"\xff{", keys=[b"k", b"\x00\xfe"], headers=headers)
+    assert [row["_key"] for row in rows] == ["k"]
+    (table,) = reading.handoff.records(0, "p_dead_letters")
+    (letter,) = table.to_pylist()
+    assert (letter["key"], letter["value"]) == (b"\x00\xfe", b"\xff{")
+    found = [(header["key"], header["value"]) for header in letter["headers"]]
+    assert found == [
+        ("trace", b"\x00\xff"),
+        ("none", None),
+        ("sluice.reason", b"malformed"),
+        ("sluice.detail", b"JSON is malformed: invalid character (byte 0)"),
+        ("sluice.topic", b"orders"),
+        ("sluice.partition", b"3"),
+        ("sluice.offset", b"101"),
+        ("sluice.timestamp", b"2022-12-05T12:00:00+00:00"),
+    ]
+    assert reading.counts == {"read": 2, "dead_letter/malformed": 1}
+
+
+def test_dead_letters_are_in_the_order_of_their_offsets(reading: Reading) -> None:
+    reading.stream().read(order(at='"2099-01-01T00:00:00"'), b"{", order(amount="1.111"), None, GOOD)
+    assert [letter["headers"]["sluice.offset"] for letter in reading.letters] == ["100", "101", "102", "103"]
+
+
+UNTIMELY = {
+    "more than an hour ahead": ("2022-12-05T13:00:00.001", "future", "is after 1670245200000 ms, the latest that was"),
+    "far in the future": ("2099-01-01T00:00:00Z", "future", "is after"),
+    "in the last year there is": ("9999-12-31T23:59:59.999999Z", "future", "is after"),
+    "before 1970": ("1969-12-31T23:59:59.999Z", "event_time", "the event time, -1 ms, is before 1970"),
+    "in the first year": ("0001-01-01T00:00:00", "event_time", "is before 1970"),
+}
+
+
+@pytest.mark.parametrize("kind", UNTIMELY)
+def test_a_record_out_of_time_is_set_aside(kind: str, reading: Reading) -> None:
+    text, reason, detail = UNTIMELY[kind]
+    rows = reading.stream().read(GOOD, order(at=f'"{text}"'), GOOD)
+    assert len(rows) == 2
+    (letter,) = reading.letters
+    assert letter["headers"]["sluice.reason"] == reason
+    assert detail in letter["headers"]["sluice.detail"]
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00", "9999-12-31T23:59:59"])
+def test_a_time_that_a_zone_takes_out_of_the_calendar_is_set_aside(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for zone in ("Asia/Tokyo", "America/New_York"):
+        reading = Reading(tmp_path / zone, monkeypatch, zone=zone).stream()
+        assert len(reading.read(order(at='"2022-12-05T08:00:00Z"'), order(at=f'"{text}"'))) == 1
+        assert reading.counts["read"] == 2
+        assert len(reading.letters) == 1
+
+
+def test_an_hour_ahead_is_the_limit_unless_the_pipeline_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_limit, after = order(at='"2022-12-05T13:00:00"'), order(at='"2022-12-05T13:00:00.001"')
+    assert len(Reading(tmp_path / "1", monkeypatch).stream().read(at_limit, after)) == 1
+    assert len(Reading(tmp_path / "2", monkeypatch, max_ahead="2 hours").stream().read(at_limit, after)) == 2
+
+
+def test_event_time_is_the_field_or_the_records_time_in_milliseconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = Reading(tmp_path / "1", monkeypatch).stream().read(order(at='"2022-12-05T08:55:27.060999"'))
+    assert row["_time"] == 1670230527060
+    (row,) = Reading(tmp_path / "2", monkeypatch).stream(event_time=None).read(GOOD)
+    assert row["_time"] == NOW_MS
+
+
+class Timed(Struct):
+    when: datetime | None
+
+
+def test_an_event_time_that_is_null_is_set_aside(reading: Reading) -> None:
+    rows = reading.stream(value=Timed, event_time="when").read(b'{"when": null}', b'{"when": "2022-12-05T08:00:00"}')
+    assert len(rows) == 1
+    assert reading.letters[0]["headers"]["sluice.detail"] == "the event time is null"
+
+
+def test_a_number_beyond_64_bits_is_set_aside_where_it_is_read(reading: Reading) -> None:
+    rows = reading.stream("orderId").read(
+        GOOD, order(orderId="9223372036854775808"), order(orderId="9223372036854775807")
+    )
+    assert [row["s0_orderId"] for row in rows] == [1, 2**63 - 1]
+    (letter,) = reading.letters
+    assert letter["headers"]["sluice.reason"] == "out_of_range"
+
+
+def test_a_bad_number_hides_no_bad_time_beside_it(reading: Reading) -> None:
+    future = order(at='"2099-01-01T00:00:00"')
+    rows = reading.stream("orderId").read(order(orderId="9" * 30), future, GOOD)
+    assert len(rows) == 1
+    assert reading.counts == {"read": 3, "dead_letter/out_of_range": 1, "dead_letter/future": 1}
+
+
+def test_a_key_that_is_no_text_is_set_aside_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[bytes | None] = [b"k", b"\xff", None, "ключ".encode()]
+    reading = Reading(tmp_path / "1", monkeypatch).stream()
+    assert [row["_key"] for row in reading.read(GOOD, GOOD, GOOD, GOOD, keys=keys)] == ["k", None, "ключ"]
+    assert reading.counts == {"read": 4, "dead_letter/key_not_utf8": 1}
+    unread = Reading(tmp_path / "2", monkeypatch).stream("shop")
+    assert len(unread.read(GOOD, GOOD, GOOD, GOOD, keys=keys)) == 4
+
+
+def test_a_table_takes_texts_and_tombstones_in_the_order_of_offsets(reading: Reading) -> None:
+    accented = order(shop='"é"')
+    rows = reading.table().read(GOOD, None, accented, keys=[b"a", b"b", b"c"])
+    found = sorted((row["position"], row["key"], row["value"]) for row in rows)
+    assert found == [(100, "a", f"[{GOOD.decode()}]"), (101, "b", None), (102, "c", f"[{accented.decode()}]")]
+    assert reading.counts == {"read": 3, "applied": 3}
+
+
+def test_a_tables_key_may_be_a_field_of_the_value(reading: Reading) -> None:
+    rows = reading.table(key="shop").read(order(shop='"x"'), None, keys=[b"ignored", b"x"])
+    assert sorted((row["position"], row["key"]) for row in rows) == [(100, "x"), (101, "x")]
+
+
+def test_a_tables_bad_records_are_set_aside(reading: Reading) -> None:
+    rows = reading.table().read(GOOD, b"{", GOOD, None, GOOD, keys=[None, b"a", b"\xff", None, b"k"])
+    assert [row["key"] for row in rows] == ["k"]
+    assert [letter["headers"]["sluice.reason"] for letter in reading.letters] == [
+        "null_key", "malformed", "key_not_utf8", "null_key",
+    ]  # fmt: skip
+
+
+def test_keys_as_texts() -> None:
+    *texts, wrong = key_texts([b"a", None, "ü".encode(), b"", b"\xff"])
+    assert texts == ["a", None, "ü", ""]
+    assert isinstance(wrong, UnicodeDecodeError)
+
+
+def test_a_letter_is_a_value() -> None:
+    assert Letter(1, "digits", "x") == Letter(1, "digits", "x")
