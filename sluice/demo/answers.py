@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from confluent_kafka import Message
+
 from sluice.demo.airflow import Airflow
 from sluice.samples import START_MS, STORE_1234, Totals
 from sluice.samples.topics import read_topic
@@ -72,9 +74,14 @@ def dead_letters(kafka: Mapping[str, str], topic: str = "orders_dead_letters") -
     """Count the dead letters by their reason."""
     reasons: Counter[str] = Counter()
     for message in read_topic(kafka, topic):
-        headers = dict(message.headers() or [])
-        reasons[str((headers.get("sluice.reason") or b"none").decode())] += 1  # type: ignore[union-attr]
+        reasons[letter_headers(message).get("sluice.reason", "none")] += 1
     return reasons
+
+
+def letter_headers(letter: Message) -> dict[str, str]:
+    """Read what a dead letter says of itself: reason, detail, topic, partition, offset, timestamp."""
+    found = dict(letter.headers() or [])
+    return {name: text.decode() if isinstance(text, bytes) else str(text) for name, text in found.items()}
 
 
 def _count(row: dict[str, Any]) -> int:

@@ -22,7 +22,7 @@ from sluice.demo.service import Service, end_sessions, stop
 from sluice.errors import EngineError, PreflightError
 from sluice.provision.checks import LOOPBACK, check_port, find_java, free_port
 from sluice.settings import settings
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.testing.kafka import EmbeddedKafka, running
 from sluice.testing.kafka import stop as stop_kafka
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,13 +68,19 @@ class LocalPlatform:
         self.viewer = LogIn("viewer", secrets.token_urlsafe(12))
         self.kafka = EmbeddedKafka(self.home / "kafka", self.kafka_port)
         self.logs = self.home / "logs"
-        self._secrets = _secrets()
+        self.secrets = _secrets()
         self._services: dict[str, Service] = {}
 
     @property
     def kafka_config(self) -> dict[str, str]:
         """What a Kafka client of this broker needs."""
         return {"bootstrap.servers": self.kafka.bootstrap}
+
+    @property
+    def sessions(self) -> set[int]:
+        """The sessions of Airflow's components and of the broker."""
+        broker = running(self.kafka.folder)
+        return {service.process.pid for service in self._services.values()} | ({broker.pid} if broker else set())
 
     def __enter__(self) -> LocalPlatform:
         return self
@@ -164,7 +170,7 @@ class LocalPlatform:
     def variables(self) -> dict[str, str]:
         """Return the environment of Airflow's processes."""
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "SLUICE_"))}
-        return {**outer, **self._secrets, **self._sluice(), **self._airflow(), **self.environment}
+        return {**outer, **self.secrets, **self._sluice(), **self._airflow(), **self.environment}
 
     def _sluice(self) -> dict[str, str]:
         return {

@@ -119,7 +119,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.patience_seconds = patience_seconds
         self._admin: AdminClient | None = None
         self._ledger: Ledger | None = None
-        self._trouble = ""
+        self.trouble = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Name the class and the arguments that make this trigger again."""
@@ -161,9 +161,9 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         if missing := sorted({*self.topics} - lag.ends.keys()):
             self._wait(f"no topic {', '.join(missing)}")
             return None
-        if self._trouble:
+        if self.trouble:
             log.info("reachable again", pipeline=self.pipeline)
-        self._trouble = ""
+        self.trouble = ""
         return lag
 
     def _lag(self, admin: AdminClient) -> Lag:
@@ -179,9 +179,9 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         return Lag(ends, positions, begins)
 
     def _wait(self, trouble: str) -> None:
-        if trouble != self._trouble:
+        if trouble != self.trouble:
             log.warning("waiting", pipeline=self.pipeline, trouble=trouble)
-        self._trouble = trouble
+        self.trouble = trouble
 
 
 def _offsets(admin: AdminClient, partitions: list[TopicPartition], which: OffsetSpec) -> Offsets:

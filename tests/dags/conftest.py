@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-# Airflow reads these when it is first imported, which is before any fixture runs.
-os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="sluice-airflow-"))
-os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
-os.environ.setdefault("AIRFLOW__CORE__DAGS_FOLDER", str(Path(__file__).parents[2] / "dags"))
-
 from sluice.settings import settings
 from sluice.testing.kafka import EmbeddedKafka
+from tests import airflow_home as airflow_home
 
 ROOT = Path(__file__).parents[2]
 JARS = ROOT / ".sluice" / "jars" / "spark"

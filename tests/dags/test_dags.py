@@ -19,8 +19,6 @@ from sluice.settings import settings
 from sluice.state.ledger import Ledger
 from tests.dags.conftest import ROOT, Connections
 
-pytestmark = pytest.mark.dags
-
 
 @pytest.fixture(scope="module")
 def bag() -> DagBag:

@@ -13,8 +13,6 @@ from typer.testing import CliRunner, Result
 from sluice.cli import app
 from sluice.settings import settings
 
-pytestmark = pytest.mark.unit
-
 
 def sluice(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))

@@ -14,8 +14,6 @@ from sluice.samples import START_MS, STORE_1234, Sample, Totals, orders, store_i
 from sluice.samples.orders import MAX_DISORDER_S
 from sluice.samples.totals import GRACE_MS, WINDOW_MS
 
-pytestmark = pytest.mark.unit
-
 COUNTS = st.integers(1, 300)
 SEEDS = st.integers(0, 2**31)
 

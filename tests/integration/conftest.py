@@ -1,0 +1,1 @@
+from tests import airflow_home as airflow_home

@@ -1,0 +1,180 @@
+"""The whole way of a record: Kafka, a DAG that starts by itself, spark-submit, snapshots, a REST answer to a log-in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from sluice.demo.answers import dead_letters, differences, letter_headers, questions, served
+from sluice.demo.platform import LocalPlatform
+from sluice.demo.service import members
+from sluice.samples import STORE_1234, Totals, produce_orders, totals_of_topic
+from sluice.samples.topics import read_topic
+
+pytestmark = pytest.mark.timeout(900)
+
+PIPELINE = "orders"
+ROUTES = ["/v1/orders/count", "/v1/metadata/all", "/sluice/v1/stores", "/sluice/docs", "/sluice/openapi.json"]
+IDLE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlatform]:
+    with LocalPlatform(tmp_path_factory.mktemp("platform")) as platform:
+        sessions = platform.sessions
+        platform.start(lambda: send(platform, 4_000, 1_670_230_527))
+        yield platform
+        sessions |= platform.sessions
+    assert members(sessions) == []
+
+
+def send(platform: LocalPlatform, count: int, start_s: int) -> None:
+    produce_orders(
+        platform.kafka_config, count=count, stores=20, bad_share=0.03, late_share=0.01, start_ms=start_s * 1000
+    )
+
+
+def wait_for_runs(platform: LocalPlatform, count: int) -> list[dict[str, Any]]:
+    """The pipeline's runs once there are so many and all have ended."""
+    with platform.as_user() as airflow:
+        for _ in platform.ticks(400, f"There are not {count} ended runs"):
+            runs = airflow.runs(PIPELINE)
+            if len(runs) >= count and all(run["state"] in ("success", "failed") for run in runs):
+                return runs
+    raise AssertionError
+
+
+def idle(platform: LocalPlatform) -> None:
+    for gone in platform.ticks(2 * IDLE_S, "idle"):
+        if gone > IDLE_S:
+            return
+
+
+@pytest.fixture(scope="module")
+def totals(platform: LocalPlatform) -> Totals:
+    """What the topic holds, added up without the product, after the first run."""
+    wait_for_runs(platform, 1)
+    return totals_of_topic(platform.kafka_config)
+
+
+def test_a_burst_makes_one_run_and_idleness_none(platform: LocalPlatform) -> None:
+    wait_for_runs(platform, 1)
+    idle(platform)
+    (run,) = wait_for_runs(platform, 1)
+    assert (run["state"], run["run_type"]) == ("success", "asset_triggered")
+
+
+def test_all_eight_stores_equal_the_topic(platform: LocalPlatform, totals: Totals) -> None:
+    assert totals.late
+    expected = totals.stores()
+    with platform.as_user(platform.viewer) as airflow:
+        found = served(airflow)
+    assert len(expected) == 8
+    assert differences(expected, found) == dict.fromkeys(expected, 0)
+
+
+def test_the_answers_of_the_requirements(platform: LocalPlatform, totals: Totals) -> None:
+    count, _ = totals.running["GENERAL", STORE_1234]
+    with platform.as_user(platform.viewer) as airflow:
+        answer = airflow.ask("/v1/orders/count/general_orders", location_id=STORE_1234)
+        assert answer.text == f'{{"locationId":"{STORE_1234}","orderCount":{count}}}'
+        assert all(question.is_right(airflow.json(question.path)) for question in questions(totals))
+
+
+def test_bad_records_are_dead_letters_with_their_reason_and_bytes(platform: LocalPlatform, totals: Totals) -> None:
+    assert dead_letters(platform.kafka_config) == totals.dead_letters
+    source = {(m.partition(), m.offset()): (m.key(), m.value()) for m in read_topic(platform.kafka_config, "orders")}
+    for letter in read_topic(platform.kafka_config, "orders_dead_letters"):
+        headers = letter_headers(letter)
+        place = int(headers["sluice.partition"]), int(headers["sluice.offset"])
+        assert (headers["sluice.topic"], source[place]) == ("orders", (letter.key(), letter.value()))
+        assert headers["sluice.detail"]
+
+
+def test_the_output_topics(platform: LocalPlatform, totals: Totals) -> None:
+    for kind in ("GENERAL", "RESTAURANT"):
+        prefix = f"{kind.lower()}_orders"
+        running = {location: total for (of, location), total in totals.running.items() if of == kind}
+        amounts = [json.loads(m.value() or b"", parse_float=Decimal) for m in read_topic(platform.kafka_config, prefix)]
+        assert len(amounts) == sum(count for count, _ in running.values())
+        assert sum(one["finalAmount"] for one in amounts) == sum(amount for _, amount in running.values())
+
+        latest = {m.key(): m.value() for m in read_topic(platform.kafka_config, f"{prefix}_revenue")}
+        for location, (count, amount) in running.items():
+            found = json.loads(latest[location.encode()] or b"", parse_float=Decimal)
+            total = {"locationId": location, "runnuingOrderCount": count, "runningRevenue": amount}
+            assert found["totalRevenue"] == total
+            assert found["store"]["locationId"] == location
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_without_a_log_in_nothing_is_answered(platform: LocalPlatform, route: str) -> None:
+    answer = httpx.get(platform.url + route, trust_env=False)
+    assert answer.status_code == 401
+
+
+def test_every_port_is_on_the_loopback_address(platform: LocalPlatform) -> None:
+    addresses = {
+        (process.name(), found.laddr.ip, found.laddr.port)
+        for process in members(platform.sessions)
+        for found in process.net_connections("inet")
+        if found.status == psutil.CONN_LISTEN
+    }
+    assert addresses
+    assert {ip for _, ip, _ in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, addresses
+
+
+def test_no_secret_in_arguments_or_logs(platform: LocalPlatform, totals: Totals) -> None:
+    secrets = [platform.admin.password, platform.viewer.password, *platform.secrets.values()]
+    lines = [" ".join(process.cmdline()) for process in members(platform.sessions)]
+    folders = (platform.logs, platform.home / "airflow" / "logs")
+    logs = [file.read_text(errors="replace") for folder in folders for file in folder.rglob("*.log")]
+    assert len(logs) > 4
+    assert [secret for secret in secrets if any(secret in text for text in lines + logs)] == []
+
+
+def test_the_next_burst_is_one_more_run_on_top_of_the_first(platform: LocalPlatform, totals: Totals) -> None:
+    send(platform, 3_000, 1_670_230_527 + 20)
+    runs = wait_for_runs(platform, 2)
+    assert [run["state"] for run in runs] == ["success", "success"]
+    expected = totals_of_topic(platform.kafka_config)
+    assert expected.read == totals.read + 3_000
+    with platform.as_user() as airflow:
+        assert differences(expected.stores(), served(airflow)) == dict.fromkeys(expected.stores(), 0)
+    assert dead_letters(platform.kafka_config) == expected.dead_letters
+
+
+def test_a_triggerer_that_starts_anew_starts_nothing(platform: LocalPlatform, totals: Totals) -> None:
+    before = len(wait_for_runs(platform, 1))
+    platform.stop_component("triggerer")
+    platform.start_component("triggerer")
+    platform.wait_for_airflow()
+    idle(platform)
+    assert len(wait_for_runs(platform, 1)) == before
+
+
+def test_a_run_by_hand_with_nothing_to_read_changes_nothing(platform: LocalPlatform, totals: Totals) -> None:
+    before = len(wait_for_runs(platform, 1))
+    with platform.as_user() as airflow:
+        cut = airflow.ask("/v1/orders/count").headers["x-sluice-cut"]
+        airflow.trigger(PIPELINE)
+        assert wait_for_runs(platform, before + 1)[-1]["state"] == "success"
+        assert airflow.ask("/v1/orders/count").headers["x-sluice-cut"] == cut
+
+
+def test_the_run_tells_what_became_of_every_record(platform: LocalPlatform, totals: Totals) -> None:
+    (first, *_) = wait_for_runs(platform, 1)
+    with platform.as_user() as airflow:
+        said = airflow.log(PIPELINE, first["dag_run_id"], "main", 1)
+    assert f"read={totals.read + 20}" in said
+
+
+def test_the_home_of_the_platform_is_private_where_it_holds_secrets(platform: LocalPlatform) -> None:
+    assert Path(platform.home / "passwords.json").stat().st_mode & 0o077 == 0

@@ -1,0 +1,224 @@
+"""The end-offset trigger against the real broker: one event for a burst, none when idle, none after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from sluice.orchestration.trigger import KafkaEndOffsetTrigger
+from sluice.samples import produce
+from sluice.settings import settings
+from sluice.state.ledger import Ledger
+from sluice.state.model import Cut, JobInfo
+from sluice.testing.kafka import EmbeddedKafka
+
+Events = list[dict[str, Any]]
+
+
+@pytest.fixture
+def broker(kafka: EmbeddedKafka) -> EmbeddedKafka:
+    return kafka
+
+
+@pytest.fixture
+def ledger(broker: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    monkeypatch.setenv("SLUICE_LEDGER", f"sqlite:///{tmp_path}/ledger.sqlite")
+    connect(monkeypatch, broker.bootstrap)
+    settings.cache_clear()
+    with Ledger.open(settings().ledger) as ledger:
+        yield ledger
+    settings.cache_clear()
+
+
+@pytest.fixture
+def topic(broker: EmbeddedKafka, request: pytest.FixtureRequest) -> str:
+    name: str = request.node.name
+    broker.create_topics({name: 2})
+    return name
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, bootstrap: str) -> None:
+    extra = {"bootstrap.servers": bootstrap, "socket.timeout.ms": 2_000}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
+
+
+def send(broker: EmbeddedKafka, topic: str, count: int) -> None:
+    produce({"bootstrap.servers": broker.bootstrap}, topic, ((str(n), b"{}", 0) for n in range(count)))
+
+
+def publish(ledger: Ledger, topic: str, batch: int, positions: dict[str, int]) -> None:
+    """What a run of the pipeline `p` does in the end."""
+    ledger.register(JobInfo(pipeline="p", job="main", generation=1, workers=(), stores=(), topics=(topic,)))
+    cut = Cut(
+        pipeline="p", job="main", generation=1, batch=batch, published_at=datetime.now(UTC),
+        positions={topic: positions}, stream_times={}, counts={},
+    )  # fmt: skip
+    assert ledger.publish(cut)
+
+
+def trigger(topic: str, max_wait_seconds: float = 15.0) -> KafkaEndOffsetTrigger:
+    return KafkaEndOffsetTrigger("p", [topic], poll_seconds=0.1, settle_seconds=0.5, max_wait_seconds=max_wait_seconds)
+
+
+async def watch(watched: KafkaEndOffsetTrigger, events: Events) -> None:
+    async for event in watched.run():
+        events.append(event.payload)
+
+
+async def run(watched: KafkaEndOffsetTrigger, story: Any) -> Events:
+    """What the trigger says while `story` happens."""
+    events: Events = []
+    watching = asyncio.create_task(watch(watched, events))
+    try:
+        await story(events)
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        await watched.cleanup()
+    return events
+
+
+async def until(events: Events, count: int, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while len(events) < count and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+
+
+def test_200_records_make_one_event(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+    async def story(events: Events) -> None:
+        await asyncio.to_thread(send, broker, topic, 200)
+        await until(events, 1)
+        await asyncio.sleep(2)
+
+    (event,) = asyncio.run(run(trigger(topic), story))
+    assert event["records"] == 200
+    assert sum(event["ends"][topic].values()) == 200
+
+
+def test_a_stream_that_never_pauses_makes_an_event_after_a_while(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str
+) -> None:
+    async def story(events: Events) -> None:
+        began = time.monotonic()
+        while not events and time.monotonic() - began < 15:
+            await asyncio.to_thread(send, broker, topic, 1)
+            await asyncio.sleep(0.1)
+
+    assert len(asyncio.run(run(trigger(topic, max_wait_seconds=1.5), story))) == 1
+
+
+def test_what_has_been_read_makes_none_also_after_a_restart(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+    events: Events = []
+
+    async def first(events: Events) -> None:
+        await asyncio.to_thread(send, broker, topic, 10)
+        await until(events, 1)
+        ends = {str(partition): end for partition, end in events[0]["ends"][topic].items()}
+        publish(ledger, topic, 0, ends)
+        await asyncio.sleep(1.5)
+
+    async def idle(_: Events) -> None:
+        await asyncio.sleep(2)
+
+    events = asyncio.run(run(trigger(topic), first))
+    assert len(events) == 1
+    assert asyncio.run(run(trigger(topic), idle)) == []
+
+
+def test_a_restart_before_the_records_were_read_makes_one_again(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str
+) -> None:
+    async def story(events: Events) -> None:
+        await until(events, 1)
+        await asyncio.sleep(1)
+
+    send(broker, topic, 10)
+    assert len(asyncio.run(run(trigger(topic), story))) == 1
+    assert len(asyncio.run(run(trigger(topic), story))) == 1
+
+
+def test_records_that_come_during_a_run_make_one_event_after_it(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str
+) -> None:
+    async def story(events: Events) -> None:
+        await asyncio.to_thread(send, broker, topic, 10)
+        await until(events, 1)
+        await asyncio.to_thread(send, broker, topic, 5)
+        await asyncio.sleep(1.5)
+        assert len(events) == 1, "the run that was started has not ended yet"
+        publish(ledger, topic, 0, {str(partition): end for partition, end in events[0]["ends"][topic].items()})
+        await until(events, 2)
+        await asyncio.sleep(1)
+
+    events = asyncio.run(run(trigger(topic), story))
+    assert [event["records"] for event in events] == [10, 5]
+
+
+def test_an_open_transaction_makes_none_before_it_is_committed(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str
+) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"})
+    producer.init_transactions(20)
+
+    async def story(events: Events) -> None:
+        producer.begin_transaction()
+        producer.produce(topic, b"{}")
+        producer.flush()
+        await asyncio.sleep(2)
+        assert events == []
+        await asyncio.to_thread(producer.commit_transaction)
+        await until(events, 1)
+
+    assert len(asyncio.run(run(trigger(topic), story))) == 1
+
+
+def test_a_topic_is_waited_for(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+    later = f"{topic}_later"
+
+    async def story(events: Events) -> None:
+        await asyncio.sleep(1)
+        assert events == []
+        broker.create_topics({later: 1})
+        await asyncio.to_thread(send, broker, later, 3)
+        await until(events, 1)
+
+    assert len(asyncio.run(run(trigger(later), story))) == 1
+
+
+def test_a_broker_that_is_down_is_waited_for_and_said_once(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka = EmbeddedKafka(tmp_path / "kafka")
+    connect(monkeypatch, kafka.bootstrap)
+    watched = trigger("wanted")
+
+    async def story(events: Events) -> None:
+        while not watched.trouble:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(3)
+        await asyncio.to_thread(kafka.start)
+        kafka.create_topics({"wanted": 1})
+        await asyncio.to_thread(send, kafka, "wanted", 3)
+        await until(events, 1, 40)
+
+    try:
+        assert len(asyncio.run(run(watched, story))) == 1
+    finally:
+        kafka.stop()
+    assert capsys.readouterr().out.count("KafkaException") == 1
+
+
+def test_a_trigger_can_be_made_again_from_what_it_says_of_itself() -> None:
+    path, arguments = trigger("t", max_wait_seconds=3.0).serialize()
+    assert path == "sluice.orchestration.trigger.KafkaEndOffsetTrigger"
+    assert KafkaEndOffsetTrigger(**arguments).serialize() == (path, arguments)
