@@ -1,0 +1,184 @@
+"""A pipeline on the real broker, run on the shared Spark, and its results read as a reader of state would."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+from pyspark.sql import SparkSession
+
+from sluice.engine.job import JobRun
+from sluice.plan import plan
+from sluice.settings import Settings
+from sluice.state.ledger import Ledger
+from sluice.state.model import Cut, StoreInfo
+from sluice.state.shard import Shard
+from sluice.testing.kafka import EmbeddedKafka
+from sluice.topology.pipeline import Pipeline
+from tests.engine.shop import Build, Names
+
+Record = bytes | tuple[str | bytes | None, bytes | None]
+"""A value, or a key and a value."""
+
+
+@dataclass
+class Running:
+    """One pipeline with state of its own."""
+
+    spark: SparkSession
+    names: Names
+    pipeline: Pipeline
+    settings: Settings
+    bootstrap: str
+    producer: Producer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+
+    def send(self, topic: str, *records: Record, partition: int = 0, **more: Any) -> None:
+        """Write records to a topic of the test, in order."""
+        for record in records:
+            key, value = record if isinstance(record, tuple) else (b"key", record)
+            self.producer.produce(self.names(topic), key=key, value=value, partition=partition, **more)
+        assert self.producer.flush(20) == 0
+
+    def run(self, **how: Any) -> int:
+        """Run the pipeline's job until it has read what there is; the number of records read."""
+        (job,) = plan(self.pipeline).jobs
+        return JobRun(self.spark, job, self.settings, **how).run()
+
+    def store(self, name: str) -> dict[Any, Any]:
+        """What a store holds as of the newest cut: by key, or by key and start of the window in ms."""
+        with self.ledger() as ledger:
+            (info,) = [store for store in ledger.stores(self.pipeline.name) if store.name in (name, self.names(name))]
+            workers = ledger.workers(self.pipeline.name, "main")
+        cut = self.cut()
+        return {key: value for worker in workers for key, value in _cells(worker.location, info, cut.batch)}
+
+    def owned(self, name: str, worker: int) -> set[Any]:
+        """The keys of a store that one worker has."""
+        with self.ledger() as ledger:
+            (info,) = [store for store in ledger.stores(self.pipeline.name) if store.name == name]
+            location = ledger.workers(self.pipeline.name, "main")[worker].location
+        return {key for key, _ in _cells(location, info, self.cut().batch)}
+
+    def ledger(self) -> Ledger:
+        return Ledger.open(self.settings.ledger)
+
+    def cuts(self) -> list[Cut]:
+        """All cuts, oldest first."""
+        with self.ledger() as ledger:
+            return ledger.cuts(self.pipeline.name, "main", limit=1000)[::-1]
+
+    def cut(self) -> Cut:
+        return self.cuts()[-1]
+
+    def counts(self, name: str) -> int:
+        """How often something was counted, over all cuts."""
+        return sum(cut.counts.get(name, 0) for cut in self.cuts())
+
+    def output(self, topic: str) -> list[tuple[str | None, Any]]:
+        """The committed records of a topic of the test: key and decoded value."""
+        return [
+            (None if (key := message.key()) is None else key.decode(), json.loads(message.value() or b"null"))
+            for message in self.messages(self.names(topic))
+        ]
+
+    def dead_letters(self) -> list[Message]:
+        return self.messages(self.pipeline.dead_letters)
+
+    def reasons(self) -> list[str]:
+        """Reason of every dead letter, in order."""
+        return [dict(letter.headers() or [])["sluice.reason"].decode() for letter in self.dead_letters()]  # type: ignore[union-attr]
+
+    def messages(self, topic: str) -> list[Message]:
+        consumer = Consumer({
+            "bootstrap.servers": self.bootstrap, "group.id": "tests", "isolation.level": "read_committed",
+            "enable.partition.eof": True, "enable.auto.commit": False,
+        })  # fmt: skip
+        with closing(consumer):
+            partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
+            consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+            return list(_to_the_end(consumer, len(partitions)))
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's own folder."""
+        return Path(self.settings.checkpoints, self.pipeline.name, "main", "g1", "spark")
+
+    def forget_last_commit(self) -> int:
+        """Take from Spark that its last batch is done, as if it had died just before it wrote that; its number."""
+        commits = self.checkpoint / "commits"
+        last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink()
+        return last
+
+    def everything(self) -> dict[str, Any]:
+        """All that anyone could see of the pipeline."""
+        with self.ledger() as ledger:
+            stores = [store.name for store in ledger.stores(self.pipeline.name)]
+        topics = [
+            sink.topic for sink in plan(self.pipeline).jobs[0].stream_sinks + plan(self.pipeline).jobs[0].table_sinks
+        ]
+        outputs = {topic: [(m.key(), m.value()) for m in self.messages(topic)] for topic in topics}
+        letters = [(letter.key(), letter.value(), letter.headers()) for letter in self.dead_letters()]
+        return {
+            "stores": {name: self.store(name) for name in stores},
+            "outputs": outputs,
+            "letters": letters,
+            "cuts": self.cuts(),
+        }
+
+
+def _cells(location: str, info: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:
+    with Shard.open(location) as shard:
+        for cell in shard.scan(info.cell, batch, limit=1_000_000):
+            assert cell.value is not None
+            yield (
+                (cell.key, cell.window_start) if info.kind == "window" else cell.key,
+                json.loads(cell.value)[info.slot],
+            )
+
+
+def _to_the_end(consumer: Consumer, partitions: int) -> Iterator[Message]:
+    until = time.monotonic() + 20
+    while partitions and time.monotonic() < until:
+        message = consumer.poll(1)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            yield message
+        elif error.code() == KafkaError._PARTITION_EOF:
+            partitions -= 1
+        else:
+            raise AssertionError(error.str())
+    assert not partitions, "the topic's end was not reached"
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(spark: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], tmp_path: Path) -> Start:
+    """Makes a pipeline's topics and its own folder: `start(build, sales=3)` gives its topic `sales` 3 partitions."""
+
+    def make(build: Build, **partitions: int) -> Running:
+        names = Names(fresh_name("shop"))
+        pipeline = build(names)
+        (job,) = plan(pipeline).jobs
+        short = {topic: topic.removeprefix(f"{names.prefix}.") for topic in job.topics}
+        kafka.create_topics({topic: partitions.get(name, 1) for topic, name in short.items()})
+        brokers = json.dumps({"bootstrap.servers": kafka.bootstrap})
+        settings = Settings.read({"SLUICE_HOME": str(tmp_path / names.prefix), "SLUICE_KAFKA": brokers})
+        return Running(spark, names, pipeline, settings, kafka.bootstrap)
+
+    return make

@@ -1,0 +1,108 @@
+"""Contracts and pipelines of the engine's tests. Spark's Python workers import the contracts from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from sluice import Decimal2, Pipeline, tumbling
+from sluice.topology.streams import GroupedStream, Stream
+
+GRACE = tumbling("60 seconds", grace="15 seconds")
+
+
+class Sale(Struct):
+    """A sale of a shop."""
+
+    shop: str
+    amount: Decimal2
+    at: datetime
+    quantity: int = 1
+
+
+class Shop(Struct):
+    """Where a shop is."""
+
+    shop: str
+    city: str
+
+
+class Line(Struct, rename="kebab"):
+    item_no: int
+    price: Decimal2
+
+
+class Bill(Struct, rename={"bill_no": "bill-no", "from_": "from"}):
+    """A contract with names that SQL would trip over."""
+
+    bill_no: int
+    from_: str
+    lines: list[Line]
+    tags: dict[str, int]
+    kind: Literal["a", "b"]
+    note: str | None = None
+    best: Line | None = field(default=None)
+
+
+@dataclass(frozen=True)
+class Names:
+    """A test's own pipeline and topics: no other test has them."""
+
+    prefix: str
+
+    def __call__(self, name: str) -> str:
+        """The topic that the test calls `name`."""
+        return f"{self.prefix}.{name}"
+
+    def pipeline(self, **how: Any) -> Pipeline:
+        """A pipeline of this test."""
+        return Pipeline(self.prefix, **({"workers": 2} | how))
+
+
+Build = Callable[[Names], Pipeline]
+
+
+def sales_of(pipeline: Pipeline, names: Names) -> Stream:
+    return pipeline.stream(names("sales"), value=Sale, key="shop", event_time="at")
+
+
+def by_shop(pipeline: Pipeline, names: Names) -> GroupedStream:
+    return sales_of(pipeline, names).group_by("shop")
+
+
+def shop(names: Names) -> Pipeline:
+    """Counted and summed per shop, in windows too, joined with each shop's city; every sale copied."""
+    pipeline = names.pipeline()
+    sales = sales_of(pipeline, names)
+    shops = pipeline.global_table(names("shops"), value=Shop, key="shop")
+    sales.map_values("shop", "amount").to(names("copies"))
+    groups = sales.group_by("shop")
+    groups.count(store="n")
+    total = groups.aggregate(store="total", n="count(*)", amount="sum(amount)")
+    total.join(shops).map_values(shop="_key", amount="left.amount", city="right.city").to(names("with_city"))
+    total.join(shops, how="left").map_values(amount="left.amount", city="right.city").to(names("with_any_city"))
+    groups.windowed_by(GRACE).count(store="n_window")
+    return pipeline
+
+
+def sale(shop: str, amount: float | str = 1, at: str = "08:00:00", **more: Any) -> bytes:
+    """The JSON of a sale on 5 December 2022."""
+    return msgspec.json.encode({"shop": shop, "amount": msgspec.Raw(str(amount).encode())} | more | {"at": moment(at)})
+
+
+def moment(at: str) -> str:
+    return at if "T" in at else f"2022-12-05T{at}"
+
+
+def millis(at: str) -> int:
+    """Milliseconds of a moment that is meant in UTC."""
+    return int(datetime.fromisoformat(f"{moment(at)}+00:00").timestamp() * 1000)
+
+
+def address(shop: str, city: str) -> bytes:
+    return msgspec.json.encode({"shop": shop, "city": city})

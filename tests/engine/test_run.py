@@ -1,0 +1,114 @@
+"""A pipeline's runs: what they read, what comes of it, and how the next one goes on."""
+
+from __future__ import annotations
+
+from sluice.state.model import owner
+from tests.engine.conftest import Start
+from tests.engine.shop import address, millis, sale, shop
+
+
+def test_a_run_reads_what_there_is_and_publishes_one_cut(start: Start) -> None:
+    running = start(shop, sales=2)
+    running.send("shops", address("a", "Aachen"))
+    running.send("sales", sale("a", "1.10"), sale("a", "2.20", at="08:00:59"), sale("b", "5.00"))
+    running.send("sales", sale("a", "3.30", at="08:01:00"), partition=1)
+
+    assert running.run() == 5
+
+    assert running.store("n") == {"a": 3, "b": 1}
+    assert running.store("total") == {"a": {"n": 3, "amount": 6.6}, "b": {"n": 1, "amount": 5.0}}
+    first, second = millis("08:00:00"), millis("08:01:00")
+    assert running.store("n_window") == {("a", first): 2, ("b", first): 1, ("a", second): 1}
+    assert running.store("shops") == {"a": {"shop": "a", "city": "Aachen"}}
+    copies = running.output("copies")
+    assert sorted(copies, key=str) == sorted(
+        [
+            ("a", {"shop": "a", "amount": 1.1}),
+            ("a", {"shop": "a", "amount": 2.2}),
+            ("b", {"shop": "b", "amount": 5.0}),
+            ("a", {"shop": "a", "amount": 3.3}),
+        ],
+        key=str,
+    )
+    assert running.output("with_city") == [("a", {"shop": "a", "amount": 6.6, "city": "Aachen"})]
+    assert dict(running.output("with_any_city")) == {
+        "a": {"amount": 6.6, "city": "Aachen"},
+        "b": {"amount": 5.0, "city": None},
+    }
+    assert running.dead_letters() == []
+
+    (cut,) = running.cuts()
+    assert cut.id == "1.0"
+    assert cut.positions == {running.names("sales"): {"0": 3, "1": 1}, running.names("shops"): {"0": 1}}
+    assert cut.stream_times == {
+        f"n_window/{running.names('sales')}/0": millis("08:00:59"),
+        f"n_window/{running.names('sales')}/1": millis("08:01:00"),
+    }
+    assert cut.counts == {
+        "read": 5,
+        "applied": 5,
+        "filtered": 0,
+        # Two keys of totals, three windows, and the table's record on both workers.
+        "rows": 2 + 3 + 2,
+        f"output/{running.names('copies')}": 4,
+        f"output/{running.names('with_city')}": 1,
+        f"output/{running.names('with_any_city')}": 2,
+    }
+
+
+def test_the_next_run_goes_on_where_the_last_one_ended(start: Start) -> None:
+    running = start(shop)
+    running.send("sales", sale("a"), sale("a", at="08:00:01"))
+    assert running.run() == 2
+    assert running.run() == 0
+    assert len(running.cuts()) == 1  # nothing new, nothing published
+
+    running.send("sales", sale("a", at="08:00:02"), sale("b"))
+    assert running.run() == 2
+    assert running.store("n") == {"a": 3, "b": 1}
+    # The window was kept between the runs.
+    assert running.store("n_window") == {("a", millis("08:00:00")): 3, ("b", millis("08:00:00")): 1}
+    assert [cut.counts["read"] for cut in running.cuts()] == [2, 2]
+    assert [cut.positions[running.names("sales")] for cut in running.cuts()] == [{"0": 2}, {"0": 4}]
+    assert len(running.output("copies")) == 4
+
+
+def test_a_closed_window_takes_nothing_and_is_served_still(start: Start) -> None:
+    running = start(shop)
+    running.send("sales", sale("a", at="08:00:00"), sale("b", at="08:01:14"))
+    running.run()
+    running.send("sales", sale("a", at="08:00:30"), sale("b", at="08:01:15"))  # closes the first window
+    running.run()
+    assert running.store("n_window") == {("a", millis("08:00:00")): 2, ("b", millis("08:01:00")): 2}
+    # Late, though of another key; totals know no time.
+    running.send("sales", sale("c", at="08:00:59"), sale("a", at="08:00:59"))
+    running.run()
+    assert running.store("n_window") == {("a", millis("08:00:00")): 2, ("b", millis("08:01:00")): 2}
+    assert running.cut().counts["late/n_window"] == 2
+    assert running.store("n") == {"a": 3, "b": 2, "c": 1}
+    # Long after, when Spark has let go of it.
+    for day in ("06", "07", "08"):
+        running.send("sales", sale("d", at=f"2022-12-{day}T08:00:00"))
+        running.run()
+    windows = running.store("n_window")
+    assert windows[("a", millis("08:00:00"))] == 2
+    assert len(windows) == 5
+
+
+def test_every_key_is_at_its_owner(start: Start) -> None:
+    running = start(shop)
+    keys = ["a", "Café Ünïcode", "ключ", 'it\'s "quoted" \\ and \t tabbed', "", "😀", "a" * 1000, "0", "null"]
+    running.send("sales", *(sale(key) for key in keys))
+    running.send("shops", *(address(key, f"city of {key}") for key in keys))
+    running.run()
+    assert running.store("n") == dict.fromkeys(keys, 1)
+    for worker in (0, 1):
+        assert running.owned("n", worker) == {key for key in keys if owner(key, 2) == worker}
+        assert running.owned("n_window", worker) == {
+            (key, millis("08:00:00")) for key in keys if owner(key, 2) == worker
+        }
+    # A value with such signs comes out as it went in.
+    assert dict(running.output("with_city")) == {
+        key: {"shop": key, "amount": 1.0, "city": f"city of {key}"} for key in keys
+    }
+    assert dict(running.output("copies")).keys() == set(keys)
