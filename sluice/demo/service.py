@@ -59,7 +59,7 @@ class Service:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
 
 
-def stop(services: Iterable[Service], patience_s: float = 15.0) -> None:
+def stop(services: Iterable[Service], patience_s: float = 8.0) -> None:
     """Stop the services with all they have started: asked to end first, killed after `patience_s`."""
     sessions = {service.process.pid for service in services}
     end_sessions(sessions, patience_s)
