@@ -24,10 +24,10 @@ class GlobalTables:
     values: dict[int, dict[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, job: Job, shard: str, as_of: int) -> GlobalTables:
-        """The tables as of a published batch, from any worker's shard."""
+    def load(cls, job: Job, shard: str, as_of: int | None) -> GlobalTables:
+        """The tables as of a published batch, from any worker's shard; empty before the first."""
         tables = cls({table.family: {} for table in job.tables})
-        if job.tables and as_of >= 0:
+        if job.tables and as_of is not None:
             with Shard.open(shard) as opened:
                 for family, values in tables.values.items():
                     _load(opened, family, as_of, values)

@@ -23,7 +23,6 @@ from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger import Ledger
-from sluice.state.shard import Shard
 
 _KAFKA_OPTIONS = {
     "startingOffsets": "earliest",
@@ -63,11 +62,12 @@ class JobRun:
         placed = self._placed(partitions)
         types = slot_types(self.job, placed)
         cells = share_out(self.job, fuse(self.job, placed), self._tables())
-        for place in self.storage.locations:
-            Shard.create(place).close()
         with Ledger.open(self.settings.ledger) as ledger, TransactionalOutput(self.settings.kafka, writer) as output:
+            published = ledger.last_batch(self.job.pipeline.name, self.job.name, self.generation)
+            self.storage.prepare(published, output.last_batch)
             ledger.register(job_info(self.storage, types))
-            publisher = Publisher(self.storage, ledger, output, self._published_tables(ledger), types)
+            tables = GlobalTables.load(self.job, self.storage.locations[0], published)
+            publisher = Publisher(self.storage, ledger, output, tables, types)
             self._stream(cells, publisher)
         return publisher.read
 
@@ -111,10 +111,6 @@ class JobRun:
         kafka = {f"kafka.{name}": value for name, value in self.settings.kafka.items()}
         reader = self.spark.readStream.format("kafka").options(**kafka, **_KAFKA_OPTIONS, **options)
         return reader.option("subscribe", ",".join(topics)).load().selectExpr(*RECORD)
-
-    def _published_tables(self, ledger: Ledger) -> GlobalTables:
-        last = ledger.last_batch(self.job.pipeline.name, self.job.name, self.generation)
-        return GlobalTables.load(self.job, self.storage.locations[0], -1 if last is None else last)
 
     def _stream(self, cells: DataFrame, publisher: Publisher) -> None:
         query = (

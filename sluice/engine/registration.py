@@ -25,7 +25,8 @@ def job_info(storage: Storage, types: Mapping[str, str]) -> JobInfo:
         stores=(*_family_stores(job, types), *_table_stores(job)),
         topics=job.topics,
         description=drawing.text(pipeline),
-        drawing=drawing.svg(pipeline),
+        drawing=drawing.mermaid(pipeline),
+        picture=drawing.svg(pipeline),
     )
 
 

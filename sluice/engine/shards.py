@@ -56,7 +56,7 @@ class ShardWriter:
         cells = pa.Table.from_batches(found)
         worker: int = cells.column("worker")[0].as_py()
         latest = self._latest(cells)
-        with Shard.create(self.locations[worker]) as shard:
+        with Shard.open(self.locations[worker], to_write=True) as shard:
             written = shard.write(current_batch(), rows_of(latest))
         yield from self._returned(latest, worker)
         yield pa.RecordBatch.from_pylist([{"cell": WRITTEN, "worker": worker, "window_start": written}], _schema())

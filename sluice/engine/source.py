@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import fs
 
 from sluice.engine.arrow import arrow_type
 from sluice.engine.decode import Letter, ValueDecoder, key_texts
@@ -46,6 +47,13 @@ def batch_log(checkpoint: str, batch: int) -> list[str]:
     filesystem, path = open_path(checkpoint)
     with filesystem.open_input_stream(f"{path}/offsets/{batch}") as file:
         return str(file.read().decode()).splitlines()
+
+
+def last_batch(checkpoint: str) -> int:
+    """The last batch that was begun; -1 if none was."""
+    filesystem, path = open_path(f"{checkpoint}/offsets")
+    found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    return max((int(info.base_name) for info in found if info.base_name.isdigit()), default=-1)
 
 
 def batch_clock(checkpoint: str, batch: int) -> int:
