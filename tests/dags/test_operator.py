@@ -1,0 +1,137 @@
+"""What spark-submit is told: seen by a program in its place that writes down its arguments and environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from sluice.orchestration.operator import SluiceJobOperator
+from sluice.settings import settings
+
+SECRET = "hunter2-of-kafka"
+KAFKA = {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET, "enable.auto.commit": False}
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One call of spark-submit."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+
+    def after(self, option: str) -> str:
+        return self.arguments[self.arguments.index(option) + 1]
+
+
+@pytest.fixture(autouse=True)
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A spark2-submit, a name the provider allows, that writes down how it was called."""
+    record = tmp_path / "record.json"
+    program = tmp_path / "bin" / "spark2-submit"
+    program.parent.mkdir()
+    code = f"json.dump([sys.argv, dict(os.environ)], open({str(record)!r}, 'w'))"
+    program.write_text(f"#!{sys.executable}\nimport json, os, sys\n{code}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    return record
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, master: str | None = "local[2]", kafka: Any = KAFKA, **extra: str) -> None:
+    spark = {"conn_type": "spark", "host": master, "extra": {"spark-binary": "spark2-submit", **extra}}
+    for name, connection in {
+        "SPARK": master and spark,
+        "KAFKA": kafka and {"conn_type": "kafka", "extra": kafka},
+    }.items():
+        if connection:
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name}_DEFAULT", json.dumps(connection))
+        else:
+            monkeypatch.delenv(f"AIRFLOW_CONN_{name}_DEFAULT", raising=False)
+
+
+def submit(record: Path, **arguments: Any) -> Submitted:
+    SluiceJobOperator(task_id="main", pipeline="orders", **arguments).execute(cast(Any, {}))
+    return Submitted(*json.loads(record.read_text()))
+
+
+def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    said = submit(recorder)
+    assert said.arguments[-2:] == [str(settings().pipelines / "run.py"), "orders"]
+    assert said.after("--master") == "local[2]"
+    assert submit(recorder, jobs=["one", "two"]).arguments[-3:] == ["orders", "one", "two"]
+
+
+def test_settings_go_through_the_environment(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    said = submit(recorder).environment
+    assert json.loads(said["SLUICE_KAFKA"]) == {**KAFKA, "enable.auto.commit": "false"}
+    assert said["SLUICE_LEDGER"] == settings().ledger
+    assert said["PYSPARK_PYTHON"] == sys.executable
+    assert "SLUICE_KAFKA" not in os.environ, "nothing stays behind in this process"
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn"])
+def test_no_secret_is_an_argument(recorder: Path, monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+    connect(monkeypatch, master)
+    said = submit(recorder)
+    assert SECRET in said.environment["SLUICE_KAFKA"]
+    assert not any(SECRET in argument for argument in said.arguments)
+
+
+def test_no_secret_is_logged(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    connect(monkeypatch)
+    submit(recorder)
+    assert SECRET not in caplog.text + "".join(capfd.readouterr())
+
+
+def test_a_spark_of_this_machine_starts_quickly_and_is_for_this_machine_only(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch)
+    said = submit(recorder)
+    assert said.environment["SPARK_LOCAL_IP"] == "127.0.0.1"
+    assert said.after("--driver-class-path") == f"{settings().jars}/*"
+    assert "UseSerialGC" in said.after("--conf")
+
+
+def test_a_cluster_gets_the_jars(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, "spark://host:7077")
+    said = submit(recorder)
+    assert len(said.after("--jars").split(",")) == 4
+    assert "SPARK_LOCAL_IP" not in said.environment
+    assert "--conf" not in said.arguments
+
+
+@pytest.mark.parametrize(
+    ("connections", "why"),
+    [
+        ({"master": None}, "There is no connection 'spark_default', so it is unknown which Spark to submit to."),
+        ({"kafka": None}, "There is no connection 'kafka_default'."),
+        ({"kafka": {"group.id": "g"}}, "bootstrap.servers"),
+        ({"deploy-mode": "cluster"}, "Set its deploy-mode to client."),
+    ],
+)
+def test_what_is_missing_fails_at_once_with_the_next_step(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, connections: dict[str, Any], why: str
+) -> None:
+    connect(monkeypatch, **connections)
+    with pytest.raises(AirflowFailException, match=why.replace(".", r"\.")):
+        submit(recorder)
+    assert not recorder.exists(), "nothing was submitted"
+
+
+def test_missing_jars_are_told(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    connect(monkeypatch)
+    monkeypatch.setenv("SLUICE_JARS", str(tmp_path / "nothing"))
+    settings.cache_clear()
+    with pytest.raises(AirflowFailException, match="There are no jars in"):
+        submit(recorder)
