@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -31,7 +31,13 @@ _FAST = {
     "transaction.timeout.ms": "600000",
 }
 _CHUNK = 50_000
-_MARKER_READER = {"enable.auto.commit": False, "isolation.level": "read_committed", "enable.partition.eof": True}
+_MARKER_READER = {
+    "enable.auto.commit": False,
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    # At the end of the log the broker would wait for more.
+    "fetch.wait.max.ms": "10",
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,10 @@ class TransactionalOutput:
         """The last batch that is out, -1 if none: the newest of this writer's committed markers."""
         consumer = Consumer({**self._kafka, **_MARKER_READER, "group.id": self._writer.name})
         with contextlib.closing(consumer):
-            consumer.assign([TopicPartition(self._writer.markers, 0, OFFSET_BEGINNING)])
+            # Asked for its offsets first, the client knows the partition's leader: it would look for it for 0.5 s.
+            markers = TopicPartition(self._writer.markers, 0)
+            markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
+            consumer.assign([markers])
             return max(
                 (int(m.value()) for m in _to_the_end(consumer) if m.key() == self._writer.name.encode()), default=-1
             )
