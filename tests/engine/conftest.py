@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from sluice.engine.job import JobRun
@@ -40,7 +40,7 @@ class Running:
     producer: Producer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+        self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0, "log_level": 0})
 
     def send(self, topic: str, *records: Record, partition: int = 0, **more: Any) -> None:
         """Write records to a topic of the test, in order."""
@@ -101,11 +101,11 @@ class Running:
     def messages(self, topic: str) -> list[Message]:
         consumer = Consumer({
             "bootstrap.servers": self.bootstrap, "group.id": "tests", "isolation.level": "read_committed",
-            "enable.partition.eof": True, "enable.auto.commit": False,
+            "enable.partition.eof": True, "enable.auto.commit": False, "fetch.wait.max.ms": 10,
         })  # fmt: skip
         with closing(consumer):
             partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
-            consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+            consumer.assign([_beginning(consumer, topic, number) for number in partitions])
             return list(_to_the_end(consumer, len(partitions)))
 
     @property
@@ -148,6 +148,11 @@ def _cells(location: str, info: StoreInfo, batch: int) -> Iterator[tuple[Any, An
             )
 
 
+def _beginning(consumer: Consumer, topic: str, partition: int) -> TopicPartition:
+    offset, _ = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)
+    return TopicPartition(topic, partition, offset)
+
+
 def _to_the_end(consumer: Consumer, partitions: int) -> Iterator[Message]:
     until = time.monotonic() + 20
     while partitions and time.monotonic() < until:
@@ -177,7 +182,8 @@ def start(spark: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str],
         (job,) = plan(pipeline).jobs
         short = {topic: topic.removeprefix(f"{names.prefix}.") for topic in job.topics}
         kafka.create_topics({topic: partitions.get(name, 1) for topic, name in short.items()})
-        brokers = json.dumps({"bootstrap.servers": kafka.bootstrap})
+        # Clients outlive the broker by a moment, and would say so.
+        brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
         settings = Settings.read({"SLUICE_HOME": str(tmp_path / names.prefix), "SLUICE_KAFKA": brokers})
         return Running(spark, names, pipeline, settings, kafka.bootstrap)
 
