@@ -113,13 +113,15 @@ class Running:
         """Spark's own folder."""
         return Path(self.settings.checkpoints, self.pipeline.name, "main", "g1", "spark")
 
-    def forget_last_commit(self) -> int:
-        """Take from Spark that its last batch is done, as if it had died just before it wrote that; its number."""
-        commits = self.checkpoint / "commits"
-        last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
-        (commits / str(last)).unlink()
-        (commits / f".{last}.crc").unlink()
-        return last
+    def forget_commit(self, batch: int | None = None) -> None:
+        """Put Spark where it was just before it wrote that a batch, or the last one, was done."""
+        if batch is None:
+            batch = max(int(file.name) for file in (self.checkpoint / "commits").iterdir() if file.name.isdigit())
+        for folder, first in (("commits", batch), ("offsets", batch + 1)):
+            for file in (self.checkpoint / folder).iterdir():
+                if file.name.isdigit() and int(file.name) >= first:
+                    file.unlink()
+                    file.with_name(f".{file.name}.crc").unlink()
 
     def everything(self) -> dict[str, Any]:
         """All that anyone could see of the pipeline."""

@@ -1,0 +1,151 @@
+"""A batch that is done again changes nothing, and it makes no difference where the input is cut into batches."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from sluice.engine.produce import TransactionalOutput
+from sluice.errors import StateError
+from sluice.state.ledger import Ledger
+from sluice.state.shard import Shard
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import address, sale, shop
+
+
+def a_busy_day(running: Running) -> None:
+    """Sales out of order, some late, some bad, over three partitions, with addresses."""
+    chance = random.Random(7)
+    running.send("shops", *(address(key, f"city of {key}") for key in "abc"))
+    for partition in range(3):
+        records = []
+        for minute in range(20):
+            late = chance.choice([0, 0, 0, 1, 5])
+            at = f"08:{max(minute - late, 0):02}:{chance.randrange(60):02}"
+            records.append(sale(chance.choice("abcd"), f"{chance.randrange(1, 900)}.{chance.randrange(100):02}", at=at))
+        records[5:5] = [b"{", sale("a", "1.005")]
+        running.send("sales", *records, partition=partition)
+
+
+def test_the_last_batch_done_again_changes_nothing(start: Start) -> None:
+    running = start(shop, sales=3)
+    a_busy_day(running)
+    running.run()
+    running.send("shops", address("a", "elsewhere"))
+    running.send("sales", sale("a", at="08:30:00"), sale("b", at="08:00:00"), b"{")
+    running.run()
+    before = running.everything()
+    assert len(before["cuts"]) == 2
+
+    # The last batch of all may be one without data, in which Spark lets go of closed windows.
+    running.forget_commit()
+    running.run()
+    assert running.everything() == before
+
+    running.forget_commit(before["cuts"][-1].batch)
+    assert running.run() == 4  # it did read them again
+    assert running.everything() == before
+    # And the next batch goes on from there.
+    running.send("sales", sale("a", at="08:30:00"))
+    running.run()
+    assert running.store("n")["a"] == before["stores"]["n"]["a"] + 1
+
+
+def test_cuts_of_the_input_make_no_difference(start: Start) -> None:
+    whole, parts = start(shop, sales=3), start(shop, sales=3)
+    for running in (whole, parts):
+        a_busy_day(running)
+    whole.run()
+    parts.run(max_records=12)
+    assert len(whole.cuts()) == 1
+    assert len(parts.cuts()) > 4
+    for store in ("n", "total", "n_window", "shops"):
+        assert whole.store(store) == parts.store(store), store
+    assert {*_sum(whole)} >= {"late/n_window", "dead_letter/malformed", "dead_letter/digits"}
+    assert _sum(whole) == _sum(parts)
+    assert _plain(whole, whole.cut().stream_times) == _plain(parts, parts.cut().stream_times)
+    assert sorted(whole.output("copies"), key=str) == sorted(parts.output("copies"), key=str)
+    # Fewer batches say less often what a total is, but in the end the same.
+    assert dict(whole.output("with_city")) == dict(parts.output("with_city"))
+    assert sorted(whole.reasons()) == sorted(parts.reasons())
+
+
+def _sum(running: Running) -> dict[str, int]:
+    """What became of the records, over all cuts."""
+    names = {name for cut in running.cuts() for name in cut.counts if not name.startswith(("output/", "rows"))}
+    return {name: running.counts(name) for name in names}
+
+
+def _plain(running: Running, by_topic: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace(running.names.prefix, ""): value for name, value in by_topic.items()}
+
+
+class Crash(Exception):
+    """The driver dies here."""
+
+
+@pytest.mark.parametrize(
+    ("where", "method"),
+    [(TransactionalOutput, "send"), (Ledger, "publish")],
+    ids=["after the shards, before the output", "after the output, before the ledger"],
+)
+def test_a_crash_in_mid_batch_changes_no_result(
+    start: Start, monkeypatch: pytest.MonkeyPatch, where: type, method: str
+) -> None:
+    running = start(shop)
+    running.send("shops", address("a", "Aachen"))
+    running.send("sales", sale("a", "1.50"), b"{")
+    running.run()
+    before = running.everything()
+    running.send("sales", sale("a", "2.50"), sale("b"), b"[")
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, method, crash)
+        with pytest.raises(Exception, match="Crash"):
+            running.run()
+    # A reader of state sees the batch before, whole.
+    assert running.everything()["stores"] == before["stores"]
+    assert running.cuts() == before["cuts"]
+
+    assert running.run() == 3
+    assert running.store("total") == {"a": {"n": 2, "amount": 4.0}, "b": {"n": 1, "amount": 1.0}}
+    assert [value["amount"] for _, value in running.output("copies")] == [1.5, 2.5, 1.0]
+    assert [value["amount"] for _, value in running.output("with_city")] == [1.5, 4.0]
+    assert running.reasons() == ["malformed", "contract"]
+
+
+def test_an_aborted_transaction_of_the_source_is_never_counted(start: Start) -> None:
+    running = start(shop)
+    producer = Producer(
+        {"bootstrap.servers": running.bootstrap, "transactional.id": running.names.prefix, "log_level": 0}
+    )
+    producer.init_transactions(20)
+    for key, end in (("a", producer.abort_transaction), ("b", producer.commit_transaction)):
+        producer.begin_transaction()
+        producer.produce(running.names("sales"), value=sale(key))
+        producer.flush(20)
+        end(20)
+    assert running.run() == 1
+    assert running.store("n") == {"b": 1}
+    assert running.run() == 0  # the marks of transactions are no records
+
+
+def test_a_lost_shard_is_not_taken_for_an_empty_one(start: Start) -> None:
+    running = start(shop)
+    running.send("sales", sale("a"), sale("b"), sale("c"))
+    running.run()
+    with running.ledger() as ledger:
+        (lost, _) = ledger.workers(running.pipeline.name, "main")
+    for file in list(running.settings.home.rglob("worker-0.sqlite*")):
+        file.unlink()
+    running.send("sales", sale("a"))
+    with pytest.raises(StateError):
+        running.run()
+    with pytest.raises(StateError):
+        Shard.open(lost.location)
