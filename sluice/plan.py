@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from sluice.errors import TopologyError
 from sluice.topology import nodes
 from sluice.topology.expressions import METADATA, parse, quoted
 from sluice.topology.pipeline import Pipeline
@@ -131,6 +132,16 @@ class Plan:
 
     pipeline: Pipeline
     jobs: tuple[Job, ...]
+
+    def job(self, name: str) -> Job:
+        """The job of that name; TopologyError lists those there are."""
+        found = next((job for job in self.jobs if job.name == name), None)
+        if found is None:
+            names = ", ".join(job.name for job in self.jobs)
+            raise TopologyError(
+                f"Pipeline {self.pipeline.name!r} has no job {name!r}.", next_step=f"There are: {names}."
+            )
+        return found
 
 
 @dataclass

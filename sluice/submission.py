@@ -19,6 +19,7 @@ from sluice.errors import SettingsError
 from sluice.provision.checks import LOOPBACK, find_java
 from sluice.settings import Settings
 
+_LOGGING = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'engine' / 'log4j2.properties').as_uri()}"
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xlog:cds=off", "-Xlog:class+path=off")
 
 
@@ -38,12 +39,12 @@ def submission(known: Settings, kafka: Mapping[str, str], master: str) -> Iterat
     jars = connector_jars(known.jars)
     said = environment(known, kafka)
     if not master.startswith("local"):
-        yield Submission(said, jars=",".join(str(jar) for jar in jars))
+        yield Submission(said, jars=",".join(str(jar) for jar in jars), driver_java_options=f'"{_LOGGING}"')
         return
     # The driver's ports are for this machine only. Jars on the class path, unlike others, can be in the archive.
     said["SPARK_LOCAL_IP"] = LOOPBACK
     with class_archive(known.jars.parent, jars) as option:
-        options = " ".join(f'"{one}"' for one in (*_QUICK, option))
+        options = " ".join(f'"{one}"' for one in (*_QUICK, _LOGGING, option))
         yield Submission(said, driver_class_path=f"{known.jars}/*", driver_java_options=options)
 
 

@@ -1,4 +1,4 @@
-"""What spark-submit starts: `run.py PIPELINE` reads what there is for the pipeline's jobs, publishes it, and ends."""
+"""What spark-submit starts: `run.py PIPELINE [JOB ...]` reads what there is, publishes it, and ends."""
 
 import sys
 

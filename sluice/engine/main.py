@@ -18,27 +18,28 @@ log = structlog.get_logger()
 
 
 def main(arguments: list[str]) -> int:
-    """Run the jobs of the pipeline that is named; 0, or 1 after an error that is said on standard error."""
-    if len(arguments) != 1:
-        print("usage: run.py PIPELINE", file=sys.stderr)
+    """Run jobs of a pipeline, all if none is named; 0, or 1 after an error that is said on standard error."""
+    if not arguments:
+        print("usage: run.py PIPELINE [JOB ...]", file=sys.stderr)
         return 2
     try:
-        run(arguments[0])
+        run(*arguments)
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def run(name: str) -> None:
-    """Run every job of a pipeline, one after the other, each until it has read what there is."""
+def run(name: str, *chosen: str) -> None:
+    """Run jobs of a pipeline one after the other, each until it has read what there is."""
     begun = time.monotonic()
     configuration = settings()
     planned = plan(load_pipeline(configuration.pipelines, name))
+    jobs = [planned.job(job) for job in chosen] or planned.jobs
     print(explain(planned), flush=True)
     spark = session(configuration, f"sluice {name}")
     try:
-        for job in planned.jobs:
+        for job in jobs:
             read = JobRun(spark, job, configuration).run()
             log.info("job done", pipeline=name, job=job.name, read=read, seconds=round(time.monotonic() - begun, 1))
     finally:

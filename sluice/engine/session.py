@@ -31,6 +31,4 @@ def session(settings: Settings, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     for key, value in {**DEFAULTS, **settings.spark_conf}.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("WARN")
-    return spark
+    return builder.getOrCreate()
