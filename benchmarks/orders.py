@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -256,5 +257,7 @@ def _report(pairs: list[dict[str, Result]], orders: int, wrong: dict[str, int]) 
 
 
 if __name__ == "__main__":
+    # Told to stop, it still stops what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     jars.folder(jars.Bundle.BROKER, settings().home / "jars")
     typer.run(main)
