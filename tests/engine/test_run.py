@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from sluice import Pipeline
 from sluice.state.model import owner
+from sluice.topology.loader import load_file
 from tests.engine.conftest import Start
-from tests.engine.shop import address, millis, sale, shop
+from tests.engine.shop import Names, address, millis, sale, shop
 
 
 def test_a_run_reads_what_there_is_and_publishes_one_cut(start: Start) -> None:
@@ -112,3 +116,40 @@ def test_every_key_is_at_its_owner(start: Start) -> None:
         key: {"shop": key, "amount": 1.0, "city": f"city of {key}"} for key in keys
     }
     assert dict(running.output("copies")).keys() == set(keys)
+
+
+PIPELINE = """
+from datetime import datetime
+from msgspec import Struct
+from sluice import Pipeline
+
+
+class Ride(Struct):
+    line: str
+    at: datetime
+
+
+pipeline = Pipeline("{name}", workers=1)
+pipeline.stream("{topic}", value=Ride, event_time="at").group_by("line").count(store="rides")
+"""
+
+
+def test_a_pipelines_file_is_all_that_executors_need(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "rides.py"
+
+    def from_file(names: Names) -> Pipeline:
+        file.write_text(PIPELINE.format(name=names.prefix, topic=names("rides")))
+        return load_file(file)
+
+    running = start(from_file)
+    running.send("rides", b'{"line": "U1", "at": "2022-12-05T08:00:00"}', b'{"line": "U1"}')
+    assert running.run() == 2
+    assert running.store("rides") == {"U1": 1}
+    assert running.reasons() == ["contract"]
+    with running.ledger() as ledger:
+        (job,) = ledger.jobs(running.pipeline.name)
+    assert job.topics == (running.names("rides"),)
+    assert job.stores[0].value == "bigint"
+    assert job.description.startswith(f"pipeline {running.names.prefix}, 1 workers\n  stream ")
+    assert job.drawing.startswith("flowchart LR")
+    assert job.picture.startswith("<svg ")
