@@ -368,8 +368,9 @@ def test_a_time_within_a_value_is_of_the_pipelines_zone_too() -> None:
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 amounts = st.decimals(Decimal("-9999999999.99"), Decimal("9999999999.99"), places=2, allow_nan=False)
-zones = st.sampled_from([None, UTC, timezone(timedelta(hours=-7))])
-moments = st.datetimes(datetime(1970, 1, 2), datetime(2100, 1, 1), timezones=zones)
+span = (datetime(1970, 1, 2), datetime(2100, 1, 1))
+zoned = st.datetimes(*span, timezones=st.sampled_from([UTC, timezone(timedelta(hours=-7))]))
+moments = st.datetimes(*span) | zoned
 orders = st.builds(
     Order,
     orderId=st.integers(-(2**63), 2**63 - 1),
