@@ -1,0 +1,59 @@
+"""Pages of the documentation as tests: files they show are written, commands run, and what they print compared.
+
+A block marked `python` whose first line is a comment with a path is a file. A block marked `sh` is run, all blocks of a
+page in one shell; a `text` block right after it is what it prints, `...` standing for anything. Blocks marked `bash` are
+for people: they are not run.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(r"# ([\w/.-]+\.py)\n")
+_SAME = doctest.OutputChecker()
+_HOW = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Step:
+    """Commands of a page; `expected` is what they print, None if the page does not say."""
+
+    commands: str
+    expected: str | None
+
+    def differs(self, printed: str) -> str:
+        """How what was printed differs from the page; empty if it does not."""
+        if self.expected is None or _SAME.check_output(self.expected, printed, _HOW):
+            return ""
+        return f"{self.commands}\nprinted\n{printed}\ninstead of\n{self.expected}"
+
+
+def read(page: str) -> str:
+    """The text of a page, named from the root."""
+    return (ROOT / page).read_text()
+
+
+def files(text: str) -> dict[str, str]:
+    """The files that a page shows: path and content."""
+    blocks = (body for language, body in _BLOCK.findall(text) if language == "python")
+    return {found[1]: body for body in blocks if (found := _PATH.match(body))}
+
+
+def steps(text: str) -> Iterator[Step]:
+    """The commands of a page, in order."""
+    blocks = list(_BLOCK.finditer(text))
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block[1] == "sh":
+            said = following is not None and following[1] == "text" and following.start() == block.end()
+            yield Step(block[2], following[2] if said and following else None)
+
+
+def script(steps: list[Step], separator: str) -> str:
+    """One script of all steps: prints `separator` after each, and ends with the first that fails."""
+    return "".join(f"{{\n{step.commands}}}\ndone=$?; echo {separator}; [ $done = 0 ] || exit $done\n" for step in steps)

@@ -1,0 +1,55 @@
+"""The tutorial, from its first command to its last."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice.provision.checks import free_port
+from sluice.settings import settings
+from sluice.testing import kafka
+from tests.docs.pages import ROOT, files, read, script, steps
+
+pytestmark = pytest.mark.timeout(900)
+
+SEPARATOR = "-- next step --"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Path]:
+    """What the tutorial needs of a clone that is set up; whatever happens, no broker is left."""
+    (tmp_path / "spark_jobs").symlink_to(ROOT / "spark_jobs")
+    (tmp_path / ".sluice").mkdir()
+    (tmp_path / ".sluice" / "jars").symlink_to((settings().home / "jars").resolve())
+    yield tmp_path
+    kafka.stop(tmp_path / ".sluice" / "kafka")
+
+
+def test_the_tutorial_does_what_it_says(clone: Path) -> None:
+    port = str(free_port())
+    text = read("docs/tutorial.md").replace("9092", port)
+    for path, content in files(text).items():
+        (clone / path).parent.mkdir(parents=True, exist_ok=True)
+        (clone / path).write_text(content)
+    told = list(steps(text))
+    command = ["bash", "-c", script(told, SEPARATOR)]
+    nothing = subprocess.DEVNULL
+    ran = subprocess.run(command, env=environment(port), cwd=clone, stdin=nothing, capture_output=True, text=True)
+    printed = ran.stdout.split(f"{SEPARATOR}\n")
+    differences = [found for step, said in zip(told, printed, strict=False) if (found := step.differs(said))]
+    if differences:
+        pytest.fail("\n".join(differences), pytrace=False)
+    assert (ran.returncode, len(printed)) == (0, len(told) + 1), ran.stderr[-3_000:]
+
+
+def environment(port: str) -> dict[str, str]:
+    """As after `source .venv/bin/activate`, with another port, and the classes' archive that other tests use too."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    brokers = f'{{"bootstrap.servers": "127.0.0.1:{port}"}}'
+    return mine | {"PATH": path, "SLUICE_KAFKA": brokers, "SLUICE_JARS": str(settings().jars)}
