@@ -30,6 +30,9 @@ Times = npt.NDArray[np.int64]
 BEFORE_ALL = -1
 """Stream time where nothing was seen yet."""
 
+CLOSED = "closed"
+"""Among the stream times: how far everything is closed."""
+
 TIME = pa.timestamp("us", tz="UTC")
 CELL = {"cell": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": "BIGINT"}
 
@@ -128,9 +131,10 @@ class Placer:
     def closed(self, times: Mapping[str, int]) -> int:
         """The time that stream time has reached everywhere: nothing that ends before it can be added to any more.
 
-        A partition in which a family has seen nothing yet can still bring anything.
+        A partition in which a family has seen nothing yet can still bring anything; but what was closed before it came
+        stays closed, since Spark has let go of it.
         """
-        return min(
+        reached = min(
             (
                 times.get(f"{family.stores[0]}/{family.topic}/{partition}", BEFORE_ALL)
                 for family in self.families
@@ -139,6 +143,7 @@ class Placer:
             ),
             default=BEFORE_ALL,
         )
+        return max(reached, times.get(CLOSED, BEFORE_ALL))
 
     def _begin(self, batch: pa.RecordBatch, times: dict[str, int]) -> _Task:
         topic = self.topics[batch.column("_source")[0].as_py()]
@@ -206,6 +211,8 @@ class Placer:
             self.handoff.write_records(number, topic, part, pa.concat_tables(tables))
         mine = f"/{task.source}/{task.partition}"
         times = {name: time for name, time in task.times.items() if name.endswith(mine)}
+        if task.closed > BEFORE_ALL:
+            times[CLOSED] = task.closed
         self.handoff.write_facts(number, part, Facts(dict(task.counts), times))
 
 

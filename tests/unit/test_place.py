@@ -17,7 +17,7 @@ from msgspec import Struct
 from sluice import Pipeline, tumbling
 from sluice.engine import place as placing
 from sluice.engine.handoff import Handoff
-from sluice.engine.place import BEFORE_ALL, Placed, Placer, place
+from sluice.engine.place import BEFORE_ALL, CLOSED, Placed, Placer, place
 from sluice.plan import plan
 from sluice.topology.windows import Window
 
@@ -262,6 +262,8 @@ def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monk
     # A partition, or a store, that has seen nothing yet can still bring anything.
     assert placer.closed({name: time for name, time in everywhere.items() if name != "big/sales/1"}) == BEFORE_ALL
     assert placer.closed({}) == BEFORE_ALL
+    # A partition that is new does not open again what was closed, and Spark let go of, before it came.
+    assert placer.closed({CLOSED: 250}) == 250
     # Totals have no windows, and other topics' partitions bring nothing to these stores.
     assert placer.closed(everywhere | {"total/sales/0": 1, "all/returns/0": 1, "back/returns/0": 1}) == 300
 
