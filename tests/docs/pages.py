@@ -1,8 +1,8 @@
 """Pages of the documentation as tests: files they show are written, commands run, and what they print compared.
 
-A block marked `python` whose first line is a comment with a path is a file. A block marked `sh` is run, all blocks of a
-page in one shell; a `text` block right after it is what it prints, `...` standing for anything. Blocks marked `bash` are
-for people: they are not run.
+A block marked `python` whose first line is a comment with a path is a file. A block marked `sh` is run, all blocks of
+a page in one shell; a `text` block right after it is what it prints, `...` standing for anything. Blocks marked `bash`
+are for people: they are not run.
 """
 
 from __future__ import annotations

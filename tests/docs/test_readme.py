@@ -1,0 +1,79 @@
+"""The README's pipeline does what the README says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+from sluice.plan import plan
+from sluice.query import Reader
+from sluice.samples.topics import read_topic
+from sluice.settings import Settings
+from sluice.state.ledger import Ledger
+from sluice.testing.kafka import EmbeddedKafka
+from sluice.topology import Pipeline, load_pipeline
+from tests.docs.pages import files, read
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VIEWS = [
+    b'{"page": "/", "visitor": "ann", "milliseconds": 120, "at": "2026-03-01T08:00:00"}',
+    b'{"page": "/", "visitor": "robot", "milliseconds": 1500, "at": "2026-03-01T08:00:01"}',
+    b'{"page": "/", "visitor": "bob", "milliseconds": 1200, "at": "2026-03-01T08:01:00"}',
+    b'{"page": "/about", "visitor": "bob", "milliseconds": 80, "at": "2026-03-01T08:01:02"}',
+]
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Pipeline:
+    for path, content in files(read("README.md")).items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(content)
+    return load_pipeline(tmp_path / "spark_jobs", "pages")
+
+
+def test_the_pipeline_has_thirty_lines() -> None:
+    (content,) = files(read("README.md")).values()
+    assert len(content.splitlines()) <= 30
+
+
+def test_the_pipeline_runs(pages: Pipeline, spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    from sluice.engine.job import JobRun
+
+    kafka.create_topics({"views": 1})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    for view in VIEWS:
+        producer.produce("views", view)
+    assert producer.flush(20) == 0
+    brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
+    settings = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_KAFKA": brokers})
+
+    assert JobRun(spark, plan(pages).jobs[0], settings).run() == 4
+
+    assert held(settings, "views_count") == [("/", 2), ("/about", 1)]
+    assert held(settings, "views_time") == [
+        ("/", {"views": 2, "slowest": 1200}),
+        ("/about", {"views": 1, "slowest": 80}),
+    ]
+    assert held(settings, "views_per_minute") == [("/", 1), ("/", 1), ("/about", 1)]
+    slow = [json.loads(message.value() or b"") for message in read_topic(settings.kafka, "slow_views")]
+    assert slow == [{"page": "/", "milliseconds": 1500}, {"page": "/", "milliseconds": 1200}]
+
+
+def held(settings: Settings, name: str) -> list[tuple[str, Any]]:
+    """What a store holds: key and value, by key and window."""
+
+    async def ask() -> list[tuple[str, Any]]:
+        with Ledger.open(settings.ledger) as ledger:
+            reader = Reader(ledger)
+            store = next(one for one in ledger.stores("pages") if one.name == name)
+            answer = await reader.all(await reader.catalogue.pin(store))
+            return [(entry.key, json.loads(bytes(entry.value))) for entry in answer.entries]
+
+    return asyncio.run(ask())
