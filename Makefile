@@ -39,6 +39,10 @@ fmt: $(INSTALLED) ## Put imports and code in their format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+.PHONY: docs
+docs: $(INSTALLED) ## Write docs/reference.md and the drawings anew from the code
+	@$(BIN)/python docs/make_reference.py
+
 .PHONY: bench
 bench: $(JARS) ## Time a million orders; PEER=folder of the Kafka Streams program to measure against
 	@$(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)")

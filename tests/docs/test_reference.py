@@ -1,0 +1,33 @@
+"""The reference and the drawings are those of the code as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs import make_reference
+from sluice import settings
+from tests.docs.pages import read
+
+ADVICE = "run `make docs`, and commit what it writes"
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert read("docs/reference.md") == make_reference.page(), ADVICE
+
+
+@pytest.mark.parametrize("name", make_reference.drawings())
+def test_the_drawings_are_up_to_date(name: str) -> None:
+    assert read(f"docs/images/{name}") == make_reference.drawings()[name], ADVICE
+
+
+def test_every_public_object_says_what_it_means() -> None:
+    for described in (one for objects in make_reference.PUBLIC.values() for one in objects):
+        assert (described.__doc__ or "").strip().endswith("."), described
+
+
+def test_the_settings_page_has_the_table_of_the_code() -> None:
+    table = [line for line in (settings.__doc__ or "").splitlines() if line.startswith("| SLUICE_")]
+    told = read("docs/how-to/settings.md").replace("`", "")
+    assert table
+    for line in table:
+        assert line.rstrip(" |") in told
