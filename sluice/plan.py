@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from sluice.errors import TopologyError
 from sluice.topology import nodes
-from sluice.topology.expressions import METADATA, parse, quoted
+from sluice.topology.expressions import METADATA, mergeable, parse, quoted
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.windows import Window
 
@@ -218,6 +218,8 @@ def _guarded(families: list[Family]) -> list[Family]:
 
 
 def _guard(text: str, mine: list[Family], families: list[Family]) -> str:
+    if mergeable(text):
+        return text  # of a bare column: nothing can fail
     reads = parse(text).fields
     shared = {name for family in families if family not in mine for name in reads.intersection(family.inputs)}
     cells = ", ".join(str(family.number) for family in mine)

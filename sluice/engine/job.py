@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.changes import GlobalTables
+from sluice.engine.combine import Combined, Combiner
 from sluice.engine.fuse import fuse, slot_types
 from sluice.engine.place import CELL, Placer
 from sluice.engine.produce import TransactionalOutput, Writer, ensure_topics, partition_counts
@@ -59,9 +60,9 @@ class JobRun:
         self._make_topics(partitions, writer)
         if self.job.pipeline.file is not None:
             self.spark.sparkContext.addPyFile(str(self.job.pipeline.file))
-        placed = self._placed(partitions)
-        types = slot_types(self.job, placed)
-        cells = share_out(self.job, fuse(self.job, placed), self._tables())
+        records = self._records()
+        types = slot_types(self.job, records)
+        cells = share_out(self.job, self._cells(records, partitions), self._tables())
         with Ledger.open(self.settings.ledger) as ledger, TransactionalOutput(self.settings.kafka, writer) as output:
             published = ledger.last_batch(self.job.pipeline.name, self.job.name, self.generation)
             self.storage.prepare(published, output.last_batch)
@@ -76,8 +77,8 @@ class JobRun:
         wanted = dict.fromkeys(self.job.outputs, widest) | {self.job.pipeline.dead_letters: 1, writer.markers: 1}
         ensure_topics(self.settings.kafka, wanted, frozenset({writer.markers}))
 
-    def _placed(self, partitions: Mapping[str, int]) -> DataFrame:
-        """The streams' records as cells in time, not yet aggregated."""
+    def _records(self) -> DataFrame:
+        """The streams' records, decoded and through every stateless step: only what placing reads of them."""
         reader = StreamReader.of(self.job, self.storage.handoff, self.storage.checkpoint)
         schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
         topics = [source.topic for source in self.job.streams]
@@ -85,19 +86,21 @@ class JobRun:
         frame = frame.mapInArrow(reader.__call__, schema)
         for layer in self.job.layers:
             frame = frame.selectExpr("*", *(f"{sql} AS `{name}`" for name, sql in layer))
-        inputs = [frame.schema[name] for name in sorted({name for f in self.job.families for name in f.inputs})]
-        types = {one.name: to_arrow_type(one.dataType) for one in inputs}
-        placer = Placer.of(self.job, self.storage.handoff, partitions, types)
-        return self._needed(frame).mapInArrow(placer.__call__, _placed_schema(inputs))
-
-    def _needed(self, frame: DataFrame) -> DataFrame:
-        """Only what placing reads: nothing else need be carried to Python."""
         columns = ["_source", "_partition", "_time"]
         for family in self.job.families:
             columns += [family.passed, family.key, *family.inputs]
         for sink in self.job.stream_sinks:
             columns += [f"o{sink.number}_key", f"o{sink.number}_value"]
         return frame.select(*dict.fromkeys(columns))
+
+    def _cells(self, records: DataFrame, partitions: Mapping[str, int]) -> DataFrame:
+        """The cells that a batch changes: records placed in time, added up in their task, then by the operator."""
+        inputs = sorted({name for family in self.job.families for name in family.inputs})
+        types = {name: to_arrow_type(records.schema[name].dataType) for name in inputs}
+        placer = Placer.of(self.job, self.storage.handoff, partitions, types)
+        combiner = Combiner.of(self.job, types)
+        placed = records.mapInArrow(Combined(placer, combiner).__call__, _placed_schema(combiner))
+        return fuse(self.job, placed, combiner)
 
     def _tables(self) -> DataFrame | None:
         """The global tables' changes as cells. Without a limit: a batch has all of them that there are."""
@@ -124,8 +127,9 @@ class JobRun:
         query.awaitTermination()
 
 
-def _placed_schema(inputs: list[StructField]) -> StructType:
+def _placed_schema(combiner: Combiner) -> StructType:
     cell = parse_ddl(", ".join(f"{name} {kind}" for name, kind in CELL.items()))
     assert isinstance(cell, StructType)
     times = [StructField("expires_at", TimestampType()), StructField("closed_at", TimestampType())]
-    return StructType([*cell, *times, *inputs])
+    columns = [StructField(name, from_arrow_type(kind)) for name, kind in combiner.columns.items()]
+    return StructType([*cell, *times, *columns])

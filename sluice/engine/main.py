@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
-import structlog
+from pyspark.sql import SparkSession
 
-from sluice.engine.job import JobRun
-from sluice.engine.session import session
+from sluice.engine.session import session, start_workers
 from sluice.errors import SluiceError
-from sluice.plan import explain, plan
-from sluice.settings import settings
-from sluice.topology import load_pipeline
-
-log = structlog.get_logger()
+from sluice.settings import Settings, settings
 
 
 def main(arguments: list[str]) -> int:
@@ -23,24 +19,33 @@ def main(arguments: list[str]) -> int:
         print("usage: run.py PIPELINE [JOB ...]", file=sys.stderr)
         return 2
     try:
-        run(*arguments)
+        with ThreadPoolExecutor(1) as aside:
+            # The JVM takes seconds over its session and its first Python worker: imports and planning go on meanwhile.
+            spark = aside.submit(session, settings(), f"sluice {arguments[0]}")
+            aside.submit(lambda: start_workers(spark.result()))
+            try:
+                run(settings(), spark, *arguments)
+            finally:
+                spark.result().stop()
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def run(name: str, *chosen: str) -> None:
+def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str) -> None:
     """Run jobs of a pipeline one after the other, each until it has read what there is."""
+    # Imported here, while the session starts.
+    import structlog
+
+    from sluice.engine.job import JobRun
+    from sluice.plan import explain, plan
+    from sluice.topology import load_pipeline
+
     begun = time.monotonic()
-    configuration = settings()
+    log = structlog.get_logger()
     planned = plan(load_pipeline(configuration.pipelines, name))
-    jobs = [planned.job(job) for job in chosen] or planned.jobs
     print(explain(planned), flush=True)
-    spark = session(configuration, f"sluice {name}")
-    try:
-        for job in jobs:
-            read = JobRun(spark, job, configuration).run()
-            log.info("job done", pipeline=name, job=job.name, read=read, seconds=round(time.monotonic() - begun, 1))
-    finally:
-        spark.stop()
+    for job in [planned.job(job) for job in chosen] or planned.jobs:
+        read = JobRun(spark.result(), job, configuration).run()
+        log.info("job done", pipeline=name, job=job.name, read=read, seconds=round(time.monotonic() - begun, 1))

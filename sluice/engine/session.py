@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -32,3 +34,13 @@ def session(settings: Settings, name: str) -> SparkSession:
     for key, value in {**DEFAULTS, **settings.spark_conf}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def start_workers(spark: SparkSession) -> None:
+    """Start Python's workers on this machine's own Spark: the first takes seconds, which no batch should wait for."""
+    if (spark.sparkContext.master or "").startswith("local"):
+        spark.range(1).mapInArrow(_as_it_is, "id BIGINT").collect()
+
+
+def _as_it_is(batches: Iterator[Any]) -> Iterator[Any]:
+    yield from batches

@@ -65,6 +65,22 @@ def parse(text: str) -> Expression:
     return Expression(text, tuple(names), any(map(_aggregates, tree.walk())))
 
 
+@cache
+def mergeable(text: str) -> tuple[str, str | None] | None:
+    """Function and column of an aggregate that can be put together from parts; the column of `count(*)` is None.
+
+    None for any other expression, `sum(a + b)` or `count(DISTINCT a)` among them.
+    """
+    tree = sqlglot.parse_one(text, dialect="spark")
+    functions: dict[type[exp.Expr], str] = {exp.Count: "count", exp.Sum: "sum", exp.Min: "min", exp.Max: "max"}
+    function = functions.get(type(tree))
+    if function is None or tree.expressions:
+        return None
+    if isinstance(tree.this, exp.Star):
+        return function, None
+    return (function, tree.this.name) if isinstance(tree.this, exp.Column) and len(tree.this.parts) == 1 else None
+
+
 def quoted(name: str) -> str:
     """`name` as Spark SQL reads it back, whatever it holds."""
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"`{name.replace('`', '``')}`"
