@@ -20,7 +20,7 @@ from sluice.provision.checks import LOOPBACK, find_java
 from sluice.settings import Settings
 
 _LOGGING = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'engine' / 'log4j2.properties').as_uri()}"
-_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xlog:cds=off", "-Xlog:class+path=off")
+_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
 
 
 @dataclass(frozen=True)
