@@ -74,20 +74,20 @@ def main(
             rival = _build(peer, home) if peer else None
             pairs = []
             for number in range(1, runs + 1):
-                pairs.append(_pair(home, kafka, rival, orders + stores))
+                pairs.append(_pair(home, kafka, rival, orders + stores, number))
                 console.print(f"run {number} of {runs}: {_said(pairs[-1])}")
             wrong = _differences(home / "sluice", config)
     _report(pairs, orders, wrong)
     raise typer.Exit(1 if wrong else 0)
 
 
-def _pair(home: Path, kafka: EmbeddedKafka, rival: Path | None, records: int) -> dict[str, Result]:
+def _pair(home: Path, kafka: EmbeddedKafka, rival: Path | None, records: int, number: int) -> dict[str, Result]:
     pair = {}
     with console.status("Sluice"):
         pair["Sluice"] = _sluice(home / "sluice", kafka, records)
     if rival is not None:
         with console.status("Kafka Streams, exactly_once_v2"):
-            pair["Kafka Streams"] = _kafka_streams(rival, kafka)
+            pair["Kafka Streams"] = _kafka_streams(rival, kafka, number)
     return pair
 
 
@@ -145,9 +145,10 @@ def _build(peer: Path, home: Path) -> Path:
     return copy
 
 
-def _kafka_streams(peer: Path, kafka: EmbeddedKafka) -> Result:
+def _kafka_streams(peer: Path, kafka: EmbeddedKafka, number: int) -> Result:
     environment = os.environ | {
-        "APP_ID": "peer",
+        # A name of its own: the group of an application that was stopped lives on for a while, with its offsets.
+        "APP_ID": f"peer-{number}",
         "GUARANTEE": "exactly_once_v2",
         "TOPIC": "orders",
         "STORES_TOPIC": "stores",

@@ -31,8 +31,8 @@ kafka = typer.Typer(no_args_is_help=True, help="A real Kafka broker on this mach
 app.add_typer(produce, name="produce")
 app.add_typer(kafka, name="kafka")
 
-err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
+err = Console(stderr=True, highlight=False, emoji=False)
+out = Console(highlight=False, emoji=False)
 
 Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 Folder = Annotated[Path | None, typer.Option(help="Where it keeps its data; default: .sluice/kafka.")]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from sluice.errors import TopologyError
 from sluice.topology import nodes
-from sluice.topology.expressions import METADATA, mergeable, parse, quoted
+from sluice.topology.expressions import CHANGE_METADATA, METADATA, mergeable, parse, quoted
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.windows import Window
 
@@ -379,7 +379,7 @@ def _table_sink(
     return TableSink(sink.topic, family.number, slot, tuple(steps), scalar=store.scalar and not steps)
 
 
-_TABLE = {name: name for name in METADATA}
+_TABLE = {name: name for name in CHANGE_METADATA}
 
 
 def explain(plan: Plan) -> str:

@@ -13,8 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from sluice.plan import TO_JSON, Job, Lookup, TableInput, TableSink
 from sluice.state.shard import Shard
 from sluice.topology import contracts
+from sluice.topology.expressions import CHANGE_METADATA
 
 _PAGE = 10_000
+_HEADERS = "array({})".format(
+    ", ".join(
+        f"named_struct('key', '{name}', 'value', CAST(CAST(unix_millis(_{name}) AS STRING) AS BINARY))"
+        for name in ("window_start", "window_end")
+    )
+)
 
 
 @dataclass
@@ -79,22 +86,27 @@ def _records(
     for step in sink.steps:
         if isinstance(step, Lookup):
             right = tables.frame(spark, step.table, "r")
-            frame = frame.join(right, "_key", step.how).selectExpr("_key", "named_struct('left', v, 'right', r) AS v")
+            frame = frame.join(right, "_key", step.how)
+            frame = frame.selectExpr(*CHANGE_METADATA, "named_struct('left', v, 'right', r) AS v")
         else:
-            frame = frame.selectExpr("_key", f"{step.sql} AS v")
+            frame = frame.selectExpr(*CHANGE_METADATA, f"{step.sql} AS v")
     value = "CAST(v AS STRING)" if sink.scalar else TO_JSON.format("v")
-    return frame.selectExpr("_key AS key", f"{value} AS value")
+    headers = [f"{_HEADERS} AS headers"] if job.families[sink.family].window else []
+    return frame.selectExpr("_key AS key", f"{value} AS value", *headers)
 
 
 def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, types: Mapping[str, str]) -> DataFrame:
-    """`_key` and `v`: the changed values of the sink's store, as Spark typed them."""
+    """`_key`, the window's times and `v`: the changed values of the sink's store, as Spark typed them."""
     family = job.families[sink.family]
     fields = ", ".join(f"`{i}` {types[slot.store]}" for i, slot in enumerate(family.slots))
-    cells = changed.select(["key", "value"]).to_pydict()
     # The cell's array becomes an object, since the values of one family differ in type.
-    objects = [_as_object(value) for value in cells["value"]]
-    data = pa.table({"_key": pa.array(cells["key"], pa.string()), "json": pa.array(objects, pa.string())})
-    return spark.createDataFrame(data).selectExpr("_key", f"from_json(json, 'STRUCT<{fields}>').`{sink.slot}` AS v")
+    objects = pa.array([_as_object(value) for value in changed.column("value").to_pylist()], pa.string())
+    cells = spark.createDataFrame(changed.select(["key", "window_start", "window_end"]).append_column("json", objects))
+    return cells.selectExpr(
+        "key AS _key",
+        *(f"IF({name} < 0, NULL, timestamp_millis({name})) AS _{name}" for name in ("window_start", "window_end")),
+        f"from_json(json, 'STRUCT<{fields}>').`{sink.slot}` AS v",
+    )
 
 
 def _as_object(array: str) -> str:

@@ -101,12 +101,20 @@ class TransactionalOutput:
 
     def _produce(self, topic: str, table: pa.Table) -> None:
         if "headers" in table.column_names:
-            for row in table.to_pylist():
-                headers = [(header["key"], header["value"]) for header in row["headers"]]
-                self._producer.produce(topic, key=row["key"], value=row["value"], headers=headers)
+            self._produce_with_headers(topic, table)
             return
         for chunk in table.to_batches(max_chunksize=_CHUNK):
             self._produce_chunk(topic, chunk.to_pylist())
+
+    def _produce_with_headers(self, topic: str, table: pa.Table) -> None:
+        for row in table.to_pylist():
+            headers = [(header["key"], header["value"]) for header in row["headers"]]
+            while True:
+                try:
+                    self._producer.produce(topic, key=row["key"], value=row["value"], headers=headers)
+                    break
+                except BufferError:  # the queue is full
+                    self._producer.poll(0.1)
 
     def _produce_chunk(self, topic: str, messages: list[dict[str, Any]]) -> None:
         while messages:

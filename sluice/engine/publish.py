@@ -12,7 +12,7 @@ import structlog
 from pyspark.sql import DataFrame
 
 from sluice.engine.changes import GlobalTables, change_records
-from sluice.engine.place import CELL
+from sluice.engine.place import CELL, CLOSED
 from sluice.engine.produce import TransactionalOutput
 from sluice.engine.shards import RETURNED, WRITTEN, ShardWriter
 from sluice.engine.source import batch_positions
@@ -73,7 +73,8 @@ class Publisher:
             batch=batch,
             published_at=datetime.now(UTC),
             positions=batch_positions(self.storage.checkpoint, batch),
-            stream_times=times,
+            # How far everything is closed depends on the batches, and is for Spark's watermark alone.
+            stream_times={name: time for name, time in times.items() if name != CLOSED},
             counts=counts,
         )
 

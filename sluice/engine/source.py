@@ -49,9 +49,9 @@ def batch_log(checkpoint: str, batch: int) -> list[str]:
         return str(file.read().decode()).splitlines()
 
 
-def last_batch(checkpoint: str) -> int:
-    """The last batch that was begun; -1 if none was."""
-    filesystem, path = open_path(f"{checkpoint}/offsets")
+def last_batch(checkpoint: str, log: str) -> int:
+    """The last batch in one of the checkpoint's logs: `offsets` of those begun, `commits` of those done. -1 if none."""
+    filesystem, path = open_path(f"{checkpoint}/{log}")
     found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return max((int(info.base_name) for info in found if info.base_name.isdigit()), default=-1)
 

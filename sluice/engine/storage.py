@@ -37,7 +37,12 @@ class Storage:
         `published` is the ledger's last batch, `written` the last one whose output records are out, -1 if none. A
         checkpoint that knows less than either would count records twice, or leave their output out.
         """
-        known = last_batch(self.checkpoint)
+        known, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
+        if done >= written > (-1 if published is None else published):
+            raise EngineError(
+                f"The checkpoint {self.checkpoint} has finished batch {done}, but the ledger does not know of it.",
+                next_step="Restore the ledger.",
+            )
         if known < max(-1 if published is None else published, written):
             raise EngineError(
                 f"Batch {max(published or 0, written)} of {self.job.pipeline.name} was published, but the checkpoint "

@@ -30,6 +30,7 @@ from sluice.settings import settings
 DEFAULT_PORT = 9092
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
+_LOADING_SECONDS = 5.0
 
 _JVM = ["-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"]
 _LOGGING = [
@@ -166,10 +167,18 @@ def running(folder: Path) -> Broker | None:
     folder = folder.absolute()
     try:
         broker = msgspec.json.decode((folder / "broker.json").read_bytes(), type=Broker)
-        command = psutil.Process(broker.pid).cmdline()
+        command = _command_line(psutil.Process(broker.pid))
     except (OSError, msgspec.DecodeError, psutil.Error):
         return None
     return broker if command[-2:] == ["kafka.Kafka", str(_configuration_path(folder))] else None
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    """The arguments of a process. One that was just spawned has none until its program is loaded."""
+    until = time.monotonic() + _LOADING_SECONDS
+    while not (found := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+        time.sleep(0.005)
+    return found
 
 
 def create_topics(bootstrap: str, partitions: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:

@@ -22,6 +22,9 @@ METADATA = {
 }
 """What every record has beside its value, at hand in every expression under these names."""
 
+CHANGE_METADATA = {"_key": "STRING", "_window_start": "TIMESTAMP", "_window_end": "TIMESTAMP"}
+"""What every change of a table has; the window's times are null where the table is not windowed."""
+
 
 @dataclass(frozen=True)
 class Expression:

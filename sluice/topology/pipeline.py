@@ -59,7 +59,7 @@ class Pipeline:
     ) -> Stream:
         """Read a topic as a stream of JSON values that keep to the contract `value`.
 
-        `key` is an expression for the record's key (default: the Kafka key as text); `event_time` names the field
+        `key` names the field that is the record's key (default: the Kafka key as text); `event_time` names the field
         that holds the time of the event (default: the Kafka timestamp).
         """
         source = self._source(topic, "stream", value, key, event_time)

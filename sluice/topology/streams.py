@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sluice.errors import TopologyError
 from sluice.topology import expressions, nodes
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 class _Handle:
     """What a stream and a table have in common: a node, and the fields an expression may use there."""
 
+    metadata: ClassVar[dict[str, str]] = expressions.METADATA
+    """What expressions may use beside the fields."""
+
     def __init__(self, pipeline: Pipeline, node: nodes.Node, fields: dict[str, str]) -> None:
         self.pipeline = pipeline
         self.node = node
         self.fields = fields
 
     def _check(self, text: str, step: str, *, aggregate: bool = False) -> None:
-        known = self.fields | expressions.METADATA
+        known = self.fields | self.metadata
         where = f"{self.pipeline.name}: {step} at {line()}"
         try:
             expression = expressions.parse(text)
@@ -32,7 +35,7 @@ class _Handle:
 
     def _columns(self, picked: tuple[str, ...], named: dict[str, str]) -> dict[str, str]:
         columns = {name: expressions.reference(name) for name in picked} | named
-        if taken := columns.keys() & expressions.METADATA.keys():
+        if taken := columns.keys() & self.metadata.keys():
             raise TopologyError(
                 f"{self.pipeline.name}: map_values at {line()}: the names {', '.join(sorted(taken))} are Sluice's own."
             )
@@ -40,14 +43,17 @@ class _Handle:
             self._check(text, "map_values")
         return columns
 
-    def to(self, topic: str) -> None:
-        """Write every record, or every change, to `topic`: the key as text, the value as a JSON object."""
+    def _sink(self, topic: str) -> None:
         self.pipeline.claim("topic", topic)
         self.pipeline.add(nodes.Sink, parent=self.node, topic=topic)
 
 
 class Stream(_Handle):
     """Records one after the other."""
+
+    def to(self, topic: str) -> None:
+        """Write every record to `topic`: the key as text, the value as a JSON object."""
+        self._sink(topic)
 
     def filter(self, where: str) -> Stream:
         """Keep the records for which the Spark SQL condition is true."""
@@ -116,6 +122,15 @@ class WindowedStream(GroupedStream):
 
 class Table(_Handle):
     """The latest value of each key; its changes can be joined, mapped and written to a topic."""
+
+    metadata = expressions.CHANGE_METADATA
+
+    def to(self, topic: str) -> None:
+        """Write every change to `topic`: the key as text, the value as JSON.
+
+        The window of a windowed store's change is in the headers `window_start` and `window_end`, as epoch ms.
+        """
+        self._sink(topic)
 
     def join(self, table: GlobalTable, *, how: Literal["inner", "left"] = "inner") -> Table:
         """Each change beside the global table's value for the same key, as fields `left` and `right`."""

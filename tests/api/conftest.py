@@ -35,7 +35,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> States:
             (4, "store_1234", -1, -1, '[{"locationId":"store_1234"}]'),
         ],
         published_at=NOON,
-        counts={"read": 10, "applied": 7, "dead_letter/malformed_json": 2, "late/general_orders_count_window": 1},
+        counts={"read": 10, "applied": 7, "dead_letter/malformed": 2, "late/general_orders_count_window": 1},
     )
     payroll = States(states.database, pipeline="payroll", workers=1)
     payroll.publish({"boss": "[1,2]"})

@@ -111,7 +111,7 @@ def test_pipelines_and_cuts(viewer: httpx.Client) -> None:
     assert pipeline["jobs"][0]["topics"] == ["orders"]
     cuts = viewer.get("/sluice/v1/pipelines/orders/cuts").json()
     assert [cut["cut"]["id"] for cut in cuts] == ["1.1", "1.0"]
-    assert cuts[0]["counts"]["dead_letter/malformed_json"] == 2
+    assert cuts[0]["counts"]["dead_letter/malformed"] == 2
 
 
 def test_topologies(viewer: httpx.Client) -> None:

@@ -61,7 +61,7 @@ class Busy:
         self._count(sum(made.values()), run)
 
     def _count(self, applied: int, run: int) -> None:
-        bad = {"malformed_json": 3 + run % 3, "too_many_decimals": 2, "unknown_order_type": run % 2}
+        bad = {"malformed": 3 + run % 3, "digits": 2, "contract": run % 2}
         late = self.chance.choice([0, 0, 2])
         self.counts = {
             "read": applied + sum(bad.values()),

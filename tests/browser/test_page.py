@@ -52,7 +52,7 @@ def test_the_page_shows_stores_workers_runs_and_orders(airflow: AirflowServer, t
         expect(sluice.locator("#workers-figure")).to_have_text("4 / 4")
         expect(sluice.locator("#cuts tr")).to_have_count(6)
         expect(sluice.locator("#cuts tr").first).to_contain_text("1.5")
-        expect(sluice.locator("#reasons")).to_contain_text("malformed_json: 24")
+        expect(sluice.locator("#reasons")).to_contain_text("malformed: 24")
         expect(sluice.locator("#chart .bar")).to_have_count(12)
         expect(sluice.locator("#chart .bar").first).to_contain_text("store_1234")
         expect(sluice.locator("#chart-note")).to_contain_text("at 50 locations")

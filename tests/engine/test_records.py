@@ -193,3 +193,28 @@ def test_a_topic_that_is_not_there_is_named(start: Start) -> None:
     running.pipeline = missing
     with pytest.raises(EngineError, match=r"There is no topic no-such-topic\. Create it"):
         running.run()
+
+
+def test_a_windowed_stores_changes_name_their_window(start: Start) -> None:
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        windows = sales_of(pipeline, names).group_by("shop").windowed_by(GRACE)
+        windows.count(store="n").to(names("counts"))
+        table = windows.aggregate(store="total", amount="sum(amount)")
+        table.map_values("amount", minute="date_format(_window_start, 'HH:mm')").to(names("minutes"))
+        return pipeline
+
+    running = start(build, sales=1)
+    running.send("sales", sale("a", "1.10"), sale("a", "2.20"), sale("a", "5.00", at="08:01:00"))
+    running.run()
+
+    first, second = millis("08:00:00"), millis("08:01:00")
+    counts = [(message.value(), dict(message.headers() or [])) for message in running.messages(running.names("counts"))]
+    assert sorted(counts, key=str) == [
+        (b"1", {"window_start": str(second).encode(), "window_end": str(second + 60_000).encode()}),
+        (b"2", {"window_start": str(first).encode(), "window_end": str(second).encode()}),
+    ]
+    assert sorted(running.output("minutes"), key=str) == [
+        ("a", {"amount": 3.3, "minute": "08:00"}),
+        ("a", {"amount": 5.0, "minute": "08:01"}),
+    ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from sluice.engine.produce import TransactionalOutput
-from sluice.errors import StateError
+from sluice.errors import EngineError, StateError
 from sluice.state.ledger import Ledger
 from sluice.state.shard import Shard
 from tests.engine.conftest import Running, Start
@@ -149,3 +151,23 @@ def test_a_lost_shard_is_not_taken_for_an_empty_one(start: Start) -> None:
         running.run()
     with pytest.raises(StateError):
         Shard.open(lost.location)
+
+
+def test_a_lost_ledger_is_not_taken_for_a_new_one(start: Start) -> None:
+    running = start(shop, sales=1)
+    running.send("sales", sale("a", "1.10"))
+    running.run()
+    for file in Path(running.settings.home).glob("ledger.sqlite*"):
+        file.unlink()
+    running.send("sales", sale("a", "2.20"))
+    with pytest.raises(EngineError, match="finished batch 0, but the ledger does not know of it"):
+        running.run()
+
+
+def test_a_lost_checkpoint_is_not_taken_for_a_new_one(start: Start) -> None:
+    running = start(shop, sales=1)
+    running.send("sales", sale("a", "1.10"))
+    running.run()
+    shutil.rmtree(running.checkpoint)
+    with pytest.raises(EngineError, match=r"Batch 0 of .* was published, but the checkpoint .* ends at batch -1"):
+        running.run()
