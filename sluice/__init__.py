@@ -1,5 +1,5 @@
 """Stream processing and queryable state for Python teams who run Airflow, Spark and Kafka."""
 
-from sluice.topology import Decimal2, Digits, Pipeline, Stream, Table, tumbling
+from sluice.topology import Decimal2, Digits, Pipeline, Stream, Table, hopping, tumbling
 
-__all__ = ["Decimal2", "Digits", "Pipeline", "Stream", "Table", "tumbling"]
+__all__ = ["Decimal2", "Digits", "Pipeline", "Stream", "Table", "hopping", "tumbling"]

@@ -265,6 +265,15 @@ def _make_env(draft: _Draft, node: nodes.Node) -> _Env:
             return _Env(env.depth + 1, f"n{node.number}", env.columns)
         case nodes.MapValues(parent=parent, columns=texts):
             return _map(draft, node, _env(draft, parent), texts)
+        case nodes.SelectKey(parent=parent, key=key):
+            env = _env(draft, parent)
+            _add(
+                draft,
+                env.depth + 1,
+                f"key{node.number}",
+                f"IF({env.passed}, CAST({_sql(draft, env, key)} AS STRING), NULL)",
+            )
+            return _Env(env.depth + 1, env.passed, {**env.columns, "_key": f"key{node.number}"})
         case _:
             raise AssertionError(f"{node.name} is not a stateless step")
 

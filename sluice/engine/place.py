@@ -39,7 +39,10 @@ CELL = {"cell": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": 
 
 @dataclass(frozen=True)
 class Placed:
-    """Which of the records count, in which window, and how far stream time is after them."""
+    """Which of the records count, in which window, and how far stream time is after them.
+
+    A record stands in `rows` once for every window it counts in, and in `late` once for every window it is late for.
+    """
 
     rows: npt.NDArray[np.intp]
     starts: Times
@@ -55,10 +58,13 @@ def place(times: Times, window: Window, stream_time: int, closed: int = BEFORE_A
     if not len(times):
         return Placed(np.empty(0, np.intp), times, 0, stream_time)
     running = np.maximum(np.maximum.accumulate(times), stream_time)
-    starts = times - times % window.size_ms
-    late = starts + window.size_ms + window.grace_ms <= np.maximum(running, closed)
-    rows = np.flatnonzero(~late)
-    return Placed(rows, starts[rows], int(late.sum()), int(running[-1]))
+    # A row for each record, a column for each window that may hold it, oldest first.
+    hops = np.arange(-(-window.size_ms // window.every_ms))[::-1] * window.every_ms
+    starts = (times - times % window.every_ms)[:, None] - hops
+    holds = (starts >= 0) & (starts + window.size_ms > times[:, None])
+    late = holds & (starts + window.size_ms + window.grace_ms <= np.maximum(running, closed)[:, None])
+    rows, columns = np.nonzero(holds & ~late)
+    return Placed(rows, starts[rows, columns], int(late.sum()), int(running[-1]))
 
 
 @dataclass(frozen=True)

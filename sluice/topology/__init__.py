@@ -4,7 +4,7 @@ from sluice.topology.contracts import Decimal2, Digits
 from sluice.topology.loader import load_pipeline, load_pipelines
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.streams import GlobalTable, GroupedStream, Stream, Table, WindowedStream
-from sluice.topology.windows import Window, tumbling
+from sluice.topology.windows import Window, hopping, tumbling
 
 __all__ = [
     "Decimal2",
@@ -16,6 +16,7 @@ __all__ = [
     "Table",
     "Window",
     "WindowedStream",
+    "hopping",
     "load_pipeline",
     "load_pipelines",
     "tumbling",

@@ -10,7 +10,7 @@ from sluice.topology.pipeline import Pipeline
 
 # What a drawing may not hold even when it is escaped.
 _NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-_BOX, _GAP, _ROW, _HEIGHT = 230, 60, 62, 44
+_BOX, _GAP, _ROW, _HEIGHT = 270, 60, 62, 44
 _FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Sink": "#fef3c7"}
 
 
@@ -28,7 +28,9 @@ def title(node: nodes.Node) -> str:
         case nodes.TableJoin():
             return f"{node.how} join with {node.right.topic}"
         case _:
-            return {nodes.Filter: "filter", nodes.MapValues: "map values"}.get(type(node), type(node).__name__)
+            return {nodes.Filter: "filter", nodes.MapValues: "map values", nodes.SelectKey: "select key"}.get(
+                type(node), type(node).__name__
+            )
 
 
 def detail(node: nodes.Node) -> str:
@@ -42,6 +44,8 @@ def _detail(node: nodes.Node) -> str:
             return f"{node.contract.__name__}, event time {node.event_time or 'of the record'}"
         case nodes.Filter():
             return node.where
+        case nodes.SelectKey():
+            return node.key
         case nodes.MapValues():
             return ", ".join(name if name == text else f"{name} = {text}" for name, text in node.columns.items())
         case nodes.Aggregate():
@@ -101,22 +105,35 @@ def svg(pipeline: Pipeline) -> str:
 
 
 def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
-    """Column: the longest way from a source. Row: below what was placed before, beside the first parent if free."""
-    column: dict[int, int] = {}
-    taken: set[tuple[int, int]] = set()
-    row: dict[int, int] = {}
+    """Top left corner of each node's box.
 
-    def put(node: nodes.Node, wanted: int) -> None:
-        column[node.number] = max((column[p.number] + 1 for p in nodes.parents(node)), default=0)
-        while any((c, wanted) in taken for c in range(column[node.number], column[node.number] + 1)):
-            wanted += 1
-        row[node.number] = wanted
-        taken.add((column[node.number], wanted))
+    A node is right of the first one it follows: the first of several beside it, the others in rows of their own below.
+    A table that is only looked up stands under all others, left of the joins that do.
+    """
+    place: dict[int, tuple[int, int]] = {}
 
-    for node in pipeline.nodes:
-        above = nodes.parents(node)
-        put(node, row[above[0].number] if above else max(row.values(), default=-1) + 1)
-    return {n: (20 + column[n] * (_BOX + _GAP), 20 + row[n] * _ROW) for n in column}
+    def put(node: nodes.Node, column: int, row: int) -> int:
+        """Place a node and all that follow it; the next free row."""
+        place[node.number] = (20 + column * (_BOX + _GAP), 20 + row * _ROW)
+        free = row
+        for child in pipeline.nodes:
+            if nodes.parents(child)[:1] == (node,):
+                free = put(child, column + 1, free)
+        return max(free, row + 1)
+
+    free = 0
+    looked_up = []
+    for source in pipeline.nodes:
+        if isinstance(source, nodes.Source):
+            if source.kind == "stream":
+                free = put(source, 0, free)
+            else:
+                looked_up.append(source)
+    for table in looked_up:
+        joins = [place[node.number][0] for node in pipeline.nodes if table in nodes.parents(node)[1:]]
+        column = max(min(joins, default=20) // (_BOX + _GAP) - 1, 0)
+        free = put(table, column, free)
+    return place
 
 
 def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
@@ -131,8 +148,8 @@ def _box(node: nodes.Node, x: int, y: int) -> str:
     return (
         f"<g><title>{escape(title(node))}: {escape(detail(node))}</title>"
         f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8" fill="{fill}" stroke="#64748b"/>'
-        f'<text x="{x + 10}" y="{y + 18}" fill="#0f172a" font-weight="600">{escape(_short(title(node), 30))}</text>'
-        f'<text x="{x + 10}" y="{y + 34}" fill="#475569">{escape(_short(detail(node), 36))}</text></g>'
+        f'<text x="{x + 10}" y="{y + 18}" fill="#0f172a" font-weight="600">{escape(_short(title(node), 34))}</text>'
+        f'<text x="{x + 10}" y="{y + 34}" fill="#475569">{escape(_short(detail(node), 38))}</text></g>'
     )
 
 

@@ -60,6 +60,14 @@ class MapValues(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class SelectKey(Node):
+    """The record's key becomes this expression, as text."""
+
+    parent: Node
+    key: str
+
+
+@dataclass(frozen=True, eq=False)
 class Aggregate(Node):
     """A store: the records of each `key` (and window) aggregated into `columns`, or into one value if `scalar`."""
 
@@ -101,8 +109,8 @@ class Sink(Node):
 def parents(node: Node) -> tuple[Node, ...]:
     """The nodes whose output `node` takes."""
     match node:
-        case Filter(parent=parent) | MapValues(parent=parent) | Aggregate(parent=parent) | Sink(parent=parent):
-            return (parent,)
+        case Filter() | MapValues() | SelectKey() | Aggregate() | Sink():
+            return (node.parent,)
         case TableJoin(left=left, right=right):
             return (left, right)
         case _:

@@ -71,6 +71,26 @@ class Stream(_Handle):
         node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns)
         return Stream(self.pipeline, node, {name: self.fields.get(text, "") for name, text in columns.items()})
 
+    def select_key(self, key: str) -> Stream:
+        """The key becomes the expression's value as text; the value stays."""
+        self._check(key, "select_key")
+        return Stream(self.pipeline, self.pipeline.add(nodes.SelectKey, parent=self.node, key=key), self.fields)
+
+    def split(self, **branches: str) -> dict[str, Stream]:
+        """A stream for each condition, by its name: a record goes to the first whose condition is true, or nowhere.
+
+        A last branch `rest="true"` takes what the others leave.
+        """
+        streams, left = {}, self
+        for name, where in branches.items():
+            streams[name] = left.filter(where)
+            left = left.filter_not(where)
+        return streams
+
+    def group_by_key(self) -> GroupedStream:
+        """Group by the record's key."""
+        return self.group_by("_key")
+
     def group_by(self, key: str) -> GroupedStream:
         """Group by an expression; its value as text is the key of the stores that follow."""
         self._check(key, "group_by")

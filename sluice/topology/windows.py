@@ -18,22 +18,41 @@ _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000
 
 @dataclass(frozen=True)
 class Window:
-    """A tumbling window: `[start, start + size)`, start a multiple of size; it takes records until `end + grace`."""
+    """Windows `[start, start + size)`, start a multiple of the advance; each takes records until `end + grace`."""
 
     size_ms: int
     grace_ms: int
 
+    advance_ms: int = 0
+    """From one start to the next; 0 for windows one after the other."""
+
+    @property
+    def every_ms(self) -> int:
+        """From one window's start to the next one's."""
+        return self.advance_ms or self.size_ms
+
     def __str__(self) -> str:
+        if self.advance_ms:
+            return f"hopping({self.size_ms} ms, every {self.advance_ms} ms, grace {self.grace_ms} ms)"
         return f"tumbling({self.size_ms} ms, grace {self.grace_ms} ms)"
 
 
 def tumbling(size: Duration, grace: Duration = 0) -> Window:
     """Windows of `size` one after the other. A record is late for its window once stream time reaches end + grace."""
-    window = Window(milliseconds(size), milliseconds(grace))
+    return _checked(Window(milliseconds(size), milliseconds(grace)))
+
+
+def hopping(size: Duration, *, advance: Duration, grace: Duration = 0) -> Window:
+    """Windows of `size`, one every `advance`: a record is in all that hold its time, and late for each by itself."""
+    window = Window(milliseconds(size), milliseconds(grace), milliseconds(advance))
+    if not 0 < window.advance_ms <= window.size_ms:
+        raise TopologyError(f"{window} at {line()}: windows must start every 1 ms to {window.size_ms} ms, their size.")
+    return _checked(window)
+
+
+def _checked(window: Window) -> Window:
     if window.size_ms <= 0 or window.grace_ms < 0:
-        raise TopologyError(
-            f"tumbling({size!r}, grace={grace!r}) at {line()}: the size must be above 0 and grace at least 0."
-        )
+        raise TopologyError(f"{window} at {line()}: the size must be above 0 and grace at least 0.")
     return window
 
 

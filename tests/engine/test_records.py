@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 
-from sluice import Pipeline, tumbling
+from sluice import Pipeline, hopping, tumbling
 from sluice.engine import changes
 from sluice.errors import EngineError
 from tests.engine.conftest import Start
@@ -218,3 +218,34 @@ def test_a_windowed_stores_changes_name_their_window(start: Start) -> None:
         ("a", {"amount": 3.3, "minute": "08:00"}),
         ("a", {"amount": 5.0, "minute": "08:01"}),
     ]
+
+
+def test_branches_keys_and_hopping_windows(start: Start) -> None:
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        branches = sales_of(pipeline, names).split(large="amount >= 10", small="amount >= 5", rest="true")
+        for name, branch in branches.items():
+            by_minute = branch.select_key("date_format(at, 'HH:mm')")
+            by_minute.group_by_key().count(store=name)
+            by_minute.map_values("shop").to(names(name))
+        hops = hopping("2 minutes", advance="1 minute")
+        branches["large"].group_by("shop").windowed_by(hops).aggregate(store="hops", total="sum(amount)")
+        return pipeline
+
+    running = start(build, sales=1)
+    running.send("sales", sale("a", "10.00"), sale("b", "7.00"), sale("c", "1.00"), sale("a", "20.00", at="08:01:00"))
+    running.run()
+    running.send("sales", sale("a", "40.00", at="08:02:00"), sale("b", "6.00", at="08:01:59"))
+    running.run()
+
+    assert running.store("large") == {"08:00": 1, "08:01": 1, "08:02": 1}
+    assert running.store("small") == {"08:00": 1, "08:01": 1}
+    assert running.store("rest") == {"08:00": 1}
+    assert running.output("small") == [("08:00", {"shop": "b"}), ("08:01", {"shop": "b"})]
+    at = {minute: millis(f"{minute}:00") for minute in ("07:59", "08:00", "08:01", "08:02")}
+    assert {key: value["total"] for key, value in running.store("hops").items()} == {
+        ("a", at["07:59"]): 10.0,
+        ("a", at["08:00"]): 30.0,
+        ("a", at["08:01"]): 60.0,
+        ("a", at["08:02"]): 40.0,
+    }

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from sluice import Pipeline, tumbling
+from sluice import Pipeline, hopping, tumbling
 from sluice.engine import place as placing
 from sluice.engine.handoff import Handoff
 from sluice.engine.place import BEFORE_ALL, CLOSED, Placed, Placer, place
@@ -96,7 +96,31 @@ def test_what_is_closed_everywhere_takes_nothing() -> None:
     assert put([10], closed=75_000).stream_time == 10
 
 
-windows = st.builds(Window, st.integers(1, 100), st.integers(0, 100))
+def test_a_record_is_in_every_hopping_window_that_holds_its_time() -> None:
+    window = hopping(60_000, advance=20_000)
+    # The last window holds its start; the first one that ended at 60 s does not hold it.
+    assert starts(put([60_000], window)) == [(0, 20_000), (0, 40_000), (0, 60_000)]
+    assert starts(put([59_999], window)) == [(0, 0), (0, 20_000), (0, 40_000)]
+    # No window starts before 0.
+    assert starts(put([5], window)) == [(0, 0)]
+
+
+def test_windows_whose_size_is_no_multiple_of_the_advance() -> None:
+    window = hopping(50, advance=20)
+    assert starts(put([100, 110], window)) == [(0, 60), (0, 80), (0, 100), (1, 80), (1, 100)]
+
+
+def test_a_record_is_late_for_each_hopping_window_by_itself() -> None:
+    window = hopping(60_000, advance=20_000, grace=15_000)
+    # At 130 s, of the windows that hold 65 s and end at 80 s, 100 s and 120 s only the last one is open.
+    placed = put([130_000, 65_000], window)
+    assert [start for row, start in starts(placed) if row == 1] == [60_000]
+    assert placed.late == 2
+
+
+windows = st.builds(Window, st.integers(1, 100), st.integers(0, 100)) | st.integers(1, 60).flatmap(
+    lambda size: st.builds(Window, st.just(size), st.integers(0, 100), st.integers(1, size))
+)
 
 
 @given(windows, st.lists(st.integers(0, 500), max_size=60), st.data())
@@ -116,14 +140,18 @@ def test_batches_make_no_difference(window: Window, times: list[int], data: st.D
 @given(windows, st.lists(st.integers(0, 500), max_size=60))
 def test_it_is_what_one_record_after_the_other_gives(window: Window, times: list[int]) -> None:
     stream_time, expected = BEFORE_ALL, []
+    late = 0
     for row, time in enumerate(times):
         stream_time = max(stream_time, time)
-        start = time - time % window.size_ms
-        if start + window.size_ms > stream_time - window.grace_ms:
-            expected.append((row, start))
+        for start in range(0, time + 1, window.every_ms):
+            if start + window.size_ms > time:
+                if start + window.size_ms > stream_time - window.grace_ms:
+                    expected.append((row, start))
+                else:
+                    late += 1
     placed = put(times, window)
     assert starts(placed) == expected
-    assert placed.late == len(times) - len(expected)
+    assert placed.late == late
 
 
 # --- the task: families, partitions, keys ---

@@ -244,3 +244,34 @@ def test_planning_needs_neither_spark_nor_airflow_nor_kafka() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["['<svg']", "[]"]
+
+
+def test_the_selected_key_is_the_key_from_there_on() -> None:
+    stream = sales()
+    chosen = stream.filter("amount > 0").select_key("upper(`case`)")
+    chosen.group_by_key().count(store="by_case")
+    chosen.map_values("amount").to("by_case_topic")
+    stream.group_by_key().count(store="by_shop")
+    made = job(stream)
+    number = chosen.node.number
+    assert columns(made)[f"key{number}"] == f"IF(n{number - 1}, CAST(upper(s0_case) AS STRING), NULL)"
+    keys = {family.name: columns(made)[family.key] for family in made.families}
+    assert f"key{number}" in keys["by_case"]
+    assert "key0" in keys["by_shop"]
+    (sink,) = made.stream_sinks
+    assert f"key{number}" in columns(made)[f"o{sink.number}_key"]
+
+
+def test_a_record_goes_to_the_first_branch_whose_condition_is_true() -> None:
+    stream = sales()
+    branches = stream.split(large="amount > 100", many="quantity > 10", rest="true")
+    assert list(branches) == ["large", "many", "rest"]
+    for name, branch in branches.items():
+        branch.group_by("shop").count(store=name)
+    passed = {family.name: columns(job(stream))[family.passed] for family in job(stream).families}
+    # Each is asked only where the ones before it said no, and no for a null.
+    assert "amount" in passed["large"]
+    assert "quantity" in passed["many"]
+    chain = " ".join(columns(job(stream)).values())
+    assert chain.count("NOT coalesce(s0_amount > 100, false)") == 1
+    assert chain.count("NOT coalesce(s0_quantity > 10, false)") == 1
