@@ -39,7 +39,7 @@ def submission(known: Settings, kafka: Mapping[str, str], master: str) -> Iterat
     jars = connector_jars(known.jars)
     said = environment(known, kafka)
     if not master.startswith("local"):
-        yield Submission(said, jars=",".join(str(jar) for jar in jars), driver_java_options=f'"{_LOGGING}"')
+        yield Submission(said, jars=",".join(str(jar) for jar in jars))
         return
     # The driver's ports are for this machine only. Jars on the class path, unlike others, can be in the archive.
     said["SPARK_LOCAL_IP"] = LOOPBACK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -58,6 +59,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     }
+    # Its connections say goodbye when Python ends, to a log that is closed by then.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     made = session(Settings.read({"SLUICE_HOME": str(folder)} | {"SLUICE_SPARK_CONF": _json(conf)}), "sluice tests")
     yield made
     made.stop()

@@ -35,7 +35,9 @@ def session(settings: Settings, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     for key, value in {**DEFAULTS, **settings.spark_conf}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("WARN")
+    return spark
 
 
 def start_workers(spark: SparkSession) -> None:

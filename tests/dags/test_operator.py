@@ -18,6 +18,9 @@ from sluice.settings import settings
 SECRET = "hunter2-of-kafka"
 KAFKA = {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET, "enable.auto.commit": False}
 
+# The Spark provider leaves the pipe to spark-submit for Python to close.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 @dataclass(frozen=True)
 class Submitted:
