@@ -1,0 +1,22 @@
+"""A topology becomes jobs: each is one streaming query that the engine can run without knowing the topology."""
+
+from sluice.plan.columns import column_name
+from sluice.plan.explain import explain
+from sluice.plan.jobs import TO_JSON, Family, Job, Lookup, Plan, Select, Slot, StreamSink, TableInput, TableSink
+from sluice.plan.planner import plan
+
+__all__ = [
+    "TO_JSON",
+    "Family",
+    "Job",
+    "Lookup",
+    "Plan",
+    "Select",
+    "Slot",
+    "StreamSink",
+    "TableInput",
+    "TableSink",
+    "column_name",
+    "explain",
+    "plan",
+]
