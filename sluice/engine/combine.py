@@ -6,14 +6,14 @@ of the others every record stays a row. The result is the same: adding up early 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.plan import Family, Job
+from sluice.plan import Job
 from sluice.topology.expressions import mergeable
 
 CELLS = ("cell", "key", "window_start", "window_end", "expires_at", "closed_at")
@@ -54,9 +54,9 @@ class Combiner:
         """The combiner of a job, given the types of the columns that its aggregates read."""
         made: dict[str, Part] = {}
         parts = {
-            family.number: {text: made[text] for text in _aggregates(family)}
+            family.number: {text: made[text] for text in family.aggregates}
             for family in job.families
-            if all(_part(made, text, types) for text in _aggregates(family))
+            if all(_part(made, text, types) for text in family.aggregates)
         }
         used = {name for family in job.families if family.number not in parts for name in family.inputs}
         return cls(parts, {name: types[name] for name in sorted(used)})
@@ -75,7 +75,7 @@ class Combiner:
                 continue
             family = batch.column("cell")[0].as_py()
             if family not in self.parts:
-                yield self._whole(batch, {})
+                yield self._whole(batch, self.inputs)
                 continue
             waiting.setdefault(family, []).append(batch)
             if sum(one.num_rows for one in waiting[family]) >= _FLUSH_ROWS:
@@ -87,18 +87,16 @@ class Combiner:
         parts = list(self.parts[family].values())
         table = pa.Table.from_batches(batches)
         single = {part.column: _single(table, part) for part in parts}
-        if _may_overflow(single, parts, table.num_rows):
-            rows = pa.table({name: table.column(name) for name in CELLS} | single)
-        else:
-            rows = _add_up(pa.table({name: table.column(name) for name in CELLS} | single), parts)
+        rows = pa.table({name: table.column(name) for name in CELLS} | single)
+        if not _may_overflow(single, parts, table.num_rows):
+            rows = _add_up(rows, parts)
         for batch in rows.combine_chunks().to_batches():
-            yield self._whole(batch, {part.column for part in parts})
+            yield self._whole(batch, single)
 
-    def _whole(self, batch: pa.RecordBatch, there: Any) -> pa.RecordBatch:
+    def _whole(self, batch: pa.RecordBatch, there: Container[str]) -> pa.RecordBatch:
         """The batch with every column of the schema: null where its family has nothing."""
-        mine = there or self.inputs.keys()
         columns = {
-            name: batch.column(name) if name in mine else pa.nulls(batch.num_rows, kind)
+            name: batch.column(name) if name in there else pa.nulls(batch.num_rows, kind)
             for name, kind in self.columns.items()
         }
         return pa.RecordBatch.from_pydict({name: batch.column(name) for name in CELLS} | columns)
@@ -114,10 +112,6 @@ class Combined:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Place and combine the records of one task."""
         return self.combine(self.place(batches))
-
-
-def _aggregates(family: Family) -> list[str]:
-    return [text for slot in family.slots for _, text in slot.columns]
 
 
 def _part(made: dict[str, Part], text: str, types: Mapping[str, pa.DataType]) -> bool:

@@ -42,7 +42,7 @@ def fuse(job: Job, placed: DataFrame, combiner: Combiner) -> DataFrame:
 def _completed(family: Family, combiner: Combiner) -> Names:
     """What the operator aggregates for each aggregate of the family: the parts of it, or the records themselves."""
     parts = combiner.parts.get(family.number, {})
-    return {text: parts[text].sql if parts else text for slot in family.slots for _, text in slot.columns}
+    return {text: parts[text].sql if parts else text for text in family.aggregates}
 
 
 def _values(job: Job, names: Mapping[int, Names]) -> str:
@@ -70,7 +70,10 @@ def _slot(slot: Slot, names: Names) -> str:
 
 def slot_types(job: Job, records: DataFrame) -> dict[str, str]:
     """Store → the type of its value as Spark SQL DDL, given the columns that the aggregates read."""
-    texts = {text: f"t{i}" for i, text in enumerate(dict.fromkeys(_aggregates(job)))}
+    texts = {
+        text: f"t{i}"
+        for i, text in enumerate(dict.fromkeys(text for family in job.families for text in family.aggregates))
+    }
     # Guards name the cell; which one makes no difference to a type.
     rows = records.sparkSession.createDataFrame([], records.schema).withColumn("cell", F.lit(0))
     made = rows.groupBy().agg(*(F.expr(text).alias(name) for text, name in texts.items())).schema
@@ -82,7 +85,3 @@ def _slot_type(slot: Slot, types: Names) -> str:
     if slot.scalar:
         return types[slot.columns[0][1]]
     return f"struct<{','.join(f'{quoted(name)}:{types[text]}' for name, text in slot.columns)}>"
-
-
-def _aggregates(job: Job) -> list[str]:
-    return [text for family in job.families for slot in family.slots for _, text in slot.columns]

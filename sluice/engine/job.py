@@ -56,7 +56,8 @@ class JobRun:
         if not self.job.families:
             raise EngineError(f"{self.job.pipeline.name} has no store.", next_step="Aggregate a stream into one.")
         partitions = partition_counts(self.settings.kafka, self.job.topics)
-        writer = Writer(self.job.pipeline.name, self.job.name, self.generation)
+        pipeline = self.job.pipeline
+        writer = Writer(pipeline.name, self.job.name, self.generation, pipeline.markers)
         self._make_topics(partitions, writer)
         if self.job.pipeline.file is not None:
             self.spark.sparkContext.addPyFile(str(self.job.pipeline.file))

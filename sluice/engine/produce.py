@@ -47,16 +47,13 @@ class Writer:
     pipeline: str
     job: str
     generation: int
+    markers: str
+    """The topic of the pipeline's markers."""
 
     @property
     def name(self) -> str:
         """`sluice.PIPELINE.JOB.GENERATION`."""
         return f"sluice.{self.pipeline}.{self.job}.{self.generation}"
-
-    @property
-    def markers(self) -> str:
-        """The topic of the pipeline's markers."""
-        return f"{self.pipeline}_markers"
 
 
 class TransactionalOutput:

@@ -48,7 +48,7 @@ class Storage:
                 f"Batch {max(published or 0, written)} of {self.job.pipeline.name} was published, but the checkpoint "
                 f"{self.checkpoint} ends at batch {known}.",
                 next_step="Restore the checkpoint. To begin again from the start of the topics, remove the pipeline's "
-                f"checkpoint, ledger and shards, and the topic {self.job.pipeline.name}_markers.",
+                f"checkpoint, ledger and shards, and the topic {self.job.pipeline.markers}.",
             )
         for place in self.locations:
             opened = Shard.create(place) if published is None else Shard.open(place, to_write=True)

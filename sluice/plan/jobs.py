@@ -43,6 +43,11 @@ class Family:
         """For messages and stream times: the first store's name."""
         return self.slots[0].store
 
+    @property
+    def aggregates(self) -> tuple[str, ...]:
+        """Every aggregate of the family's stores, each once."""
+        return tuple(dict.fromkeys(text for slot in self.slots for _, text in slot.columns))
+
 
 @dataclass(frozen=True)
 class TableInput:

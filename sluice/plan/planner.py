@@ -52,7 +52,7 @@ def _guarded(families: list[Family]) -> list[Family]:
     """
     users: dict[str, list[Family]] = {}
     for family in families:
-        for text in dict.fromkeys(text for slot in family.slots for _, text in slot.columns):
+        for text in family.aggregates:
             users.setdefault(text, []).append(family)
     guarded = {text: _guard(text, mine, families) for text, mine in users.items()}
     return [
