@@ -106,7 +106,8 @@ class Running:
         with closing(consumer):
             partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
             consumer.assign([_beginning(consumer, topic, number) for number in partitions])
-            return list(_to_the_end(consumer, len(partitions)))
+            # Partitions arrive in any order, each one's records in theirs.
+            return sorted(_to_the_end(consumer, len(partitions)), key=lambda one: (one.partition(), one.offset()))
 
     @property
     def checkpoint(self) -> Path:
