@@ -1,0 +1,79 @@
+"""What every ordered operator is: records of one key in, in order, with the key's state; results out.
+
+No Spark here, no database: an operator sees one row after the other and changes the state it is given. Whoever hosts it
+(`engine.ordered`) brings the rows in order, loads the states of the keys at hand and keeps them with the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+Window = tuple[int, int]
+"""Start and end in ms; whether the end belongs to the window depends on its kind."""
+
+LEFT, RIGHT = 0, 1
+
+
+@dataclass(slots=True)
+class Row:
+    """One record, or one half of a table's change, as it gets to an operator."""
+
+    key: str | None
+    value: str | None
+    """JSON text; None is a tombstone, or the null value of a stream's record."""
+    time: int
+    """Event time, ms."""
+    before: int
+    """Stream time of the operator just before this row, ms; -1 before the first."""
+    after: int
+    """Stream time with this row."""
+    side: int = LEFT
+    """Which input of a join: LEFT (also the only one) or RIGHT."""
+    old: bool = False
+    """Takes back a table's old value. A table's change is up to two rows: the old value, then the new one."""
+    window: Window | None = None
+    reached: tuple[int, int] = (-1, -1)
+    """Of a join of two streams: the largest event time of the left and of the right stream, with this row."""
+    foreign: str | None = None
+    """Of a foreign-key join's left side: the left table's own key (`key` is the foreign key then)."""
+
+
+class Output(Protocol):
+    """Where an operator's results go."""
+
+    def emit(
+        self, key: str | None, value: str | None, time: int, *, window: Window | None = None, old: bool = False
+    ) -> None:
+        """Send a result on: a record of a stream; of a table the old value (`old`), then the new one or a tombstone."""
+
+    def count(self, reason: str) -> None:
+        """Count the row at hand as dropped: `late`, `null_key`, `null_value`, `expired`."""
+
+
+S = TypeVar("S")
+
+
+class Operator(Protocol[S]):
+    """One ordered operator. `state_type` is what msgspec keeps a key's state as; states are changed in place."""
+
+    state_type: Any
+
+    def begin(self) -> S:
+        """The state of a key that has none."""
+
+    def process(self, state: S, row: Row, out: Output) -> None:
+        """Take in one row; rows of a key come in order."""
+
+    def due(self, state: S) -> int | None:
+        """The stream time at which `close` has something to do for this state; None if nothing is waited for."""
+
+    def close(self, state: S, key: str | None, closed: int, out: Output) -> None:
+        """Stream time has reached `closed` everywhere: send what waited for it, forget what cannot change any more."""
+
+    def is_empty(self, state: S) -> bool:
+        """Whether the state need not be kept."""
+
+
+Function = Callable[..., Any]
