@@ -6,7 +6,6 @@ No Spark here, no database: an operator sees one row after the other and changes
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -37,28 +36,44 @@ class Row:
     reached: tuple[int, int] = (-1, -1)
     """Of a join of two streams: the largest event time of the left and of the right stream, with this row."""
     foreign: str | None = None
-    """Of a foreign-key join's left side: the left table's own key (`key` is the foreign key then)."""
+    """The record's own key where `key` is another: of a foreign-key join's left side, of a stream joined by a mapped
+    key, of a stream whose duplicates are dropped by an id."""
 
 
 class Output(Protocol):
     """Where an operator's results go."""
 
     def emit(
-        self, key: str | None, value: str | None, time: int, *, window: Window | None = None, old: bool = False
+        self,
+        key: str | None,
+        value: str | None,
+        time: int,
+        *,
+        window: Window | None = None,
+        old: bool = False,
+        to: str = "output",
     ) -> None:
-        """Send a result on: a record of a stream; of a table the old value (`old`), then the new one or a tombstone."""
+        """Send a result on: a record of a stream; of a table the old value (`old`), then the new one or a tombstone.
+
+        Only an author's processor has other outputs (`to`) than the one.
+        """
 
     def count(self, reason: str) -> None:
-        """Count the row at hand as dropped: `late`, `null_key`, `null_value`, `expired`."""
+        """Count the row at hand as dropped: `late`, `null_key`, `null_value`, `duplicate`."""
 
 
 S = TypeVar("S")
 
 
 class Operator(Protocol[S]):
-    """One ordered operator. `state_type` is what msgspec keeps a key's state as; states are changed in place."""
+    """One ordered operator. `state_type` is what msgspec keeps a key's state as; states are changed in place.
+
+    A row whose key is null comes with a state from `begin` that nobody keeps.
+    """
 
     state_type: Any
+    drops_null_values: bool
+    """Whether rows with a null value leave stream time where it is; those with a null key always do."""
 
     def begin(self) -> S:
         """The state of a key that has none."""
@@ -69,11 +84,11 @@ class Operator(Protocol[S]):
     def due(self, state: S) -> int | None:
         """The stream time at which `close` has something to do for this state; None if nothing is waited for."""
 
-    def close(self, state: S, key: str | None, closed: int, out: Output) -> None:
-        """Stream time has reached `closed` everywhere: send what waited for it, forget what cannot change any more."""
+    def close(self, state: S, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)) -> None:
+        """Stream time has reached `closed` everywhere: send what waited for it, forget what cannot change any more.
+
+        `reached`: of a join of two streams, as in `Row`.
+        """
 
     def is_empty(self, state: S) -> bool:
         """Whether the state need not be kept."""
-
-
-Function = Callable[..., Any]
