@@ -42,13 +42,15 @@ class Aggregation:
         """Whether there is no window."""
         return not state
 
-    def _add(self, state: State, start: int, window: Window | None, row: Row, out: Output) -> None:
-        """Add the row's value to the window's aggregate, the first or one more, and send it."""
+    def _add(
+        self, state: State, start: int, window: Window | None, row: Row, out: Output, seed: Any | None = None
+    ) -> None:
+        """Add the row's value to the window's aggregate and send it. A new window begins with `seed`, if given."""
         assert row.key is not None
         calculation = self.calculation
         held = state.get(start)
         if held is None:
-            old, time, aggregate = None, row.time, calculation.begin()
+            old, time, aggregate = None, row.time, calculation.begin() if seed is None else seed
         else:
             time, aggregate = held
             old = calculation.result(aggregate) if self.retracts else None

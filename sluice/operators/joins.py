@@ -82,3 +82,53 @@ class TableJoin:
         else:
             there = left is not None and (right is not None or self.how == "left")
         return joined(left, right) if there else None
+
+
+class Looked(msgspec.Struct, array_like=True):
+    """What a table holds for a key that a stream looks up."""
+
+    value: str | None = None
+
+
+class StreamTableJoin:
+    """A stream looks up each record's key in a table, as the table is at that moment in the order of the rows.
+
+    `mapped`: the rows' key is what an expression makes of the record, whose own key is in `foreign`. A left join sends
+    a record without a key on with null.
+    """
+
+    state_type: Any = Looked
+    drops_null_values = False
+
+    def __init__(self, how: How, *, mapped: bool = False) -> None:
+        self.how = how
+        self.mapped = mapped
+
+    def begin(self) -> Looked:
+        """No value."""
+        return Looked()
+
+    def process(self, state: Looked, row: Row, out: Output) -> None:
+        """Look up, or take the table's new value."""
+        if row.side == RIGHT:
+            if row.key is None:
+                out.count("null_key")
+            elif not row.old:
+                state.value = row.value
+        elif row.value is None or (row.key is None and self.how == "inner"):
+            out.count("null_value" if row.key is not None else "null_key")
+        elif state.value is not None or self.how == "left":
+            out.emit(row.foreign if self.mapped else row.key, joined(row.value, state.value), row.time)
+
+    def due(self, state: Looked) -> int | None:
+        """Never: a table has no end."""
+        return None
+
+    def close(
+        self, state: Looked, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+    ) -> None:
+        """Nothing waits for stream time."""
+
+    def is_empty(self, state: Looked) -> bool:
+        """Whether the table has no value."""
+        return state.value is None

@@ -21,7 +21,8 @@ class SessionAggregate(Aggregation):
     """An aggregate for each group and session; a result's time is the session's end. Null values are processed.
 
     A value that comes near two sessions makes one of them: the old ones get tombstones, then the merged one is sent.
-    It is late if even the session it would be in ends before stream time - grace - gap.
+    It is late if even the session it would be in ends before stream time - grace - gap. A session that stream time has
+    left that far behind, or farther, is closed: no value after that is near it.
     """
 
     def __init__(self, calculation: Calculation, window: Session, *, retracts: bool = False) -> None:
@@ -35,7 +36,7 @@ class SessionAggregate(Aggregation):
             out.count("null_key")
             return
         gap = self.window.gap
-        earliest = max(row.time - gap, row.before - self._reach() + 1)
+        earliest = max(row.time - gap, row.before - gap - self.window.grace + 1)
         near = sorted(start for start in state if start <= row.time + gap and state[start][0] >= earliest)
         start = min(near[0], row.time) if near else row.time
         end = max(row.time, *[state[one][0] for one in near]) if near else row.time
@@ -58,15 +59,13 @@ class SessionAggregate(Aggregation):
             out.emit(key, None, old[1], window=old)
 
     def due(self, state: State) -> int | None:
-        """When the earliest session is out of every value's reach."""
-        return min(end for end, _ in state.values()) + self._reach() if state else None
+        """When the earliest session closes."""
+        return min(end for end, _ in state.values()) + self.window.gap + self.window.grace if state else None
 
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        """Forget the sessions that nothing can reach any more."""
-        for start in [start for start, (end, _) in state.items() if end + self._reach() <= closed]:
+        """Forget the sessions that are closed."""
+        last_closed = closed - self.window.gap - self.window.grace
+        for start in [start for start, (end, _) in state.items() if end <= last_closed]:
             del state[start]
-
-    def _reach(self) -> int:
-        return 2 * self.window.gap + self.window.grace + 1
