@@ -77,7 +77,7 @@ class SlidingAggregate(Aggregation):
             if not has_own and previous >= own:
                 seed = self.calculation.copy(state[before][1])
         counted = self._add_each(state, [start for start in starts if own <= start <= row.time], row, out)
-        if previous is not None and own <= previous + 1 <= row.time and previous + 1 not in state:
+        if previous is not None and own <= previous < row.time and previous + 1 not in state:
             counted |= self._add_each(state, [previous + 1], row, out)
         if not has_own:
             counted |= self._add_each(state, [own], row, out, seed)
