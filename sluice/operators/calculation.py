@@ -43,15 +43,19 @@ class Calculation(Protocol):
 
 
 class Functions:
-    """SQL's aggregate functions: a value is an array of their arguments, the result an array of theirs."""
+    """SQL's aggregate functions: a value is an array of their arguments.
 
-    def __init__(self, *functions: Function, subtracts: bool = False) -> None:
+    The result is an array of theirs, an object if they have `fields`, or the one result itself if it is `scalar`.
+    """
+
+    def __init__(self, *functions: Function, subtracts: bool = False, fields: tuple[str, ...] = (), scalar: bool = False) -> None:
         for function in functions:
             if subtracts and function.name not in SUBTRACTABLE:
                 raise TopologyError(
                     f"{function.name} over a table cannot take back a row that changes.",
                     next_step=f"Over a table use {', '.join(sorted(SUBTRACTABLE))}, or functions of your own.",
                 )
+        self._fields, self._scalar = fields, scalar
         cells = [cell_of(function) for function in functions]
         arguments = [_argument(function) for function in functions]
         self.kind = tuple[tuple(cell.kind for cell in cells)]  # type: ignore[misc]
@@ -90,7 +94,12 @@ class Functions:
         results = [function.result(cell) for function, cell in zip(self._cells, aggregate, strict=True)]
         for at in self._json:
             results[at] = _spliced(results[at])
-        return _ENCODER.encode(results).decode()
+        return _ENCODER.encode(self._shaped(results)).decode()
+
+    def _shaped(self, results: list[Any]) -> Any:
+        if self._scalar:
+            return results[0]
+        return dict(zip(self._fields, results, strict=True)) if self._fields else results
 
     def _arguments(self, value: str) -> Any:
         arguments = self._decode(value)

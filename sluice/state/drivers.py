@@ -33,6 +33,11 @@ _CELLS = """CREATE TABLE IF NOT EXISTS cells (
     cell INTEGER NOT NULL, key TEXT {collation} NOT NULL, window_start BIGINT NOT NULL, window_end BIGINT NOT NULL,
     batch BIGINT NOT NULL, value TEXT, PRIMARY KEY (cell, key, window_start, batch)) {options}"""
 
+_STATES = """CREATE TABLE IF NOT EXISTS states (
+    operator INTEGER NOT NULL, key TEXT {collation} NOT NULL, batch BIGINT NOT NULL, due BIGINT, state {bytes},
+    PRIMARY KEY (operator, key, batch)) {options}"""
+_STATES_DUE = "CREATE INDEX IF NOT EXISTS states_due ON states (operator, due) WHERE due IS NOT NULL"
+
 
 class Driver(Protocol):
     """One connection to one shard's database; calls may come from any thread."""
@@ -48,6 +53,9 @@ class Driver(Protocol):
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run a statement; the number of rows it touched."""
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row of values."""
 
     def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
         """Write rows as versions of `batch`, as fast as the database allows."""
@@ -76,6 +84,8 @@ class SqliteDriver(Driver):
             if mode == "create":
                 self._connection.execute(_BATCHES)
                 self._connection.execute(_CELLS.format(collation="", options="WITHOUT ROWID"))
+                self._connection.execute(_STATES.format(collation="", options="WITHOUT ROWID", bytes="BLOB"))
+                self._connection.execute(_STATES_DUE)
             # An empty file is a valid database to SQLite, but not a shard.
             self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
             self._identity = _identity(path)
@@ -104,6 +114,10 @@ class SqliteDriver(Driver):
     @override
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         return self._connection.execute(sql, values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._connection.executemany(sql, rows)
 
     @override
     def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
@@ -152,6 +166,8 @@ class PostgresDriver(Driver):
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             self._connection.execute(_BATCHES)
             self._connection.execute(_CELLS.format(collation='COLLATE "C"', options=""))
+            self._connection.execute(_STATES.format(collation='COLLATE "C"', options="", bytes="BYTEA"))
+            self._connection.execute(_STATES_DUE)
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
@@ -172,6 +188,11 @@ class PostgresDriver(Driver):
     @override
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         return self._connection.execute(sql.replace("?", "%s"), values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s"), rows)
 
     @override
     def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
