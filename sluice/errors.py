@@ -50,6 +50,13 @@ class EngineError(SluiceError):
     title = "The job stopped"
 
 
+class LeaseError(EngineError):
+    """Another driver works on the job, or has taken it over: there is one writer at a time."""
+
+    status = 409
+    title = "Another driver has the job"
+
+
 class StateError(SluiceError):
     """A shard or the ledger could not be read or written."""
 

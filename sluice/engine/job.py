@@ -13,6 +13,7 @@ from pyspark.sql.types import _parse_datatype_string as parse_ddl
 from sluice.engine.changes import GlobalTables
 from sluice.engine.combine import Combined, Combiner
 from sluice.engine.fuse import fuse, slot_types
+from sluice.engine.lease import PATIENCE, Lease, Patience, this_process
 from sluice.engine.place import CELL, Placer
 from sluice.engine.produce import TransactionalOutput, Writer, ensure_topics, partition_counts
 from sluice.engine.publish import Publisher
@@ -47,6 +48,7 @@ class JobRun:
     settings: Settings
     generation: int = 1
     max_records: int = 2_000_000
+    patience: Patience = PATIENCE
 
     def __post_init__(self) -> None:
         self.storage = Storage.of(self.job, self.generation, self.settings)
@@ -55,6 +57,14 @@ class JobRun:
         """Read, compute and publish what there is to read; returns the number of records read."""
         if not self.job.families:
             raise EngineError(f"{self.job.pipeline.name} has no store.", next_step="Aggregate a stream into one.")
+        with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
+            return self._run(ledger, lease)
+
+    def _lease(self, ledger: Ledger) -> Lease:
+        of = (self.job.pipeline.name, self.job.name, self.generation)
+        return Lease(ledger.leases, *of, this_process(self.settings.run), self.patience)
+
+    def _run(self, ledger: Ledger, lease: Lease) -> int:
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         pipeline = self.job.pipeline
         writer = Writer(pipeline.name, self.job.name, self.generation, pipeline.markers)
@@ -64,12 +74,12 @@ class JobRun:
         records = self._records()
         types = slot_types(self.job, records)
         cells = share_out(self.job, self._cells(records, partitions), self._tables())
-        with Ledger.open(self.settings.ledger) as ledger, TransactionalOutput(self.settings.kafka, writer) as output:
+        with TransactionalOutput(self.settings.kafka, writer) as output:
             published = ledger.last_batch(self.job.pipeline.name, self.job.name, self.generation)
             self.storage.prepare(published, output.last_batch)
             ledger.register(job_info(self.storage, types))
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
-            publisher = Publisher(self.storage, ledger, output, tables, types)
+            publisher = Publisher(self.storage, ledger, lease, output, tables, types)
             self._stream(cells, publisher)
         return publisher.read
 

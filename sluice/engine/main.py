@@ -47,5 +47,5 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
     planned = plan(load_pipeline(configuration.pipelines, name))
     print(explain(planned), flush=True)
     for job in [planned.job(job) for job in chosen] or planned.jobs:
-        read = JobRun(spark.result(), job, configuration).run()
+        read = JobRun(spark.result(), job, configuration, max_records=configuration.max_records).run()
         log.info("job done", pipeline=name, job=job.name, read=read, seconds=round(time.monotonic() - begun, 1))

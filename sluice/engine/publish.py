@@ -12,6 +12,7 @@ import structlog
 from pyspark.sql import DataFrame
 
 from sluice.engine.changes import GlobalTables, change_records
+from sluice.engine.lease import Lease
 from sluice.engine.place import CELL, CLOSED
 from sluice.engine.produce import TransactionalOutput
 from sluice.engine.shards import RETURNED, WRITTEN, ShardWriter
@@ -29,6 +30,7 @@ class Publisher:
 
     storage: Storage
     ledger: Ledger
+    lease: Lease
     output: TransactionalOutput
     tables: GlobalTables
     types: Mapping[str, str]
@@ -38,6 +40,7 @@ class Publisher:
     def __call__(self, cells: DataFrame, batch: int) -> None:
         """What Spark calls for each batch, with the changed cells. They are computed once, by writing the shards."""
         handoff = self.storage.handoff
+        self.lease.check()
         handoff.start(batch)
         returned = self._write_shards(cells)
         facts = handoff.facts(batch)
@@ -48,7 +51,7 @@ class Publisher:
             return  # Spark adds a batch without data to let go of closed windows: there is nothing to publish.
         counts |= {f"output/{topic}": n for topic, n in self._write_output(cells, batch, returned).items()}
         cut = self._cut(batch, times, counts)
-        new = self.ledger.publish(cut)
+        new = self.ledger.publish(cut, self.lease.epoch)
         self.read += counts.get("read", 0)
         log.info("batch published" if new else "batch was published already", cut=cut.id, **counts)
 
@@ -58,6 +61,7 @@ class Publisher:
 
     def _write_output(self, cells: DataFrame, batch: int, returned: pa.Table) -> dict[str, int]:
         job = self.storage.job
+        self.lease.check()
         self.tables.apply(returned)
         topics = [*(sink.topic for sink in job.stream_sinks), job.pipeline.dead_letters]
         records = [(topic, table) for topic in topics for table in self.storage.handoff.records(batch, topic)]

@@ -12,6 +12,7 @@ from sqlalchemy.sql import ColumnElement, Select
 
 from sluice.errors import NotFound, StateError
 from sluice.state.database import create_tables, database_url, open_engine, speaking_to, writing
+from sluice.state.leases import Leases, require_epoch
 from sluice.state.model import Cut, JobInfo, StoreInfo, WorkerInfo
 from sluice.state.tables import CUTS, GENERATIONS, JOBS, METADATA, STORES, WORKERS
 
@@ -24,6 +25,7 @@ class Ledger:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.leases = Leases(engine)
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -63,13 +65,16 @@ class Ledger:
                 raise NotFound(f"Job {job!r} of pipeline {pipeline!r} has no generation {generation}.")
             connection.execute(change)
 
-    def publish(self, cut: Cut) -> bool:
-        """Make a batch visible, in one transaction.
+    def publish(self, cut: Cut, epoch: int | None = None) -> bool:
+        """Make a batch visible, in one transaction, for the holder of the job's lease of this epoch.
 
-        False, and nothing is changed, if this very batch is published already. Raises StateError if the batch does not
-        continue what is published: it is older than the newest cut, or the same batch with other positions.
+        False, and nothing is changed, if this very batch is published already. Raises LeaseError if the lease has been
+        taken over, and StateError if the batch does not continue what is published: it is older than the newest cut, or
+        the same batch with other positions.
         """
         with speaking_to("Publishing the cut"), writing(self._engine) as connection:
+            if epoch is not None:
+                require_epoch(connection, cut.pipeline, cut.job, cut.generation, epoch)
             last = _last_batch(connection, cut.pipeline, cut.job, cut.generation)
             if last is None or cut.batch > last:
                 connection.execute(insert(CUTS), _cut_row(cut))

@@ -6,7 +6,7 @@ Everything a job says of itself is kept by generation, so that a new one can be 
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Table, Text
 
 METADATA = MetaData()
 
@@ -69,4 +69,18 @@ CUTS = Table(
     Column("positions", Text, nullable=False, comment="JSON object"),
     Column("stream_times", Text, nullable=False, comment="JSON object"),
     Column("counts", Text, nullable=False, comment="JSON object"),
+)
+
+LEASES = Table(
+    "leases",
+    METADATA,
+    *_generation_columns(),
+    Column("epoch", BigInteger, nullable=False, comment="goes up by one with every holder"),
+    Column("held", Boolean, nullable=False),
+    Column("beat", BigInteger, nullable=False, comment="goes up as long as the holder lives"),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("process", Text, nullable=False, comment="which process of which machine, told apart over reboots"),
+    Column("since", Text, nullable=False, comment="ISO 8601, UTC; for people"),
+    Column("run", Text, nullable=False, comment="of Airflow, or empty"),
 )
