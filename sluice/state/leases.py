@@ -66,18 +66,18 @@ class Leases:
 
         Whoever held it can commit nothing from then on.
         """
-        of = {"pipeline": pipeline, "job": job, "generation": generation}
-        values: dict[str, Any] = of | msgspec.structs.asdict(holder)
-        values |= {"held": True, "beat": 0, "since": datetime.now(UTC).isoformat(timespec="seconds")}
+        of = (pipeline, job, generation)
+        values: dict[str, Any] = dict(zip(("pipeline", "job", "generation"), of, strict=True))
+        values |= msgspec.structs.asdict(holder) | {"held": True, "beat": 0, "since": datetime.now(UTC).isoformat(timespec="seconds")}
         try:
             with speaking_to("Taking the lease"), writing(self._engine) as connection:
-                if _row(connection, **of, lock=True) != seen:
+                if _row(connection, *of, lock=True) != seen:
                     return None
                 if seen is None:
                     connection.execute(insert(LEASES), values | {"epoch": 1})
                 else:
-                    connection.execute(update(LEASES).where(_is(**of)), values | {"epoch": seen.epoch + 1})
-                return _row(connection, **of)
+                    connection.execute(update(LEASES).where(_is(*of)), values | {"epoch": seen.epoch + 1})
+                return _row(connection, *of)
         except StateError as error:
             if seen is None and isinstance(error.__cause__, IntegrityError):
                 return None  # PostgreSQL locks no row that is not there: another driver took it first

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,8 +80,13 @@ def test_how_long_it_was_silent_is_not_read_off_a_calendar(ledger: Ledger) -> No
     """`since` says 2022: only that the beat does not change counts, and that takes its time."""
     row = ledger.leases.take("orders", "totals", 1, ELSEWHERE, None)
     assert row is not None
+    def beat() -> None:
+        for _ in range(30):
+            ledger.leases.beat(row)
+            time.sleep(0.05)
+
     with ThreadPoolExecutor(1) as pool:
-        beating = pool.submit(lambda: [(ledger.leases.beat(row), time.sleep(0.05)) for _ in range(30)])
+        beating = pool.submit(beat)
         with pytest.raises(LeaseError), lease(ledger, patience=Patience(0.05, 0.3, 0.3)):
             pass
         beating.result()
@@ -96,9 +102,16 @@ def test_a_holder_of_this_machine_that_was_killed_is_followed_at_once(ledger: Le
 
 def test_the_driver_that_a_run_left_behind_is_waited_for(ledger: Ledger) -> None:
     orphan = lease(ledger, "orders/manual__1/main")
+    held = threading.Event()
+
+    def work() -> None:
+        with orphan:
+            held.set()
+            time.sleep(0.4)
+
     with ThreadPoolExecutor(1) as pool:
-        orphan.__enter__()
-        ended = pool.submit(lambda: (time.sleep(0.4), orphan.__exit__(None, None, None)))
+        ended = pool.submit(work)
+        held.wait()
         with lease(ledger, "orders/manual__1/main", patience=Patience(0.05, 5, 5)) as mine:
             assert ended.done(), "it took the lease while the other one had it"
             assert mine.epoch == 2
