@@ -10,9 +10,11 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables
 from sluice.engine.combine import Combined, Combiner
 from sluice.engine.fuse import fuse, slot_types
+from sluice.engine.guard import Guard
 from sluice.engine.lease import PATIENCE, Lease, Patience, this_process
 from sluice.engine.place import CELL, Placer
 from sluice.engine.produce import TransactionalOutput, Writer, ensure_topics, partition_counts
@@ -65,6 +67,9 @@ class JobRun:
         return Lease(ledger.leases, *of, this_process(self.settings.run), self.patience)
 
     def _run(self, ledger: Ledger, lease: Lease) -> int:
+        of = (self.job.pipeline.name, self.job.name, self.generation)
+        guard = Guard(self.settings.kafka, ledger.sources, *of, self.job.topics)
+        firsts = guard.check(*self.storage.positions())
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         pipeline = self.job.pipeline
         writer = Writer(pipeline.name, self.job.name, self.generation, pipeline.markers)
@@ -76,10 +81,11 @@ class JobRun:
         cells = share_out(self.job, self._cells(records, partitions), self._tables())
         with TransactionalOutput(self.settings.kafka, writer) as output:
             published = ledger.last_batch(self.job.pipeline.name, self.job.name, self.generation)
-            self.storage.prepare(published, output.last_batch)
+            self.storage.prepare(published, output.last_batch, ledger)
             ledger.register(job_info(self.storage, types))
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
-            publisher = Publisher(self.storage, ledger, lease, output, tables, types)
+            auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts, ledger.audits.checksums(*of))
+            publisher = Publisher(self.storage, ledger, lease, guard, output, tables, auditor, types)
             self._stream(cells, publisher)
         return publisher.read
 

@@ -68,7 +68,8 @@ class Leases:
         """
         of = (pipeline, job, generation)
         values: dict[str, Any] = dict(zip(("pipeline", "job", "generation"), of, strict=True))
-        values |= msgspec.structs.asdict(holder) | {"held": True, "beat": 0, "since": datetime.now(UTC).isoformat(timespec="seconds")}
+        values |= {"held": True, "beat": 0, "since": datetime.now(UTC).isoformat(timespec="seconds")}
+        values |= msgspec.structs.asdict(holder)
         try:
             with speaking_to("Taking the lease"), writing(self._engine) as connection:
                 if _row(connection, *of, lock=True) != seen:

@@ -11,10 +11,13 @@ from sqlalchemy import Connection, Engine, RowMapping, Table, and_, delete, func
 from sqlalchemy.sql import ColumnElement, Select
 
 from sluice.errors import NotFound, StateError
+from sluice.state.audits import Audit, Audits, audit_row
+from sluice.state.damages import Damages
 from sluice.state.database import create_tables, database_url, open_engine, speaking_to, writing
 from sluice.state.leases import Leases, require_epoch
 from sluice.state.model import Cut, JobInfo, StoreInfo, WorkerInfo
-from sluice.state.tables import CUTS, GENERATIONS, JOBS, METADATA, STORES, WORKERS
+from sluice.state.sources import Sources
+from sluice.state.tables import AUDITS, CUTS, GENERATIONS, JOBS, METADATA, STORES, WORKERS
 
 
 class Ledger:
@@ -26,6 +29,9 @@ class Ledger:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.leases = Leases(engine)
+        self.audits = Audits(engine)
+        self.sources = Sources(engine)
+        self.damages = Damages(engine)
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -65,19 +71,21 @@ class Ledger:
                 raise NotFound(f"Job {job!r} of pipeline {pipeline!r} has no generation {generation}.")
             connection.execute(change)
 
-    def publish(self, cut: Cut, epoch: int | None = None) -> bool:
-        """Make a batch visible, in one transaction, for the holder of the job's lease of this epoch.
+    def publish(self, cut: Cut, audit: Audit | None = None) -> bool:
+        """Make a batch visible, in one transaction, with its audit, for the holder of the audit's lease.
 
         False, and nothing is changed, if this very batch is published already. Raises LeaseError if the lease has been
         taken over, and StateError if the batch does not continue what is published: it is older than the newest cut, or
         the same batch with other positions.
         """
         with speaking_to("Publishing the cut"), writing(self._engine) as connection:
-            if epoch is not None:
-                require_epoch(connection, cut.pipeline, cut.job, cut.generation, epoch)
+            if audit is not None:
+                require_epoch(connection, cut.pipeline, cut.job, cut.generation, audit.epoch)
             last = _last_batch(connection, cut.pipeline, cut.job, cut.generation)
             if last is None or cut.batch > last:
                 connection.execute(insert(CUTS), _cut_row(cut))
+                if audit is not None:
+                    connection.execute(insert(AUDITS), audit_row(audit))
                 return True
             row = connection.execute(_select_cut(cut)).mappings().first()
         if row is None or _cut(row).positions != cut.positions:
@@ -104,6 +112,16 @@ class Ledger:
         statement = _current(CUTS).where(_is(CUTS, pipeline, job)).order_by(CUTS.c.batch.desc()).limit(limit)
         return [_cut(row) for row in self._read(statement)]
 
+    def generation(self, pipeline: str, job: str) -> int | None:
+        """The generation of a job that readers see; None if it never ran."""
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            return _generation(connection, pipeline, job)
+
+    def generations(self, pipeline: str, job: str) -> list[int]:
+        """The generations of a job that have been registered, whether readers see them or not."""
+        statement = select(GENERATIONS.c.generation).where(_is(GENERATIONS, pipeline, job))
+        return sorted(row["generation"] for row in self._read(statement))
+
     def last_batch(self, pipeline: str, job: str, generation: int) -> int | None:
         """Number of the newest batch published in a generation."""
         with speaking_to("Reading the ledger"), self._engine.connect() as connection:
@@ -115,8 +133,9 @@ class Ledger:
             last = _last_batch(connection, pipeline, job, generation)
             if last is None:
                 return 0
-            old = CUTS.c.batch < min(before, last)
-            return connection.execute(delete(CUTS).where(_is(CUTS, pipeline, job, generation), old)).rowcount
+            of, oldest = (pipeline, job, generation), min(before, last)
+            connection.execute(delete(AUDITS).where(_is(AUDITS, *of), AUDITS.c.batch < oldest))
+            return connection.execute(delete(CUTS).where(_is(CUTS, *of), CUTS.c.batch < oldest)).rowcount
 
     def pipelines(self) -> list[str]:
         """Names of all pipelines with a registered job, sorted."""
