@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
@@ -14,12 +15,13 @@ from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables
 from sluice.engine.combine import Combined, Combiner
 from sluice.engine.fuse import fuse, slot_types
-from sluice.engine.guard import Guard
+from sluice.engine.guard import Guard, Positions
 from sluice.engine.lease import PATIENCE, Lease, Patience, this_process
 from sluice.engine.place import CELL, Placer
 from sluice.engine.produce import TransactionalOutput, Writer, ensure_topics, partition_counts
 from sluice.engine.publish import Publisher
 from sluice.engine.registration import job_info
+from sluice.engine.replay import Sink, replay
 from sluice.engine.shards import share_out
 from sluice.engine.source import RECORD, StreamReader, TableReader
 from sluice.engine.storage import Storage
@@ -51,6 +53,8 @@ class JobRun:
     generation: int = 1
     max_records: int = 2_000_000
     patience: Patience = PATIENCE
+    replay_to: Positions | None = None
+    """Read up to here only, and write no output: it is out already. For a generation that takes another one's place."""
 
     def __post_init__(self) -> None:
         self.storage = Storage.of(self.job, self.generation, self.settings)
@@ -86,7 +90,12 @@ class JobRun:
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
             auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts, ledger.audits.checksums(*of))
             publisher = Publisher(self.storage, ledger, lease, guard, output, tables, auditor, types)
-            self._stream(cells, publisher)
+            if self.replay_to is None:
+                self._stream(cells, publisher)
+            else:
+                publisher.silent = True
+                once = partial(self._stream, cells, once=True)
+                replay(self.storage, self.replay_to, self.max_records, publisher, once)
         return publisher.read
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> None:
@@ -132,12 +141,12 @@ class JobRun:
         reader = self.spark.readStream.format("kafka").options(**kafka, **_KAFKA_OPTIONS, **options)
         return reader.option("subscribe", ",".join(topics)).load().selectExpr(*RECORD)
 
-    def _stream(self, cells: DataFrame, publisher: Publisher) -> None:
+    def _stream(self, cells: DataFrame, sink: Sink, *, once: bool = False) -> None:
         query = (
-            cells.writeStream.foreachBatch(publisher)
+            cells.writeStream.foreachBatch(sink)
             .outputMode("update")
             .option("checkpointLocation", self.storage.checkpoint)
-            .trigger(availableNow=True)
+            .trigger(**({"once": True} if once else {"availableNow": True}))
             .queryName(f"{self.job.pipeline.name}.{self.job.name}")
             .start()
         )

@@ -39,6 +39,8 @@ class Publisher:
     tables: GlobalTables
     auditor: Auditor
     types: Mapping[str, str]
+    silent: bool = False
+    """Whether no output is written, since another generation has written it."""
     read: int = 0
     """Records read so far."""
 
@@ -56,7 +58,7 @@ class Publisher:
             return  # Spark adds a batch without data to let go of closed windows: there is nothing to publish.
         audit = self.auditor.audit(batch, returned)
         self.guard.check_identity()
-        written = self._write_output(cells, batch, returned)
+        written = {} if self.silent else self._write_output(cells, batch, returned)
         cut = self._cut(batch, times, counts | {f"output/{topic}": n for topic, n in written.items()})
         new = self.ledger.publish(cut, msgspec.structs.replace(audit, outputs=written))
         self.read += counts.get("read", 0)

@@ -19,6 +19,8 @@ class Storage:
 
     job: Job
     generation: int
+    folder: str
+    """Of the two below."""
     checkpoint: str
     handoff: Handoff
     locations: tuple[str, ...]
@@ -30,7 +32,7 @@ class Storage:
         pipeline = job.pipeline
         folder = f"{settings.checkpoints}/{pipeline.name}/{job.name}/g{generation}"
         shards = (location(settings.shards, pipeline.name, job.name, generation, n) for n in range(pipeline.workers))
-        return cls(job, generation, f"{folder}/spark", Handoff(f"{folder}/handoff"), tuple(shards))
+        return cls(job, generation, folder, f"{folder}/spark", Handoff(f"{folder}/handoff"), tuple(shards))
 
     def positions(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         """By topic and partition: up to where batches are done, and up to where they were begun."""
@@ -54,8 +56,8 @@ class Storage:
             raise EngineError(
                 f"Batch {max(published or 0, written)} of {self.job.pipeline.name} was published, but the checkpoint "
                 f"{self.checkpoint} ends at batch {known}.",
-                next_step="Restore the checkpoint. To begin again from the start of the topics, remove the pipeline's "
-                f"checkpoint, ledger and shards, and the topic {self.job.pipeline.markers}.",
+                next_step="Restore the checkpoint, or build the state anew from the topics: "
+                f"sluice rebuild {self.job.pipeline.name}.",
             )
         if published is None:
             for place in self.locations:

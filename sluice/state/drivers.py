@@ -231,6 +231,17 @@ class PostgresDriver(Driver):
         self._connection.close()
 
 
+def drop_schema(url: URL) -> None:
+    """Remove the schema that an address names, and all it holds."""
+    import psycopg
+    from psycopg import sql
+
+    address = url.difference_update_query(["schema"]).set(drivername="postgresql")
+    with _postgres_errors(), psycopg.connect(address.render_as_string(hide_password=False)) as connection:
+        name = sql.Identifier(str(url.query["schema"]))
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
+
+
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
         status = path.stat()

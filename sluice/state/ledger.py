@@ -17,7 +17,20 @@ from sluice.state.database import create_tables, database_url, open_engine, spea
 from sluice.state.leases import Leases, require_epoch
 from sluice.state.model import Cut, JobInfo, StoreInfo, WorkerInfo
 from sluice.state.sources import Sources
-from sluice.state.tables import AUDITS, CUTS, GENERATIONS, JOBS, METADATA, STORES, WORKERS
+from sluice.state.tables import (
+    AUDITS,
+    CUTS,
+    DAMAGES,
+    GENERATIONS,
+    JOBS,
+    LEASES,
+    METADATA,
+    SOURCES,
+    STORES,
+    WORKERS,
+)
+
+_BY_GENERATION = (GENERATIONS, STORES, WORKERS, CUTS, AUDITS, SOURCES, DAMAGES, LEASES)
 
 
 class Ledger:
@@ -60,7 +73,7 @@ class Ledger:
                 connection.execute(insert(JOBS), where)
             _replace(connection, GENERATIONS, where, [texts | {"topics": _json(job.topics)}])
             _replace(connection, STORES, where, map(msgspec.structs.asdict, job.stores))
-            _replace(connection, WORKERS, where, map(msgspec.structs.asdict, job.workers))
+            _replace(connection, WORKERS, where, map(_worker_row, job.workers))
 
     def promote(self, pipeline: str, job: str, generation: int) -> None:
         """Let readers see another generation of a job from now on; NotFound if it was never registered."""
@@ -137,6 +150,14 @@ class Ledger:
             connection.execute(delete(AUDITS).where(_is(AUDITS, *of), AUDITS.c.batch < oldest))
             return connection.execute(delete(CUTS).where(_is(CUTS, *of), CUTS.c.batch < oldest)).rowcount
 
+    def forget_generation(self, pipeline: str, job: str, generation: int) -> None:
+        """Remove all that is known of a generation that readers do not see; StateError if they do."""
+        with speaking_to("Removing the generation"), writing(self._engine) as connection:
+            if _generation(connection, pipeline, job) == generation:
+                raise StateError(f"Readers see generation {generation} of job {job!r}.")
+            for table in _BY_GENERATION:
+                connection.execute(delete(table).where(_is(table, pipeline, job, generation)))
+
     def pipelines(self) -> list[str]:
         """Names of all pipelines with a registered job, sorted."""
         return [row["pipeline"] for row in self._read(select(JOBS.c.pipeline).distinct().order_by(JOBS.c.pipeline))]
@@ -160,8 +181,8 @@ class Ledger:
 
     def workers(self, pipeline: str, job: str) -> list[WorkerInfo]:
         """The workers of the generation readers see, sorted by number."""
-        statement = _current(WORKERS).where(_is(WORKERS, pipeline, job)).order_by(WORKERS.c.number)
-        return [WorkerInfo(**_without_generation(row)) for row in self._read(statement)]
+        generation = self.generation(pipeline, job)
+        return [] if generation is None else self._workers(pipeline, job, generation)
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
         """How far the whole pipeline has read: topic → partition → the least next offset of the jobs that read it.
@@ -178,13 +199,18 @@ class Ledger:
     def _job(self, row: RowMapping) -> JobInfo:
         of = (row["pipeline"], row["job"], row["generation"])
         stores = self._read(select(STORES).where(_is(STORES, *of)).order_by(STORES.c.name))
-        workers = self._read(select(WORKERS).where(_is(WORKERS, *of)).order_by(WORKERS.c.number))
         known: dict[str, Any] = dict(row) | {
             "topics": tuple(msgspec.json.decode(row["topics"])),
             "stores": tuple(StoreInfo(**_without_generation(store)) for store in stores),
-            "workers": tuple(WorkerInfo(**_without_generation(worker)) for worker in workers),
+            "workers": tuple(self._workers(*of)),
         }
         return JobInfo(**known)
+
+    def _workers(self, pipeline: str, job: str, generation: int) -> list[WorkerInfo]:
+        of = (pipeline, job, generation)
+        rows = self._read(select(WORKERS).where(_is(WORKERS, *of)).order_by(WORKERS.c.number))
+        damages = self.damages.get(*of)
+        return [WorkerInfo(**_without_generation(row), unavailable=damages.get(row["number"], "")) for row in rows]
 
     def _read(self, statement: Select[Any]) -> list[RowMapping]:
         with speaking_to("Reading the ledger"), self._engine.connect() as connection:
@@ -214,6 +240,10 @@ def _replace(connection: Connection, table: Table, where: dict[str, Any], rows: 
     connection.execute(delete(table).where(_is(table, **where)))
     if values := [row | where for row in rows]:
         connection.execute(insert(table), values)
+
+
+def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(worker).items() if name != "unavailable"}
 
 
 def _select_cut(cut: Cut) -> Select[Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sluice.errors import LeaseError, SettingsError, StateError
 from sluice.state.database import database_url
-from sluice.state.drivers import Driver, Mode, PostgresDriver, Row, SqliteDriver
+from sluice.state.drivers import Driver, Mode, PostgresDriver, Row, SqliteDriver, drop_schema
 from sluice.state.model import NO_WINDOW, Cell
 
 if TYPE_CHECKING:
@@ -126,12 +126,15 @@ class Shard:
         """The state's checksum as it was kept when batch `as_of`, or the last one before it, was written."""
         return str(self._last("checksum", as_of, NO_CHECKSUM))
 
-    def verify(self, as_of: int) -> None:
-        """Read everything; StateError if the database is damaged or its cells at a batch do not have their checksum."""
+    def verify(self, as_of: int, checksum: str | None = None) -> None:
+        """Read everything; StateError if the database is damaged or its cells at a batch do not have their checksum.
+
+        That is the one that was published, or else the one that was kept when they were written.
+        """
         self._driver.check()
-        found = f"{add_up(self._everything(as_of)):016x}"
-        if found != self.checksum(as_of):
-            raise StateError(f"The shard is damaged: its checksum is {found}, and was {self.checksum(as_of)}.")
+        found, published = f"{add_up(self._everything(as_of)):016x}", checksum or self.checksum(as_of)
+        if found != published:
+            raise StateError(f"The shard is damaged: its checksum is {found}, and was {published}.")
 
     def _everything(self, as_of: int) -> Iterator[Row]:
         position: tuple[Any, ...] = (-1, "", NO_WINDOW)
@@ -197,6 +200,16 @@ def rows_of(table: pa.Table) -> Iterator[Row]:
     """The rows of an Arrow table with the columns of `Cell`, sorted as a shard likes them."""
     ordered = table.sort_by([(name, "ascending") for name in _SORT])
     return zip(*(ordered.column(name).to_pylist() for name in Cell.__struct_fields__), strict=True)
+
+
+def drop(url: str) -> None:
+    """Remove a shard and all it holds; does nothing if it is not there."""
+    parsed = database_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
+    else:
+        drop_schema(parsed)
 
 
 def add_up(rows: Iterable[Row], checksum: int = 0, minus: Iterable[Row] = ()) -> int:
