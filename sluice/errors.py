@@ -57,6 +57,13 @@ class BufferFull(EngineError):
     next_step = "Allow more in the step's buffer, or let it emit early when it is full; then run again."
 
 
+class LeaseError(EngineError):
+    """Another driver works on the job, or has taken it over: there is one writer at a time."""
+
+    status = 409
+    title = "Another driver has the job"
+
+
 class StateError(SluiceError):
     """A shard or the ledger could not be read or written."""
 

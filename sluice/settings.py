@@ -10,6 +10,8 @@
 | SLUICE_JARS | HOME/jars/spark | folder of the jars of Spark's Kafka connector |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | JSON of librdkafka settings for reading and writing Kafka |
 | SLUICE_SPARK_CONF | {} | JSON of further Spark settings |
+| SLUICE_MAX_RECORDS | 2000000 | records of the streams in one batch, at most; a longer backlog takes several |
+| SLUICE_RUN | | the run that a driver works for; Airflow's operator sets it |
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class Settings:
     jars: Path
     kafka: dict[str, str]
     spark_conf: dict[str, str]
+    max_records: int
+    run: str
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -51,7 +55,16 @@ class Settings:
             jars=Path(environ.get("SLUICE_JARS") or home / "jars" / "spark").absolute(),
             kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),
             spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
+            max_records=_positive(environ, "SLUICE_MAX_RECORDS", 2_000_000),
+            run=environ.get("SLUICE_RUN", ""),
         )
+
+
+def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name) or str(default)
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise SettingsError(f"{name} is {text!r}.", next_step="Write a whole number above 0.")
+    return int(text)
 
 
 def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> dict[str, str]:

@@ -59,6 +59,7 @@ def environment(known: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_JARS": str(known.jars),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_SPARK_CONF": json.dumps(known.spark_conf),
+        "SLUICE_MAX_RECORDS": str(known.max_records),
         # Unset, Spark's workers pick another Python.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

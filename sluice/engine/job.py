@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables
 from sluice.engine.combine import Combined, Combiner
 from sluice.engine.fuse import fuse, slot_types
+from sluice.engine.guard import Guard, Positions
+from sluice.engine.lease import PATIENCE, Lease, Patience, this_process
 from sluice.engine.place import CELL, Placer
 from sluice.engine.produce import TransactionalOutput, Writer, ensure_topics, partition_counts
 from sluice.engine.publish import Publisher
 from sluice.engine.registration import job_info
+from sluice.engine.replay import Sink, replay
 from sluice.engine.shards import share_out
 from sluice.engine.source import RECORD, StreamReader, TableReader
 from sluice.engine.storage import Storage
@@ -47,6 +52,9 @@ class JobRun:
     settings: Settings
     generation: int = 1
     max_records: int = 2_000_000
+    patience: Patience = PATIENCE
+    replay_to: Positions | None = None
+    """Read up to here only, and write no output: it is out already. For a generation that takes another one's place."""
 
     def __post_init__(self) -> None:
         self.storage = Storage.of(self.job, self.generation, self.settings)
@@ -55,6 +63,17 @@ class JobRun:
         """Read, compute and publish what there is to read; returns the number of records read."""
         if not self.job.families:
             raise EngineError(f"{self.job.pipeline.name} has no store.", next_step="Aggregate a stream into one.")
+        with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
+            return self._run(ledger, lease)
+
+    def _lease(self, ledger: Ledger) -> Lease:
+        of = (self.job.pipeline.name, self.job.name, self.generation)
+        return Lease(ledger.leases, *of, this_process(self.settings.run), self.patience)
+
+    def _run(self, ledger: Ledger, lease: Lease) -> int:
+        of = (self.job.pipeline.name, self.job.name, self.generation)
+        guard = Guard(self.settings.kafka, ledger.sources, *of, self.job.topics)
+        firsts = guard.check(*self.storage.positions())
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         pipeline = self.job.pipeline
         writer = Writer(pipeline.name, self.job.name, self.generation, pipeline.markers)
@@ -64,13 +83,19 @@ class JobRun:
         records = self._records()
         types = slot_types(self.job, records)
         cells = share_out(self.job, self._cells(records, partitions), self._tables())
-        with Ledger.open(self.settings.ledger) as ledger, TransactionalOutput(self.settings.kafka, writer) as output:
+        with TransactionalOutput(self.settings.kafka, writer) as output:
             published = ledger.last_batch(self.job.pipeline.name, self.job.name, self.generation)
-            self.storage.prepare(published, output.last_batch)
+            self.storage.prepare(published, output.last_batch, ledger)
             ledger.register(job_info(self.storage, types))
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
-            publisher = Publisher(self.storage, ledger, output, tables, types)
-            self._stream(cells, publisher)
+            auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts, ledger.audits.checksums(*of))
+            publisher = Publisher(self.storage, ledger, lease, guard, output, tables, auditor, types)
+            if self.replay_to is None:
+                self._stream(cells, publisher)
+            else:
+                publisher.silent = True
+                once = partial(self._stream, cells, once=True)
+                replay(self.storage, self.replay_to, self.max_records, publisher, once)
         return publisher.read
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> None:
@@ -116,12 +141,12 @@ class JobRun:
         reader = self.spark.readStream.format("kafka").options(**kafka, **_KAFKA_OPTIONS, **options)
         return reader.option("subscribe", ",".join(topics)).load().selectExpr(*RECORD)
 
-    def _stream(self, cells: DataFrame, publisher: Publisher) -> None:
+    def _stream(self, cells: DataFrame, sink: Sink, *, once: bool = False) -> None:
         query = (
-            cells.writeStream.foreachBatch(publisher)
+            cells.writeStream.foreachBatch(sink)
             .outputMode("update")
             .option("checkpointLocation", self.storage.checkpoint)
-            .trigger(availableNow=True)
+            .trigger(**({"once": True} if once else {"availableNow": True}))
             .queryName(f"{self.job.pipeline.name}.{self.job.name}")
             .start()
         )

@@ -99,6 +99,22 @@ class _Task:
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
 
 
+class _Fate:
+    """What becomes of each record of a batch; a record that had any effect is applied, whatever else it was."""
+
+    def __init__(self, applied: npt.NDArray[np.bool_]) -> None:
+        self.applied = applied
+        self.late, self.unkeyed = np.zeros_like(applied), np.zeros_like(applied)
+
+    def counts(self) -> dict[str, int]:
+        late = self.late & ~self.applied
+        dropped = self.unkeyed & ~self.applied & ~late
+        filtered = ~(self.applied | late | dropped)
+        found = {"late_everywhere": late.sum(), "dropped/null_key": dropped.sum()}
+        kept = {"applied": int(self.applied.sum()), "filtered": int(filtered.sum())}
+        return kept | {name: int(number) for name, number in found.items() if number}
+
+
 @dataclass(frozen=True)
 class Placer:
     """The task after the stateless steps: cells go on to the stateful operator, output records to the driver."""
@@ -127,10 +143,11 @@ class Placer:
                 continue
             if task is None:
                 task = self._begin(batch, self.handoff.times(number - 1))
-            self._collect_outputs(batch, task)
+            fate = _Fate(self._collect_outputs(batch, task))
             for family in self.families:
                 if family.topic == task.source:
-                    yield self._cells(batch, family, task)
+                    yield self._cells(batch, family, task, fate)
+            task.counts.update(fate.counts())
         if task is not None:
             self._hand_over(number, task)
 
@@ -155,7 +172,8 @@ class Placer:
         topic = self.topics[batch.column("_source")[0].as_py()]
         return _Task(topic, batch.column("_partition")[0].as_py(), times, self.closed(times))
 
-    def _collect_outputs(self, batch: pa.RecordBatch, task: _Task) -> None:
+    def _collect_outputs(self, batch: pa.RecordBatch, task: _Task) -> npt.NDArray[np.bool_]:
+        """Keep the output records; which of the batch's records made any."""
         taken = np.zeros(batch.num_rows, bool)
         for number, topic in self.sinks:
             value = batch.column(f"o{number}_value")
@@ -164,23 +182,24 @@ class Placer:
             found = pa.table({"key": batch.column(f"o{number}_key").filter(there), "value": value.filter(there)})
             if found.num_rows:
                 task.outputs.setdefault(topic, []).append(found)
-        for family in self.families:
-            taken |= _numpy(batch.column(family.passed))
-        task.counts["applied"] += int(taken.sum())
-        task.counts["filtered"] += int(len(taken) - taken.sum())
+        return taken
 
-    def _cells(self, batch: pa.RecordBatch, family: FamilySpec, task: _Task) -> pa.RecordBatch:
+    def _cells(self, batch: pa.RecordBatch, family: FamilySpec, task: _Task, fate: _Fate) -> pa.RecordBatch:
         passed = _numpy(batch.column(family.passed))
         keyed = passed & _numpy(batch.column(family.key).is_valid())
         rows = np.flatnonzero(keyed)
+        fate.unkeyed |= passed & ~keyed
         self._count(task, "null_key", family, int(passed.sum()) - len(rows))
         if family.window is None:
+            fate.applied[rows] = True
             return self._batch(batch, family, rows, None, task.closed)
         name = f"{family.stores[0]}/{task.source}/{task.partition}"
         times = batch.column("_time").to_numpy()[rows]
         placed = place(times, family.window, task.times.get(name, BEFORE_ALL), task.closed)
         if len(rows):
             task.times[name] = placed.stream_time
+        fate.applied[rows[placed.rows]] = True
+        fate.late[rows] = True  # it counts where it was not applied
         self._count(task, "late", family, placed.late)
         return self._batch(batch, family, rows[placed.rows], placed.starts, task.closed)
 

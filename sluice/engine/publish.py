@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 from pyspark.sql import DataFrame
 
+from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables, change_records
+from sluice.engine.guard import Guard
+from sluice.engine.lease import Lease
 from sluice.engine.place import CELL, CLOSED
 from sluice.engine.produce import TransactionalOutput
 from sluice.engine.shards import RETURNED, WRITTEN, ShardWriter
@@ -29,15 +33,21 @@ class Publisher:
 
     storage: Storage
     ledger: Ledger
+    lease: Lease
+    guard: Guard
     output: TransactionalOutput
     tables: GlobalTables
+    auditor: Auditor
     types: Mapping[str, str]
+    silent: bool = False
+    """Whether no output is written, since another generation has written it."""
     read: int = 0
     """Records read so far."""
 
     def __call__(self, cells: DataFrame, batch: int) -> None:
         """What Spark calls for each batch, with the changed cells. They are computed once, by writing the shards."""
         handoff = self.storage.handoff
+        self.lease.check()
         handoff.start(batch)
         returned = self._write_shards(cells)
         facts = handoff.facts(batch)
@@ -46,18 +56,21 @@ class Publisher:
         counts = facts.counts | {"rows": _rows_written(returned)}
         if not facts.counts and not counts["rows"]:
             return  # Spark adds a batch without data to let go of closed windows: there is nothing to publish.
-        counts |= {f"output/{topic}": n for topic, n in self._write_output(cells, batch, returned).items()}
-        cut = self._cut(batch, times, counts)
-        new = self.ledger.publish(cut)
+        audit = self.auditor.audit(batch, returned)
+        self.guard.check_identity()
+        written = {} if self.silent else self._write_output(cells, batch, returned)
+        cut = self._cut(batch, times, counts | {f"output/{topic}": n for topic, n in written.items()})
+        new = self.ledger.publish(cut, msgspec.structs.replace(audit, outputs=written))
         self.read += counts.get("read", 0)
-        log.info("batch published" if new else "batch was published already", cut=cut.id, **counts)
+        log.info("batch published" if new else "batch was published already", cut=cut.id, **cut.counts)
 
     def _write_shards(self, cells: DataFrame) -> pa.Table:
-        writer = ShardWriter.of(self.storage.job, self.storage.locations)
+        writer = ShardWriter.of(self.storage.job, self.storage.locations, self.lease.epoch)
         return cells.select("worker", *CELL, "value", "position").mapInArrow(writer.__call__, RETURNED).toArrow()
 
     def _write_output(self, cells: DataFrame, batch: int, returned: pa.Table) -> dict[str, int]:
         job = self.storage.job
+        self.lease.check()
         self.tables.apply(returned)
         topics = [*(sink.topic for sink in job.stream_sinks), job.pipeline.dead_letters]
         records = [(topic, table) for topic in topics for table in self.storage.handoff.records(batch, topic)]

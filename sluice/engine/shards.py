@@ -20,7 +20,7 @@ OWNER = "pmod(crc32(CAST(key AS BINARY)), {workers})"
 
 RETURNED = "cell INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, worker INT"
 WRITTEN = -1
-"""`cell` of the row that says in `window_start` how many rows a worker wrote."""
+"""`cell` of the row that says in `window_start` how many rows a worker wrote, and its state's checksum in `value`."""
 
 
 def share_out(job: Job, cells: DataFrame, tables: DataFrame | None) -> DataFrame:
@@ -41,12 +41,14 @@ class ShardWriter:
     """Cell families whose changes the driver needs."""
     tables: frozenset[int]
     """Cell families that every worker has: one worker's are enough."""
+    epoch: int
+    """Of the lease under which is written."""
 
     @classmethod
-    def of(cls, job: Job, locations: tuple[str, ...]) -> ShardWriter:
+    def of(cls, job: Job, locations: tuple[str, ...], epoch: int) -> ShardWriter:
         """The writer of a job's shards, one location for each worker."""
         tables = frozenset(table.family for table in job.tables)
-        return cls(locations, frozenset(sink.family for sink in job.table_sinks) | tables, tables)
+        return cls(locations, frozenset(sink.family for sink in job.table_sinks) | tables, tables, epoch)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the cells of one task."""
@@ -57,9 +59,11 @@ class ShardWriter:
         worker: int = cells.column("worker")[0].as_py()
         latest = self._latest(cells)
         with Shard.open(self.locations[worker], to_write=True) as shard:
-            written = shard.write(current_batch(), rows_of(latest))
+            written = shard.write(current_batch(), rows_of(latest), self.epoch)
+            checksum = shard.checksum(current_batch())
         yield from self._returned(latest, worker)
-        yield pa.RecordBatch.from_pylist([{"cell": WRITTEN, "worker": worker, "window_start": written}], _schema())
+        said = {"cell": WRITTEN, "worker": worker, "window_start": written, "value": checksum}
+        yield pa.RecordBatch.from_pylist([said], _schema())
 
     def _latest(self, cells: pa.Table) -> pa.Table:
         """A table's key may have changed several times in the batch: the last change counts."""

@@ -137,6 +137,8 @@ class Reader:
     async def _ask_one(
         self, info: WorkerInfo, ask: Callable[[WorkerReader], Awaitable[T]]
     ) -> tuple[list[T], WorkerStatus]:
+        if info.unavailable:
+            return [], WorkerStatus(info.number, "unavailable", info.unavailable)
         try:
             return [await ask(self._worker(info))], WorkerStatus(info.number, "ok")
         except StateError as error:

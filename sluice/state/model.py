@@ -47,6 +47,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """SQLAlchemy URL of the shard; may hold a password, so it never leaves the server."""
     host: str = "127.0.0.1"
     port: int = 0
+    unavailable: str = ""
+    """Why its shard must not be read: found damaged, and not rebuilt yet. Empty if it may be."""
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sluice.errors import SettingsError
+from sluice.errors import LeaseError, SettingsError, StateError
 from sluice.state.database import database_url
-from sluice.state.drivers import Driver, Mode, PostgresDriver, Row, SqliteDriver
+from sluice.state.drivers import Driver, Mode, PostgresDriver, Row, SqliteDriver, drop_schema
 from sluice.state.model import NO_WINDOW, Cell
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _SORT = ("cell", "key", "window_start")
 _COMPACT_ROWS = 5_000
+_PAGE_ROWS = 20_000
 _POSTGRES_NAME_BYTES = 63
 _END = (2**31 - 1, "", NO_WINDOW, -1)
 
@@ -31,6 +33,11 @@ _GET = (
 _AS_OF = """FROM cells AS c WHERE cell = ? AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM cells AS n WHERE n.cell = c.cell AND n.key = c.key AND n.window_start = c.window_start
     AND n.batch > c.batch AND n.batch <= ?)"""
+_PAGE_AS_OF = """SELECT cell, key, window_start, window_end, value FROM cells AS c
+    WHERE (cell, key, window_start) > (?, ?, ?) AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM cells AS n WHERE n.cell = c.cell AND n.key = c.key AND n.window_start = c.window_start
+        AND n.batch > c.batch AND n.batch <= ?)
+    ORDER BY cell, key, window_start LIMIT ?"""
 # Versions that no cut from a batch on can show: superseded by then, or a tombstone with nothing under it.
 _SUPERSEDED = """FROM cells AS c WHERE (cell, key, window_start, batch) > (?, ?, ?, ?) AND batch <= ? AND (
     value IS NULL OR EXISTS (
@@ -63,6 +70,9 @@ class Range:
 
 EVERYTHING = Range()
 
+NO_CHECKSUM = "0" * 16
+"""The checksum of nothing."""
+
 
 class Shard:
     """One worker's cells, every batch a version of its own; readers name the batch they mean.
@@ -92,18 +102,51 @@ class Shard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, batch: int, rows: Iterable[Row]) -> int:
+    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0) -> int:
         """Write a batch in one transaction; written again, it replaces what it wrote before. Returns the rows written.
 
-        No two rows may be of the same cell, key and window. Quickest when the rows come sorted by these.
+        No two rows may be of the same cell, key and window. Quickest when the rows come sorted by these. LeaseError,
+        and nothing is written, if the holder of a lease with a higher epoch has written already.
         """
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
         with self._driver.transaction():
+            if self._last("epoch", sys.maxsize, 0) > epoch:
+                raise LeaseError("This driver has lost its lease: its successor has written to the shard already.")
             if self._driver.execute("DELETE FROM batches WHERE batch = ?", (batch,)):
                 self._driver.execute("DELETE FROM cells WHERE batch = ?", (batch,))
+            before = self._last("checksum", batch - 1, None)
+            replaced = () if before is None else self._driver.replaced(batch, ordered)
+            checksum = add_up(ordered, int(before or "0", 16), minus=replaced)
             self._driver.insert_cells(batch, ordered)
-            self._driver.execute('INSERT INTO batches (batch, "rows") VALUES (?, ?)', (batch, len(ordered)))
+            values = (batch, len(ordered), f"{checksum:016x}", epoch)
+            self._driver.execute('INSERT INTO batches (batch, "rows", checksum, epoch) VALUES (?, ?, ?, ?)', values)
         return len(ordered)
+
+    def checksum(self, as_of: int) -> str:
+        """The state's checksum as it was kept when batch `as_of`, or the last one before it, was written."""
+        return str(self._last("checksum", as_of, NO_CHECKSUM))
+
+    def verify(self, as_of: int, checksum: str | None = None) -> None:
+        """Read everything; StateError if the database is damaged or its cells at a batch do not have their checksum.
+
+        That is the one that was published, or else the one that was kept when they were written.
+        """
+        self._driver.check()
+        found, published = f"{add_up(self._everything(as_of)):016x}", checksum or self.checksum(as_of)
+        if found != published:
+            raise StateError(f"The shard is damaged: its checksum is {found}, and was {published}.")
+
+    def _everything(self, as_of: int) -> Iterator[Row]:
+        position: tuple[Any, ...] = (-1, "", NO_WINDOW)
+        while page := self._driver.fetch(_PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)):
+            yield from page
+            position = page[-1][:3]
+
+    def _last(self, column: str, batch: int, default: Any) -> Any:
+        """A column of the newest batch written that is not newer than `batch`."""
+        sql = f"SELECT {column} FROM batches WHERE batch <= ? ORDER BY batch DESC LIMIT 1"
+        found = self._driver.fetch(sql, (batch,))
+        return found[0][0] if found else default
 
     def batches(self) -> dict[int, int]:
         """The batches written so far, each with its number of rows."""
@@ -157,6 +200,34 @@ def rows_of(table: pa.Table) -> Iterator[Row]:
     """The rows of an Arrow table with the columns of `Cell`, sorted as a shard likes them."""
     ordered = table.sort_by([(name, "ascending") for name in _SORT])
     return zip(*(ordered.column(name).to_pylist() for name in Cell.__struct_fields__), strict=True)
+
+
+def drop(url: str) -> None:
+    """Remove a shard and all it holds; does nothing if it is not there."""
+    parsed = database_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
+    else:
+        drop_schema(parsed)
+
+
+def add_up(rows: Iterable[Row], checksum: int = 0, minus: Iterable[Row] = ()) -> int:
+    """The checksum of cells, added to what it was before and less that of the versions they replace.
+
+    It is a sum, modulo 2**64, of a hash of each cell as it stands: so it does not depend on any order, nor on the
+    batches by which the cells became what they are. Tombstones add nothing.
+    """
+    for row in rows:
+        if row[4] is not None:
+            checksum += _digest(row)
+    for row in minus:
+        checksum -= _digest(row)
+    return checksum % 2**64
+
+
+def _digest(row: Row) -> int:
+    return int.from_bytes(blake2b("{}\0{}\0{}\0{}\0{}".format(*row).encode(), digest_size=8).digest(), "little")
 
 
 def location(base_url: str, pipeline: str, job: str, generation: int, worker: int) -> str:
