@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.clock import BEFORE_ALL, Clock
+from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
 from sluice.engine.handoff import Handoff
 from sluice.engine.rows import CLOCK, SCHEMA, places, rows
 from sluice.engine.source import batch_clock, current_batch
@@ -157,7 +157,7 @@ class Feeder:
         parts = list(self.sinks.parts(batch))
         for part, mask in parts:
             facts = task.parts.setdefault(part, PartFacts())
-            self.sinks.collect(batch if mask is None else batch.filter(pa.array(mask)), facts)
+            facts.count(self.sinks.collect(batch if mask is None else batch.filter(pa.array(mask)), facts))
         orders = self._orders(batch, parts, task)
         for operator in self.operators:
             yield from self._fed(batch, operator, parts, orders, task)
@@ -228,7 +228,8 @@ class Feeder:
             if part[0] not in side.topics:
                 continue
             mine = np.ones(len(times), bool) if mask is None else mask
-            begin = task.time(name, part)
+            # What was closed stays closed, though a partition was idle and comes back.
+            begin = max(task.time(name, part), task.clock.times.get(f"{CLOSED}/{operator.name}", BEFORE_ALL))
             running = _running(np.where(moves & mine, times, BEFORE_ALL), begin)
             stream_times.set(side.side, mine, running, begin)
             if (moves & mine).any():
@@ -321,7 +322,9 @@ class _StreamTimes:
 
     def set(self, side: int, mine: Mask, running: Times, begin: int) -> None:
         """Stream time of the records of one partition."""
-        columns = self._columns.setdefault(side, {name: np.full(self._count, BEFORE_ALL) for name in ("before", "after")})
+        columns = self._columns.setdefault(
+            side, {name: np.full(self._count, BEFORE_ALL) for name in ("before", "after")}
+        )
         columns["after"][mine] = running[mine]
         columns["before"][mine] = np.concatenate(([begin], running[:-1]))[mine]
 

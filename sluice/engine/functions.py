@@ -15,6 +15,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from sluice.engine.shipping import Shipped
+from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.topology import nodes
 
@@ -26,7 +27,8 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 def register(spark: SparkSession, job: Job) -> None:
     """Make the job's Python functions known to a session."""
     for number, node in job.functions.items():
-        spark.udf.register(f"python_{number}", Step.of(node).call, RESULT)
+        step = Step.of(node, sets_aside=number in job.failures)
+        spark.udf.register(f"python_{number}", step.call, RESULT)
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,14 @@ class Step:
     function: Shipped
     gives: str
     takes: Shipped | None
+    at: str
+    sets_aside: bool
 
     @classmethod
-    def of(cls, node: nodes.Apply) -> Step:
-        """The step of a node."""
-        return cls(Shipped.of(node.function), node.gives, None if node.takes is None else Shipped.of(node.takes))
+    def of(cls, node: nodes.Apply, *, sets_aside: bool) -> Step:
+        """The step of a node. Where it cannot set a record aside, an error of its function ends the run."""
+        takes = None if node.takes is None else Shipped.of(node.takes)
+        return cls(Shipped.of(node.function), node.gives, takes, node.at, sets_aside)
 
     @cached_property
     def _decode(self) -> Callable[[str], Any]:
@@ -53,6 +58,8 @@ class Step:
         try:
             return self._result(key, None if value is None else self._decode(value))
         except Exception as error:
+            if not self.sets_aside:
+                raise EngineError(f"The function at {self.at} raised {type(error).__name__}: {error}.") from error
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _result(self, key: str | None, value: Any) -> dict[str, Any]:

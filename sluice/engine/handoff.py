@@ -64,6 +64,8 @@ class Handoff:
         """The counts of each topic's partitions: parts are named KIND-TOPIC-PARTITION."""
         found: dict[tuple[str, int], Counter[str]] = {}
         for name, data in self._read(batch, _FACTS):
+            if name.startswith("stage-"):
+                continue  # of a worker, whatever partitions its rows are from
             topic, _, partition = name.removesuffix(_FACTS).partition("-")[2].rpartition("-")
             counts = msgspec.json.decode(data, type=Facts).counts
             found.setdefault((topic, int(partition)), Counter()).update(counts)

@@ -19,14 +19,16 @@ from sluice.plan import TO_JSON, VALUE_JSON, Feed, Job, Layers, Ordered, literal
 from sluice.topology import nodes
 from sluice.topology.serdes import TEXT_FIELD, fields_of
 
-assert PLACE_BITS == 40, "the plan reads places too"  # noqa: PLR2004
+assert PLACE_BITS == 40, "the plan reads places too"
 
 
 def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
     """The frame with the columns of every layer."""
     for layer in layers:
         # A step that makes several rows of one has two columns.
-        frame = frame.selectExpr("*", *(f"{sql} AS {f'({name})' if ',' in name else f'`{name}`'}" for name, sql in layer))
+        frame = frame.selectExpr(
+            "*", *(f"{sql} AS {f'({name})' if ',' in name else f'`{name}`'}" for name, sql in layer)
+        )
     return frame
 
 
@@ -86,7 +88,9 @@ class Stages:
     def _note(self, feed: Feed, kinds: list[spark.DataType]) -> None:
         if feed.arguments:
             self.arguments[feed.target] = kinds
-        self._values[feed.name] = self.types.get(f"v{feed.raw}", "") if feed.raw is not None else kinds[0].simpleString()
+        self._values[feed.name] = (
+            self.types.get(f"v{feed.raw}", "") if feed.raw is not None else kinds[0].simpleString()
+        )
 
     def _through(self, number: int, rows: DataFrame) -> DataFrame:
         job = self.job
@@ -138,7 +142,9 @@ class Stages:
         texts = " ".join([*(sql for layer in layers for _, sql in layer), *(" ".join(_texts(feed)) for feed in feeds)])
         used = set(re.findall(r"\bv\d+(?:_\d+)?\b", texts))
         typed = [
-            f"{self._typed(name, kind)} AS {name}" for name, kind in self.types.items() if name in used and self._is_of(name, number)
+            f"{self._typed(name, kind)} AS {name}"
+            for name, kind in self.types.items()
+            if name in used and self._is_of(name, number)
         ]
         frame = rows.selectExpr("*", *typed) if typed else rows
         frame = self._with_feeds(with_layers(frame, layers), feeds)
@@ -201,5 +207,3 @@ def _on(feed: Feed) -> str:
 def _struct(changed: dict[str, str]) -> str:
     pairs = (f"'{name}', CAST({changed.get(name, f'`{name}`')} AS {kind})" for name, kind in ROW.items())
     return f"named_struct({', '.join(pairs)})"
-
-

@@ -48,7 +48,9 @@ class Functions:
     The result is an array of theirs, an object if they have `fields`, or the one result itself if it is `scalar`.
     """
 
-    def __init__(self, *functions: Function, subtracts: bool = False, fields: tuple[str, ...] = (), scalar: bool = False) -> None:
+    def __init__(
+        self, *functions: Function, subtracts: bool = False, fields: tuple[str, ...] = (), scalar: bool = False
+    ) -> None:
         for function in functions:
             if subtracts and function.name not in SUBTRACTABLE:
                 raise TopologyError(

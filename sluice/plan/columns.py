@@ -38,6 +38,8 @@ class Draft:
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Column → the source and the field of its value that it holds."""
     functions: dict[int, nodes.Apply] = field(default_factory=dict)
+    failures: list[int] = field(default_factory=list)
+    """Functions right after the sources, where a record that one cannot take can be set aside as it was read."""
     explosions: dict[int, list[int]] = field(default_factory=dict)
     """Stage → the nodes there that make several records of one."""
     operators: dict[int, int] = field(default_factory=dict)
@@ -75,7 +77,9 @@ class Env:
     def json(self, draft: Draft, condition: str = "true") -> str:
         """SQL of the value as JSON, null where the condition is not met or the value is null."""
         text = "value" if self.raw is not None else (VALUE_JSON if self.scalar else TO_JSON).format(self.value(draft))
-        conditions = [one for one, trivial in ((condition, "true"), (f"NOT {self.is_null}", "NOT false")) if one != trivial]
+        conditions = [
+            one for one, trivial in ((condition, "true"), (f"NOT {self.is_null}", "NOT false")) if one != trivial
+        ]
         return f"IF({' AND '.join(conditions)}, {text}, NULL)" if conditions else text
 
 
@@ -155,7 +159,9 @@ def _result_env(draft: Draft, node: nodes.Node) -> Env:
             columns = {TEXT_FIELD: next(iter(columns.values()))}
         is_null = "(value IS NULL)"
         return replace(env, columns=columns | RESULT_METADATA, scalar=node.scalar, is_null=is_null)
-    return replace(_typed(env, column, env.passed, result_fields(draft, node)), is_null="(value IS NULL)", raw=node.number)
+    return replace(
+        _typed(env, column, env.passed, result_fields(draft, node)), is_null="(value IS NULL)", raw=node.number
+    )
 
 
 def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
@@ -248,6 +254,7 @@ def _elements(draft: Draft, node: nodes.Node, env: Env, items: str, fields: Mapp
     name, depth = f"x{node.number}", _below(draft, env.stage)
     add(draft, env.stage, depth, f"{name}_pos, {name}", f"posexplode_outer(IF({env.passed}, {items}, NULL))")
     draft.explosions.setdefault(env.stage, []).append(node.number)
+    draft.metadata.add("_offset")
     made = {field: f"{name}.{quoted(field)}" for field in fields} if fields else {TEXT_FIELD: name}
     columns = {field: sql for field, sql in env.columns.items() if field not in env.fields} | made
     return replace(
@@ -305,6 +312,9 @@ def _nulls(envs: list[Env]) -> dict[int, str]:
 def _applied(draft: Draft, node: nodes.Apply, env: Env) -> Env:
     """A Python function as a function of SQL: it takes key and value as JSON, and gives JSON or what was wrong."""
     draft.functions[node.number] = node
+    if not env.stage:
+        draft.failures.append(node.number)
+        draft.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
     key = column_read(draft, env, "_key")
     name = f"r{node.number}"
     call = f"python_{node.number}({env.passed}, {key}, {env.json(draft, env.passed)})"

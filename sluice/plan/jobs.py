@@ -189,6 +189,8 @@ class Job:
     """Stage → the columns made of its operators' results."""
     functions: Mapping[int, nodes.Apply] = field(default_factory=dict)
     """The Python functions that the layers call."""
+    failures: tuple[int, ...] = ()
+    """Those of them that set records aside which they cannot take; the others end the run."""
     ordered_sinks: tuple[nodes.Sink, ...] = ()
 
     @property

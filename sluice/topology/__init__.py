@@ -1,13 +1,23 @@
 """What an author writes: a pipeline is data, so building one needs neither Spark nor Airflow."""
 
 from sluice.topology.contracts import Decimal2, Digits
+from sluice.topology.grouped import GroupedStream, GroupedTable, WindowedStream
 from sluice.topology.loader import load_pipeline, load_pipelines
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.grouped import GroupedStream, GroupedTable, WindowedStream
 from sluice.topology.serdes import Serde
 from sluice.topology.streams import Stream
 from sluice.topology.tables import GlobalTable, Table
-from sluice.topology.windows import JoinWindow, SessionWindow, SlidingWindow, Window, hopping, session, sliding, tumbling, within
+from sluice.topology.windows import (
+    JoinWindow,
+    SessionWindow,
+    SlidingWindow,
+    Window,
+    hopping,
+    session,
+    sliding,
+    tumbling,
+    within,
+)
 
 __all__ = [
     "Decimal2",

@@ -124,9 +124,7 @@ class GroupedTable(_Grouped):
             return self._columns(store, columns)
         fields = fields_of(returns)
         takes = self.parent.shape.contract
-        return self._python(
-            store, nodes.PythonAggregate(initializer, adder, subtractor, None, takes, returns, fields)
-        )
+        return self._python(store, nodes.PythonAggregate(initializer, adder, subtractor, None, takes, returns, fields))
 
     def reduce(
         self, adder: Callable[[Any, Any], Any], subtractor: Callable[[Any, Any], Any], *, store: str

@@ -87,9 +87,7 @@ class Handle:
                     f"{self.pipeline.name}: to({topic!r}) at {line()}: the value is an object, not a text.",
                     next_step="Make one with map_value('...').",
                 )
-        self.pipeline.add(
-            nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, delivery=delivery
-        )
+        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, delivery=delivery)
 
 
 def _encode_text(value: Any) -> bytes:

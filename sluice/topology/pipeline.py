@@ -34,7 +34,12 @@ class Pipeline:
     """
 
     def __init__(
-        self, name: str, *, workers: int = 2, zone: str = "UTC", max_ahead: Duration = "1 hour",
+        self,
+        name: str,
+        *,
+        workers: int = 2,
+        zone: str = "UTC",
+        max_ahead: Duration = "1 hour",
         idle: Duration | None = None,
     ) -> None:
         self.name = _valid("pipeline", name)
@@ -79,9 +84,7 @@ class Pipeline:
         `invalid_time` says what becomes of a record without a valid one: set aside, skipped and counted, the end of
         the run (`fail`), or given the time of processing (`clock`). `nulls="keep"` lets records with no value pass.
         """
-        source = self._source(
-            topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time
-        )
+        source = self._source(topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time)
         return Stream(self, source, _shape(source))
 
     def table(
@@ -97,9 +100,7 @@ class Pipeline:
         node = self.add(nodes.ToTable, parent=source, store=named)
         return Table(self, node, _shape(source))
 
-    def global_table(
-        self, topic: str, *, value: Value, key: str | Callable[[bytes], str] | None = None
-    ) -> GlobalTable:
+    def global_table(self, topic: str, *, value: Value, key: str | Callable[[bytes], str] | None = None) -> GlobalTable:
         """Read a topic as a table: the latest value per key, whole on every worker; its store has the topic's name."""
         self.claim("store", topic)
         source = self._source(topic, "global_table", value, key, nulls="keep")

@@ -60,7 +60,9 @@ class Stream(Handle):
         node = self.pipeline.add(nodes.MapValue, parent=self.node, value=value)
         return self._next(node, one_value(self.fields.get(value, "")))
 
-    def map(self, function: Function | None = None, *, returns: type | None = None, key: str = "_key", **named: str) -> Stream:
+    def map(
+        self, function: Function | None = None, *, returns: type | None = None, key: str = "_key", **named: str
+    ) -> Stream:
         """Key and value become the expressions' values, or what `function(key, value)` returns: the two of them."""
         if function is not None:
             return self._apply(function, "record", Shape.of(returns, fields_of(returns)), returns)
@@ -205,9 +207,7 @@ class Stream(Handle):
     def deduplicate(self, id: str, *, within: Duration) -> Stream:
         """Let the first record of each `id`, an expression, go on; drop and count those that follow `within` that time."""
         self._check(id, "deduplicate")
-        return self._next(
-            self.pipeline.add(nodes.Deduplicate, parent=self.node, id=id, within_ms=milliseconds(within))
-        )
+        return self._next(self.pipeline.add(nodes.Deduplicate, parent=self.node, id=id, within_ms=milliseconds(within)))
 
     def _joined(self, other: Handle, kind: Any, how: nodes.How, **more: Any) -> Stream:
         node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, **more)
