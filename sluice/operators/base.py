@@ -25,7 +25,7 @@ class Row:
     time: int
     """Event time, ms."""
     before: int
-    """Stream time of the operator just before this row, ms; -1 before the first."""
+    """Stream time of the operator just before this row, ms; -1 before the first (`clock` says which rows move it)."""
     after: int
     """Stream time with this row."""
     side: int = LEFT
