@@ -43,9 +43,12 @@ class Aggregation:
         return not state
 
     def _add(
-        self, state: State, start: int, window: Window | None, row: Row, out: Output, seed: Any | None = None
+        self, state: State, start: int, window: Window | None, row: Row, value: Any, out: Output, seed: Any = None
     ) -> None:
-        """Add the row's value to the window's aggregate and send it. A new window begins with `seed`, if given."""
+        """Add the row's value to the window's aggregate and send it. A new window begins with `seed`, if given.
+
+        `value`: what `calculation` has read.
+        """
         assert row.key is not None
         calculation = self.calculation
         held = state.get(start)
@@ -55,7 +58,7 @@ class Aggregation:
             time, aggregate = held
             old = calculation.result(aggregate) if self.retracts else None
             time = max(time, row.time)
-        aggregate = calculation.add(row.key, aggregate, row.value)
+        aggregate = calculation.add(row.key, aggregate, value)
         state[start] = time, aggregate
         if old is not None:
             out.emit(row.key, old, time, window=window, old=True)
@@ -80,18 +83,17 @@ class Aggregate(Aggregation):
         elif row.old:
             self._subtract(state, row, out)
         else:
-            self._add(state, 0, None, row, out)
+            self._add(state, 0, None, row, self.calculation.read(row.value), out)
 
     def _subtract(self, state: State, row: Row, out: Output) -> None:
         held = state.get(0)
         if held is None:
             return
         assert row.key is not None
-        assert row.value is not None
         time, aggregate = max(held[0], row.time), held[1]
         if self.retracts:
             out.emit(row.key, self.calculation.result(aggregate), time, old=True)
-        aggregate = self.calculation.subtract(row.key, aggregate, row.value)
+        aggregate = self.calculation.subtract(row.key, aggregate, self.calculation.read(row.value))
         state[0] = time, aggregate
         out.emit(row.key, self.calculation.result(aggregate), time)
 
@@ -123,10 +125,11 @@ class WindowedAggregate(Aggregation):
         size, advance = self.window.size, self.window.advance
         start = max(0, row.time - size + advance) // advance * advance
         first_open = row.after - self.window.grace - size + 1
+        value = self.calculation.read(row.value)
         late = True
         while start <= row.time:
             if start >= first_open:
-                self._add(state, start, (start, start + size), row, out)
+                self._add(state, start, (start, start + size), row, value, out)
                 late = False
             start += advance
         if late:

@@ -25,13 +25,14 @@ class Row:
     time: int
     """Event time, ms."""
     before: int
-    """Stream time of the operator just before this row, ms; -1 before the first."""
+    """Stream time of the operator just before this row, ms; -1 before the first (`clock` says which rows move it)."""
     after: int
     """Stream time with this row."""
     side: int = LEFT
     """Which input of a join: LEFT (also the only one) or RIGHT."""
     old: bool = False
-    """Takes back a table's old value. A table's change is up to two rows: the old value, then the new one."""
+    """Takes back a table's old value. A table's change is up to two rows: the old value, then the new one, at the
+    same time, with the same `before` and `after`."""
     window: Window | None = None
     reached: tuple[int, int] = (-1, -1)
     """Of a join of two streams: the largest event time of the left and of the right stream, with this row."""

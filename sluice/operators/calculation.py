@@ -26,10 +26,13 @@ class Calculation(Protocol):
     def begin(self) -> Any:
         """The aggregate of nothing."""
 
-    def add(self, key: str, aggregate: Any, value: str | None) -> Any:
-        """The aggregate with one more value: JSON text, or None for a null value. The one given may be changed."""
+    def read(self, value: str | None) -> Any:
+        """A row's value, JSON text or None, as `add` and `subtract` take it; read once for all windows."""
 
-    def subtract(self, key: str, aggregate: Any, value: str) -> Any:
+    def add(self, key: str, aggregate: Any, value: Any) -> Any:
+        """The aggregate with one more value. The one given may be changed."""
+
+    def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
         """The aggregate without a value that was in it."""
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
@@ -72,14 +75,26 @@ class Functions:
         """Every function's empty cell."""
         return tuple([cell.begin() for cell in self._cells])
 
-    def add(self, key: str, aggregate: tuple[Any, ...], value: str | None) -> tuple[Any, ...]:
-        """Every cell with its argument."""
-        arguments = self._nulls if value is None else self._arguments(value)
-        return tuple([add(cell, given) for add, cell, given in zip(self._adders, aggregate, arguments, strict=True)])
+    def read(self, value: str | None) -> Any:
+        """The functions' arguments; of a null value all are null."""
+        if value is None:
+            return self._nulls
+        arguments = self._decode(value)
+        if not self._raw:
+            return arguments
+        texts: list[Any] = list(arguments)
+        for at in self._raw:
+            text = bytes(texts[at]).decode()
+            texts[at] = None if text == "null" else text
+        return texts
 
-    def subtract(self, key: str, aggregate: tuple[Any, ...], value: str) -> tuple[Any, ...]:
+    def add(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+        """Every cell with its argument."""
+        return tuple([add(cell, given) for add, cell, given in zip(self._adders, aggregate, value, strict=True)])
+
+    def subtract(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
         """Every cell without its argument."""
-        given = zip(self._cells, aggregate, self._arguments(value), strict=True)
+        given = zip(self._cells, aggregate, value, strict=True)
         return tuple([function.subtract(cell, argument) for function, cell, argument in given])
 
     def merge(self, key: str, earlier: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -102,16 +117,6 @@ class Functions:
         if self._scalar:
             return results[0]
         return dict(zip(self._fields, results, strict=True)) if self._fields else results
-
-    def _arguments(self, value: str) -> Any:
-        arguments = self._decode(value)
-        if not self._raw:
-            return arguments
-        texts = list(arguments)
-        for at in self._raw:
-            text = bytes(texts[at]).decode()
-            texts[at] = None if text == "null" else text
-        return texts
 
 
 def _argument(function: Function) -> Any:
@@ -153,19 +158,21 @@ class Custom:
         """What the initializer says; nothing yet when reducing."""
         return self._initializer() if self._initializer else None
 
-    def add(self, key: str, aggregate: Any, value: str | None) -> Any:
-        """What the adder makes of it."""
-        given = None if value is None else self._decode(value)
-        if self._initializer:
-            return self._adder(key, given, aggregate)
-        return given if aggregate is None else self._adder(aggregate, given)
+    def read(self, value: str | None) -> Any:
+        """The value as the author's functions take it."""
+        return None if value is None else self._decode(value)
 
-    def subtract(self, key: str, aggregate: Any, value: str) -> Any:
+    def add(self, key: str, aggregate: Any, value: Any) -> Any:
+        """What the adder makes of it."""
+        if self._initializer:
+            return self._adder(key, value, aggregate)
+        return value if aggregate is None else self._adder(aggregate, value)
+
+    def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
         """What the subtractor makes of it."""
         if not self._subtractor:
             raise TopologyError("An aggregation over a table needs a subtractor.")
-        given = self._decode(value)
-        return self._subtractor(key, given, aggregate) if self._initializer else self._subtractor(aggregate, given)
+        return self._subtractor(key, value, aggregate) if self._initializer else self._subtractor(aggregate, value)
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
         """What the merger makes of both; the reducer reduces them."""

@@ -15,12 +15,12 @@ class Referred(msgspec.Struct, array_like=True):
 
     right: str | None = None
     right_time: int = -1
-    left: dict[str, tuple[str, int]] = {}
-    """Value and time by the left table's own key."""
+    left: dict[str, str] = {}
+    """Values by the left table's own key."""
 
 
 class ForeignKeyJoin:
-    """Results have the left table's key, their time is the larger of both sides'.
+    """Results have the left table's key. A right row's change gives them its time, a left one's the larger of both.
 
     The rows' key is the foreign key. When a left row changes it, the old row goes to the old one's state, the new row
     to the new one's; only the new row sends a result or a tombstone, so it does not matter which is seen first. A left
@@ -59,17 +59,16 @@ class ForeignKeyJoin:
         state.right_time = -1 if row.value is None else row.time
         if self.how == "inner" and old is None and row.value is None:
             return
-        for key, (left, left_time) in state.left.items():
-            time = max(row.time, left_time)
-            self._retract(key, left, old, time, out)
-            out.emit(key, self._result(left, row.value), time)
+        for key, left in state.left.items():
+            self._retract(key, left, old, row.time, out)
+            out.emit(key, self._result(left, row.value), row.time)
 
     def _process_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
         if row.value is None:
             out.emit(key, None, row.time)
             return
         if row.key is not None:
-            state.left[key] = row.value, row.time
+            state.left[key] = row.value
         elif self.how == "inner":
             out.count("null_key")
         out.emit(key, self._result(row.value, state.right), max(row.time, state.right_time))

@@ -48,7 +48,7 @@ class SessionAggregate(Aggregation):
             old_end, old = state.pop(one)
             self._send_old(key, (one, old_end), (start, end), old, out)
             aggregate = self.calculation.merge(key, aggregate, old)
-        aggregate = self.calculation.add(key, aggregate, row.value)
+        aggregate = self.calculation.add(key, aggregate, self.calculation.read(row.value))
         state[start] = end, aggregate
         out.emit(key, self.calculation.result(aggregate), end, window=(start, end))
 

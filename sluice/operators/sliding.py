@@ -95,8 +95,9 @@ class SlidingAggregate(Aggregation):
         """Add the value to those windows that are open; says whether one is."""
         open_from = self._open_from(row)
         starts = [start for start in starts if start >= open_from]
+        value = self.calculation.read(row.value) if starts else None
         for start in starts:
-            self._add(state, start, (start, start + self.window.size), row, out, seed)
+            self._add(state, start, (start, start + self.window.size), row, value, out, seed)
         return bool(starts)
 
     def due(self, state: State) -> int | None:

@@ -45,7 +45,7 @@ class StreamJoin:
     A record can be matched until `before + after + grace` behind the largest time of its own stream. Where its side may
     go unmatched, it comes out with null once stream time has passed the end of its window (left: time + after, right:
     time + before) by more than grace; at once if stream time has passed that end when it comes, or if it has no key.
-    All in ms.
+    All in ms; `JoinClock` says what `before`, `after` and `closed` are here.
     """
 
     state_type: Any = Sides
