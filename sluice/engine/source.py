@@ -66,8 +66,9 @@ def batch_positions(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
     """By topic and partition the offset after the batch's last record, over all sources."""
     positions: dict[str, dict[str, int]] = {}
     for line in batch_log(checkpoint, batch)[2:]:
-        if line != "-":
-            positions |= json.loads(line)
+        found = None if line == "-" else json.loads(line)
+        if isinstance(found, dict):  # what a test pipes in has a plain number
+            positions |= found
     return positions
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -145,6 +146,9 @@ class PipedRun:
 
 def _root(error: StreamingQueryException) -> EngineError:
     """What a task or the driver raised, without Spark's stack around it."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("sluice.errors.", "pyspark.errors."))]
-    return EngineError((told or lines)[-1 if told else 0])
+    lines = str(error).splitlines()
+    python = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
+    for line in lines[python[-1] if python else 0 :]:
+        if (found := re.match(r"(?:sluice\.errors\.\w+|[\w.]*(?:Error|Exception)): (.+)", line)) is not None:
+            return EngineError(found[1] if line.startswith("sluice.") else line)
+    return EngineError(lines[0])
