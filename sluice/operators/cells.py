@@ -19,11 +19,11 @@ from sluice.errors import TopologyError
 _EXACT = Context(prec=100, rounding=ROUND_HALF_UP)
 
 
-def _within_64_bits(combine: Callable[[int, int], int]) -> Callable[[int, int], int]:
+def _within_64_bits(combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """What Spark's bigint holds, and a state: beyond it a sum is an error of the record, not of the whole state."""
 
     def checked(one: int, other: int) -> int:
-        total = combine(one, other)
+        total: int = combine(one, other)
         if not -(1 << 63) <= total < 1 << 63:
             raise OverflowError(f"A sum of integers would become {total}, which 64 bits do not hold.")
         return total
@@ -92,9 +92,10 @@ class Sum(Cell):
     def __init__(self, argument: Any) -> None:
         super().__init__(tuple[int, argument])
         self.zero = (0, argument(0))
-        plus, minus = (_EXACT.add, _EXACT.subtract) if argument is Decimal else (operator.add, operator.sub)
-        self.plus: Callable[[Any, Any], Any] = _within_64_bits(plus) if argument is int else plus
-        self.minus: Callable[[Any, Any], Any] = _within_64_bits(minus) if argument is int else minus
+        self.plus: Callable[[Any, Any], Any] = _EXACT.add if argument is Decimal else operator.add
+        self.minus: Callable[[Any, Any], Any] = _EXACT.subtract if argument is Decimal else operator.sub
+        if argument is int:
+            self.plus, self.minus = _within_64_bits(operator.add), _within_64_bits(operator.sub)
 
     @override
     def begin(self) -> tuple[int, Any]:
