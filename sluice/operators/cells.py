@@ -19,6 +19,18 @@ from sluice.errors import TopologyError
 _EXACT = Context(prec=100, rounding=ROUND_HALF_UP)
 
 
+def _within_64_bits(combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """What Spark's bigint holds, and a state: beyond it a sum is an error of the record, not of the whole state."""
+
+    def checked(one: int, other: int) -> int:
+        total: int = combine(one, other)
+        if not -(1 << 63) <= total < 1 << 63:
+            raise OverflowError(f"A sum of integers would become {total}, which 64 bits do not hold.")
+        return total
+
+    return checked
+
+
 class Cell:
     """What one function does with its cell; `kind` is the cell's type."""
 
@@ -80,9 +92,10 @@ class Sum(Cell):
     def __init__(self, argument: Any) -> None:
         super().__init__(tuple[int, argument])
         self.zero = (0, argument(0))
-        exact = argument is Decimal
-        self.plus: Callable[[Any, Any], Any] = _EXACT.add if exact else operator.add
-        self.minus: Callable[[Any, Any], Any] = _EXACT.subtract if exact else operator.sub
+        self.plus: Callable[[Any, Any], Any] = _EXACT.add if argument is Decimal else operator.add
+        self.minus: Callable[[Any, Any], Any] = _EXACT.subtract if argument is Decimal else operator.sub
+        if argument is int:
+            self.plus, self.minus = _within_64_bits(operator.add), _within_64_bits(operator.sub)
 
     @override
     def begin(self) -> tuple[int, Any]:

@@ -70,8 +70,9 @@ def test_what_came_out_alone_may_still_be_matched_while_in_reach() -> None:
 
 @pytest.mark.parametrize(("time", "matches"), [(117, True), (118, False)])
 def test_a_record_is_out_of_reach_by_the_largest_time_of_its_own_side(time: int, matches: bool) -> None:
-    ran = join("inner", left(100), left(time, key="other"), right("k", "r", 101), grace=10)
-    assert ran.values == ([pair("l", "r")] if matches else [])
+    rows = [left(100), left(time, key="other"), right("k", "r", 101)]
+    for ran in (join("inner", *rows, grace=10), run(StreamJoin("inner", 3, 5, 10), rows)):
+        assert ran.values == ([pair("l", "r")] if matches else [])
 
 
 def test_the_other_sides_time_takes_nothing_out_of_reach() -> None:

@@ -35,6 +35,11 @@ def test_the_old_value_is_what_was_sent_last() -> None:
     ]
 
 
+def test_a_windows_updates_wait_from_the_first_one_too() -> None:
+    rows = [Given("a", 1, 2, window=(0, 100)), Given("b", 1, 12, window=(0, 100))]
+    assert [result[:4] for result in run(Suppress("time_limit", 10), rows).results] == [("a", 1, 2, (0, 100))]
+
+
 def test_a_full_buffer_emits_the_oldest_early() -> None:
     suppress = Suppress("time_limit", 1000, Limit(records=1))
     rows = [Given("a", 1, 0, window=(0, 5)), Given("a", 2, 6, window=(5, 10))]

@@ -64,6 +64,7 @@ def test_table_join(how: How, rows: list[Given], expected: list[Any]) -> None:
 def test_a_table_joins_time_is_the_larger_of_both() -> None:
     assert [result.time for result in run(TableJoin("inner"), [L, R]).results] == [5]
     assert [result.time for result in run(TableJoin("inner"), [L, R, NO_R]).results] == [5, 6]
+    assert [result.time for result in run(TableJoin("inner"), [right("k", "r", 9), L]).results] == [9]
 
 
 def test_a_table_join_sends_its_old_result_first_where_asked() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluice.operators.aggregate import Hopping, WindowedAggregate
 from sluice.operators.base import Window
@@ -107,6 +109,18 @@ def test_early_values_share_the_sliding_window_from_0() -> None:
 def test_sliding_windows_do_not_depend_on_the_order_within_grace() -> None:
     operator = SlidingAggregate(COUNT, Sliding(10, grace=100))
     assert counts(run(operator, at(20, 25, 31))) == counts(run(operator, at(31, 20, 25)))
+
+
+def sliding_by_definition(times: list[int], size: int) -> dict[Window | None, int]:
+    starts = {max(0, time - size) for time in times} | {time + 1 for time in times}
+    held = {(start, start + size): sum(start <= time <= start + size for time in times) for start in starts}
+    return {window: count for window, count in held.items() if count}
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=25), st.integers(1, 12))
+def test_sliding_windows_in_any_order_are_those_of_the_definition(times: list[int], size: int) -> None:
+    ran = run(SlidingAggregate(COUNT, Sliding(size, grace=100)), at(*times))
+    assert counts(ran) == sliding_by_definition(times, size)
 
 
 def test_sliding_is_late_for_a_window_that_ends_before_stream_time_less_grace() -> None:
