@@ -95,8 +95,10 @@ class _Task:
     parts: dict[Part, PartFacts] = field(default_factory=dict)
     joint: dict[int, int] = field(default_factory=dict)
     """Operator → the stream time that both sides of a join share."""
-    alone: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Operator and side → the stream time of that side of a join."""
+    closed: dict[int, int] = field(default_factory=dict)
+    """Operator → the stream time up to which a join has sent what has no match."""
+    alone: dict[str, int] = field(default_factory=dict)
+    """The stream time of each side of a join by itself."""
     sequence: int = BEFORE_ALL
 
     def time(self, name: str, part: Part) -> int:
@@ -196,9 +198,10 @@ class Feeder:
         moves = {side.side: self._moves(batch, side, there[side.side]) for side in operator.sides}
         stream_times = _StreamTimes(len(times))
         for side in operator.sides:
-            self._advance(operator, side, times, moves[side.side], parts, task, stream_times)
+            moving = there[side.side] if operator.joint else moves[side.side]
+            self._advance(operator, side, times, moving, parts, task, stream_times)
         if operator.joint:
-            self._advance_joint(operator, times, moves, parts, task, stream_times)
+            self._advance_joint(operator, times, there, moves, parts, task, stream_times)
         if not operator.sides and operator.clocked:
             self._note(operator, times, parts, task)
         for side in operator.sides:
@@ -239,25 +242,38 @@ class Feeder:
         self,
         operator: OperatorSpec,
         times: Times,
+        present: dict[int, Mask],
         moves: dict[int, Mask],
         parts: list[tuple[Part, Mask | None]],
         task: _Task,
         stream_times: _StreamTimes,
     ) -> None:
         """The stream time that a join's sides share, and how far each side is by itself."""
-        reached = {side.side: task.clock.closed(operator.time_name(side.side), side.topics) for side in operator.sides}
+        there = np.logical_or.reduce(list(present.values()))
+        carried = [task.clock.closed(operator.time_name(side.side), side.topics) for side in operator.sides]
         own = [task.clock.of(operator.time_name(side.side), *part) for side in operator.sides for part, _ in parts]
-        begin = task.joint.setdefault(operator.number, max(*reached.values(), *own))
-        running = _running(np.where(np.logical_or.reduce(list(moves.values())), times, BEFORE_ALL), begin)
+        begin = task.joint.setdefault(operator.number, max(*carried, *own))
+        running = _running(np.where(there, times, BEFORE_ALL), begin)
         task.joint[operator.number] = int(running[-1])
-        alone = dict.fromkeys(reached, running)
+        # Every row moves the time. But unmatched records come out only with a whole row that is not out of order.
+        whole = np.logical_or.reduce(list(moves.values()))
+        since = task.clock.times.get(f"{CLOSED}/{operator.name}", BEFORE_ALL)
+        since = task.closed.setdefault(operator.number, since)
+        closed = _running(np.where(whole & (times == running), times, BEFORE_ALL), since)
+        task.closed[operator.number] = int(closed[-1])
+        alone = dict.fromkeys(present, running)
         if self.interleaved:
-            # Only where both sides come in one task is it known how far each is by itself when the other's record comes.
-            for side, since in reached.items():
-                since = task.alone.setdefault((operator.number, side), since)
-                alone[side] = _running(np.where(moves[side], times, BEFORE_ALL), since)
-                task.alone[operator.number, side] = int(alone[side][-1])
-        stream_times.set_joint(running, begin, alone)
+            # Only where both sides come in one task is it known how far each is when the other's record comes.
+            for side in operator.sides:
+                name = f"{operator.time_name(side.side)}.whole"
+                since_side = task.alone.setdefault(name, task.clock.closed(name, side.topics))
+                alone[side.side] = _running(np.where(moves[side.side], times, BEFORE_ALL), since_side)
+                task.alone[name] = int(alone[side.side][-1])
+                for part, _ in parts:
+                    if part[0] in side.topics:
+                        task.parts[part].times[f"{name}/{part[0]}/{part[1]}"] = task.alone[name]
+        before = np.concatenate(([since], closed[:-1]))
+        stream_times.set_joint(running, before, alone)
 
     @staticmethod
     def _note(operator: OperatorSpec, times: Times, parts: list[tuple[Part, Mask | None]], task: _Task) -> None:
@@ -293,19 +309,32 @@ class Feeder:
             if not operator.clocked:
                 continue
             for topic, partition in task.parts:
-                for side in operator.sides if operator.joint else operator.sides[:1] or (None,):
-                    if topic not in (side.topics if side and operator.joint else operator.topics):
-                        continue
-                    name = operator.time_name(side.side) if side else operator.name
-                    time = task.joint[operator.number] if operator.joint else task.time(name, (topic, partition))
-                    found += [
-                        {"target": operator.number, "side": CLOCK, "after": time, "worker": worker,
-                         "output": f"{name}/{topic}/{partition}"}
-                        for worker in range(self.workers)
-                    ]  # fmt: skip
+                if topic not in operator.topics:
+                    continue
+                name = f"{operator.name}/{topic}/{partition}"
+                if operator.joint:
+                    task.parts[topic, partition].times[name] = task.closed[operator.number]
+                left, right = self._reached(operator, task)
+                moment = task.time(operator.name, (topic, partition))
+                found += [
+                    {"target": operator.number, "side": CLOCK, "after": moment, "worker": worker, "output": name,
+                     "left_time": left, "right_time": right}
+                    for worker in range(self.workers)
+                ]  # fmt: skip
         if found:
             defaults = {"emitted": False, "old": False, "sequence": 2**62, "place": 0, "sub": 0}
             yield pa.RecordBatch.from_pylist([defaults | one for one in found], SCHEMA)
+
+
+    def _reached(self, operator: OperatorSpec, task: _Task) -> tuple[int | None, int | None]:
+        """How far each side of a join of two streams is."""
+        if not operator.joint:
+            return None, None
+        times = {
+            side.side: task.alone.get(f"{operator.time_name(side.side)}.whole", task.joint[operator.number])
+            for side in operator.sides
+        }
+        return times.get(0), times.get(1)
 
 
 def _running(times: Times, begin: int) -> Times:
@@ -328,12 +357,12 @@ class _StreamTimes:
         columns["after"][mine] = running[mine]
         columns["before"][mine] = np.concatenate(([begin], running[:-1]))[mine]
 
-    def set_joint(self, running: Times, begin: int, reached: dict[int, Times]) -> None:
+    def set_joint(self, running: Times, before: Times, reached: dict[int, Times]) -> None:
         """Stream time that two sides share."""
         unknown = np.full(self._count, BEFORE_ALL)
         self._joint = {
             "after": running,
-            "before": np.concatenate(([begin], running[:-1])),
+            "before": before,
             "left_time": reached.get(0, unknown),
             "right_time": reached.get(1, unknown),
         }

@@ -119,7 +119,7 @@ class StageTimes:
         spec = host.spec
         if not spec.joint:
             return clock.closed(spec.name, spec.topics)
-        return max(clock.closed(spec.time_name(side.side), side.topics) for side in spec.sides)
+        return max(clock.closed(spec.name, side.topics) for side in spec.sides)
 
     def reached(self, host: Hosted) -> tuple[int, int]:
         """How far each side of a join of two streams is."""

@@ -15,8 +15,8 @@ from sluice.engine.source import current_batch
 from sluice.plan import Job
 from sluice.state.shard import Shard, rows_of
 
-OWNER = "pmod(crc32(CAST(key AS BINARY)), {workers})"
-"""The same as `state.model.owner`."""
+OWNER = "pmod(crc32(CAST(coalesce(key, '') AS BINARY)), {workers})"
+"""The same as `state.model.owner`; what has no key is output, which any worker may hand on."""
 
 ORDER = ("sequence", "place", "sub", "time")
 """Of what ordered operators send on: where it comes, and its event time."""

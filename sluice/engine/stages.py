@@ -103,7 +103,7 @@ class Stages:
         )  # fmt: skip
         for operator in operators:
             self.types |= dict(self._result_types(operator))
-        owner = OWNER.format(workers=job.pipeline.workers).replace("key", "coalesce(key, '')")
+        owner = OWNER.format(workers=job.pipeline.workers)
         columns = [name for name in ROW if name != "worker"]
         routed = rows.selectExpr(*columns, f"coalesce(worker, CAST({owner} AS INT)) AS worker")
         return routed.repartitionById(job.pipeline.workers, "worker").mapInArrow(stage.__call__, ROW_DDL)

@@ -44,6 +44,8 @@ class Draft:
     """Stage → the nodes there that make several records of one."""
     operators: dict[int, int] = field(default_factory=dict)
     """Number of an ordered operator → its stage."""
+    inline: set[int] = field(default_factory=set)
+    """The operators that take another's results as they are, in the same stage."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,9 @@ def _result_env(draft: Draft, node: nodes.Node) -> Env:
     """After an ordered operator: its value is one column, typed by the engine."""
     env = Env(draft.operators[node.number], 0, f"(emitted AND target <=> {node.number})", RESULT_METADATA)
     column = f"v{node.number}"
+    number = node.number
+    while node.number in draft.inline:
+        (node,) = nodes.parents(node)
     if isinstance(node, nodes.Aggregate) and node.python is None and (made := made_of(node)):
         columns = {name: parse(text).on({a: f"{column}.{a}" for a in parse(text).fields}) for name, text in made}
         if node.scalar:
@@ -160,7 +165,7 @@ def _result_env(draft: Draft, node: nodes.Node) -> Env:
         is_null = "(value IS NULL)"
         return replace(env, columns=columns | RESULT_METADATA, scalar=node.scalar, is_null=is_null)
     return replace(
-        _typed(env, column, env.passed, result_fields(draft, node)), is_null="(value IS NULL)", raw=node.number
+        _typed(env, column, env.passed, result_fields(draft, node)), is_null="(value IS NULL)", raw=number
     )
 
 

@@ -139,6 +139,8 @@ class Planner:
         feeds = [] if inline else self._sides(node, functions)
         stage = inline.stage if inline else max(feed.stage for feed in feeds) + 1
         self.draft.operators[node.number] = stage
+        if inline:
+            self.draft.inline.add(node.number)
         return Ordered(
             number=node.number, stage=stage, node=node, feeds=tuple(feeds), retracts=node.number in self.retracting,
             inline=inline.number if inline else None, store=getattr(node, "store", None), functions=functions,
