@@ -8,7 +8,7 @@ decides as if it had seen all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -59,6 +59,8 @@ class OperatorSpec:
     joint: bool
     clocked: bool
     """Something of it waits for stream time."""
+    clock: str
+    """Whose stream time it goes by: its own name, or that of the operator whose results it takes as they come."""
 
     @classmethod
     def of(cls, operator: Ordered) -> Self:
@@ -66,11 +68,25 @@ class OperatorSpec:
         sides = tuple(FeedSpec.of(feed, operator.node) for feed in operator.feeds if feed.stage == 0)
         joint = isinstance(operator.node, nodes.Join) and operator.node.kind == "stream-stream"
         topics = tuple(source.topic for source in operator.sources)
-        return cls(operator.number, operator.name, topics, sides, joint, is_clocked(operator.node))
+        clocked = is_clocked(operator.node)
+        return cls(operator.number, operator.name, topics, sides, joint, clocked, operator.name)
 
     def time_name(self, side: int) -> str:
         """The name of a side's stream time."""
-        return f"{self.name}.{side}" if self.joint else self.name
+        return f"{self.clock}.{side}" if self.joint else self.clock
+
+
+def specs_of(job: Job) -> tuple[OperatorSpec, ...]:
+    """What the feeder and the stages need to know of a job's operators."""
+    names = {one.number: one.name for one in job.operators}
+    clocks = {one.number: names[one.inline] for one in job.operators if one.inline is not None}
+    waited_for = {one.inline for one in job.operators}
+    specs = []
+    for one in job.operators:
+        spec = OperatorSpec.of(one)
+        clocked = spec.clocked or one.number in waited_for
+        specs.append(replace(spec, clocked=clocked, clock=clocks.get(one.number, spec.name)))
+    return tuple(specs)
 
 
 def is_clocked(node: nodes.Node) -> bool:
@@ -125,16 +141,11 @@ class Feeder:
         cls, job: Job, handoff: Handoff, checkpoint: str, partitions: Mapping[str, int], *, interleaved: bool
     ) -> Self:
         """The feeder of a job, given each topic's number of partitions."""
-        inline = {one.inline for one in job.operators if one.inline is not None}
-        operators = []
-        for one in job.operators:
-            spec = OperatorSpec.of(one)
-            clocked = spec.clocked or one.number in inline
-            operators.append(OperatorSpec(one.number, one.name, spec.topics, spec.sides, spec.joint, clocked))
+        operators = specs_of(job)
         sinks = RecordSinks.of(job, handoff)
         counts = {topic: partitions[topic] for topic in sinks.topics.values()}
         return cls(
-            handoff, checkpoint, sinks, tuple(operators), counts, job.pipeline.idle_ms, job.pipeline.workers,
+            handoff, checkpoint, sinks, operators, counts, job.pipeline.idle_ms, job.pipeline.workers,
             interleaved,
         )  # fmt: skip
 
@@ -161,7 +172,7 @@ class Feeder:
             facts = task.parts.setdefault(part, PartFacts())
             facts.count(self.sinks.collect(batch if mask is None else batch.filter(pa.array(mask)), facts))
         orders = self._orders(batch, parts, task)
-        for operator in self.operators:
+        for operator in self._timed():
             yield from self._fed(batch, operator, parts, orders, task)
 
     def _orders(self, batch: pa.RecordBatch, parts: list[tuple[Part, Mask | None]], task: _Task) -> dict[str, Times]:
@@ -232,7 +243,7 @@ class Feeder:
                 continue
             mine = np.ones(len(times), bool) if mask is None else mask
             # What was closed stays closed, though a partition was idle and comes back.
-            begin = max(task.time(name, part), task.clock.times.get(f"{CLOSED}/{operator.name}", BEFORE_ALL))
+            begin = max(task.time(name, part), task.clock.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL))
             running = _running(np.where(moves & mine, times, BEFORE_ALL), begin)
             stream_times.set(side.side, mine, running, begin)
             if (moves & mine).any():
@@ -257,7 +268,7 @@ class Feeder:
         task.joint[operator.number] = int(running[-1])
         # Every row moves the time. But unmatched records come out only with a whole row that is not out of order.
         whole = np.logical_or.reduce(list(moves.values()))
-        since = task.clock.times.get(f"{CLOSED}/{operator.name}", BEFORE_ALL)
+        since = task.clock.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
         since = task.closed.setdefault(operator.number, since)
         closed = _running(np.where(whole & (times == running), times, BEFORE_ALL), since)
         task.closed[operator.number] = int(closed[-1])
@@ -281,8 +292,8 @@ class Feeder:
         for part, mask in parts:
             if part[0] in operator.topics:
                 mine = times if mask is None else times[mask]
-                reached = max(int(mine.max()), task.time(operator.name, part))
-                task.parts[part].times[f"{operator.name}/{part[0]}/{part[1]}"] = reached
+                reached = max(int(mine.max()), task.time(operator.clock, part))
+                task.parts[part].times[f"{operator.clock}/{part[0]}/{part[1]}"] = reached
 
     @staticmethod
     def _batch(
@@ -305,17 +316,17 @@ class Feeder:
     def _clocks(self, task: _Task) -> Iterator[pa.RecordBatch]:
         """For every worker how far stream time is in this task's partitions: it closes windows of keys without records."""
         found = []
-        for operator in self.operators:
+        for operator in self._timed():
             if not operator.clocked:
                 continue
             for topic, partition in task.parts:
                 if topic not in operator.topics:
                     continue
-                name = f"{operator.name}/{topic}/{partition}"
+                name = f"{operator.clock}/{topic}/{partition}"
                 if operator.joint:
                     task.parts[topic, partition].times[name] = task.closed[operator.number]
                 left, right = self._reached(operator, task)
-                moment = task.time(operator.name, (topic, partition))
+                moment = task.time(operator.clock, (topic, partition))
                 found += [
                     {"target": operator.number, "side": CLOCK, "after": moment, "worker": worker, "output": name,
                      "left_time": left, "right_time": right}
@@ -325,6 +336,10 @@ class Feeder:
             defaults = {"emitted": False, "old": False, "sequence": 2**62, "place": 0, "sub": 0}
             yield pa.RecordBatch.from_pylist([defaults | one for one in found], SCHEMA)
 
+
+    def _timed(self) -> Iterator[OperatorSpec]:
+        """The operators that have a stream time of their own."""
+        return (operator for operator in self.operators if operator.clock == operator.name)
 
     def _reached(self, operator: OperatorSpec, task: _Task) -> tuple[int | None, int | None]:
         """How far each side of a join of two streams is."""

@@ -79,7 +79,7 @@ class Stage:
             run.take(rows.filter(pc.invert(clocks)))
             run.close()
             states.write(batch, run.hosts, run.changed())
-        closed = {f"{CLOSED}/{one.spec.name}": time for one in self.operators if (time := times.closed(one)) >= 0}
+        closed = {f"{CLOSED}/{one.spec.clock}": time for one in self.operators if (time := times.closed(one)) >= 0}
         facts = Facts(dict(run.output.counts), closed)
         self.handoff.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
         yield from run.output.batches()
@@ -111,15 +111,15 @@ class StageTimes:
 
     def closed_before(self, host: Hosted) -> int:
         """The same as of the last cut. What was closed stays closed, though a partition was idle and comes back."""
-        was = self.now.times.get(f"{CLOSED}/{host.spec.name}", BEFORE_ALL)
+        was = self.now.times.get(f"{CLOSED}/{host.spec.clock}", BEFORE_ALL)
         return max(was, self._reached(self.last, host))
 
     @staticmethod
     def _reached(clock: Clock, host: Hosted) -> int:
         spec = host.spec
         if not spec.joint:
-            return clock.closed(spec.name, spec.topics)
-        return max(clock.closed(spec.name, side.topics) for side in spec.sides)
+            return clock.closed(spec.clock, spec.topics)
+        return max(clock.closed(spec.clock, side.topics) for side in spec.sides)
 
     def reached(self, host: Hosted) -> tuple[int, int]:
         """How far each side of a join of two streams is."""

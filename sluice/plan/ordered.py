@@ -127,7 +127,7 @@ class Planner:
         passed = masked(self.draft, self.envs[feed.name])
         if feed.stage and not feed.old:
             passed += " AND NOT old"
-        if feed.old:
+        if feed.arguments and feed.old:
             passed += f" AND NOT {feed.is_null}"
         return replace(feed, passed=passed)
 
