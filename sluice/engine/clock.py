@@ -21,7 +21,7 @@ SEEN = "seen"
 
 @dataclass(frozen=True)
 class Clock:
-    """The stream times as of some moment, by `operator/topic/partition`; `now` is when the batch was begun, epoch ms."""
+    """The stream times as of some moment, by `operator/topic/partition`; `now`: when the batch was begun, epoch ms."""
 
     times: Mapping[str, int]
     partitions: Mapping[str, int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,7 @@ class FeedSpec:
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """What making rows needs to know of an operator. `sides` are its feeds of records; `joint`: they share stream time."""
+    """What making rows needs to know of an operator. `sides` feed it records; `joint`: they share stream time."""
 
     number: int
     name: str
@@ -314,8 +314,8 @@ class Feeder:
         return rows(len(chosen), columns)
 
     def _clocks(self, task: _Task) -> Iterator[pa.RecordBatch]:
-        """For every worker how far stream time is in this task's partitions: it closes windows of keys without records."""
-        found = []
+        """For every worker how far stream time is in this task's partitions: keys without records wait for it too."""
+        found: list[dict[str, Any]] = []
         for operator in self._timed():
             if not operator.clocked:
                 continue
@@ -333,9 +333,8 @@ class Feeder:
                     for worker in range(self.workers)
                 ]  # fmt: skip
         if found:
-            defaults = {"emitted": False, "old": False, "sequence": 2**62, "place": 0, "sub": 0}
+            defaults: dict[str, Any] = {"emitted": False, "old": False, "sequence": 2**62, "place": 0, "sub": 0}
             yield pa.RecordBatch.from_pylist([defaults | one for one in found], SCHEMA)
-
 
     def _timed(self) -> Iterator[OperatorSpec]:
         """The operators that have a stream time of their own."""

@@ -1,11 +1,11 @@
-"""A plan's ordered operators made ready to run: what Spark found the types to be, and the author's functions with them."""
+"""A plan's ordered operators made ready to run, with the types that Spark found and the author's functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from pyspark.sql import types as spark
@@ -16,9 +16,12 @@ from sluice.engine.shipping import Shipped
 from sluice.operators.aggregate import Aggregate, Hopping, WindowedAggregate
 from sluice.operators.base import Operator
 from sluice.operators.calculation import Calculation, Custom, Functions
+from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.foreign_key_join import ForeignKeyJoin
 from sluice.operators.functions import Function
 from sluice.operators.joins import StreamTableJoin, TableJoin
+from sluice.operators.process import Process
+from sluice.operators.processor import StoreOptions
 from sluice.operators.session import Session, SessionAggregate
 from sluice.operators.sliding import Sliding, SlidingAggregate
 from sluice.operators.stream_join import StreamJoin
@@ -28,7 +31,7 @@ from sluice.plan import Ordered
 from sluice.topology import nodes
 from sluice.topology.windows import AnyWindow, SessionWindow, SlidingWindow
 
-Make = partial[Operator[Any]]
+Make = Callable[[], Operator[Any]]
 
 
 def hosted(operator: Ordered, spec: OperatorSpec, arguments: Mapping[int, list[spark.DataType]]) -> Hosted:
@@ -59,28 +62,30 @@ def _join(node: nodes.Join, retracts: bool) -> Make:
         assert node.window is not None
         return partial(StreamJoin, node.how, node.window.before_ms, node.window.after_ms, node.window.grace_ms)
     if node.kind == "stream-table":
-        return partial(StreamTableJoin, node.how, mapped=node.on is not None)  # type: ignore[arg-type]
+        return partial(StreamTableJoin, _left_or_inner(node), mapped=node.on is not None)
     if node.kind == "foreign-key":
-        return partial(ForeignKeyJoin, node.how)  # type: ignore[arg-type]
+        return partial(ForeignKeyJoin, _left_or_inner(node), retracts=retracts)
     return partial(TableJoin, node.how, retracts=retracts)
 
 
-def _author(node: nodes.Node) -> Make:
-    from sluice.operators.process import Deduplicate, Process
+def _left_or_inner(node: nodes.Join) -> Literal["inner", "left"]:
+    return "left" if node.how == "left" else "inner"
 
+
+def _author(node: nodes.Node) -> Make:
     if isinstance(node, nodes.Deduplicate):
         return partial(Deduplicate, node.within_ms)
     assert isinstance(node, nodes.Process)
-    return partial(_process, Process, Shipped.of(node.processor), dict(node.stores), _shipped(node.takes))
+    return partial(_process, Shipped.of(node.processor), dict(node.stores), _shipped(node.takes))
 
 
-def _process(host: Any, processor: Shipped, stores: dict[str, int | None], takes: Shipped | None) -> Operator[Any]:
-    made: Operator[Any] = host(processor.value, stores, takes.value if takes else Any)
-    return made
+def _process(processor: Shipped, stores: dict[str, int | None], takes: Shipped | None) -> Operator[Any]:
+    options = {name: StoreOptions(Any, ttl) for name, ttl in stores.items()}
+    return Process(processor.value, options, argument_type=takes.value if takes else Any)
 
 
 def _aggregate(
-    calculation: partial[Calculation], window: AnyWindow | None, *, subtracts: bool, retracts: bool
+    calculation: Callable[[], Calculation], window: AnyWindow | None, *, subtracts: bool, retracts: bool
 ) -> Operator[Any]:
     made = calculation()
     if window is None:
@@ -92,7 +97,9 @@ def _aggregate(
     return WindowedAggregate(made, Hopping(window.size_ms, window.every_ms, window.grace_ms), retracts=retracts)
 
 
-def _calculation(operator: Ordered, node: nodes.Aggregate, arguments: list[spark.DataType]) -> partial[Calculation]:
+def _calculation(
+    operator: Ordered, node: nodes.Aggregate, arguments: list[spark.DataType]
+) -> Callable[[], Calculation]:
     python = node.python
     if python is not None:
         functions = [_shipped(one) for one in (python.initializer, python.adder, python.subtractor, python.merger)]

@@ -6,9 +6,8 @@ States lie in the worker's shard as versions of the batch, so that a batch that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Self
 
 import msgspec
@@ -21,6 +20,7 @@ from sluice.engine.handoff import Facts, Handoff, no_garbage_collection
 from sluice.engine.rows import CLOCK, SCHEMA, SUBS, in_order
 from sluice.engine.source import batch_clock, current_batch
 from sluice.operators.base import Operator, Row, Window
+from sluice.operators.process import Process
 from sluice.state.model import NO_WINDOW
 from sluice.state.operators import OperatorStates, State
 
@@ -35,7 +35,7 @@ class Hosted:
     """An operator as a stage runs it. `make` makes it on the executor; `inline` takes its results at once."""
 
     spec: OperatorSpec
-    make: partial[Operator[Any]]
+    make: Callable[[], Operator[Any]]
     inline: int | None = None
 
     @property
@@ -201,6 +201,7 @@ class HostRun:
         self.closed = times.closed(host)
         self.reached = times.reached(host)
         self.alone = times.is_alone(host)
+        self.now = times.now.now
         self._states = states
         self._batch = batch
         self._encode = msgspec.msgpack.Encoder().encode
@@ -241,15 +242,28 @@ class HostRun:
             if moment is not None and moment <= self.closed:
                 output.host = self.host
                 self.operator.close(state, key, self.closed, output, self.reached)
+        if isinstance(self.operator, Process):
+            self._tick(self.operator, output)
         if self._buffer is not None:
             self.operator.check()  # type: ignore[attr-defined]
+
+    def _tick(self, operator: Process, output: StageOutput) -> None:
+        """Let the keys whose wall-clock timers have run out know: in the first batch after, whatever it has."""
+        due = self._states.wall_due(self.host.number, self.now, self._batch)
+        self.load([key for key in due if key not in self._held])
+        for key, state in self._held.items():
+            moment = operator.wall_due(state)
+            if moment is not None and moment <= self.now:
+                output.host = self.host
+                operator.tick(state, key, self.now, self.closed, output)
 
     def changed(self) -> Iterator[State]:
         """The states to keep."""
         operator, number = self.operator, self.host.number
         for key, state in self._held.items():
             if not operator.is_empty(state):
-                yield State(number, key, self._encode(state), operator.due(state))
+                wall = operator.wall_due(state) if isinstance(operator, Process) else None
+                yield State(number, key, self._encode(state), operator.due(state), wall)
             elif key in self._had:
                 yield State(number, key, None, None)
         if self._buffer is not None:

@@ -34,7 +34,9 @@ _SQL = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING"}
 class Writer(Protocol):
     """Who may write: the holder of the job's lease."""
 
-    epoch: int
+    @property
+    def epoch(self) -> int:
+        """The number of the lease, larger with each holder."""
 
     def check(self) -> None:
         """Raise LeaseError unless the lease is still held."""

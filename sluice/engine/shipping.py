@@ -32,7 +32,7 @@ class Shipped:
             file = inspect.getsourcefile(owner) or ""
         except TypeError:
             file = ""
-        return cls(module, file, cloudpickle.dumps(value))
+        return cls(module, file, cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
     @cached_property
     def value(self) -> Any:

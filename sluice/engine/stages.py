@@ -1,4 +1,4 @@
-"""The stages of an ordered job as Spark sees them: rows to their workers, through operators, and on as columns again."""
+"""The stages of an ordered job as Spark sees them: rows to workers, through operators, and on as columns again."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Stages:
 
     @staticmethod
     def _typed(name: str, kind: str) -> str:
-        number, _, output = name[1:].partition("_")
+        number, _, _ = name[1:].partition("_")
         mine = f"IF(emitted AND target = {number}, value, NULL)"
         if not kind:
             return f"parse_json({mine})"

@@ -1,4 +1,4 @@
-"""What a task after the stateless steps does for every job: output records aside, records counted, facts handed over."""
+"""What a task after the stateless steps does for every job: put output aside, count records, hand facts over."""
 
 from __future__ import annotations
 

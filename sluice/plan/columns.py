@@ -164,9 +164,7 @@ def _result_env(draft: Draft, node: nodes.Node) -> Env:
             columns = {TEXT_FIELD: next(iter(columns.values()))}
         is_null = "(value IS NULL)"
         return replace(env, columns=columns | RESULT_METADATA, scalar=node.scalar, is_null=is_null)
-    return replace(
-        _typed(env, column, env.passed, result_fields(draft, node)), is_null="(value IS NULL)", raw=number
-    )
+    return replace(_typed(env, column, env.passed, result_fields(draft, node)), is_null="(value IS NULL)", raw=number)
 
 
 def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
@@ -220,18 +218,13 @@ RESULT_METADATA = {
 
 
 def _filter(draft: Draft, node: nodes.Filter, env: Env, where: str) -> Env:
-    condition = sql_of(draft, env, where)
+    condition, name = sql_of(draft, env, where), f"n{node.number}"
     if nodes.is_table(node):
         # A row that no longer passes is deleted from the table that is left.
-        return replace(_column(draft, node, env, f"NOT coalesce({condition}, false)", "is_null"))
-    return _column(draft, node, env, f"coalesce({env.passed} AND ({condition}), false)", "passed")
-
-
-def _column(draft: Draft, node: nodes.Node, env: Env, sql: str, what: str) -> Env:
-    if what == "is_null":
-        sql = f"({env.is_null} OR {sql})"
-    add(draft, env.stage, env.depth + 1, f"n{node.number}", sql)
-    return replace(env, depth=env.depth + 1, **{what: f"n{node.number}"})
+        add(draft, env.stage, env.depth + 1, name, f"({env.is_null} OR NOT coalesce({condition}, false))")
+        return replace(env, depth=env.depth + 1, is_null=name)
+    add(draft, env.stage, env.depth + 1, name, f"coalesce({env.passed} AND ({condition}), false)")
+    return replace(env, depth=env.depth + 1, passed=name)
 
 
 def _rekeyed(draft: Draft, node: nodes.Node, env: Env, sql: str) -> Env:
@@ -278,7 +271,8 @@ def _merged(draft: Draft, node: nodes.Node, envs: list[Env]) -> Env:
     first = envs[0]
     if any(env.stage != first.stage for env in envs):
         raise TopologyError(
-            f"{draft.pipeline.name}: merge at {node.at}: some of the streams come out of stateful steps, others do not.",
+            f"{draft.pipeline.name}: merge at {node.at}: some of the streams "
+            "come out of stateful steps, others do not.",
             next_step="Write each to the topic that is wanted, or merge before the stateful step.",
         )
     depth = max(env.depth for env in envs) + 1

@@ -206,7 +206,8 @@ class Job:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Every topic the job writes, dead letters left out."""
-        return tuple(sink.topic for sink in (*self.stream_sinks, *self.table_sinks, *self.ordered_sinks))
+        topics = [sink.topic for sink in self.stream_sinks] + [sink.topic for sink in self.table_sinks]
+        return tuple(topics + [sink.topic for sink in self.ordered_sinks])
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class Planner:
         """Feed's name → where it is taken from."""
         ordered = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node)]
         self.retracting = {node.number for node in ordered if self._is_retracted(node)}
-        self.nodes = [node for node in ordered if not isinstance(node, nodes.ToTable) or self._is_kept(node)]
+        self.nodes = ordered
         self.operators: list[Ordered] = []
         self.feeds: list[Feed] = []
 
@@ -166,7 +166,8 @@ class Planner:
             values = (env.value(draft) if env.raw is None else "value",)
         feed = Feed(
             target=node.number, side=side, stage=env.stage, passed="", key=key, values=values, is_null=env.is_null,
-            foreign=foreign, scalar=env.scalar, raw=None if arguments else env.raw, arguments=arguments, old=takes_old(node) and side == LEFT,
+            foreign=foreign, scalar=env.scalar, raw=None if arguments else env.raw, arguments=arguments,
+            old=takes_old(node) and side == LEFT,
             sources=nodes.sources_of(parent), exploded=_exploded(env),
         )  # fmt: skip
         self.envs[feed.name] = env
@@ -179,8 +180,8 @@ class Planner:
                 return _text(sql_of(self.draft, env, key)), None
             case nodes.Join(on=on) if side == LEFT and on is not None:
                 return _text(sql_of(self.draft, env, on)), own
-            case nodes.Deduplicate(id=id):
-                return _text(sql_of(self.draft, env, id)), own
+            case nodes.Deduplicate(by=by):
+                return _text(sql_of(self.draft, env, by)), own
             case _:
                 return own, None
 
@@ -198,10 +199,6 @@ class Planner:
         if wrong:
             raise _no_subtraction(self.pipeline, node, wrong[0])
         return tuple(functions)
-
-    def _is_kept(self, node: nodes.ToTable) -> bool:
-        """Whether a table's latest values are remembered: to be queried, or for what replaces them."""
-        return node.store is not None or node.number in self.retracting
 
     def _is_retracted(self, node: nodes.Node) -> bool:
         """Whether anything that takes the node's results needs the old values too."""

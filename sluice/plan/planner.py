@@ -17,7 +17,7 @@ from sluice.plan.jobs import (
     TableInput,
     TableSink,
 )
-from sluice.plan.ordered import Planner, children, is_ordered
+from sluice.plan.ordered import Planner, is_ordered
 from sluice.topology import nodes
 from sluice.topology.expressions import CHANGE_METADATA, mergeable, parse, quoted
 from sluice.topology.pipeline import Pipeline
@@ -30,7 +30,7 @@ def plan(pipeline: Pipeline) -> Plan:
     What can be added up in any order is one job; what needs each key's records in order is another, if there is any.
     """
     fused = [node for node in pipeline.nodes if isinstance(node, nodes.Aggregate) and not is_ordered(pipeline, node)]
-    ordered = any(is_ordered(pipeline, node) and not _is_bare(pipeline, node) for node in pipeline.nodes)
+    ordered = any(is_ordered(pipeline, node) for node in pipeline.nodes)
     if not (fused and ordered):
         return Plan(pipeline, (_job(pipeline, "main", fused, ordered=ordered, rest=True),))
     return Plan(
@@ -40,11 +40,6 @@ def plan(pipeline: Pipeline) -> Plan:
             _job(pipeline, "ordered", [], ordered=True, rest=False),
         ),
     )
-
-
-def _is_bare(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """A table that is neither kept nor taken any further than to a topic."""
-    return isinstance(node, nodes.ToTable) and node.store is None and not children(pipeline, node)
 
 
 def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered: bool, rest: bool) -> Job:

@@ -35,7 +35,8 @@ _CELLS = """CREATE TABLE IF NOT EXISTS cells (
     batch BIGINT NOT NULL, value TEXT, PRIMARY KEY (cell, key, window_start, batch)) {options}"""
 
 _STATES = """CREATE TABLE IF NOT EXISTS states (
-    operator INTEGER NOT NULL, key TEXT {collation} NOT NULL, batch BIGINT NOT NULL, due BIGINT, state {bytes},
+    operator INTEGER NOT NULL, key TEXT {collation} NOT NULL, batch BIGINT NOT NULL, due BIGINT, wall BIGINT,
+    state {bytes},
     PRIMARY KEY (operator, key, batch)) {options}"""
 _STATES_DUE = "CREATE INDEX IF NOT EXISTS states_due ON states (operator, due) WHERE due IS NOT NULL"
 _BEFORE = """SELECT window_end, value FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch < ?

@@ -17,7 +17,7 @@ _CHUNK = 500
 
 _READ = """SELECT s.key, s.state, s.batch FROM states s WHERE s.operator = ? AND s.key IN ({keys}) AND s.batch = (
     SELECT max(n.batch) FROM states n WHERE n.operator = s.operator AND n.key = s.key AND n.batch < ?)"""
-_DUE = """SELECT s.key FROM states s WHERE s.operator = ? AND s.due <= ? AND s.batch = (
+_DUE = """SELECT s.key FROM states s WHERE s.operator = ? AND s.{clock} <= ? AND s.batch = (
     SELECT max(n.batch) FROM states n WHERE n.operator = s.operator AND n.key = s.key AND n.batch < ?) ORDER BY s.key"""
 
 
@@ -30,6 +30,8 @@ class State:
     data: bytes | None
     due: int | None
     """The stream time, ms, at which something is to be done for the key though no record comes."""
+    wall: int | None = None
+    """The same by the wall clock, epoch ms."""
 
 
 class OperatorStates:
@@ -61,7 +63,11 @@ class OperatorStates:
 
     def due(self, operator: int, closed: int, before: int) -> list[str]:
         """The keys for which something is to be done once stream time has reached `closed`."""
-        return [key for (key,) in self._driver.fetch(_DUE, (operator, closed, before))]
+        return [key for (key,) in self._driver.fetch(_DUE.format(clock="due"), (operator, closed, before))]
+
+    def wall_due(self, operator: int, now: int, before: int) -> list[str]:
+        """The keys for which something is to be done once the wall clock has reached `now`."""
+        return [key for (key,) in self._driver.fetch(_DUE.format(clock="wall"), (operator, now, before))]
 
     def write(self, batch: int, operators: Iterable[int], states: Sequence[State]) -> None:
         """Write what the operators remember after a batch, in one transaction; again, it replaces what was written."""
@@ -71,8 +77,8 @@ class OperatorStates:
             # Of each key that gets a new version the one before it stays, for a batch that is tried again.
             self._driver.execute_many(_FORGET, [(s.operator, s.key, s.operator, s.key) for s in states])
             self._driver.execute_many(
-                "INSERT INTO states (operator, key, batch, due, state) VALUES (?, ?, ?, ?, ?)",
-                [(s.operator, s.key, batch, s.due, s.data) for s in states],
+                "INSERT INTO states (operator, key, batch, due, wall, state) VALUES (?, ?, ?, ?, ?, ?)",
+                [(s.operator, s.key, batch, s.due, s.wall, s.data) for s in states],
             )
 
 

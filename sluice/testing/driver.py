@@ -1,4 +1,4 @@
-"""TopologyTestDriver: a pipeline run by the very engine, without a broker: records in by hand, and all there is to see out.
+"""TopologyTestDriver: a pipeline run by the very engine without a broker, records in by hand, everything to be seen.
 
     with TopologyTestDriver(pipeline) as driver:
         driver.pipe("words", "Apple", key="A")

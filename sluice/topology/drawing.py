@@ -40,7 +40,7 @@ def detail(node: nodes.Node) -> str:
     return re.sub(_NO_XML, "\N{REPLACEMENT CHARACTER}", " ".join(_detail(node).split()))
 
 
-def _detail(node: nodes.Node) -> str:
+def _detail(node: nodes.Node) -> str:  # noqa: C901  (one line for each kind)
     match node:
         case nodes.Source():
             return f"{node.serde.contract.__name__}, event time {node.event_time or 'of the record'}"
@@ -62,7 +62,7 @@ def _detail(node: nodes.Node) -> str:
         case nodes.Join():
             return " ".join([str(node.window or ""), f"on {node.on}" if node.on else ""])
         case nodes.Deduplicate():
-            return f"{node.id} within {node.within_ms} ms"
+            return f"{node.by} within {node.within_ms} ms"
         case _:
             return ""
 

@@ -73,8 +73,8 @@ class GroupedStream(_Grouped):
         """A JSON object with one field for each named Spark SQL aggregate, such as `total="sum(amount)"`.
 
         Or by Python functions, called in the order of the records: `initializer()` makes the first aggregate,
-        `adder(key, value, aggregate)` the next; of session windows `merger(key, one, other)` makes one of two. `returns`
-        is the aggregate's type, a Struct perhaps.
+        `adder(key, value, aggregate)` the next; of session windows `merger(key, one, other)` makes one of two.
+        `returns` is the aggregate's type, a Struct perhaps.
         """
         if initializer is None or adder is None:
             return self._columns(store, columns)
@@ -104,7 +104,7 @@ class WindowedStream(GroupedStream):
 
 
 class GroupedTable(_Grouped):
-    """A table's rows grouped by a key: a row that changes or goes is taken from its group, then added to its new one."""
+    """A table's rows grouped by a key: a row that changes is taken from its group and added to the new one."""
 
     def aggregate(
         self,

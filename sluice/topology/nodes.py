@@ -225,7 +225,7 @@ class Deduplicate(Node):
     """The first record of each id within a time goes on."""
 
     parent: Node
-    id: str
+    by: str
     within_ms: int
 
 

@@ -1,4 +1,4 @@
-"""How a topic's values are read and written: JSON that keeps to a contract, plain text, or functions of the author's."""
+"""How a topic's values are read and written: JSON that keeps to a contract, plain text, or an author's functions."""
 
 from __future__ import annotations
 

@@ -204,10 +204,10 @@ class Stream(Handle):
         )  # fmt: skip
         return grouped.Processed(self.pipeline, node)
 
-    def deduplicate(self, id: str, *, within: Duration) -> Stream:
-        """Let the first record of each `id`, an expression, go on; drop and count those that follow `within` that time."""
-        self._check(id, "deduplicate")
-        return self._next(self.pipeline.add(nodes.Deduplicate, parent=self.node, id=id, within_ms=milliseconds(within)))
+    def deduplicate(self, by: str, *, within: Duration) -> Stream:
+        """Let the first record of each id, the expression `by`, go on; drop and count others `within` that time."""
+        self._check(by, "deduplicate")
+        return self._next(self.pipeline.add(nodes.Deduplicate, parent=self.node, by=by, within_ms=milliseconds(within)))
 
     def _joined(self, other: Handle, kind: Any, how: nodes.How, **more: Any) -> Stream:
         node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, **more)

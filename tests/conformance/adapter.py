@@ -8,7 +8,6 @@ from typing import Any
 from msgspec import Struct
 
 from sluice import Pipeline, hopping, session, sliding, tumbling, within
-from sluice.topology.handles import Handle
 from sluice.topology.streams import Stream
 from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.windows import AnyWindow
@@ -26,7 +25,7 @@ class Value(Struct):
     g: str | None
 
 
-class NotMet(Exception):  # noqa: N818
+class NotMet(Exception):
     """A case asks for what there is not."""
 
 
@@ -87,7 +86,9 @@ class Built:
 
     def wanted(self) -> list[Row]:
         """What Kafka Streams answered: of a table its final rows, of a stream all of them."""
-        rows = [(row["key"], row["window"] and tuple(row["window"]), row["value"]) for row in self.case["expected"]["final"]]
+        rows = [
+            (row["key"], row["window"] and tuple(row["window"]), row["value"]) for row in self.case["expected"]["final"]
+        ]
         return rows if self.case["spec"]["result_kind"] == "stream" else collapsed(rows)
 
 
@@ -112,7 +113,7 @@ def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
     return built
 
 
-def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[str, Any]) -> Handle:
+def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[str, Any]) -> Any:
     parent = handles.get(node["in"]) if isinstance(node.get("in"), str) else None
     match node["op"]:
         case "stream":
@@ -132,7 +133,7 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
             return _step(node, parent)
 
 
-def _step(node: dict[str, Any], parent: Any) -> Handle:
+def _step(node: dict[str, Any], parent: Any) -> Any:
     match node["op"]:
         case "filter":
             return parent.filter(sql(node["where"]))
@@ -154,17 +155,19 @@ def _step(node: dict[str, Any], parent: Any) -> Handle:
     raise NotMet(f"there is no operator {node['op']!r}")
 
 
-def _join(node: dict[str, Any], left: Any, right: Any) -> Handle:
+def _join(node: dict[str, Any], left: Any, right: Any) -> Any:
     if isinstance(left, Stream) and isinstance(right, Stream):
         spec = node["window"]
-        return left.join(right, within(before=spec["before"], after=spec["after"], grace=spec["grace"]), how=node["type"])
+        return left.join(
+            right, within(before=spec["before"], after=spec["after"], grace=spec["grace"]), how=node["type"]
+        )
     on = node.get("left_key") or node.get("fk")
     if isinstance(right, GlobalTable) or isinstance(left, Table):
         return left.join(right, how=node["type"], on=sql(on) if on else None)
     return left.join(right, how=node["type"])
 
 
-def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Handle:
+def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
     key = sql(node["group_key"]) if "group_key" in node else "_key"
     grouped = parent.group_by(key)
     if "window" in node:

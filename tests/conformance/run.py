@@ -1,6 +1,6 @@
 """Run conformance cases: the same input as Kafka Streams had, cut into batches in different ways, and its answers.
 
-    python tests/conformance/run.py CASES.jsonl [--cuts one|each|random] [--features a,b] [--alone]
+python tests/conformance/run.py CASES.jsonl [--cuts one|each|random] [--features a,b] [--alone]
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.conformance.adapter import Built, Case, NotMet, Row, add, collapsed  # noqa: E402
-
-from sluice import Pipeline  # noqa: E402
-from sluice.errors import SluiceError  # noqa: E402
-from sluice.testing import TopologyTestDriver  # noqa: E402
+from sluice import Pipeline
+from sluice.errors import SluiceError
+from sluice.testing import TopologyTestDriver
+from tests.conformance.adapter import Built, Case, NotMet, Row, add, collapsed
 
 TOGETHER = 24
 """Cases in one pipeline: they do not know of each other, and share the cost of a batch."""
@@ -92,7 +91,7 @@ def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
         for one in built:
             for record in one.case["inputs"][step : step + 1]:
                 driver.pipe(one.topic_of(record["topic"]), record["value"], record["key"], timestamp=record["ts"])
-        if cuts == "each" or (cuts == "random" and chance.random() < 0.25):  # noqa: PLR2004
+        if cuts == "each" or (cuts == "random" and chance.random() < 0.25):
             driver.cut()
 
 
