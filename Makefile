@@ -48,8 +48,9 @@ bench: $(JARS) ## Time a million orders; PEER=folder of the Kafka Streams progra
 	@$(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)")
 
 .PHONY: conformance
-conformance: ## Compare with Kafka Streams' answers, CASES=folder (comes with the full set of operators)
-	@echo "make conformance is not there yet: it comes with the full set of operators; 'make test' runs all there is." >&2; exit 2
+conformance: $(JARS) ## Compare with Kafka Streams' answers: CASES=file, CUTS=one|each|random, FEATURES=a,b
+	@test -n "$(CASES)" || { echo "Say which cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }
+	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES))
 
 .PHONY: faults
 faults: ## Kill, cut off and starve every part (comes with exactly-once)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.engine.handoff import Handoff
-from sluice.engine.source import batch_positions, last_batch
+from sluice.engine.source import BatchClock, batch_positions, last_batch
 from sluice.errors import EngineError, StateError
 from sluice.plan import Job
 from sluice.settings import Settings
@@ -25,6 +25,13 @@ class Storage:
     handoff: Handoff
     locations: tuple[str, ...]
     """Addresses of the workers' shards."""
+    moved: str = ""
+    """A test's file that says by how many ms its clock is ahead."""
+
+    @property
+    def batches(self) -> BatchClock:
+        """When the batches were begun."""
+        return BatchClock(self.checkpoint, self.moved)
 
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
