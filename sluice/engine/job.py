@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import StructField, StructType, TimestampType
@@ -14,6 +17,7 @@ from pyspark.sql.types import _parse_datatype_string as parse_ddl
 from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables
 from sluice.engine.combine import Combined, Combiner
+from sluice.engine.evolution import require_compatible
 from sluice.engine.fuse import fuse, slot_types
 from sluice.engine.guard import Guard, Positions
 from sluice.engine.lease import PATIENCE, Lease, Patience, this_process
@@ -40,6 +44,9 @@ _KAFKA_OPTIONS = {
     "kafka.max.poll.records": "20000",
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.fetch.max.bytes": "67108864",
+    # A broker that is gone ends the run within a bound; the next one goes on.
+    "kafkaConsumer.pollTimeoutMs": "60000",
+    "kafka.default.api.timeout.ms": "30000",
 }
 
 
@@ -83,20 +90,25 @@ class JobRun:
         records = self._records()
         types = slot_types(self.job, records)
         cells = share_out(self.job, self._cells(records, partitions), self._tables())
+        info, published = job_info(self.storage, types), ledger.last_batch(*of)
+        require_compatible(None if published is None else ledger.job(*of), info)
         with TransactionalOutput(self.settings.kafka, writer) as output:
-            published = ledger.last_batch(self.job.pipeline.name, self.job.name, self.generation)
             self.storage.prepare(published, output.last_batch, ledger)
-            ledger.register(job_info(self.storage, types))
+            ledger.register(info)
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
             auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts, ledger.audits.checksums(*of))
             publisher = Publisher(self.storage, ledger, lease, guard, output, tables, auditor, types)
-            if self.replay_to is None:
-                self._stream(cells, publisher)
-            else:
-                publisher.silent = True
-                once = partial(self._stream, cells, once=True)
-                replay(self.storage, self.replay_to, self.max_records, publisher, once)
+            with query_errors(publisher, self.storage):
+                self._read(cells, publisher)
         return publisher.read
+
+    def _read(self, cells: DataFrame, publisher: Publisher) -> None:
+        if self.replay_to is None:
+            self._stream(cells, publisher)
+            return
+        publisher.silent = True
+        once = partial(self._stream, cells, once=True)
+        replay(self.storage, self.replay_to, self.max_records, publisher, once)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> None:
         widest = max(partitions[source.topic] for source in self.job.streams)
@@ -151,6 +163,32 @@ class JobRun:
             .start()
         )
         query.awaitTermination()
+
+
+@contextmanager
+def query_errors(publisher: Publisher, storage: Storage) -> Iterator[None]:
+    """Spark's errors as ours: what the publisher raised as it was, anything else with what Spark says is the cause."""
+    try:
+        yield
+    except StreamingQueryException as failed:
+        if publisher.error is not None:
+            raise publisher.error from None
+        raise EngineError(
+            f"The query of {storage.job.pipeline.name} failed: {_cause(str(failed))}",
+            next_step="Nothing of the batch is visible; the next run does it again. If it is the checkpoint "
+            f"{storage.checkpoint} that is damaged: sluice rebuild {storage.job.pipeline.name}.",
+        ) from failed
+
+
+def _cause(said: str) -> str:
+    """The innermost cause that Spark tells of, without its stack."""
+    lines = [line.strip() for line in said.splitlines()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    raised = [line for line in lines if _PYTHON_ERROR.match(line)]
+    return (causes or raised or lines)[-1][:500]
+
+
+_PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")
 
 
 def _placed_schema(combiner: Combiner) -> StructType:

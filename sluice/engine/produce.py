@@ -20,6 +20,8 @@ from confluent_kafka.cimpl import NewTopic
 from sluice.errors import EngineError
 
 TIMEOUT_S = 30
+COMMIT_TIMEOUT_S = 120
+"""A transaction whose end is not known by then fails the run; the next one ends it, and learns from the marker how."""
 _FAST = {
     "linger.ms": "20",
     "batch.size": "1000000",
@@ -92,7 +94,7 @@ class TransactionalOutput:
                     self._produce(topic, table)
             if write:
                 self._producer.produce(self._writer.markers, key=self._writer.name, value=str(batch))
-                self._producer.commit_transaction(-1)
+                self._producer.commit_transaction(COMMIT_TIMEOUT_S)
         self.last_batch = max(batch, self.last_batch)
         return counts
 
@@ -119,8 +121,11 @@ class TransactionalOutput:
             # What did not fit into the queue is marked; it goes again once some of the queue is out.
             messages = [m for m in messages if "_error" in m] if queued < len(messages) else []
             for message in messages:
-                if message.pop("_error").code() != KafkaError._QUEUE_FULL:
-                    raise EngineError(f"{topic}: the broker's client refuses a record.")
+                if (error := message.pop("_error")).code() != KafkaError._QUEUE_FULL:
+                    raise EngineError(
+                        f"A record for {topic} cannot be written: {error.str()}.",
+                        next_step="Nothing of the batch is visible. Let the pipeline write less, or Kafka take more.",
+                    )
             self._producer.poll(0.1 if messages else 0)
 
     def _read_marker(self) -> int:

@@ -21,6 +21,7 @@ from sluice.engine.produce import TransactionalOutput
 from sluice.engine.shards import RETURNED, WRITTEN, ShardWriter
 from sluice.engine.source import batch_positions
 from sluice.engine.storage import Storage
+from sluice.errors import SluiceError
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut
 
@@ -43,9 +44,18 @@ class Publisher:
     """Whether no output is written, since another generation has written it."""
     read: int = 0
     """Records read so far."""
+    error: SluiceError | None = None
+    """Why the last batch could not be published: what Spark raises says it only in the text of a traceback."""
 
     def __call__(self, cells: DataFrame, batch: int) -> None:
         """What Spark calls for each batch, with the changed cells. They are computed once, by writing the shards."""
+        try:
+            self._publish(cells, batch)
+        except SluiceError as error:
+            self.error = error
+            raise
+
+    def _publish(self, cells: DataFrame, batch: int) -> None:
         handoff = self.storage.handoff
         self.lease.check()
         handoff.start(batch)

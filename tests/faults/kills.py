@@ -25,12 +25,14 @@ class Kills:
         self.chance = random.Random(seed)
         self.phases: Counter[str] = Counter()
         self.watching = Watching(world)
+        self.killed = 0
         self._start_ms = 1_670_230_527_000
 
-    def run(self, kills: int, batch: int = 400) -> Found:
-        """Kill so many drivers, let the last one finish, and compare; batches are of `batch` orders at most."""
+    def run(self, kills: int, batch: int = 400, seconds: float = 36_000) -> Found:
+        """Kill so many drivers, or for so long, let the last one finish, and compare; `batch` bounds the batches."""
         self.feed(10_000)
-        for _ in range(kills):
+        until = time.monotonic() + seconds
+        while self.killed < kills and time.monotonic() < until:
             if self.left() < 4_000:
                 self.feed(6_000)
             self.one_life(batch)
@@ -62,6 +64,7 @@ class Kills:
         if driver.runs:
             what = self.chance.choice(("java", "python", "all"))
             driver.kill(what)
+            self.killed += 1
             self.phases[self.phase()] += 1
             self.phases[f"{what} killed"] += 1
         else:
@@ -103,9 +106,9 @@ class Kills:
 
     @staticmethod
     def until(driver: Driver, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while driver.runs and time.monotonic() < deadline and not true():
-            time.sleep(0.0005)
+            time.sleep(0.004)
 
     def published(self) -> int:
         return _ask(self.world.home / "ledger.sqlite", "SELECT count(*) FROM cuts")

@@ -83,7 +83,9 @@ def contents(ledger: Ledger, name: str, cut: Cut) -> dict[Any, Any]:
             for cell in shard.scan(store.cell, cut.batch, limit=sys.maxsize):
                 value = json.loads(cell.value or "", parse_float=Decimal)[store.slot]
                 key = cell.key if store.window_ms is None else (cell.key, cell.window_start)
-                values[key] = value if "count" in name else (value["runningOrderCount"], Decimal(value["runningRevenue"]))
+                values[key] = (
+                    value if "count" in name else (value["runningOrderCount"], Decimal(value["runningRevenue"]))
+                )
     return values
 
 
@@ -96,7 +98,9 @@ def _audits(audits: list[Audit], messages: list[Message], totals: Totals) -> Non
             if source.topic == "orders":
                 assert source.start == ends.get(source.partition, 0), f"{source} does not follow on {ends}"
                 ends[source.partition] = source.end
-                sums.update({"read": source.read, "applied": source.applied, "letters": sum(source.dead_letters.values())})
+                sums.update(
+                    {"read": source.read, "applied": source.applied, "letters": sum(source.dead_letters.values())}
+                )
     good = sum(count for count, _ in totals.running.values())
     bad = sum(totals.dead_letters.values())
     assert (sums["read"], sums["applied"], sums["letters"]) == (len(messages), good, bad), sums
