@@ -17,6 +17,7 @@ from pyspark.sql.types import _parse_datatype_string as parse_ddl
 from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables
 from sluice.engine.combine import Combined, Combiner
+from sluice.engine.delivery import AtLeastOnce, topics_at_least_once
 from sluice.engine.evolution import require_compatible
 from sluice.engine.fuse import fuse, slot_types
 from sluice.engine.guard import Guard, Positions
@@ -97,7 +98,9 @@ class JobRun:
             ledger.register(info)
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
             auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts, ledger.audits.checksums(*of))
-            publisher = Publisher(self.storage, ledger, lease, guard, output, tables, auditor, types)
+            publisher = Publisher(
+                self.storage, ledger, lease, guard, output, tables, auditor, types, self._at_least_once()
+            )
             with query_errors(publisher, self.storage):
                 self._read(cells, publisher)
         return publisher.read
@@ -109,6 +112,11 @@ class JobRun:
         publisher.silent = True
         once = partial(self._stream, cells, once=True)
         replay(self.storage, self.replay_to, self.max_records, publisher, once)
+
+    def _at_least_once(self) -> AtLeastOnce | None:
+        """What writes the outputs that are declared so; a replay writes nothing, by no road."""
+        topics = topics_at_least_once(self.job, self.settings.delivery)
+        return AtLeastOnce(self.settings.kafka, topics) if topics and self.replay_to is None else None
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> None:
         widest = max(partitions[source.topic] for source in self.job.streams)
@@ -135,7 +143,7 @@ class JobRun:
         """The cells that a batch changes: records placed in time, added up in their task, then by the operator."""
         inputs = sorted({name for family in self.job.families for name in family.inputs})
         types = {name: to_arrow_type(records.schema[name].dataType) for name in inputs}
-        placer = Placer.of(self.job, self.storage.handoff, partitions, types)
+        placer = Placer.of(self.job, self.storage.handoff, partitions, types, self._at_least_once())
         combiner = Combiner.of(self.job, types)
         placed = records.mapInArrow(Combined(placer, combiner).__call__, _placed_schema(combiner))
         return fuse(self.job, placed, combiner)

@@ -9,7 +9,7 @@ nothing depends on where the input is cut into batches. No Spark here but the ba
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -35,6 +35,10 @@ CLOSED = "closed"
 
 TIME = pa.timestamp("us", tz="UTC")
 CELL = {"cell": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": "BIGINT"}
+
+
+Send = Callable[[Mapping[str, pa.Table]], Mapping[str, int]]
+"""Writes those of the tables, by topic, that it is for; how many records of each it wrote."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +129,23 @@ class Placer:
     topics: Mapping[int, str]
     partitions: Mapping[str, int]
     inputs: Mapping[str, pa.DataType]
+    send: Send | None
+    """Writes output of a topic that takes it at least once, from the task itself."""
 
     @classmethod
-    def of(cls, job: Job, handoff: Handoff, partitions: Mapping[str, int], inputs: Mapping[str, pa.DataType]) -> Self:
+    def of(
+        cls,
+        job: Job,
+        handoff: Handoff,
+        partitions: Mapping[str, int],
+        inputs: Mapping[str, pa.DataType],
+        send: Send | None = None,
+    ) -> Self:
         """The placer of a job, given each topic's number of partitions and the types of the aggregates' columns."""
         families = tuple(FamilySpec.of(family) for family in job.families)
         sinks = tuple((sink.number, sink.topic) for sink in job.stream_sinks)
         topics = {source.number: source.topic for source in job.streams}
-        return cls(handoff, families, sinks, topics, {t: partitions[t] for t in topics.values()}, dict(inputs))
+        return cls(handoff, families, sinks, topics, {t: partitions[t] for t in topics.values()}, dict(inputs), send)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Place the records of one task."""
@@ -232,8 +245,13 @@ class Placer:
 
     def _hand_over(self, number: int, task: _Task) -> None:
         part = f"place-{task.source}-{task.partition:05}"
-        for topic, tables in task.outputs.items():
-            self.handoff.write_records(number, topic, part, pa.concat_tables(tables))
+        made = {topic: pa.concat_tables(tables) for topic, tables in task.outputs.items()}
+        if self.send is not None:
+            sent = self.send(made)
+            task.counts.update({f"output/{topic}": rows for topic, rows in sent.items()})
+            made = {topic: table for topic, table in made.items() if topic not in sent}
+        for topic, table in made.items():
+            self.handoff.write_records(number, topic, part, table)
         mine = f"/{task.source}/{task.partition}"
         times = {name: time for name, time in task.times.items() if name.endswith(mine)}
         if task.closed > BEFORE_ALL:

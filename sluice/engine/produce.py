@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -100,20 +101,10 @@ class TransactionalOutput:
 
     def _produce(self, topic: str, table: pa.Table) -> None:
         if "headers" in table.column_names:
-            self._produce_with_headers(topic, table)
+            _produce_one_by_one(self._producer, topic, table)
             return
         for chunk in table.to_batches(max_chunksize=_CHUNK):
             self._produce_chunk(topic, chunk.to_pylist())
-
-    def _produce_with_headers(self, topic: str, table: pa.Table) -> None:
-        for row in table.to_pylist():
-            headers = [(header["key"], header["value"]) for header in row["headers"]]
-            while True:
-                try:
-                    self._producer.produce(topic, key=row["key"], value=row["value"], headers=headers)
-                    break
-                except BufferError:  # the queue is full
-                    self._producer.poll(0.1)
 
     def _produce_chunk(self, topic: str, messages: list[dict[str, Any]]) -> None:
         while messages:
@@ -139,6 +130,41 @@ class TransactionalOutput:
             return max(
                 (int(m.value()) for m in _to_the_end(consumer) if m.key() == self._writer.name.encode()), default=-1
             )
+
+
+def send_at_least_once(kafka: Mapping[str, str], records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    """Write records without a transaction; the number by topic, once Kafka has them all. Tried again, they are twice.
+
+    Tasks call it for themselves, all at once: nothing goes through the driver, and no transaction holds readers up.
+    """
+    failed: list[KafkaError] = []
+    producer = Producer({**kafka, **_FAST, "enable.idempotence": True, "on_delivery": partial(_note, failed)})
+    counts: dict[str, int] = {}
+    with kafka_errors("Writing the output"):
+        for topic, table in records:
+            counts[topic] = counts.get(topic, 0) + table.num_rows
+            _produce_one_by_one(producer, topic, table)
+        left = producer.flush(COMMIT_TIMEOUT_S)
+    if failed or left:
+        why = failed[0].str() if failed else f"no answer within {COMMIT_TIMEOUT_S} s"
+        raise EngineError(f"{len(failed) + left} records were not written: {why}.", next_step="Is the broker up?")
+    return counts
+
+
+def _note(failed: list[KafkaError], error: KafkaError | None, _: object) -> None:
+    if error is not None:
+        failed.append(error)
+
+
+def _produce_one_by_one(producer: Producer, topic: str, table: pa.Table) -> None:
+    for row in table.to_pylist():
+        headers = [(header["key"], header["value"]) for header in row.get("headers") or ()]
+        while True:
+            try:
+                producer.produce(topic, key=row["key"], value=row["value"], headers=headers)
+                break
+            except BufferError:  # the queue is full
+                producer.poll(0.1)
 
 
 def _to_the_end(consumer: Consumer) -> Iterator[Any]:

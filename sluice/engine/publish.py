@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables, change_records
+from sluice.engine.delivery import AtLeastOnce
 from sluice.engine.guard import Guard
 from sluice.engine.lease import Lease
 from sluice.engine.place import CELL, CLOSED
@@ -26,6 +27,8 @@ from sluice.state.ledger import Ledger
 from sluice.state.model import Cut
 
 log = structlog.get_logger()
+
+_OUTPUT = "output/"
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Publisher:
     tables: GlobalTables
     auditor: Auditor
     types: Mapping[str, str]
+    at_least_once: AtLeastOnce | None = None
     silent: bool = False
     """Whether no output is written, since another generation has written it."""
     read: int = 0
@@ -69,7 +73,8 @@ class Publisher:
         audit = self.auditor.audit(batch, returned)
         self.guard.check_identity()
         written = {} if self.silent else self._write_output(cells, batch, returned)
-        cut = self._cut(batch, times, counts | {f"output/{topic}": n for topic, n in written.items()})
+        written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
+        cut = self._cut(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
         new = self.ledger.publish(cut, msgspec.structs.replace(audit, outputs=written))
         self.read += counts.get("read", 0)
         log.info("batch published" if new else "batch was published already", cut=cut.id, **cut.counts)
@@ -84,8 +89,10 @@ class Publisher:
         self.tables.apply(returned)
         topics = [*(sink.topic for sink in job.stream_sinks), job.pipeline.dead_letters]
         records = [(topic, table) for topic in topics for table in self.storage.handoff.records(batch, topic)]
-        records += change_records(cells.sparkSession, job, returned, self.tables, self.types)
-        return self.output.send(batch, records)
+        changes = change_records(cells.sparkSession, job, returned, self.tables, self.types)
+        sent = self.at_least_once(dict(changes)) if self.at_least_once else {}
+        records += [(topic, table) for topic, table in changes if topic not in sent]
+        return sent | self.output.send(batch, records)
 
     def _cut(self, batch: int, times: dict[str, int], counts: dict[str, int]) -> Cut:
         job = self.storage.job

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from sluice import Pipeline, tumbling
+from sluice.demo.answers import letter_headers
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, millis, sale, sales_of, shop
 from tests.faults.conftest import Seen
@@ -32,8 +33,8 @@ BAD: dict[bytes | None, str] = {
 
 
 def reasons_by_place(running: Running) -> dict[int, str]:
-    letters = [dict(letter.headers() or []) for letter in running.dead_letters()]
-    return {int(one["sluice.offset"]): one["sluice.reason"].decode() for one in letters}  # type: ignore[call-overload]
+    letters = [letter_headers(letter) for letter in running.dead_letters()]
+    return {int(one["sluice.offset"]): one["sluice.reason"] for one in letters}
 
 
 @pytest.mark.heavy

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import Message
 
+from sluice.demo.answers import letter_headers
 from sluice.samples.topics import read_topic
 from sluice.samples.totals import TYPES, Totals, read
 from sluice.state.audits import Audit
@@ -165,7 +166,7 @@ def _letters(world: World, messages: list[Message]) -> int:
             expected[message.partition() or 0, message.offset() or 0] = str(bad)
     found = []
     for letter in read_topic(world.config, "orders_dead_letters"):
-        headers = {name: (value or b"").decode() for name, value in letter.headers() or []}  # type: ignore[union-attr]
+        headers = letter_headers(letter)
         if headers["sluice.topic"] == "orders":
             place = int(headers["sluice.partition"]), int(headers["sluice.offset"])
             found.append((place, headers["sluice.reason"]))

@@ -150,7 +150,7 @@ class World:
 
     def run(self, *arguments: str, expect: int = 0, **environment: str) -> Driver:
         """Run a driver to its end; AssertionError if it does not end with the status."""
-        driver = self.start(*arguments, **environment)
+        driver = self.start(*arguments, under=(), **environment)
         status = driver.wait()
         assert status == expect, f"it ended with {status}:\n{driver.said[-3000:]}"
         return driver
