@@ -165,4 +165,3 @@ def test_a_time_limit(scheduled: Scheduled, seen: Seen) -> None:
         scheduled.trigger("patient", "after")
         assert scheduled.ended("patient", "after") == "success"
     seen(f"the task ended {bound:.0f} s after it hung, its lease ran out, the next tries took over; {compare(orders)}")
-
