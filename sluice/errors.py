@@ -50,6 +50,13 @@ class EngineError(SluiceError):
     title = "The job stopped"
 
 
+class BufferFull(EngineError):
+    """More updates wait in a suppress step than its author allows, who wants the run to end then."""
+
+    title = "A buffer is full"
+    next_step = "Allow more in the step's buffer, or let it emit early when it is full; then run again."
+
+
 class LeaseError(EngineError):
     """Another driver works on the job, or has taken it over: there is one writer at a time."""
 

@@ -100,7 +100,7 @@ class TransactionalOutput:
         return counts
 
     def _produce(self, topic: str, table: pa.Table) -> None:
-        if "headers" in table.column_names:
+        if "headers" in table.column_names or "timestamp" in table.column_names:
             _produce_one_by_one(self._producer, topic, table)
             return
         for chunk in table.to_batches(max_chunksize=_CHUNK):
@@ -158,10 +158,14 @@ def _note(failed: list[KafkaError], error: KafkaError | None, _: object) -> None
 
 def _produce_one_by_one(producer: Producer, topic: str, table: pa.Table) -> None:
     for row in table.to_pylist():
-        headers = [(header["key"], header["value"]) for header in row.get("headers") or ()]
+        more: dict[str, Any] = {}
+        if row.get("headers"):
+            more["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
+        if row.get("timestamp") is not None:
+            more["timestamp"] = row["timestamp"]
         while True:
             try:
-                producer.produce(topic, key=row["key"], value=row["value"], headers=headers)
+                producer.produce(topic, key=row["key"], value=row["value"], **more)
                 break
             except BufferError:  # the queue is full
                 producer.poll(0.1)

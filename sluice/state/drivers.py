@@ -34,6 +34,11 @@ _CELLS = """CREATE TABLE IF NOT EXISTS cells (
     cell INTEGER NOT NULL, key TEXT {collation} NOT NULL, window_start BIGINT NOT NULL, window_end BIGINT NOT NULL,
     batch BIGINT NOT NULL, value TEXT, PRIMARY KEY (cell, key, window_start, batch)) {options}"""
 
+_STATES = """CREATE TABLE IF NOT EXISTS states (
+    operator INTEGER NOT NULL, key TEXT {collation} NOT NULL, batch BIGINT NOT NULL, due BIGINT, wall BIGINT,
+    state {bytes},
+    PRIMARY KEY (operator, key, batch)) {options}"""
+_STATES_DUE = "CREATE INDEX IF NOT EXISTS states_due ON states (operator, due) WHERE due IS NOT NULL"
 _BEFORE = """SELECT window_end, value FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch < ?
     ORDER BY batch DESC LIMIT 1"""
 _BEFORE_ALL = """SELECT n.cell, n.key, n.window_start, o.window_end, o.value
@@ -57,6 +62,9 @@ class Driver(Protocol):
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run a statement; the number of rows it touched."""
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row of values."""
 
     def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
         """Write rows as versions of `batch`, as fast as the database allows."""
@@ -91,6 +99,8 @@ class SqliteDriver(Driver):
             if mode == "create":
                 self._connection.execute(_BATCHES)
                 self._connection.execute(_CELLS.format(collation="", options="WITHOUT ROWID"))
+                self._connection.execute(_STATES.format(collation="", options="WITHOUT ROWID", bytes="BLOB"))
+                self._connection.execute(_STATES_DUE)
             # An empty file is a valid database to SQLite, but not a shard.
             self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
             self._identity = _identity(path)
@@ -119,6 +129,10 @@ class SqliteDriver(Driver):
     @override
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         return self._connection.execute(sql, values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._connection.executemany(sql, rows)
 
     @override
     def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
@@ -182,6 +196,8 @@ class PostgresDriver(Driver):
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             self._connection.execute(_BATCHES)
             self._connection.execute(_CELLS.format(collation='COLLATE "C"', options=""))
+            self._connection.execute(_STATES.format(collation='COLLATE "C"', options="", bytes="BYTEA"))
+            self._connection.execute(_STATES_DUE)
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
@@ -202,6 +218,11 @@ class PostgresDriver(Driver):
     @override
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         return self._connection.execute(sql.replace("?", "%s"), values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s"), rows)
 
     @override
     def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:

@@ -89,12 +89,12 @@ class Shard:
     @classmethod
     def open(cls, url: str, *, to_write: bool = False) -> Self:
         """Open a shard; StateError if it is not there: a shard that is lost is never an empty one."""
-        return cls(_driver(url, "write" if to_write else "read"))
+        return cls(open_driver(url, "write" if to_write else "read"))
 
     @classmethod
     def create(cls, url: str) -> Self:
         """Open a shard for writing, and make it if it is not there: for a generation that has no cut yet."""
-        return cls(_driver(url, "create"))
+        return cls(open_driver(url, "create"))
 
     def __enter__(self) -> Self:
         return self
@@ -243,7 +243,8 @@ def location(base_url: str, pipeline: str, job: str, generation: int, worker: in
     return base.update_query_dict({"schema": schema}).render_as_string(hide_password=False)
 
 
-def _driver(url: str, mode: Mode) -> Driver:
+def open_driver(url: str, mode: Mode) -> Driver:
+    """A connection to the shard at an address."""
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
         return SqliteDriver(Path(parsed.database or ""), mode)
