@@ -60,6 +60,7 @@ def environment(known: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_SPARK_CONF": json.dumps(known.spark_conf),
         "SLUICE_MAX_RECORDS": str(known.max_records),
+        "SLUICE_DELIVERY": known.delivery,
         # Unset, Spark's workers pick another Python.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

@@ -45,10 +45,23 @@ def current_batch() -> int:
 
 
 def batch_log(checkpoint: str, batch: int) -> list[str]:
-    """Spark's log of a batch, written before it runs: its version, its facts, then each source's end positions."""
+    """Spark's log of a batch, written before it runs: its version, its facts, then each source's end positions.
+
+    Raises EngineError if it is not there, or damaged.
+    """
     filesystem, path = open_path(checkpoint)
-    with filesystem.open_input_stream(f"{path}/offsets/{batch}") as file:
-        return str(file.read().decode()).splitlines()
+    try:
+        with filesystem.open_input_stream(f"{path}/offsets/{batch}") as file:
+            version, *lines = str(file.read().decode()).splitlines()
+        for line in lines:
+            if line != "-":
+                json.loads(line)
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"The checkpoint is damaged: {path}/offsets/{batch} cannot be read: {error}.",
+            next_step="Restore it, or build the state anew from the topics: sluice rebuild PIPELINE.",
+        ) from error
+    return [version, *lines]
 
 
 def last_batch(checkpoint: str, log: str) -> int:

@@ -66,11 +66,26 @@ class Storage:
                 next_step="Restore the checkpoint, or build the state anew from the topics: "
                 f"sluice rebuild {self.job.pipeline.name}.",
             )
+        self._check_positions(published, ledger)
         if published is None:
             for place in self.locations:
                 Shard.create(place).close()
         else:
             self._check_shards(published, ledger)
+
+    def _check_positions(self, published: int | None, ledger: Ledger) -> None:
+        """EngineError unless the checkpoint says of the published batch, and of empty ones after it, what it says."""
+        of = (self.job.pipeline.name, self.job.name, self.generation)
+        cut = None if published is None else ledger.cut(*of, published)
+        if cut is None:
+            return
+        for batch in {cut.batch, max(cut.batch, last_batch(self.checkpoint, "commits"))}:
+            if (said := batch_positions(self.checkpoint, batch)) != cut.positions:
+                raise EngineError(
+                    f"The checkpoint {self.checkpoint} is damaged: batch {batch} ends at {said} there, and at "
+                    f"{cut.positions} in the ledger.",
+                    next_step=f"Restore it, or build the state anew from the topics: sluice rebuild {of[0]}.",
+                )
 
     def _check_shards(self, published: int, ledger: Ledger) -> None:
         """StateError if a shard is lost, or is not as it was published; nobody reads it then, until it is rebuilt."""
