@@ -58,7 +58,9 @@ greetings = (
     .filter_not("message LIKE 'Transient %'")
     .map_values("timeStamp", message="trim(message)")
 )
-greetings.map(key="upper(_key)", message="upper(message)", timeStamp="timeStamp").to("greetings_uppercase", value=GREETING)
+greetings.map(key="upper(_key)", message="upper(message)", timeStamp="timeStamp").to(
+    "greetings_uppercase", value=GREETING
+)
 
 words = greetings.flat_map_values("split(message, ' +')")
 words.to("greetings_words", value=str)

@@ -42,8 +42,14 @@ described = pipeline.stream("alphabet_descriptions", value=str, nulls="keep")
 descriptions = described.to_table(store="descriptions")
 newest = alphabet.to_table(store="newest_word")
 
-for how in ("inner", "left"):
-    alphabet.join(descriptions, how=how).to(f"words_with_description_{how}")
-for how in ("inner", "left", "outer"):
-    newest.join(descriptions, how=how).to(f"letters_with_description_{how}")
-    alphabet.join(described, within("10 seconds"), how=how).to(f"words_near_description_{how}")
+alphabet.join(descriptions).to("words_with_description_inner")
+alphabet.left_join(descriptions).to("words_with_description_left")
+
+newest.join(descriptions).to("letters_with_description_inner")
+newest.left_join(descriptions).to("letters_with_description_left")
+newest.outer_join(descriptions).to("letters_with_description_outer")
+
+near = within("10 seconds")
+alphabet.join(described, near).to("words_near_description_inner")
+alphabet.left_join(described, near).to("words_near_description_left")
+alphabet.outer_join(described, near).to("words_near_description_outer")

@@ -44,8 +44,8 @@ def invoice(number: str, store: str = "STR1", card: str = "4629", amount: float 
     } | more
 
 
-HOME = {"DeliveryType": "HOME-DELIVERY", "DeliveryAddress": ADDRESS}
-PRIME = {"CustomerType": "PRIME"}
+HOME: dict[str, Any] = {"DeliveryType": "HOME-DELIVERY", "DeliveryAddress": ADDRESS}
+PRIME: dict[str, Any] = {"CustomerType": "PRIME"}
 
 
 @pytest.fixture
