@@ -10,19 +10,25 @@
 | SLUICE_JARS | HOME/jars/spark | folder of the jars of Spark's Kafka connector |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | JSON of librdkafka settings for reading and writing Kafka |
 | SLUICE_SPARK_CONF | {} | JSON of further Spark settings |
+| SLUICE_RUN | Airflow's run id | name of the run, by which its state can be asked for later |
+| SLUICE_SERVER_TOKEN | none | what state servers and those who ask them show each other; at least 16 characters |
+| SLUICE_SERVER_TOKEN_FILE | none | a file that holds it instead |
+| SLUICE_SERVER_CA | the system's | certificates that state servers' own are checked with |
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from sluice.errors import SettingsError
+
+_TOKEN_LENGTH = 16
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,10 @@ class Settings:
     jars: Path
     kafka: dict[str, str]
     spark_conf: dict[str, str]
+    run: str = ""
+    server_token: str = field(default="", repr=False)
+    server_token_file: Path | None = None
+    server_ca: Path | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -51,7 +61,27 @@ class Settings:
             jars=Path(environ.get("SLUICE_JARS") or home / "jars" / "spark").absolute(),
             kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),
             spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
+            run=environ.get("SLUICE_RUN") or environ.get("AIRFLOW_CTX_DAG_RUN_ID") or "",
+            server_token=_token(environ),
+            server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
+            server_ca=_path(environ, "SLUICE_SERVER_CA"),
         )
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    token, file = environ.get("SLUICE_SERVER_TOKEN", ""), _path(environ, "SLUICE_SERVER_TOKEN_FILE")
+    if file and not token:
+        try:
+            token = file.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            raise SettingsError("The file that SLUICE_SERVER_TOKEN_FILE names cannot be read.") from None
+    if token and not (len(token) >= _TOKEN_LENGTH and token.isascii() and token.isprintable()):
+        raise SettingsError(f"SLUICE_SERVER_TOKEN is not {_TOKEN_LENGTH} or more printable ASCII characters.")
+    return token
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    return Path(environ[name]).absolute() if environ.get(name) else None
 
 
 def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> dict[str, str]:

@@ -59,6 +59,9 @@ def environment(known: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_JARS": str(known.jars),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_SPARK_CONF": json.dumps(known.spark_conf),
+        "SLUICE_RUN": known.run,
+        "SLUICE_SERVER_TOKEN": known.server_token,
+        "SLUICE_SERVER_CA": str(known.server_ca or ""),
         # Unset, Spark's workers pick another Python.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

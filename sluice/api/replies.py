@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from sluice.errors import QueryError
-from sluice.query import Answer, Entry, WorkerStatus
+from sluice.query import Entry, Group, Pin, WorkerStatus
+from sluice.query.times import time_text
 from sluice.state.model import NO_WINDOW, Cut
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class CutReply(msgspec.Struct, frozen=True):
@@ -44,65 +49,123 @@ class EntryReply(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(entry.key, entry.value, f"{time_text(entry.window_start)}Z", f"{time_text(entry.window_end)}Z")
 
 
-class EntriesReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Entries of a store, and what is to be known about them."""
+class GroupReply(msgspec.Struct, frozen=True):
+    """The figures of one group; null where no entry of it has the field."""
+
+    group: msgspec.Raw
+    entries: int
+    sum: Decimal | None
+    min: Decimal | None
+    max: Decimal | None
+
+    @classmethod
+    def of(cls, group: Group) -> GroupReply:
+        """A group."""
+        return cls(group.group, group.entries, group.sum, group.min, group.max)
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is to be known about every answer."""
 
     pipeline: str
     store: str
-    entries: list[EntryReply]
     cut: CutReply
     workers: tuple[WorkerStatus, ...]
     partial: bool
-    """Whether entries are missing because a worker is unavailable."""
+    """Whether something is missing because a worker is unavailable."""
+
+
+class EntriesReply(Reply, frozen=True, kw_only=True, omit_defaults=True):
+    """Entries of a store."""
+
+    entries: list[EntryReply]
     cursor: str | None = None
     """Where the next page goes on; absent on the last one."""
 
 
-def reply(value: Any, headers: dict[str, str] | None = None) -> Response:
-    """A JSON answer."""
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+class CountReply(Reply, frozen=True, kw_only=True, omit_defaults=True):
+    """How many entries there are."""
+
+    count: int
 
 
-def entries_reply(answer: Answer, cursor: str | None = None) -> Response:
-    """Entries with their cut and the workers' status."""
-    store = answer.pin.store
-    body = EntriesReply(
-        pipeline=store.pipeline,
-        store=store.name,
-        entries=[EntryReply.of(entry) for entry in answer.entries],
-        cut=CutReply.of(answer.pin.cut),
-        workers=answer.workers,
-        partial=answer.partial,
-        cursor=cursor,
-    )
-    return reply(body, provenance(answer))
+class GroupsReply(Reply, frozen=True, kw_only=True, omit_defaults=True):
+    """Figures by group."""
+
+    groups: list[GroupReply]
 
 
-def provenance(*answers: Answer) -> dict[str, str]:
-    """The cut and the workers' status as headers, for bodies whose form is given."""
-    cuts = dict.fromkeys(answer.pin.cut.id for answer in answers)
-    lost = sorted({one.number for answer in answers for one in answer.workers if one.status != "ok"})
-    headers = {"X-Sluice-Cut": ", ".join(cuts), "X-Sluice-Partial": "true" if lost else "false"}
-    return headers | ({"X-Sluice-Unavailable": ", ".join(map(str, lost))} if lost else {})
+@dataclass(frozen=True)
+class Told:
+    """A part of an answer that stays true as long as its cut is asked for: encoded once, sent many times."""
+
+    name: str
+    """The member of the answer it is; empty if it is the whole body."""
+    content: bytes
+    workers: tuple[WorkerStatus, ...]
+    cursor: str | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether something is missing because a worker is unavailable."""
+        return any(worker.status != "ok" for worker in self.workers)
 
 
-def time_text(ms: int) -> str:
-    """Epoch milliseconds as an ISO 8601 date and time in UTC, without a zone."""
-    moment = datetime.fromtimestamp(ms / 1_000, UTC).replace(tzinfo=None)
-    return moment.isoformat(timespec="milliseconds" if ms % 1_000 else "seconds")
+def entries_told(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Told:
+    """Entries as they stand in an answer."""
+    return Told("entries", encoded([EntryReply.of(entry) for entry in entries]), workers, cursor)
 
 
-def parse_time(name: str, text: str | None) -> int | None:
-    """Epoch milliseconds from themselves, or from ISO 8601, where no zone means UTC."""
-    if text is None:
-        return None
-    try:
-        if text.lstrip("-").isdigit():
-            datetime.fromtimestamp(int(text) / 1_000, UTC)  # a time that can be shown again
-            return int(text)
-        moment = datetime.fromisoformat(text)
-        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
-    except (ValueError, OverflowError, OSError):
-        raise QueryError(
-            f"{name} is not a time.", next_step="Write 2022-12-05T08:55:15 (UTC), or epoch milliseconds."
-        ) from None
+def told_reply(pin: Pin, told: Told) -> Response:
+    """An answer with its cut and the workers' status; the members of `Reply` and what is told."""
+    said: dict[str, Any] = {
+        "pipeline": pin.store.pipeline,
+        "store": pin.store.name,
+        told.name: msgspec.Raw(told.content),
+        "cut": CutReply.of(pin.cut),
+        "workers": told.workers,
+        "partial": told.partial,
+    }
+    if told.cursor is not None:
+        said["cursor"] = told.cursor
+    return Response(encoded(said), media_type="application/json", headers=provenance([pin], told.workers))
+
+
+def body_reply(pins: Iterable[Pin], told: Told) -> Response:
+    """A body whose form is given; its cut and the workers' status are in the headers."""
+    return Response(told.content, media_type="application/json", headers=provenance(pins, told.workers))
+
+
+def reply(value: Any) -> Response:
+    """A JSON answer that is of no cut."""
+    return Response(encoded(value), media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def encoded(value: Any) -> bytes:
+    """JSON; decimals are numbers with all their digits."""
+    return _ENCODER.encode(value)
+
+
+def provenance(pins: Iterable[Pin], workers: Iterable[WorkerStatus]) -> dict[str, str]:
+    """The cut and the workers' status as headers, and the ETag of a complete answer."""
+    pins = list(pins)
+    cuts = ", ".join(dict.fromkeys(pin.cut.id for pin in pins))
+    lost = sorted({one.number for one in workers if one.status != "ok"})
+    if lost:
+        return {
+            "X-Sluice-Cut": cuts,
+            "X-Sluice-Partial": "true",
+            "X-Sluice-Unavailable": ", ".join(map(str, lost)),
+            "Cache-Control": "no-store",
+        }
+    return {
+        "X-Sluice-Cut": cuts,
+        "X-Sluice-Partial": "false",
+        "ETag": etag(pins),
+        "Cache-Control": "private, no-cache",
+    }
+
+
+def etag(pins: Iterable[Pin]) -> str:
+    """What names the answer to a query: its cuts. Weak, because the age that is told along with it goes on."""
+    return 'W/"' + " ".join(f"{pin.store.pipeline}/{pin.store.job}/{pin.cut.id}" for pin in pins) + '"'

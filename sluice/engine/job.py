@@ -24,6 +24,7 @@ from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger import Ledger
+from sluice.state.places import Places
 
 _KAFKA_OPTIONS = {
     "startingOffsets": "earliest",
@@ -66,6 +67,7 @@ class JobRun:
         cells = share_out(self.job, self._cells(records, partitions), self._tables())
         with Ledger.open(self.settings.ledger) as ledger, TransactionalOutput(self.settings.kafka, writer) as output:
             published = ledger.last_batch(self.job.pipeline.name, self.job.name, self.generation)
+            self.storage = self.storage.placed(Places(ledger))
             self.storage.prepare(published, output.last_batch)
             ledger.register(job_info(self.storage, types))
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)

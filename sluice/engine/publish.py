@@ -17,6 +17,7 @@ from sluice.engine.produce import TransactionalOutput
 from sluice.engine.shards import RETURNED, WRITTEN, ShardWriter
 from sluice.engine.source import batch_positions
 from sluice.engine.storage import Storage
+from sluice.settings import settings
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut
 
@@ -76,6 +77,7 @@ class Publisher:
             # How far everything is closed depends on the batches, and is for Spark's watermark alone.
             stream_times={name: time for name, time in times.items() if name != CLOSED},
             counts=counts,
+            run=settings().run,
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.engine.handoff import Handoff
 from sluice.engine.source import last_batch
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
+from sluice.state.places import Places
 from sluice.state.shard import Shard, location
 
 
@@ -30,6 +31,11 @@ class Storage:
         folder = f"{settings.checkpoints}/{pipeline.name}/{job.name}/g{generation}"
         shards = (location(settings.shards, pipeline.name, job.name, generation, n) for n in range(pipeline.workers))
         return cls(job, generation, f"{folder}/spark", Handoff(f"{folder}/handoff"), tuple(shards))
+
+    def placed(self, places: Places) -> Storage:
+        """The same, with the shards where state servers keep them."""
+        shards = places.written_at(self.job.pipeline.name, self.job.name, self.generation, self.locations)
+        return replace(self, locations=shards)
 
     def prepare(self, published: int | None, written: int) -> None:
         """Make the shards before the first batch; afterwards EngineError or StateError if something has been lost.

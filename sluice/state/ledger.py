@@ -13,6 +13,7 @@ from sqlalchemy.sql import ColumnElement, Select
 from sluice.errors import NotFound, StateError
 from sluice.state.database import create_tables, database_url, open_engine, speaking_to, writing
 from sluice.state.model import Cut, JobInfo, StoreInfo, WorkerInfo
+from sluice.state.places import place_workers
 from sluice.state.tables import CUTS, GENERATIONS, JOBS, METADATA, STORES, WORKERS
 
 
@@ -24,6 +25,11 @@ class Ledger:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+
+    @property
+    def engine(self) -> Engine:
+        """For what else is kept in the ledger's database."""
+        return self._engine
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -52,7 +58,7 @@ class Ledger:
                 connection.execute(insert(JOBS), where)
             _replace(connection, GENERATIONS, where, [texts | {"topics": _json(job.topics)}])
             _replace(connection, STORES, where, map(msgspec.structs.asdict, job.stores))
-            _replace(connection, WORKERS, where, map(msgspec.structs.asdict, job.workers))
+            _replace(connection, WORKERS, where, map(_worker_row, job.workers))
 
     def promote(self, pipeline: str, job: str, generation: int) -> None:
         """Let readers see another generation of a job from now on; NotFound if it was never registered."""
@@ -99,6 +105,24 @@ class Ledger:
         statement = _current(CUTS).where(_is(CUTS, pipeline, job)).order_by(CUTS.c.batch.desc()).limit(limit)
         return [_cut(row) for row in self._read(statement)]
 
+    def cut_at(self, pipeline: str, job: str, moment: datetime) -> Cut | None:
+        """The newest cut of the generation readers see that was published by `moment`."""
+        by_then = CUTS.c.published_at <= moment.astimezone(UTC).isoformat()
+        return self._newest(_is(CUTS, pipeline, job), by_then)
+
+    def cut_of_run(self, pipeline: str, job: str, run: str) -> Cut | None:
+        """The last cut that a run published in the generation readers see."""
+        return self._newest(_is(CUTS, pipeline, job), CUTS.c.run == run)
+
+    def oldest_cut(self, pipeline: str, job: str) -> Cut | None:
+        """The oldest cut that is kept of the generation readers see."""
+        rows = self._read(_current(CUTS).where(_is(CUTS, pipeline, job)).order_by(CUTS.c.batch).limit(1))
+        return _cut(rows[0]) if rows else None
+
+    def _newest(self, *where: ColumnElement[bool]) -> Cut | None:
+        rows = self._read(_current(CUTS).where(*where).order_by(CUTS.c.batch.desc()).limit(1))
+        return _cut(rows[0]) if rows else None
+
     def last_batch(self, pipeline: str, job: str, generation: int) -> int | None:
         """Number of the newest batch published in a generation."""
         with speaking_to("Reading the ledger"), self._engine.connect() as connection:
@@ -137,7 +161,7 @@ class Ledger:
     def workers(self, pipeline: str, job: str) -> list[WorkerInfo]:
         """The workers of the generation readers see, sorted by number."""
         statement = _current(WORKERS).where(_is(WORKERS, pipeline, job)).order_by(WORKERS.c.number)
-        return [WorkerInfo(**_without_generation(row)) for row in self._read(statement)]
+        return self._workers(statement)
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
         """How far the whole pipeline has read: topic → partition → the least next offset of the jobs that read it.
@@ -154,17 +178,25 @@ class Ledger:
     def _job(self, row: RowMapping) -> JobInfo:
         of = (row["pipeline"], row["job"], row["generation"])
         stores = self._read(select(STORES).where(_is(STORES, *of)).order_by(STORES.c.name))
-        workers = self._read(select(WORKERS).where(_is(WORKERS, *of)).order_by(WORKERS.c.number))
+        workers = self._workers(select(WORKERS).where(_is(WORKERS, *of)).order_by(WORKERS.c.number))
         known: dict[str, Any] = dict(row) | {
             "topics": tuple(msgspec.json.decode(row["topics"])),
             "stores": tuple(StoreInfo(**_without_generation(store)) for store in stores),
-            "workers": tuple(WorkerInfo(**_without_generation(worker)) for worker in workers),
+            "workers": tuple(workers),
         }
         return JobInfo(**known)
+
+    def _workers(self, statement: Select[Any]) -> list[WorkerInfo]:
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            return place_workers(connection, connection.execute(statement).mappings().all())
 
     def _read(self, statement: Select[Any]) -> list[RowMapping]:
         with speaking_to("Reading the ledger"), self._engine.connect() as connection:
             return list(connection.execute(statement).mappings())
+
+
+def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(worker).items() if name in WORKERS.c}
 
 
 def _is(table: Table, pipeline: str, job: str, generation: int | None = None) -> ColumnElement[bool]:

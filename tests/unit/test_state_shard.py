@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sluice.errors import SettingsError, StateError
 from sluice.state.model import NO_WINDOW, Cell
-from sluice.state.shard import Range, Shard, location, rows_of
+from sluice.state.ranges import Range
+from sluice.state.shard import Shard, location, rows_of
 
 pytestmark = pytest.mark.unit
 
