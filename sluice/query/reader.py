@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from sluice.errors import QueryError, StateError
@@ -13,7 +13,7 @@ from sluice.query.catalogue import Catalogue
 from sluice.query.combine import Groups, Order, largest
 from sluice.query.limits import Gate
 from sluice.query.questions import Changed, Combine, Count, Question, Scan, Top, Value, Values
-from sluice.query.workers import Workers
+from sluice.query.workers import Own, Workers
 from sluice.state.ledger import Ledger
 from sluice.state.model import NO_WINDOW, WorkerInfo, owner
 from sluice.state.ranges import EVERYTHING, Range
@@ -31,12 +31,12 @@ _MANY = 2_000
 class Reader:
     """Reads stores, each query at one pinned cut. One reader serves a whole process, in one event loop.
 
-    `own` maps addresses at this process's own state server to its shards. Every query raises StateError if the ledger,
-    or the owner of the one key asked for, cannot be read; Gone if the cut was given up while it was read; Busy if too
-    many queries look through stores already.
+    `own` gives the shard's address of workers that are at this process's own state server. Every query raises
+    StateError if the ledger, or the owner of the one key asked for, cannot be read; Gone if the cut was given up while
+    it was read; Busy if too many queries look through stores already.
     """
 
-    def __init__(self, ledger: Ledger, own: Mapping[str, str] | None = None) -> None:
+    def __init__(self, ledger: Ledger, own: Own = lambda _: None) -> None:
         self.catalogue = Catalogue(ledger)
         self.workers = Workers(own)
         self._gate = Gate()

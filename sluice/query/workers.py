@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Protocol, TypeVar, cast
@@ -17,6 +17,7 @@ from sluice.state.model import WorkerInfo
 from sluice.state.shard import Shard
 
 T = TypeVar("T")
+Own = Callable[[WorkerInfo], str | None]
 
 WORKER_SECONDS = 15.0
 """How long a worker may take; longer than a server's own limit for a query, so that its reason is heard."""
@@ -78,16 +79,16 @@ class LocalWorker(Worker):
 
 
 class Workers:
-    """All workers that this process asks. `own` maps addresses at this process's own state server to its shards."""
+    """All workers that this process asks. `own` gives the shard's address of those that are at its own state server."""
 
-    def __init__(self, own: Mapping[str, str] | None = None) -> None:
-        self._own = own or {}
+    def __init__(self, own: Own = lambda _: None) -> None:
+        self._own = own
         self._known: dict[str, Worker] = {}
         self._resting: dict[str, float] = {}
 
     def is_here(self, info: WorkerInfo) -> bool:
         """Whether this process opens the worker's shard itself."""
-        return not info.server or info.server in self._own
+        return not info.server or self._own(info) is not None
 
     async def ask(self, info: WorkerInfo, question: Question[T]) -> tuple[list[T], WorkerStatus]:
         """A worker's answer, if it gives one, and its status."""
@@ -111,8 +112,8 @@ class Workers:
     def _worker(self, info: WorkerInfo) -> Worker:
         place = info.server or info.location
         if place not in self._known:
-            own = self._own.get(place, info.location)
-            self._known[place] = LocalWorker(own) if self.is_here(info) else RemoteWorker(place)
+            own = self._own(info) if info.server else info.location
+            self._known[place] = RemoteWorker(place) if own is None else LocalWorker(own)
         return self._known[place]
 
 

@@ -146,6 +146,11 @@ class Ledger:
         rows = self._read(_current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline).order_by(GENERATIONS.c.job))
         return [self._job(row) for row in rows]
 
+    def generations(self, pipeline: str) -> list[JobInfo]:
+        """The pipeline's jobs in all their generations, sorted by name and generation."""
+        mine = select(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline)
+        return [self._job(row) for row in self._read(mine.order_by(GENERATIONS.c.job, GENERATIONS.c.generation))]
+
     def job(self, pipeline: str, job: str, generation: int) -> JobInfo | None:
         """What one generation of a job said of itself."""
         rows = self._read(select(GENERATIONS).where(_is(GENERATIONS, pipeline, job, generation)))

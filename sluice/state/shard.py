@@ -90,13 +90,16 @@ class Shard:
     def create(cls, url: str, *, anew: bool = False) -> Self:
         """Open a shard for writing, and make it if it is not there: for a generation that has no cut yet.
 
-        With `anew` it also takes the place of one that was sealed, because it had been moved away.
+        With `anew` it is to be filled from another one: it is sealed, and takes the place of one that is.
         """
         if _is_remote(url):
             return cast("Self", _remote().create(url, anew=anew))
         if anew:
             discard_sealed(url)
-        return cls(_driver(url, "create"))
+        shard = cls(_driver(url, "create"))
+        if anew:
+            shard.seal()
+        return shard
 
     def __enter__(self) -> Self:
         return self
@@ -185,17 +188,19 @@ class Shard:
         return [Version(*row) for row in self._driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))]
 
     def absorb(self, versions: Iterable[Version]) -> None:
-        """Take versions over from another shard, in one transaction; their batches are settled afterwards."""
+        """Take versions over from another shard into a sealed one, in one transaction; their batches follow."""
         by_batch: dict[int, list[Row]] = {}
         for one in versions:
             by_batch.setdefault(one.batch, []).append(one.row)
         with self._driver.transaction():
+            self._demand_sealed()
             for batch, rows in by_batch.items():
                 self._driver.insert_cells(batch, rows)
 
     def settle(self, since: int, batches: dict[int, int]) -> None:
         """Forget the versions of batch `since` and later, and take `batches` for those that are written."""
         with self._driver.transaction():
+            self._demand_sealed()
             self._driver.execute("DELETE FROM cells WHERE batch >= ?", (since,))
             self._driver.execute("DELETE FROM batches")
             for batch, rows in batches.items():
@@ -205,6 +210,10 @@ class Shard:
         """Refuse every batch from now on, because the shard is moved away; or, not `sealed`, take them again."""
         self._driver.seal(sealed)
 
+    def _demand_sealed(self) -> None:
+        if not self._driver.is_sealed():
+            raise Refused("The shard is in use: nothing can be moved into it.")
+
 
 def discard_sealed(url: str) -> None:
     """Remove the file of a shard that was moved away, so that it can come back; Refused if it was not."""
@@ -213,7 +222,10 @@ def discard_sealed(url: str) -> None:
         return
     with Shard.open(url) as shard:
         if not shard.is_sealed() and shard.batches():
-            raise Refused("There is a shard of this worker already, and it was not moved away.")
+            raise Refused(
+                "There is a shard of this worker already, and it was not moved away.",
+                next_step="If it is the very shard that is used now, start the state server with --workers.",
+            )
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
