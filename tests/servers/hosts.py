@@ -18,7 +18,8 @@ from sluice.settings import settings
 from sluice.state.ledger import Ledger
 from tests.airflow_server import free_port
 
-TOKEN = "a token of these tests"
+TOKEN = "a-token-of-these-tests"
+CLIENT = httpx.Client(timeout=30, trust_env=False)
 
 
 @dataclass
@@ -67,9 +68,7 @@ class Host:
     def ask(self, method: str, path: str, *, token: str | None = TOKEN, **more: Any) -> httpx.Response:
         """Send a request, with the servers' token or another one."""
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
-        return httpx.request(
-            method, f"http://{self.address}{path}", headers=headers, timeout=30, trust_env=False, **more
-        )
+        return CLIENT.request(method, f"http://{self.address}{path}", headers=headers, **more)
 
     @property
     def questions(self) -> int:
