@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from sluice.engine.place import CELL
 from sluice.engine.source import current_batch
 from sluice.plan import Job
+from sluice.settings import settings
 from sluice.state.shard import Shard, rows_of
 
 OWNER = "pmod(crc32(CAST(key AS BINARY)), {workers})"
@@ -41,12 +42,16 @@ class ShardWriter:
     """Cell families whose changes the driver needs."""
     tables: frozenset[int]
     """Cell families that every worker has: one worker's are enough."""
+    token: str = field(default="", repr=False)
+    """What state servers are shown; executors on other hosts do not have the driver's environment."""
 
     @classmethod
     def of(cls, job: Job, locations: tuple[str, ...]) -> ShardWriter:
         """The writer of a job's shards, one location for each worker."""
         tables = frozenset(table.family for table in job.tables)
-        return cls(locations, frozenset(sink.family for sink in job.table_sinks) | tables, tables)
+        return cls(
+            locations, frozenset(sink.family for sink in job.table_sinks) | tables, tables, settings().server_token
+        )
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the cells of one task."""
@@ -56,7 +61,7 @@ class ShardWriter:
         cells = pa.Table.from_batches(found)
         worker: int = cells.column("worker")[0].as_py()
         latest = self._latest(cells)
-        with Shard.open(self.locations[worker], to_write=True) as shard:
+        with Shard.open(self.locations[worker], to_write=True, token=self.token) as shard:
             written = shard.write(current_batch(), rows_of(latest))
         yield from self._returned(latest, worker)
         yield pa.RecordBatch.from_pylist([{"cell": WRITTEN, "worker": worker, "window_start": written}], _schema())

@@ -40,9 +40,9 @@ class RemoteShard(Shard):
 
     @classmethod
     @override
-    def open(cls, url: str, *, to_write: bool = False) -> Self:
+    def open(cls, url: str, *, to_write: bool = False, token: str = "") -> Self:
         """Open a shard; StateError if the server has none."""
-        shard = cls(url, httpx.Client(**ask_options(_WRITE_SECONDS)))
+        shard = cls(url, httpx.Client(**ask_options(_WRITE_SECONDS, token)))
         shard.batches()
         return shard
 
@@ -117,16 +117,16 @@ class RemoteShard(Shard):
             raise StateError("What answers at the shard's address is no state server.") from None
 
 
-def ask_options(seconds: float | None = None) -> dict[str, Any]:
+def ask_options(seconds: float | None = None, token: str = "") -> dict[str, Any]:
     """How this process speaks to state servers, as arguments of httpx's clients; SettingsError without a token."""
     known = settings()
-    if not known.server_token:
+    if not (shown := token or known.server_token):
         raise SettingsError(
             "There is a state server to be asked, and no token to show it.",
             next_step="Set SLUICE_SERVER_TOKEN, or SLUICE_SERVER_TOKEN_FILE, to what the server was started with.",
         )
     return {
-        "headers": {"Authorization": f"Bearer {known.server_token}"},
+        "headers": {"Authorization": f"Bearer {shown}"},
         "verify": ssl.create_default_context(cafile=str(known.server_ca)) if known.server_ca else True,
         "timeout": httpx.Timeout(seconds, connect=_CONNECT_SECONDS),
         "limits": httpx.Limits(max_connections=32, max_keepalive_connections=32),

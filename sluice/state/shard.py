@@ -80,10 +80,13 @@ class Shard:
         self.close = driver.close
 
     @classmethod
-    def open(cls, url: str, *, to_write: bool = False) -> Self:
-        """Open a shard; StateError if it is not there: a shard that is lost is never an empty one."""
+    def open(cls, url: str, *, to_write: bool = False, token: str = "") -> Self:
+        """Open a shard; StateError if it is not there: a shard that is lost is never an empty one.
+
+        `token` is shown to a state server; by default that of the settings.
+        """
         if _is_remote(url):
-            return cast("Self", _remote().open(url, to_write=to_write))
+            return cast("Self", _remote().open(url, to_write=to_write, token=token))
         return cls(_driver(url, "write" if to_write else "read"))
 
     @classmethod
