@@ -74,14 +74,28 @@ class Remembered:
         self._clock = clock
         self._bytes = 0
         self._told: dict[Hashable, tuple[float, Told]] = {}
+        self._making: dict[Hashable, asyncio.Task[Told]] = {}
 
-    def get(self, name: Hashable) -> Told | None:
-        """What was told, if it is still known."""
+    async def get(self, name: Hashable, make: Callable[[], Awaitable[Told]]) -> Told:
+        """What was told, or what `make` tells: once for all who ask for it at the same time."""
         until, told = self._told.get(name, (0.0, None))
-        return told if until > self._clock() else None
+        if told is not None and until > self._clock():
+            return told
+        making = self._making.get(name)
+        if making is None:
+            making = self._making[name] = asyncio.ensure_future(self._make(name, make))
+        return await asyncio.shield(making)
 
-    def put(self, name: Hashable, told: Told) -> None:
-        """Remember it; the oldest is forgotten first."""
+    async def _make(self, name: Hashable, make: Callable[[], Awaitable[Told]]) -> Told:
+        try:
+            told = await make()
+            if not told.partial:
+                self._put(name, told)
+            return told
+        finally:
+            del self._making[name]
+
+    def _put(self, name: Hashable, told: Told) -> None:
         self._forget(name)
         self._told[name] = self._clock() + REMEMBER_SECONDS, told
         self._bytes += len(told.content)
@@ -169,14 +183,10 @@ class Access:
     async def told(self, pins: list[Pin], make: Callable[[], Awaitable[Told]], *, complete: bool = False) -> Told:
         """What `make` tells at these cuts, or told when this was asked before; Incomplete if it must not be partial."""
         scope = self.request.scope
-        name = (scope["path"], scope["query_string"], *(f"{pin.store.pipeline}/{pin.cut.id}" for pin in pins))
-        told = self.state.remembered.get(name)
-        if told is None:
-            told = await make()
-            if not told.partial:
-                self.state.remembered.put(name, told)
-            elif complete:
-                demand_complete(told.workers)
+        name = (scope["path"], scope["query_string"], *(pin.name for pin in pins))
+        told = await self.state.remembered.get(name, make)
+        if complete:
+            demand_complete(told.workers)
         return told
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ from sluice.query.times import time_text
 from sluice.state.model import NO_WINDOW, Cut
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class CutReply(msgspec.Struct, frozen=True):
@@ -111,6 +114,17 @@ class Told:
         return any(worker.status != "ok" for worker in self.workers)
 
 
+class JsonResponse(Response):
+    """A response whose headers are encoded already; Starlette's own would encode them for each."""
+
+    def __init__(self, body: bytes, headers: Headers) -> None:
+        self.status_code = 200
+        self.body = body
+        self.background = None
+        # A list of its own: middleware adds to it.
+        self.raw_headers = [*headers, (b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+
+
 def entries_told(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Told:
     """Entries as they stand in an answer."""
     return Told("entries", encoded([EntryReply.of(entry) for entry in entries]), workers, cursor)
@@ -128,17 +142,17 @@ def told_reply(pin: Pin, told: Told) -> Response:
     }
     if told.cursor is not None:
         said["cursor"] = told.cursor
-    return Response(encoded(said), media_type="application/json", headers=provenance([pin], told.workers))
+    return JsonResponse(encoded(said), provenance([pin], told.workers))
 
 
-def body_reply(pins: Iterable[Pin], told: Told) -> Response:
+def body_reply(pins: Sequence[Pin], told: Told) -> Response:
     """A body whose form is given; its cut and the workers' status are in the headers."""
-    return Response(told.content, media_type="application/json", headers=provenance(pins, told.workers))
+    return JsonResponse(told.content, provenance(pins, told.workers))
 
 
 def reply(value: Any) -> Response:
     """A JSON answer that is of no cut."""
-    return Response(encoded(value), media_type="application/json", headers={"Cache-Control": "no-store"})
+    return JsonResponse(encoded(value), ((b"cache-control", b"no-store"),))
 
 
 def encoded(value: Any) -> bytes:
@@ -146,26 +160,26 @@ def encoded(value: Any) -> bytes:
     return _ENCODER.encode(value)
 
 
-def provenance(pins: Iterable[Pin], workers: Iterable[WorkerStatus]) -> dict[str, str]:
+def provenance(pins: Sequence[Pin], workers: Iterable[WorkerStatus]) -> Headers:
     """The cut and the workers' status as headers, and the ETag of a complete answer."""
-    pins = list(pins)
-    cuts = ", ".join(dict.fromkeys(pin.cut.id for pin in pins))
-    lost = sorted({one.number for one in workers if one.status != "ok"})
+    lost = tuple(sorted({one.number for one in workers if one.status != "ok"}))
+    return _provenance(tuple(pin.name for pin in pins), tuple(pin.cut.id for pin in pins), lost)
+
+
+@lru_cache(maxsize=1_000)
+def _provenance(names: tuple[str, ...], cuts: tuple[str, ...], lost: tuple[int, ...]) -> Headers:
+    told = {"x-sluice-cut": ", ".join(dict.fromkeys(cuts)), "x-sluice-partial": "true" if lost else "false"}
     if lost:
-        return {
-            "X-Sluice-Cut": cuts,
-            "X-Sluice-Partial": "true",
-            "X-Sluice-Unavailable": ", ".join(map(str, lost)),
-            "Cache-Control": "no-store",
-        }
-    return {
-        "X-Sluice-Cut": cuts,
-        "X-Sluice-Partial": "false",
-        "ETag": etag(pins),
-        "Cache-Control": "private, no-cache",
-    }
+        told |= {"x-sluice-unavailable": ", ".join(map(str, lost)), "cache-control": "no-store"}
+    else:
+        told |= {"etag": _etag(names), "cache-control": "private, no-cache"}
+    return tuple((name.encode(), value.encode()) for name, value in told.items())
 
 
 def etag(pins: Iterable[Pin]) -> str:
     """What names the answer to a query: its cuts. Weak, because the age that is told along with it goes on."""
-    return 'W/"' + " ".join(f"{pin.store.pipeline}/{pin.store.job}/{pin.cut.id}" for pin in pins) + '"'
+    return _etag(pin.name for pin in pins)
+
+
+def _etag(names: Iterable[str]) -> str:
+    return 'W/"' + " ".join(names) + '"'

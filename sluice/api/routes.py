@@ -137,7 +137,7 @@ class _Reading:
 
     def parameters(self, values: dict[str, Any], query: bytes) -> msgspec.Struct:
         try:
-            pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict") if query else ()
+            pairs = _pairs(query.decode("ascii")) if query else ()
             asked: dict[str, Any] = {}
             for name, value in pairs:
                 if name in self._several:
@@ -149,6 +149,13 @@ class _Reading:
             raise InvalidParameters(_said(str(error))) from None
         except ValueError:
             raise InvalidParameters("The query is no text in UTF-8.") from None
+
+
+def _pairs(query: str) -> list[tuple[str, str]]:
+    if "%" not in query and "+" not in query and "&" not in query:
+        name, _, value = query.partition("=")  # the most frequent one, at a tenth of the cost
+        return [(name, value)]
+    return parse_qsl(query, keep_blank_values=True, errors="strict")
 
 
 def _said(error: str) -> str:

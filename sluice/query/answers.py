@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -29,6 +30,16 @@ class Pin:
     def workers(self) -> tuple[WorkerInfo, ...]:
         """The workers of the cut's generation."""
         return self.job.workers
+
+    @cached_property
+    def of(self) -> tuple[int, int, int]:
+        """Where the store's values are: cell, slot, batch."""
+        return self.store.cell, self.store.slot, self.cut.batch
+
+    @cached_property
+    def name(self) -> str:
+        """What tells apart all that is pinned: pipeline, job and cut."""
+        return f"{self.store.pipeline}/{self.store.job}/{self.cut.id}"
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):

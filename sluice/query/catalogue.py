@@ -31,6 +31,24 @@ class _Known:
     value: Any
 
 
+class _Newest:
+    """A cut, and what its job said of itself."""
+
+    def __init__(self, cut: Cut, job: JobInfo) -> None:
+        self.cut = cut
+        self.job = job
+        self._stores = {store.name: store for store in job.stores}
+        self._pins: dict[str, Pin] = {}
+
+    def pin(self, name: str) -> Pin:
+        """A store at the cut; NotFound if it was not there yet."""
+        if name not in self._pins:
+            if name not in self._stores:
+                raise NotFound(f"There was no store {name!r} in cut {self.cut.id}.")
+            self._pins[name] = Pin(self._stores[name], self.cut, self.job)
+        return self._pins[name]
+
+
 class Catalogue:
     """The ledger, asked at most every `FRESH_SECONDS` for the same thing, a little earlier while it is in demand."""
 
@@ -65,31 +83,27 @@ class Catalogue:
         NotReached if it has not come as far as demanded.
         """
         of = (store.pipeline, store.job)
-        newest: tuple[Cut, JobInfo] | None = await self._fresh(of, lambda: self._newest(*of))
-        if newest is not None and when.has_bounds and not when.is_reached(newest[0]):
+        newest: _Newest | None = await self._fresh(of, lambda: self._newest(*of))
+        if newest is not None and when.has_bounds and not when.is_reached(newest.cut):
             # What was remembered may be a moment old: stale is never said to be all there is.
             newest = await self._fresh(of, lambda: self._newest(*of), since=self._clock())
         if newest is None:
             raise NotReady(f"Job {store.job!r} of pipeline {store.pipeline!r} has published nothing yet.")
-        cut, job = newest
-        if when.as_of is not None and when.as_of != cut.id:
-            cut, job = await asyncio.to_thread(self._earlier, cut, when.as_of)
-        when.demand(cut)
-        found = next((known for known in job.stores if known.name == store.name), None)
-        if found is None:
-            raise NotFound(f"There was no store {store.name!r} in cut {cut.id}.")
-        return Pin(found, cut, job)
+        if when.as_of is not None and when.as_of != newest.cut.id:
+            newest = await asyncio.to_thread(self._earlier, newest.cut, when.as_of)
+        when.demand(newest.cut)
+        return newest.pin(store.name)
 
     async def demand_kept(self, pin: Pin) -> None:
         """Raise Gone if the pinned cut was given up meanwhile: what was read may lack what only that cut could show."""
         newest = self._known.get((pin.store.pipeline, pin.store.job))
-        if newest is not None and newest.value is not None and newest.value[0].id == pin.cut.id:
+        if newest is not None and newest.value is not None and newest.value.cut.id == pin.cut.id:
             return
         cut = pin.cut
         if await asyncio.to_thread(self._ledger.cut, cut.pipeline, cut.job, cut.generation, cut.batch) is None:
             raise Gone(f"Cut {cut.id} was given up while it was being read.", next_step="Ask for a newer one.")
 
-    def _newest(self, pipeline: str, job: str) -> tuple[Cut, JobInfo] | None:
+    def _newest(self, pipeline: str, job: str) -> _Newest | None:
         cut = self._ledger.latest_cut(pipeline, job)
         if cut is None:
             return None
@@ -99,14 +113,17 @@ class Catalogue:
             if info is None:
                 return None
             self._jobs[pipeline, job] = asked_at, cut.id, info
-        return cut, info
+        known = self._known.get((pipeline, job))
+        if known is not None and known.value is not None and known.value.cut == cut and known.value.job is info:
+            return cast("_Newest", known.value)  # with the pins that were made of it
+        return _Newest(cut, info)
 
-    def _earlier(self, newest: Cut, as_of: str) -> tuple[Cut, JobInfo]:
+    def _earlier(self, newest: Cut, as_of: str) -> _Newest:
         cut = find_cut(self._ledger, newest, as_of)
         job = self._ledger.job(cut.pipeline, cut.job, cut.generation)
         if job is None:
             raise NotFound(f"There is no generation {cut.generation} of job {cut.job!r}.")
-        return cut, job
+        return _Newest(cut, job)
 
     def _all_jobs(self) -> list[JobInfo]:
         return [job for pipeline in self._ledger.pipelines() for job in self._ledger.jobs(pipeline)]

@@ -45,7 +45,7 @@ class Reader:
     async def get(self, pin: Pin, key: str) -> Answer:
         """The value of one key of a store without windows: one entry, or none."""
         _demand_windows(pin, are_there=False)
-        value, status = await self._ask_owner(pin, key, Value(*_of(pin), key))
+        value, status = await self._ask_owner(pin, key, Value(*pin.of, key))
         if value is None:
             await self.catalogue.demand_kept(pin)
             return Answer(pin, (status,), [])
@@ -60,7 +60,7 @@ class Reader:
         shares: dict[int, list[str]] = defaultdict(list)
         for key in wanted:
             shares[0 if pin.store.kind == "global" else owner(key, len(pin.workers))].append(key)
-        asked = [(pin.workers[number], Values(*_of(pin), share)) for number, share in sorted(shares.items())]
+        asked = [(pin.workers[number], Values(*pin.of, share)) for number, share in sorted(shares.items())]
         found, statuses = await self._ask_each(pin, asked)
         values = {key: value for some in found for key, value in some.items()}
         entries = [Entry(key, NO_WINDOW, NO_WINDOW, values[key]) for key in wanted if key in values]
@@ -70,7 +70,7 @@ class Reader:
         """The windows of one key whose start lies between two times (epoch ms, both inclusive), in order."""
         _demand_windows(pin, are_there=True)
         within = Range.of_key(key, start, end)
-        entries, status = await self._ask_owner(pin, key, Scan(*_of(pin), within, None, MOST_ENTRIES))
+        entries, status = await self._ask_owner(pin, key, Scan(*pin.of, within, None, MOST_ENTRIES))
         await self.catalogue.demand_kept(pin)
         return Answer(pin, (status,), entries)
 
@@ -85,7 +85,7 @@ class Reader:
     ) -> Page:
         """A page of entries sorted by key and window, from all workers or from `workers` only."""
         # One more than wanted, to know whether there is another page.
-        pages, statuses = await self._ask_all(pin, Scan(*_of(pin), within, after, limit + 1), workers)
+        pages, statuses = await self._ask_all(pin, Scan(*pin.of, within, after, limit + 1), workers)
         if sum(map(len, pages)) > _MANY:
             found = await asyncio.to_thread(_merged, pages, limit + 1)
         else:
@@ -109,7 +109,7 @@ class Reader:
         known = self._counts.get(of)
         if within == EVERYTHING and known is not None and known[0] == pin.cut.id:
             return Counted(pin, tuple(WorkerStatus(one.number, "ok") for one in pin.workers), known[1])
-        counts, statuses = await self._ask_all(pin, Count(*_of(pin), within))
+        counts, statuses = await self._ask_all(pin, Count(*pin.of, within))
         found = Counted(pin, statuses, sum(counts))
         if within == EVERYTHING and not found.partial:
             self._counts[of] = pin.cut.id, found.entries
@@ -126,7 +126,7 @@ class Reader:
         limit: int | None = None,
     ) -> Combined:
         """Number of entries, and sum, least and greatest of `field`, by group; `Groups` says what the names mean."""
-        found, statuses = await self._ask_all(pin, Combine(*_of(pin), within, field, group_by))
+        found, statuses = await self._ask_all(pin, Combine(*pin.of, within, field, group_by))
         groups = Groups(field, group_by)
         for some in found:
             groups.merge(some)
@@ -136,19 +136,19 @@ class Reader:
         self, pin: Pin, field: str = "", limit: int = 10, *, within: Range = EVERYTHING, smallest: bool = False
     ) -> Answer:
         """The entries with the largest numbers in `field`, or with the smallest, the first first."""
-        found, statuses = await self._ask_all(pin, Top(*_of(pin), within, field, limit, smallest))
+        found, statuses = await self._ask_all(pin, Top(*pin.of, within, field, limit, smallest))
         entries = [entry for some in found for entry in some]
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed(self, pin: Pin, since: int, limit: int = MOST_KEYS) -> Changes:
         """Keys (and window starts) that the batches after `since` have changed in the pinned cut."""
-        found, statuses = await self._ask_all(pin, Changed(*_of(pin), since, limit + 1))
+        found, statuses = await self._ask_all(pin, Changed(*pin.of, since, limit + 1))
         keys = sorted(key for some in found for key in some)
         return Changes(pin, statuses, keys[:limit], len(keys) > limit)
 
     async def statuses(self, pin: Pin) -> tuple[WorkerStatus, ...]:
         """Whether each worker can be read, without reading much."""
-        said = await asyncio.gather(*(self.workers.ask(info, Value(*_of(pin), "")) for info in pin.workers))
+        said = await asyncio.gather(*(self.workers.ask(info, Value(*pin.of, "")) for info in pin.workers))
         return tuple(status for _, status in said)
 
     async def _ask_owner(self, pin: Pin, key: str, question: Question[T]) -> tuple[T, WorkerStatus]:
@@ -190,10 +190,6 @@ class Reader:
                 return found, (status,)
             failed.append(status)
         return [], tuple(failed)
-
-
-def _of(pin: Pin) -> tuple[int, int, int]:
-    return pin.store.cell, pin.store.slot, pin.cut.batch
 
 
 def _demand_windows(pin: Pin, *, are_there: bool) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeVar, cast
 
-import httpx
 import msgspec
 
 from sluice.errors import StateError
 from sluice.query.questions import ANSWERS, Question, Value, Values
-from sluice.state.remote import BadAnswer, ask_options, checked
+from sluice.query.wire import Poster
+from sluice.state.remote import BadAnswer, checked, shown_token, trusted
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class RemoteWorker:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._client: httpx.AsyncClient | None = None
+        self._poster: Poster | None = None
         self._waiting: dict[tuple[int, int, int], dict[str, asyncio.Future[msgspec.Raw | None]]] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -35,8 +35,8 @@ class RemoteWorker:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._client is not None:
-            await self._client.aclose()
+        if self._poster is not None:
+            await self._poster.close()
 
     async def _value(self, question: Value) -> msgspec.Raw | None:
         """Keys that are asked for while calls are on their way travel together."""
@@ -74,14 +74,14 @@ class RemoteWorker:
                     future.set_result(found.get(key))
 
     async def _call(self, question: Question[T]) -> T:
-        if self._client is None:
-            self._client = httpx.AsyncClient(**ask_options())
+        if self._poster is None:
+            self._poster = Poster(self._address, shown_token(), trusted())
         try:
-            answer = await self._client.post(f"{self._address}/ask", content=msgspec.json.encode(question))
-        except httpx.HTTPError as error:
+            status, content = await self._poster.post("/ask", msgspec.json.encode(question))
+        except OSError as error:
             raise StateError(f"Its state server cannot be reached ({type(error).__name__}).") from None
         try:
-            return cast("T", ANSWERS[type(question).__name__].decode(checked(answer)))
+            return cast("T", ANSWERS[type(question).__name__].decode(checked(status, content)))
         except (BadAnswer, msgspec.DecodeError):
             raise StateError("Its state server gave no answer that can be understood.") from None
 

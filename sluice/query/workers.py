@@ -88,17 +88,18 @@ class Workers:
 
     def is_here(self, info: WorkerInfo) -> bool:
         """Whether this process opens the worker's shard itself."""
-        return not info.server or self._own(info) is not None
+        return isinstance(self._worker(info), LocalWorker)
 
     async def ask(self, info: WorkerInfo, question: Question[T]) -> tuple[list[T], WorkerStatus]:
         """A worker's answer, if it gives one, and its status."""
         if self._resting and self._resting.get(info.server, 0.0) > time.monotonic():
             return [], _unavailable(info, "It did not answer in time a moment ago.")
+        worker = self._worker(info)
         try:
-            if self.is_here(info):
-                return [await self._worker(info).ask(question)], WorkerStatus(info.number, "ok")
+            if isinstance(worker, LocalWorker):
+                return [await worker.ask(question)], WorkerStatus(info.number, "ok")
             async with asyncio.timeout(WORKER_SECONDS):
-                return [await self._worker(info).ask(question)], WorkerStatus(info.number, "ok")
+                return [await worker.ask(question)], WorkerStatus(info.number, "ok")
         except TimeoutError:
             self._resting[info.server] = time.monotonic() + REST_SECONDS
             return [], _unavailable(info, f"It did not answer within {WORKER_SECONDS:g} s.")
@@ -111,10 +112,11 @@ class Workers:
 
     def _worker(self, info: WorkerInfo) -> Worker:
         place = info.server or info.location
-        if place not in self._known:
+        known = self._known.get(place)
+        if known is None:
             own = self._own(info) if info.server else info.location
-            self._known[place] = RemoteWorker(place) if own is None else LocalWorker(own)
-        return self._known[place]
+            known = self._known[place] = RemoteWorker(place) if own is None else LocalWorker(own)
+        return known
 
 
 def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:

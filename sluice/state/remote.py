@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, Self
 
 import httpx
@@ -110,7 +111,8 @@ class RemoteShard(Shard):
 
     def _ask(self, method: str, path: str, content: bytes = b"") -> bytes:
         try:
-            return checked(self._client.request(method, self._address + path, content=content))
+            answer = self._client.request(method, self._address + path, content=content)
+            return checked(answer.status_code, answer.content)
         except httpx.HTTPError as error:
             raise StateError(f"The state server cannot be reached ({type(error).__name__}).") from None
         except BadAnswer:
@@ -119,28 +121,39 @@ class RemoteShard(Shard):
 
 def ask_options(seconds: float | None = None, token: str = "") -> dict[str, Any]:
     """How this process speaks to state servers, as arguments of httpx's clients; SettingsError without a token."""
-    known = settings()
-    if not (shown := token or known.server_token):
-        raise SettingsError(
-            "There is a state server to be asked, and no token to show it.",
-            next_step="Set SLUICE_SERVER_TOKEN, or SLUICE_SERVER_TOKEN_FILE, to what the server was started with.",
-        )
     return {
-        "headers": {"Authorization": f"Bearer {shown}"},
-        "verify": ssl.create_default_context(cafile=str(known.server_ca)) if known.server_ca else True,
+        "headers": {"Authorization": f"Bearer {token or shown_token()}"},
+        "verify": trusted(),
         "timeout": httpx.Timeout(seconds, connect=_CONNECT_SECONDS),
-        "limits": httpx.Limits(max_connections=32, max_keepalive_connections=32),
         "trust_env": False,  # no proxy stands between servers
         "follow_redirects": False,
     }
 
 
-def checked(answer: httpx.Response) -> bytes:
+def shown_token() -> str:
+    """What state servers are shown; SettingsError if there is none."""
+    token = settings().server_token
+    if not token:
+        raise SettingsError(
+            "There is a state server to be asked, and no token to show it.",
+            next_step="Set SLUICE_SERVER_TOKEN, or SLUICE_SERVER_TOKEN_FILE, to what the server was started with.",
+        )
+    return token
+
+
+@cache
+def trusted() -> ssl.SSLContext:
+    """Whose certificates are taken for those of state servers."""
+    known = settings().server_ca
+    return ssl.create_default_context(cafile=None if known is None else str(known))
+
+
+def checked(status: int, content: bytes) -> bytes:
     """The content of an answer; of a problem document the error it tells of. BadAnswer if it is neither."""
-    if answer.status_code == httpx.codes.OK:
-        return answer.content
+    if status == httpx.codes.OK:
+        return content
     try:
-        problem = msgspec.json.decode(answer.content, type=dict[str, Any])
+        problem = msgspec.json.decode(content, type=dict[str, Any])
         detail, next_step = str(problem["detail"]), str(problem.get("nextStep", ""))
     except (msgspec.DecodeError, KeyError):
         raise BadAnswer from None
