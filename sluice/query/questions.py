@@ -13,7 +13,7 @@ from sluice.query.answers import Entry, slot
 from sluice.query.combine import Group, Groups, figure, largest
 from sluice.state.model import Cell
 from sluice.state.ranges import Range
-from sluice.state.shard import Shard
+from sluice.state.shard import FEW_KEYS, Shard
 
 T = TypeVar("T")
 
@@ -29,6 +29,11 @@ class Question(msgspec.Struct, Generic[T], frozen=True, tag=True):
     cell: int
     slot: int
     as_of: int
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it takes a few microseconds in a shard that is a file."""
+        return False
 
     def answer(self, shard: Shard) -> T:
         """Look it up; StateError if the shard cannot be read."""
@@ -48,6 +53,11 @@ class Value(Question[msgspec.Raw | None], frozen=True, tag=True):
 
     key: str
 
+    @property
+    def is_quick(self) -> bool:
+        """It is."""
+        return True
+
     def answer(self, shard: Shard) -> msgspec.Raw | None:
         """Look it up."""
         return slot(self.slot, shard.get(self.cell, self.key, self.as_of))
@@ -57,6 +67,11 @@ class Values(Question[dict[str, msgspec.Raw]], frozen=True, tag=True):
     """The values of several keys; keys without one are left out."""
 
     keys: list[str]
+
+    @property
+    def is_quick(self) -> bool:
+        """As long as there are few keys."""
+        return len(self.keys) <= FEW_KEYS
 
     def answer(self, shard: Shard) -> dict[str, msgspec.Raw]:
         """Look them up."""

@@ -14,7 +14,7 @@ from sluice.state.remote import BadAnswer, checked, shown_token, trusted
 
 T = TypeVar("T")
 
-CALLS_AT_ONCE = 2
+CALLS_AT_ONCE = 1
 """How many calls for single keys one worker gets at the same time; keys that come meanwhile go together in the next."""
 
 

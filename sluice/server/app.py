@@ -18,7 +18,7 @@ from sluice.api.problems import of_error, problem
 from sluice.api.visitors import Visitor, let_in, unauthorized
 from sluice.errors import QueryError, SluiceError
 from sluice.query.limits import Gate
-from sluice.query.questions import AnyQuestion, Value, Values
+from sluice.query.questions import AnyQuestion
 from sluice.server.shards import Name, OwnShards
 from sluice.state.drivers import Row
 from sluice.state.ranges import Range
@@ -32,7 +32,6 @@ MOST_BYTES_ASKED = 4 * 2**20
 _QUESTION = msgspec.json.Decoder(AnyQuestion)
 _ROWS = msgspec.msgpack.Decoder(list[Row])
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
-_QUICK = (Value, Values)
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -97,7 +96,7 @@ class LocalApp:
     async def _ask(self, request: Request) -> Any:
         question = _decoded(_QUESTION, await _body(request))
         worker = await self._shards.worker(_name(request))
-        if isinstance(question, _QUICK):
+        if question.is_quick:
             return await worker.ask(question)
         async with self._gate:
             return await worker.ask(question)
