@@ -47,6 +47,10 @@ docs: $(INSTALLED) ## Write docs/reference.md and the drawings anew from the cod
 bench: $(JARS) ## Time a million orders; PEER=folder of the Kafka Streams program to measure against
 	@$(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)")
 
+.PHONY: bench-query
+bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a big shard
+	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
+
 .PHONY: conformance
 conformance: ## Compare with Kafka Streams' answers, CASES=folder (comes with the full set of operators)
 	@echo "make conformance is not there yet: it comes with the full set of operators; 'make test' runs all there is." >&2; exit 2

@@ -16,11 +16,13 @@ from sluice.state.model import Cut, JobInfo, StoreInfo
 
 T = TypeVar("T")
 
+_EARLY = 0.8
+
 FRESH_SECONDS = 0.05
 """How long an answer of the ledger is taken for current: a new cut is seen by every query that begins this long after
 it was published."""
-JOB_SECONDS = 1.0
-"""How long what a job says of itself, and where its workers are, is taken for current while no new cut comes."""
+SELDOM = 20
+"""As many times longer is the list of stores, and where workers are, taken for current while no new cut comes."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,16 @@ class Catalogue:
 
     async def stores(self) -> list[StoreInfo]:
         """All stores, sorted by pipeline and name."""
-        return await self._fresh("stores", self._ledger.stores)
+        return await self._fresh("stores", self._ledger.stores, times=SELDOM)
 
     async def named(self, name: str) -> list[StoreInfo]:
         """The stores of a name, one for each pipeline that has it."""
-        by_name: dict[str, list[StoreInfo]] = await self._fresh("names", self._names)
+        by_name: dict[str, list[StoreInfo]] = await self._fresh("names", self._names, times=SELDOM)
         return by_name.get(name, [])
 
     async def jobs(self) -> list[JobInfo]:
         """All jobs, sorted by pipeline and name."""
-        return await self._fresh("jobs", self._all_jobs)
+        return await self._fresh("jobs", self._all_jobs, times=SELDOM)
 
     async def cuts(self, pipeline: str, job: str, limit: int) -> list[Cut]:
         """The newest cuts of a job, newest first."""
@@ -108,7 +110,7 @@ class Catalogue:
         if cut is None:
             return None
         asked_at, of_cut, info = self._jobs.get((pipeline, job), (0.0, "", None))
-        if info is None or of_cut != cut.id or asked_at + min(JOB_SECONDS, FRESH_SECONDS * 20) <= self._clock():
+        if info is None or of_cut != cut.id or asked_at + FRESH_SECONDS * SELDOM <= self._clock():
             asked_at, info = self._clock(), self._ledger.job(pipeline, job, cut.generation)
             if info is None:
                 return None
@@ -134,17 +136,17 @@ class Catalogue:
             by_name.setdefault(store.name, []).append(store)
         return by_name
 
-    async def _fresh(self, name: Hashable, read: Callable[[], T], since: float | None = None) -> T:
-        """What the ledger says; at most `FRESH_SECONDS` old, or asked at `since` or later."""
-        now = self._clock()
+    async def _fresh(self, name: Hashable, read: Callable[[], T], *, times: int = 1, since: float | None = None) -> T:
+        """What the ledger says; at most `times` `FRESH_SECONDS` old, or asked at `since` or later."""
+        now, most = self._clock(), FRESH_SECONDS * times
         known = self._known.get(name)
-        if known is not None and since is None and now - known.asked_at < FRESH_SECONDS:
-            if now - known.asked_at > FRESH_SECONDS / 2 and name not in self._reading:
+        if known is not None and since is None and now - known.asked_at < most:
+            if now - known.asked_at > most * _EARLY and name not in self._reading:
                 self._read(name, read)  # so that nobody has to wait for it
             return cast("T", known.value)
         reading = None if since is not None else self._reading.get(name)
         found: _Known = await asyncio.shield(reading or self._read(name, read))
-        if reading is not None and now - found.asked_at >= FRESH_SECONDS:
+        if reading is not None and now - found.asked_at >= most:
             found = await asyncio.shield(self._read(name, read))
         return cast("T", found.value)
 
