@@ -1,5 +1,21 @@
 """Stream processing and queryable state for Python teams who run Airflow, Spark and Kafka."""
 
+from typing import TYPE_CHECKING, Any
+
 from sluice.topology import Decimal2, Digits, Pipeline, Stream, Table, hopping, tumbling
 
-__all__ = ["Decimal2", "Digits", "Pipeline", "Stream", "Table", "hopping", "tumbling"]
+if TYPE_CHECKING:
+    from sluice.client import AsyncClient, Client
+
+__all__ = [
+    "AsyncClient", "Client", "Decimal2", "Digits", "Pipeline", "Stream", "Table", "hopping", "tumbling",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    # A pipeline's file imports this package on every executor, which needs no client of HTTP.
+    if name in ("AsyncClient", "Client"):
+        from sluice import client
+
+        return getattr(client, name)
+    raise AttributeError(name)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands import servers
+from sluice.commands import queries, servers
 from sluice.commands.console import out, said
 from sluice.errors import SettingsError
 from sluice.settings import settings
@@ -30,7 +30,7 @@ produce = typer.Typer(no_args_is_help=True, help="Bring samples to Kafka.")
 kafka = typer.Typer(no_args_is_help=True, help="A real Kafka broker on this machine.")
 app.add_typer(produce, name="produce")
 app.add_typer(kafka, name="kafka")
-# app.add_typer(queries.app, name="query")
+app.add_typer(queries.app, name="query")
 app.command()(servers.serve)
 app.command()(servers.move)
 app.command()(servers.workers)

@@ -14,6 +14,10 @@
 | SLUICE_SERVER_TOKEN | none | what state servers and those who ask them show each other; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | a file that holds it instead |
 | SLUICE_SERVER_CA | the system's | certificates that state servers' own are checked with |
+| SLUICE_URL | http://127.0.0.1:8080 | address of the Airflow, or state server, that `sluice query` asks |
+| SLUICE_TOKEN | none | token that `sluice query` shows there |
+| SLUICE_USER | none | or: user of Airflow that it logs in as |
+| SLUICE_PASSWORD | none | the user's password |
 """
 
 from __future__ import annotations
@@ -47,6 +51,10 @@ class Settings:
     server_token: str = field(default="", repr=False)
     server_token_file: Path | None = None
     server_ca: Path | None = None
+    url: str = "http://127.0.0.1:8080"
+    token: str = field(default="", repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -65,6 +73,10 @@ class Settings:
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
             server_ca=_path(environ, "SLUICE_SERVER_CA"),
+            url=environ.get("SLUICE_URL") or "http://127.0.0.1:8080",
+            token=environ.get("SLUICE_TOKEN") or "",
+            user=environ.get("SLUICE_USER") or "",
+            password=environ.get("SLUICE_PASSWORD") or "",
         )
 
 
