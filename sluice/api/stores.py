@@ -32,12 +32,12 @@ from sluice.state.model import StoreInfo, WorkerInfo
 from sluice.state.ranges import Range
 
 MOST_ON_A_PAGE = 1_000
-_MOST_BYTES_OF_A_KEY = 10_000
+_MOST_OF_A_KEY = 2_000
 
 routes = Routes("stores", "/v1/stores")
 
 Store = Annotated[str, Meta(description="The store's name.", max_length=200)]
-Key = Annotated[str, Meta(description="The key.", max_length=_MOST_BYTES_OF_A_KEY)]
+Key = Annotated[str, Meta(description="The key.", max_length=_MOST_OF_A_KEY)]
 Limit = Annotated[int, Meta(description="How many at most.", ge=1, le=MOST_ON_A_PAGE)]
 Time = Annotated[str, Meta(max_length=100)]
 Field = Annotated[
@@ -82,9 +82,9 @@ class KeysQuery(Moment, frozen=True, kw_only=True):
 class RangeQuery(Between, frozen=True, kw_only=True):
     """A part of a store."""
 
-    prefix: Annotated[str, Meta(description="Keys that begin with this.", max_length=_MOST_BYTES_OF_A_KEY)] = ""
-    first: Annotated[str, Meta(description="The least key.", max_length=_MOST_BYTES_OF_A_KEY)] | None = None
-    last: Annotated[str, Meta(description="The greatest key.", max_length=_MOST_BYTES_OF_A_KEY)] | None = None
+    prefix: Annotated[str, Meta(description="Keys that begin with this.", max_length=_MOST_OF_A_KEY)] = ""
+    first: Annotated[str, Meta(description="The least key.", max_length=_MOST_OF_A_KEY)] | None = None
+    last: Annotated[str, Meta(description="The greatest key.", max_length=_MOST_OF_A_KEY)] | None = None
 
     @property
     def within(self) -> Range:
