@@ -51,6 +51,10 @@ bench: $(JARS) ## Time a million orders; PEER=folder of the Kafka Streams progra
 bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a big shard
 	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
+.PHONY: test-namespaces
+test-namespaces: $(INSTALLED) ## Queries over state servers in network namespaces of their own; needs root
+	@$(BIN)/pytest tests/servers/namespaces.py
+
 .PHONY: conformance
 conformance: ## Compare with Kafka Streams' answers, CASES=folder (comes with the full set of operators)
 	@echo "make conformance is not there yet: it comes with the full set of operators; 'make test' runs all there is." >&2; exit 2
