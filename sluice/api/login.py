@@ -39,14 +39,16 @@ class AirflowVisitor(Visitor):
     def __init__(self, user: BaseUser, until: float) -> None:
         self.until = until
         self._user = user
-        self._may_read: dict[str, bool] = {}
+        self._may_read: dict[str, asyncio.Future[bool]] = {}
 
     @override
     async def may_read(self, pipeline: str) -> bool:
-        if pipeline not in self._may_read:
+        known = self._may_read.get(pipeline)
+        if known is None or (known.done() and known.exception() is not None):
             # Auth managers look permissions up in their databases, and block while they do.
-            self._may_read[pipeline] = await asyncio.to_thread(_may_read, self._user, pipeline)
-        return self._may_read[pipeline]
+            looking = asyncio.to_thread(_may_read, self._user, pipeline)
+            known = self._may_read[pipeline] = asyncio.ensure_future(looking)
+        return known.result() if known.done() else await asyncio.shield(known)
 
 
 class LoginRequired:
@@ -56,6 +58,7 @@ class LoginRequired:
         self._app = app
         self._clock = clock
         self._visitors: dict[bytes, AirflowVisitor] = {}
+        self._looking: dict[bytes, asyncio.Task[AirflowVisitor | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer 401."""
@@ -79,6 +82,15 @@ class LoginRequired:
         known = self._visitors.get(digest)
         if known is not None and known.until > self._clock():
             return known
+        # However many requests come with it at the same time, it is looked up once.
+        looking = self._looking.get(digest)
+        if looking is None:
+            looking = self._looking[digest] = asyncio.ensure_future(self._look_up(token, digest))
+            looking.add_done_callback(lambda _: self._looking.pop(digest, None))
+        return await asyncio.shield(looking)
+
+    async def _look_up(self, token: bytes, digest: bytes) -> AirflowVisitor | None:
+        asked_at = self._clock()
         try:
             user = await get_auth_manager().get_user_from_token(token.decode())
         except (InvalidTokenError, UnicodeDecodeError):
@@ -86,7 +98,7 @@ class LoginRequired:
             return None
         if len(self._visitors) >= _MOST_VISITORS:
             self._visitors.clear()
-        visitor = self._visitors[digest] = AirflowVisitor(user, self._clock() + REMEMBER_SECONDS)
+        visitor = self._visitors[digest] = AirflowVisitor(user, asked_at + REMEMBER_SECONDS)
         return visitor
 
 

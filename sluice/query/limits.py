@@ -7,8 +7,8 @@ from types import TracebackType
 
 from sluice.errors import Busy
 
-RUNNING = 4
-WAITING = 32
+RUNNING = 2
+WAITING = 16
 
 
 class Gate:

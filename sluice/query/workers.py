@@ -25,7 +25,7 @@ REST_SECONDS = 1.0
 """How long a worker that took longer is not asked again: nobody shall wait for it in vain meanwhile."""
 
 # Of the process: scans take the interpreter's lock in turns, so more of them at once make nothing quicker.
-_THREADS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-shards")
+_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-shards")
 
 
 class Worker(Protocol):

