@@ -14,8 +14,8 @@
 | SLUICE_SERVER_TOKEN | none | what state servers and those who ask them show each other; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | a file that holds it instead |
 | SLUICE_SERVER_CA | the system's | certificates that state servers' own are checked with |
-| SLUICE_URL | http://127.0.0.1:8080 | address of the Airflow, or state server, that `sluice query` asks |
-| SLUICE_TOKEN | none | token that `sluice query` shows there |
+| SLUICE_URL | http://127.0.0.1:8080 | address of the Airflow, or state server, that sluice query asks |
+| SLUICE_TOKEN | none | token that sluice query shows there |
 | SLUICE_USER | none | or: user of Airflow that it logs in as |
 | SLUICE_PASSWORD | none | the user's password |
 """
