@@ -25,7 +25,9 @@ PUBLIC: dict[str, list[Any]] = {
         topology.GlobalTable, topology.tumbling, topology.Window, contracts.Digits, topology.load_pipeline,
         topology.load_pipelines,
     ],
-    "Asking the REST view from Python": [Client, client.Entries, client.Entry, client.Groups, client.Group, client.Change],
+    "Asking the REST view from Python": [
+        Client, client.Entries, client.Entry, client.Groups, client.Group, client.Change,
+    ],
     "Asking shards from Python": [Reader, query.When, query.Answer, query.Entry],
     "Testing": [kafka.EmbeddedKafka],
 }  # fmt: skip
