@@ -2,14 +2,38 @@
 
 from typing import TYPE_CHECKING, Any
 
-from sluice.topology import Decimal2, Digits, Pipeline, Stream, Table, hopping, tumbling
+from sluice.topology import (
+    Decimal2,
+    Digits,
+    Pipeline,
+    Serde,
+    Stream,
+    Table,
+    hopping,
+    session,
+    sliding,
+    tumbling,
+    within,
+)
 
 if TYPE_CHECKING:
     from sluice.client import AsyncClient, Client
 
 __all__ = [
-    "AsyncClient", "Client", "Decimal2", "Digits", "Pipeline", "Stream", "Table", "hopping", "tumbling",
-]  # fmt: skip
+    "AsyncClient",
+    "Client",
+    "Decimal2",
+    "Digits",
+    "Pipeline",
+    "Serde",
+    "Stream",
+    "Table",
+    "hopping",
+    "session",
+    "sliding",
+    "tumbling",
+    "within",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -148,6 +148,22 @@ def run(
     master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
 ) -> None:
     """Run a pipeline's jobs with spark-submit, without Airflow, until they have read what there is."""
+    _submit(pipeline, master)
+
+
+@app.command()
+def rebuild(
+    pipeline: Name,
+    from_topics: Annotated[
+        bool, typer.Option("--from-topics", help="Take the topics as they are now, whatever they have lost.")
+    ] = False,
+    master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
+) -> None:
+    """Build a pipeline's state anew from its topics, while the old one goes on being read; then take its place."""
+    _submit(pipeline, master, "--rebuild", *(["--from-topics"] if from_topics else []))
+
+
+def _submit(pipeline: str, master: str, *options: str) -> None:
     from sluice.submission import submission
 
     with said():
@@ -159,10 +175,24 @@ def run(
                 *(("--jars", told.jars) if told.jars else ()),
                 *(("--driver-class-path", told.driver_class_path) if told.driver_class_path else ()),
                 *(("--driver-java-options", told.driver_java_options) if told.driver_java_options else ()),
-                *(str(known.pipelines / "run.py"), pipeline),
+                *(str(known.pipelines / "run.py"), *options, pipeline),
             ]
             status = subprocess.run(command, env={**os.environ, **told.environment}, check=False).returncode
     raise typer.Exit(status)
+
+
+@app.command()
+def audit(
+    pipeline: Name,
+    run: Annotated[str, typer.Argument(help="A run of Airflow, or a cut such as 1.42; default: all.")] = "",
+    verify: Annotated[bool, typer.Option("--verify", help="Read every shard; mark what is damaged.")] = False,
+) -> None:
+    """Say what became of every record, and whether it balances; 1 if it does not, or a shard is damaged."""
+    from sluice.auditing import report
+
+    with said():
+        fine = report(settings().ledger, pipeline, run, out, verify=verify)
+    raise typer.Exit(0 if fine else 1)
 
 
 def _load(name: str) -> Pipeline:

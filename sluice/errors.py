@@ -51,6 +51,20 @@ class EngineError(SluiceError):
     title = "The job stopped"
 
 
+class BufferFull(EngineError):
+    """More updates wait in a suppress step than its author allows, who wants the run to end then."""
+
+    title = "A buffer is full"
+    next_step = "Allow more in the step's buffer, or let it emit early when it is full; then run again."
+
+
+class LeaseError(EngineError):
+    """Another driver works on the job, or has taken it over: there is one writer at a time."""
+
+    status = 409
+    title = "Another driver has the job"
+
+
 class StateError(SluiceError):
     """A shard or the ledger could not be read or written."""
 
@@ -124,3 +138,10 @@ class Refused(SluiceError):
 
     status = 403
     title = "Refused"
+
+
+class Unreachable(StateError):
+    """A state server does not answer: nobody knows how its shards are."""
+
+    title = "State server unreachable"
+    next_step = "See that it runs and can be reached, then try again."

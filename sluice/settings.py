@@ -10,7 +10,8 @@
 | SLUICE_JARS | HOME/jars/spark | folder of the jars of Spark's Kafka connector |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | JSON of librdkafka settings for reading and writing Kafka |
 | SLUICE_SPARK_CONF | {} | JSON of further Spark settings |
-| SLUICE_RUN | Airflow's run id | name of the run, by which its state can be asked for later |
+| SLUICE_MAX_RECORDS | 2000000 | records of the streams in one batch, at most; a longer backlog takes several |
+| SLUICE_RUN | | the run that a driver works for; Airflow's operator sets it |
 | SLUICE_SERVER_TOKEN | none | what state servers and those who ask them show each other; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | a file that holds it instead |
 | SLUICE_SERVER_CA | the system's | certificates that state servers' own are checked with |
@@ -47,7 +48,8 @@ class Settings:
     jars: Path
     kafka: dict[str, str]
     spark_conf: dict[str, str]
-    run: str = ""
+    max_records: int
+    run: str
     server_token: str = field(default="", repr=False)
     server_token_file: Path | None = None
     server_ca: Path | None = None
@@ -69,7 +71,8 @@ class Settings:
             jars=Path(environ.get("SLUICE_JARS") or home / "jars" / "spark").absolute(),
             kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),
             spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
-            run=environ.get("SLUICE_RUN") or environ.get("AIRFLOW_CTX_DAG_RUN_ID") or "",
+            max_records=_positive(environ, "SLUICE_MAX_RECORDS", 2_000_000),
+            run=environ.get("SLUICE_RUN", ""),
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
             server_ca=_path(environ, "SLUICE_SERVER_CA"),
@@ -94,6 +97,13 @@ def _token(environ: Mapping[str, str]) -> str:
 
 def _path(environ: Mapping[str, str], name: str) -> Path | None:
     return Path(environ[name]).absolute() if environ.get(name) else None
+
+
+def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name) or str(default)
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise SettingsError(f"{name} is {text!r}.", next_step="Write a whole number above 0.")
+    return int(text)
 
 
 def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> dict[str, str]:

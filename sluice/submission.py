@@ -59,7 +59,7 @@ def environment(known: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_JARS": str(known.jars),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_SPARK_CONF": json.dumps(known.spark_conf),
-        "SLUICE_RUN": known.run,
+        "SLUICE_MAX_RECORDS": str(known.max_records),
         "SLUICE_SERVER_TOKEN": known.server_token,
         "SLUICE_SERVER_CA": str(known.server_ca or ""),
         # Unset, Spark's workers pick another Python.

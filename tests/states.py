@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from sluice.state.audits import Audit, SourceAudit
 from sluice.state.drivers import Row
 from sluice.state.ledger import Ledger
 from sluice.state.model import NO_WINDOW, Cut, JobInfo, StoreInfo, WorkerInfo, owner
@@ -32,6 +33,13 @@ def make_cut(batch: int, **changed: Any) -> Cut:
         "counts": {"read": 10, "applied": 10},
     }
     return Cut(**(values | changed))
+
+
+def make_audit(batch: int, epoch: int, *sources: SourceAudit) -> Audit:
+    return Audit(
+        pipeline="orders", job="totals", generation=1, batch=batch, run="r", epoch=epoch, sources=sources,
+        outputs={"out": 3}, checksums={"0": "00ff"},
+    )  # fmt: skip
 
 
 @dataclass

@@ -56,7 +56,7 @@ class GlobalTables:
         """`_key` and `name`, the value as the contract's struct."""
         rows = self.values[table.family]
         data = pa.table({"_key": pa.array(rows.keys(), pa.string()), "json": pa.array(rows.values(), pa.string())})
-        ddl = ", ".join(f"`{field}` {kind}" for field, kind in contracts.fields(table.source.contract).items())
+        ddl = ", ".join(f"`{field}` {kind}" for field, kind in contracts.fields(table.source.serde.contract).items())
         return spark.createDataFrame(data).selectExpr("_key", f"from_json(json, 'ARRAY<STRUCT<{ddl}>>')[0] AS {name}")
 
 

@@ -5,10 +5,8 @@ Runs in Spark's tasks right after the Kafka source, so a task sees one partition
 
 from __future__ import annotations
 
-import importlib
 import inspect as python_inspect
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +15,6 @@ from decimal import Decimal
 from enum import Enum
 from functools import cached_property
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
@@ -27,8 +24,9 @@ import pyarrow.compute as pc
 
 from sluice.engine.arrow import arrow_type
 from sluice.engine.handoff import no_garbage_collection
+from sluice.engine.shipping import Shipped, load_by_name
+from sluice.errors import TopologyError
 from sluice.topology import contracts, nodes
-from sluice.topology.loader import load_module
 
 Contract = type[msgspec.Struct]
 
@@ -53,24 +51,16 @@ class ContractReference:
     @classmethod
     def of(cls, contract: Contract) -> ContractReference:
         """The reference of a class."""
+        if "<locals>" in contract.__qualname__:
+            raise TopologyError(
+                f"The contract {contract.__qualname__} is defined in a function.",
+                next_step="Define it in its module, where Spark's tasks can find it by name.",
+            )
         return cls(contract.__module__, python_inspect.getsourcefile(contract) or "", contract.__qualname__)
 
     def load(self) -> Contract:
         """The class, on whichever machine this is."""
-        if self.module.startswith("sluice-pipeline:") and self.module not in sys.modules:
-            module = load_module(_local(self.file))
-        else:
-            module = importlib.import_module(self.module)
-        return cast(Contract, attrgetter(self.name)(module))
-
-
-def _local(file: str) -> Path:
-    """The pipeline's file: where the driver has it, or as Spark brought it to this executor."""
-    if Path(file).exists():
-        return Path(file)
-    from pyspark import SparkFiles
-
-    return Path(SparkFiles.get(Path(file).name))
+        return cast(Contract, attrgetter(self.name)(load_by_name(self.module, self.file)))
 
 
 @dataclass(frozen=True)
@@ -78,32 +68,44 @@ class ValueDecoder:
     """Decodes the values of one source. Made on the driver, used in tasks."""
 
     number: int
-    contract: ContractReference
+    contract: ContractReference | None
+    """None for plain text."""
     fields: tuple[str, ...]
     event_time: str | None
     zone: str
     max_ahead_ms: int
+    on_time: str
+    keeps_nulls: bool
+    author: Shipped | None
+    """A decoder of the author's own."""
+    author_key: Shipped | None
     types: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: nodes.Source, fields: tuple[str, ...]) -> ValueDecoder:
         """The decoder of a source of which only `fields` are read by anything."""
+        serde = source.serde
         return cls(
-            source.number, ContractReference.of(source.contract), fields, source.event_time, source.zone,
-            source.max_ahead_ms, dict(source.fields),
+            source.number, None if serde.is_text else ContractReference.of(serde.contract), fields, source.event_time,
+            source.zone, source.max_ahead_ms, source.on_time, source.nulls == "keep",
+            None if serde.decode is None else Shipped.of(serde.decode),
+            None if source.key_decode is None else Shipped.of(source.key_decode), dict(source.fields),
         )  # fmt: skip
 
     @cached_property
     def _class(self) -> Contract:
+        assert self.contract is not None
         return self.contract.load()
 
     @cached_property
-    def _decode(self) -> Callable[[bytes], msgspec.Struct]:
-        return msgspec.json.Decoder(self._class).decode
+    def _decode(self) -> Callable[[bytes], Any]:
+        if self.author is not None:
+            return cast(Callable[[bytes], Any], self.author.value)
+        return bytes.decode if self.contract is None else msgspec.json.Decoder(self._class).decode
 
     @cached_property
     def _quotes(self) -> Callable[[msgspec.Struct], int] | None:
-        return contracts.quote_counter(self._class)
+        return None if self.contract is None else contracts.quote_counter(self._class)
 
     @cached_property
     def _attributes(self) -> dict[str, str]:
@@ -116,17 +118,22 @@ class ValueDecoder:
             for path, sql, text in contracts.decimals(self._class)
         ]
 
-    def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[msgspec.Struct], list[Letter]]:
+    def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[Letter]]:
         """The rows that keep to the contract, their values, and those that do not."""
         rows: list[int] = []
-        values: list[msgspec.Struct] = []
+        values: list[Any] = []
         letters: list[Letter] = []
         decode, quotes = self._decode, self._quotes
+        strict, keeps_nulls = self.contract is not None and self.author is None, self.keeps_nulls
         with no_garbage_collection():
             for row, text in enumerate(raw):
+                if text is None and keeps_nulls:
+                    rows.append(row)
+                    values.append(None)
+                    continue
                 try:
                     value = decode(text)  # type: ignore[arg-type]
-                    if quotes is None or text.count(b'"') != quotes(value):  # type: ignore[union-attr]
+                    if strict and (quotes is None or text.count(b'"') != quotes(value)):  # type: ignore[union-attr]
                         refuse_duplicates(text)  # type: ignore[arg-type]
                 except Exception as error:
                     letters.append(Letter(row, *_reason(text, error)))
@@ -139,11 +146,14 @@ class ValueDecoder:
         self, rows: list[int], values: list[msgspec.Struct], letters: list[Letter]
     ) -> tuple[list[int], list[msgspec.Struct], list[Letter]]:
         """Take out the values with amounts of more digits than declared: looked at one by one only if there are any."""
-        if not any(_refused(collect(values), kind) for _, kind, collect in self._decimals):
+        if self.contract is None:
+            return rows, values, letters
+        present = [value for value in values if value is not None] if self.keeps_nulls else values
+        if not any(_refused(collect(present), kind) for _, kind, collect in self._decimals):
             return rows, values, letters
         kept_rows, kept = [], []
         for row, value in zip(rows, values, strict=True):
-            wrong = next(self._excess(value), "")
+            wrong = "" if value is None else next(self._excess(value), "")
             if wrong:
                 letters.append(Letter(row, "digits", wrong))
             else:
@@ -162,8 +172,7 @@ class ValueDecoder:
     def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         """One field of the values as an Arrow column. Raises what Arrow raises if one does not fit its type."""
         sql = self.types[name]
-        attribute = self._attributes[name]
-        found = [getattr(value, attribute) for value in values]
+        found = self._found(values, name)
         if sql == "TIMESTAMP":
             return self._timestamps(found)
         if "<" in sql or any(issubclass(kind, Enum) for kind in set(map(type, found))):
@@ -172,11 +181,30 @@ class ValueDecoder:
                 found = _in_zone(found, ZoneInfo(self.zone))
         return pa.array(found, arrow_type(sql))
 
+    def _found(self, values: Sequence[Any], name: str) -> list[Any]:
+        if self.contract is None:
+            return list(values)
+        attribute = self._attributes[name]
+        if self.keeps_nulls:
+            return [None if value is None else getattr(value, attribute) for value in values]
+        return [getattr(value, attribute) for value in values]
+
     def _timestamps(self, found: list[Any]) -> pa.Array:
         """Times that name no zone are taken in the pipeline's; the earlier one where clocks were turned back."""
         if self.zone != "UTC":
             found = _in_zone(found, ZoneInfo(self.zone))
         return pa.array(found, arrow_type("TIMESTAMP"))
+
+    def keys(self, raw: list[bytes | None]) -> Iterator[str | Exception | None]:
+        """Kafka keys as text, or why they are none."""
+        if self.author_key is None:
+            return key_texts(raw)
+        return _decoded(raw, self.author_key.value)
+
+    def json(self, value: Any, raw: bytes) -> str:
+        """The value as JSON: the record's own text, if it is JSON."""
+        is_json = self.contract is not None and self.author is None
+        return raw.decode() if is_json else msgspec.json.encode(value).decode()
 
     def text(self, value: msgspec.Struct, name: str) -> str:
         """A field as a key: text as it is, anything else as JSON."""
@@ -184,8 +212,11 @@ class ValueDecoder:
         return found if isinstance(found, str) else msgspec.json.encode(found).decode()
 
     def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array) -> pa.Array:
-        """Event times in ms: of the declared field, else of the records."""
+        """Event times in ms: of the declared field, else of the records; of a record without a value its own."""
         column = record_times if self.event_time is None else self.column(values, self.event_time)
+        if self.keeps_nulls and self.event_time is not None:
+            empty = pa.array([value is None for value in values], pa.bool_())
+            column = pc.if_else(empty, record_times.cast(column.type), column)
         return pc.divide(pc.floor_temporal(column, unit="millisecond").cast(pa.int64()), 1000)
 
 
@@ -249,7 +280,15 @@ def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
             return "malformed", str(error)
 
 
-def key_texts(keys: list[bytes | None]) -> Iterator[str | UnicodeDecodeError | None]:
+def _decoded(keys: list[bytes | None], decode: Callable[[bytes], str]) -> Iterator[str | Exception | None]:
+    for key in keys:
+        try:
+            yield None if key is None else decode(key)
+        except Exception as error:
+            yield error
+
+
+def key_texts(keys: list[bytes | None]) -> Iterator[str | Exception | None]:
     """Kafka keys as text, or why they are none."""
     for key in keys:
         try:

@@ -23,6 +23,9 @@ KEPT_BATCHES = 2
 """The batch being replayed may be the last one, whose tasks read the times of the one before."""
 
 
+_FACTS = ".facts.json"
+
+
 class Facts(msgspec.Struct):
     """What became of the records a task read, and how far its stream times are."""
 
@@ -38,7 +41,7 @@ class Handoff:
 
     def write_facts(self, batch: int, part: str, facts: Facts) -> None:
         """Hand over the facts of one part of the batch's input."""
-        self._put(f"{batch}/{part}.facts.json", msgspec.json.encode(facts))
+        self._put(f"{batch}/{part}{_FACTS}", msgspec.json.encode(facts))
 
     def write_records(self, batch: int, topic: str, part: str, records: pa.Table) -> None:
         """Hand over records for a topic: columns `key`, `value`, and `headers` if there are any, in order."""
@@ -51,11 +54,22 @@ class Handoff:
         """The facts of all parts of the batch."""
         counts: Counter[str] = Counter()
         times: dict[str, int] = {}
-        for _, data in self._read(batch, ".facts.json"):
+        for _, data in self._read(batch, _FACTS):
             one = msgspec.json.decode(data, type=Facts)
             counts.update(one.counts)
             times |= one.stream_times
         return Facts(dict(counts), times)
+
+    def by_source(self, batch: int) -> dict[tuple[str, int], Counter[str]]:
+        """The counts of each topic's partitions: parts are named KIND-TOPIC-PARTITION."""
+        found: dict[tuple[str, int], Counter[str]] = {}
+        for name, data in self._read(batch, _FACTS):
+            if name.startswith("stage-"):
+                continue  # of a worker, whatever partitions its rows are from
+            topic, _, partition = name.removesuffix(_FACTS).partition("-")[2].rpartition("-")
+            counts = msgspec.json.decode(data, type=Facts).counts
+            found.setdefault((topic, int(partition)), Counter()).update(counts)
+        return found
 
     def records(self, batch: int, topic: str) -> Iterator[pa.Table]:
         """The records for a topic, part by part in the order of the parts' names."""

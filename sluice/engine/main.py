@@ -12,19 +12,26 @@ from sluice.engine.session import session, start_workers
 from sluice.errors import SluiceError
 from sluice.settings import Settings, settings
 
+REBUILD, FROM_TOPICS = "--rebuild", "--from-topics"
+
 
 def main(arguments: list[str]) -> int:
     """Run jobs of a pipeline, all if none is named; 0, or 1 after an error that is said on standard error."""
-    if not arguments:
-        print("usage: run.py PIPELINE [JOB ...]", file=sys.stderr)
+    options = [argument for argument in arguments if argument.startswith("-")]
+    names = [argument for argument in arguments if not argument.startswith("-")]
+    if not names or not {*options} <= {REBUILD, FROM_TOPICS}:
+        print(f"usage: run.py [{REBUILD} [{FROM_TOPICS}]] PIPELINE [JOB ...]", file=sys.stderr)
         return 2
     try:
         with ThreadPoolExecutor(1) as aside:
             # The JVM takes seconds over its session and its first Python worker: imports and planning go on meanwhile.
-            spark = aside.submit(session, settings(), f"sluice {arguments[0]}")
+            spark = aside.submit(session, settings(), f"sluice {names[0]}")
             aside.submit(lambda: start_workers(spark.result()))
             try:
-                run(settings(), spark, *arguments)
+                if REBUILD in options:
+                    rebuild(settings(), spark, *names, from_topics=FROM_TOPICS in options)
+                else:
+                    run(settings(), spark, *names)
             finally:
                 spark.result().stop()
     except SluiceError as error:
@@ -40,6 +47,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
 
     from sluice.engine.job import JobRun
     from sluice.plan import explain, plan
+    from sluice.state.ledger import Ledger
     from sluice.topology import load_pipeline
 
     begun = time.monotonic()
@@ -47,5 +55,20 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
     planned = plan(load_pipeline(configuration.pipelines, name))
     print(explain(planned), flush=True)
     for job in [planned.job(job) for job in chosen] or planned.jobs:
-        read = JobRun(spark.result(), job, configuration).run()
+        with Ledger.open(configuration.ledger) as ledger:
+            generation = ledger.generation(name, job.name) or 1
+        read = JobRun(spark.result(), job, configuration, generation, configuration.max_records).run()
         log.info("job done", pipeline=name, job=job.name, read=read, seconds=round(time.monotonic() - begun, 1))
+
+
+def rebuild(
+    configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str, from_topics: bool = False
+) -> None:
+    """Build the state of jobs of a pipeline anew from their topics."""
+    from sluice.engine.rebuild import Rebuild
+    from sluice.plan import plan
+    from sluice.topology import load_pipeline
+
+    planned = plan(load_pipeline(configuration.pipelines, name))
+    for job in [planned.job(job) for job in chosen] or planned.jobs:
+        Rebuild(spark.result(), job, configuration, from_topics).run()

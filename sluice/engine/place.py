@@ -8,30 +8,24 @@ nothing depends on where the input is cut into batches. No Spark here but the ba
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from sluice.engine.handoff import Facts, Handoff
-from sluice.engine.source import current_batch
+from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
+from sluice.engine.handoff import Handoff
+from sluice.engine.source import batch_clock, current_batch
+from sluice.engine.tasks import Fate, Part, PartFacts, RecordSinks, truth
 from sluice.plan import Family, Job
 from sluice.state.model import NO_WINDOW
 from sluice.topology import nodes
 from sluice.topology.windows import Window
 
 Times = npt.NDArray[np.int64]
-
-BEFORE_ALL = -1
-"""Stream time where nothing was seen yet."""
-
-CLOSED = "closed"
-"""Among the stream times: how far everything is closed."""
 
 TIME = pa.timestamp("us", tz="UTC")
 CELL = {"cell": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": "BIGINT"}
@@ -72,10 +66,11 @@ class FamilySpec:
     """What placing needs to know of a cell family."""
 
     number: int
-    topic: str
+    topics: tuple[str, ...]
     stores: tuple[str, ...]
     passed: str
     key: str
+    null: str
     window: Window | None
     inputs: tuple[str, ...]
 
@@ -83,20 +78,17 @@ class FamilySpec:
     def of(cls, family: Family) -> FamilySpec:
         """The same family, without what only the driver needs."""
         stores = tuple(slot.store for slot in family.slots)
-        topic = nodes.source_of(family.at).topic
-        return cls(family.number, topic, stores, family.passed, family.key, family.window, family.inputs)
+        topics = tuple(source.topic for source in nodes.sources_of(family.at))
+        return cls(family.number, topics, stores, family.passed, family.key, family.null, family.window, family.inputs)
 
 
 @dataclass
 class _Task:
-    """One task's partition, while it is placed."""
+    """One task's records, while they are placed."""
 
-    source: str
-    partition: int
-    times: dict[str, int]
+    clock: Clock
     closed: int
-    counts: Counter[str] = field(default_factory=Counter)
-    outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
+    parts: dict[Part, PartFacts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,19 +96,27 @@ class Placer:
     """The task after the stateless steps: cells go on to the stateful operator, output records to the driver."""
 
     handoff: Handoff
+    checkpoint: str
     families: tuple[FamilySpec, ...]
-    sinks: tuple[tuple[int, str], ...]
-    topics: Mapping[int, str]
+    sinks: RecordSinks
     partitions: Mapping[str, int]
+    idle_ms: int | None
     inputs: Mapping[str, pa.DataType]
 
     @classmethod
-    def of(cls, job: Job, handoff: Handoff, partitions: Mapping[str, int], inputs: Mapping[str, pa.DataType]) -> Self:
+    def of(
+        cls,
+        job: Job,
+        handoff: Handoff,
+        checkpoint: str,
+        partitions: Mapping[str, int],
+        inputs: Mapping[str, pa.DataType],
+    ) -> Self:
         """The placer of a job, given each topic's number of partitions and the types of the aggregates' columns."""
         families = tuple(FamilySpec.of(family) for family in job.families)
-        sinks = tuple((sink.number, sink.topic) for sink in job.stream_sinks)
-        topics = {source.number: source.topic for source in job.streams}
-        return cls(handoff, families, sinks, topics, {t: partitions[t] for t in topics.values()}, dict(inputs))
+        sinks = RecordSinks.of(job, handoff)
+        counts = {topic: partitions[topic] for topic in sinks.topics.values()}
+        return cls(handoff, checkpoint, families, sinks, counts, job.pipeline.idle_ms, dict(inputs))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Place the records of one task."""
@@ -126,68 +126,62 @@ class Placer:
             if not batch.num_rows:
                 continue
             if task is None:
-                task = self._begin(batch, self.handoff.times(number - 1))
-            self._collect_outputs(batch, task)
-            for family in self.families:
-                if family.topic == task.source:
-                    yield self._cells(batch, family, task)
+                now = batch_clock(self.checkpoint, number)
+                clock = Clock(self.handoff.times(number - 1), self.partitions, now, self.idle_ms)
+                task = _Task(clock, self.closed(clock))
+            for part, mask in self.sinks.parts(batch):
+                yield from self._part(part, batch if mask is None else batch.filter(pa.array(mask)), task)
         if task is not None:
-            self._hand_over(number, task)
+            for part, facts in task.parts.items():
+                if task.closed > BEFORE_ALL:
+                    facts.times[CLOSED] = task.closed
+                self.sinks.hand_over(number, part, facts, task.clock.now)
 
-    def closed(self, times: Mapping[str, int]) -> int:
+    def _part(self, part: Part, batch: pa.RecordBatch, task: _Task) -> Iterator[pa.RecordBatch]:
+        facts = task.parts.setdefault(part, PartFacts())
+        fate = self.sinks.collect(batch, facts)
+        for family in self.families:
+            if part[0] in family.topics:
+                yield self._cells(batch, family, part, task, fate)
+        facts.count(fate)
+
+    def closed(self, clock: Clock) -> int:
         """The time that stream time has reached everywhere: nothing that ends before it can be added to any more.
 
         A partition in which a family has seen nothing yet can still bring anything; but what was closed before it came
         stays closed, since Spark has let go of it.
         """
-        reached = min(
-            (
-                times.get(f"{family.stores[0]}/{family.topic}/{partition}", BEFORE_ALL)
-                for family in self.families
-                if family.window is not None
-                for partition in range(self.partitions[family.topic])
-            ),
-            default=BEFORE_ALL,
-        )
-        return max(reached, times.get(CLOSED, BEFORE_ALL))
+        reached = [clock.closed(family.stores[0], family.topics) for family in self.families if family.window]
+        return max(min(reached, default=BEFORE_ALL), clock.times.get(CLOSED, BEFORE_ALL))
 
-    def _begin(self, batch: pa.RecordBatch, times: dict[str, int]) -> _Task:
-        topic = self.topics[batch.column("_source")[0].as_py()]
-        return _Task(topic, batch.column("_partition")[0].as_py(), times, self.closed(times))
-
-    def _collect_outputs(self, batch: pa.RecordBatch, task: _Task) -> None:
-        taken = np.zeros(batch.num_rows, bool)
-        for number, topic in self.sinks:
-            value = batch.column(f"o{number}_value")
-            there = value.is_valid()
-            taken |= _numpy(there)
-            found = pa.table({"key": batch.column(f"o{number}_key").filter(there), "value": value.filter(there)})
-            if found.num_rows:
-                task.outputs.setdefault(topic, []).append(found)
-        for family in self.families:
-            taken |= _numpy(batch.column(family.passed))
-        task.counts["applied"] += int(taken.sum())
-        task.counts["filtered"] += int(len(taken) - taken.sum())
-
-    def _cells(self, batch: pa.RecordBatch, family: FamilySpec, task: _Task) -> pa.RecordBatch:
-        passed = _numpy(batch.column(family.passed))
-        keyed = passed & _numpy(batch.column(family.key).is_valid())
-        rows = np.flatnonzero(keyed)
-        self._count(task, "null_key", family, int(passed.sum()) - len(rows))
+    def _cells(self, batch: pa.RecordBatch, family: FamilySpec, part: Part, task: _Task, fate: Fate) -> pa.RecordBatch:
+        facts = task.parts[part]
+        passed = truth(batch.column(family.passed))
+        keyed = passed & truth(batch.column(family.key).is_valid())
+        fate.dropped["null_key"] |= passed & ~keyed
+        self._count(facts, "null_key", family, int((passed & ~keyed).sum()))
         if family.window is None:
-            return self._batch(batch, family, rows, None, task.closed)
-        name = f"{family.stores[0]}/{task.source}/{task.partition}"
+            valued = keyed & ~truth(batch.column(family.null)) if family.null else keyed
+            fate.dropped["null_value"] |= keyed & ~valued
+            self._count(facts, "null_value", family, int((keyed & ~valued).sum()))
+            fate.applied |= valued
+            return self._batch(batch, family, np.flatnonzero(valued), None, task.closed)
+        rows = np.flatnonzero(keyed)
+        name = f"{family.stores[0]}/{part[0]}/{part[1]}"
         times = batch.column("_time").to_numpy()[rows]
-        placed = place(times, family.window, task.times.get(name, BEFORE_ALL), task.closed)
+        since = facts.times.get(name, task.clock.of(family.stores[0], *part))
+        placed = place(times, family.window, since, task.closed)
         if len(rows):
-            task.times[name] = placed.stream_time
-        self._count(task, "late", family, placed.late)
+            facts.times[name] = placed.stream_time
+        fate.applied[rows[placed.rows]] = True
+        fate.late[rows] = True  # it counts where it was not applied
+        self._count(facts, "late", family, placed.late)
         return self._batch(batch, family, rows[placed.rows], placed.starts, task.closed)
 
     @staticmethod
-    def _count(task: _Task, what: str, family: FamilySpec, number: int) -> None:
+    def _count(facts: PartFacts, what: str, family: FamilySpec, number: int) -> None:
         if number:
-            task.counts.update({f"{what}/{store}": number for store in family.stores})
+            facts.counts.update({f"{what}/{store}": number for store in family.stores})
 
     def _batch(
         self, batch: pa.RecordBatch, family: FamilySpec, rows: npt.NDArray[np.intp], starts: Times | None, closed: int
@@ -210,18 +204,3 @@ class Placer:
         for name, kind in self.inputs.items():
             columns[name] = batch.column(name).take(chosen) if name in family.inputs else pa.nulls(count, kind)
         return pa.RecordBatch.from_pydict(columns)
-
-    def _hand_over(self, number: int, task: _Task) -> None:
-        part = f"place-{task.source}-{task.partition:05}"
-        for topic, tables in task.outputs.items():
-            self.handoff.write_records(number, topic, part, pa.concat_tables(tables))
-        mine = f"/{task.source}/{task.partition}"
-        times = {name: time for name, time in task.times.items() if name.endswith(mine)}
-        if task.closed > BEFORE_ALL:
-            times[CLOSED] = task.closed
-        self.handoff.write_facts(number, part, Facts(dict(task.counts), times))
-
-
-def _numpy(booleans: pa.Array) -> npt.NDArray[np.bool_]:
-    filled: Any = pc.fill_null(booleans, False)
-    return np.asarray(filled.to_numpy(zero_copy_only=False), bool)

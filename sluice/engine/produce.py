@@ -97,18 +97,23 @@ class TransactionalOutput:
         return counts
 
     def _produce(self, topic: str, table: pa.Table) -> None:
-        if "headers" in table.column_names:
-            self._produce_with_headers(topic, table)
+        if "headers" in table.column_names or "timestamp" in table.column_names:
+            self._produce_singly(topic, table)
             return
         for chunk in table.to_batches(max_chunksize=_CHUNK):
             self._produce_chunk(topic, chunk.to_pylist())
 
-    def _produce_with_headers(self, topic: str, table: pa.Table) -> None:
+    def _produce_singly(self, topic: str, table: pa.Table) -> None:
+        """Records with headers or with a time of their own."""
         for row in table.to_pylist():
-            headers = [(header["key"], header["value"]) for header in row["headers"]]
+            more: dict[str, Any] = {}
+            if "headers" in row:
+                more["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
+            if row.get("timestamp") is not None:
+                more["timestamp"] = row["timestamp"]
             while True:
                 try:
-                    self._producer.produce(topic, key=row["key"], value=row["value"], headers=headers)
+                    self._producer.produce(topic, key=row["key"], value=row["value"], **more)
                     break
                 except BufferError:  # the queue is full
                     self._producer.poll(0.1)

@@ -2,26 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 from pyspark.sql import DataFrame
 
+from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables, change_records
-from sluice.engine.place import CELL, CLOSED
-from sluice.engine.produce import TransactionalOutput
-from sluice.engine.shards import RETURNED, WRITTEN, ShardWriter
+from sluice.engine.clock import CLOSED, SEEN
+from sluice.engine.rows import in_order
+from sluice.engine.shards import WRITTEN, ShardWriter
+from sluice.engine.sinks import encoded
 from sluice.engine.source import batch_positions
 from sluice.engine.storage import Storage
-from sluice.settings import settings
+from sluice.plan import Job
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut
 
 log = structlog.get_logger()
+
+
+_SQL = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING"}
+
+
+class Writer(Protocol):
+    """Who may write: the holder of the job's lease."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the lease, larger with each holder."""
+
+    def check(self) -> None:
+        """Raise LeaseError unless the lease is still held."""
+
+
+class Guarded(Protocol):
+    """What watches over the input."""
+
+    def check_identity(self) -> None:
+        """Raise EngineError if a topic is another one than at the start."""
+
+
+class Output(Protocol):
+    """Where output records go."""
+
+    def send(self, batch: int, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+        """Write a batch's records, all or none; how many by topic."""
+
+
+def ordered_records(job: Job, returned: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """What ordered operators sent to topics, each topic's records in order."""
+    for sink in job.ordered_sinks:
+        mine = returned.filter(pc.equal(returned.column("cell"), sink.number))
+        if mine.num_rows:
+            yield sink.topic, encoded(sink, mine.take(pa.array(in_order(mine))))
 
 
 @dataclass
@@ -30,15 +70,21 @@ class Publisher:
 
     storage: Storage
     ledger: Ledger
-    output: TransactionalOutput
+    lease: Writer
+    guard: Guarded
+    output: Output
     tables: GlobalTables
+    auditor: Auditor | None
     types: Mapping[str, str]
+    silent: bool = False
+    """Whether no output is written, since another generation has written it."""
     read: int = 0
     """Records read so far."""
 
     def __call__(self, cells: DataFrame, batch: int) -> None:
         """What Spark calls for each batch, with the changed cells. They are computed once, by writing the shards."""
         handoff = self.storage.handoff
+        self.lease.check()
         handoff.start(batch)
         returned = self._write_shards(cells)
         facts = handoff.facts(batch)
@@ -47,21 +93,32 @@ class Publisher:
         counts = facts.counts | {"rows": _rows_written(returned)}
         if not facts.counts and not counts["rows"]:
             return  # Spark adds a batch without data to let go of closed windows: there is nothing to publish.
-        counts |= {f"output/{topic}": n for topic, n in self._write_output(cells, batch, returned).items()}
-        cut = self._cut(batch, times, counts)
-        new = self.ledger.publish(cut)
+        audit = None if self.auditor is None else self.auditor.audit(batch, returned)
+        self.guard.check_identity()
+        written = {} if self.silent else self._write_output(cells, batch, returned)
+        cut = self._cut(batch, times, counts | {f"output/{topic}": n for topic, n in written.items()})
+        new = self.ledger.publish(cut, audit and msgspec.structs.replace(audit, outputs=written))
         self.read += counts.get("read", 0)
-        log.info("batch published" if new else "batch was published already", cut=cut.id, **counts)
+        log.info("batch published" if new else "batch was published already", cut=cut.id, **cut.counts)
 
     def _write_shards(self, cells: DataFrame) -> pa.Table:
-        writer = ShardWriter.of(self.storage.job, self.storage.locations)
-        return cells.select("worker", *CELL, "value", "position").mapInArrow(writer.__call__, RETURNED).toArrow()
+        writer = ShardWriter.of(self.storage.job, self.storage.locations, self.lease.epoch)
+        returned = ", ".join(f"{one.name} {_SQL[one.type]}" for one in writer.returned)
+        return cells.select(*writer.columns).mapInArrow(writer.__call__, returned).toArrow()
 
     def _write_output(self, cells: DataFrame, batch: int, returned: pa.Table) -> dict[str, int]:
         job = self.storage.job
+        self.lease.check()
         self.tables.apply(returned)
-        topics = [*(sink.topic for sink in job.stream_sinks), job.pipeline.dead_letters]
-        records = [(topic, table) for topic in topics for table in self.storage.handoff.records(batch, topic)]
+        handoff = self.storage.handoff
+        records = [
+            (sink.topic, encoded(sink.node, table))
+            for sink in job.stream_sinks
+            for table in handoff.records(batch, sink.topic)
+        ]
+        letters = job.pipeline.dead_letters
+        records += [(letters, table) for table in handoff.records(batch, letters)]
+        records += ordered_records(job, returned)
         records += change_records(cells.sparkSession, job, returned, self.tables, self.types)
         return self.output.send(batch, records)
 
@@ -74,10 +131,10 @@ class Publisher:
             batch=batch,
             published_at=datetime.now(UTC),
             positions=batch_positions(self.storage.checkpoint, batch),
-            # How far everything is closed depends on the batches, and is for Spark's watermark alone.
-            stream_times={name: time for name, time in times.items() if name != CLOSED},
+            # How far everything is closed, and when a partition was seen, depends on the batches.
+            stream_times={name: time for name, time in times.items() if name.split("/")[0] not in (CLOSED, SEEN)},
             counts=counts,
-            run=settings().run,
+            run=self.auditor.run if self.auditor else "",
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from sluice.engine.storage import Storage
 from sluice.plan import Job
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
-from sluice.topology import drawing
+from sluice.topology import drawing, nodes
 
 
 def job_info(storage: Storage, types: Mapping[str, str]) -> JobInfo:
@@ -22,7 +22,7 @@ def job_info(storage: Storage, types: Mapping[str, str]) -> JobInfo:
             WorkerInfo(pipeline=pipeline.name, job=job.name, number=number, location=place)
             for number, place in enumerate(storage.locations)
         ),
-        stores=(*_family_stores(job, types), *_table_stores(job)),
+        stores=(*_family_stores(job, types), *_ordered_stores(job, types), *_table_stores(job)),
         topics=job.topics,
         description=drawing.text(pipeline),
         drawing=drawing.mermaid(pipeline),
@@ -44,6 +44,24 @@ def _family_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 window_ms=family.window.size_ms if family.window else None,
                 grace_ms=family.window.grace_ms if family.window else None,
                 value=types[slot.store],
+            )
+
+
+def _ordered_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
+    for operator in job.operators:
+        if operator.store is not None:
+            window = nodes.window_of(operator.node)
+            yield StoreInfo(
+                pipeline=job.pipeline.name,
+                job=job.name,
+                name=operator.store,
+                kind="window" if window else "key-value",
+                cell=operator.number,
+                slot=0,
+                key=getattr(operator.node, "key", "_key"),
+                window_ms=window.size_ms if window else None,
+                grace_ms=window.grace_ms if window else None,
+                value=types[operator.store],
             )
 
 

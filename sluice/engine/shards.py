@@ -16,12 +16,14 @@ from sluice.plan import Job
 from sluice.settings import settings
 from sluice.state.shard import Shard, rows_of
 
-OWNER = "pmod(crc32(CAST(key AS BINARY)), {workers})"
-"""The same as `state.model.owner`."""
+OWNER = "pmod(crc32(CAST(coalesce(key, '') AS BINARY)), {workers})"
+"""The same as `state.model.owner`; what has no key is output, which any worker may hand on."""
 
-RETURNED = "cell INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, worker INT"
+ORDER = ("sequence", "place", "sub", "time")
+"""Of what ordered operators send on: where it comes, and its event time."""
+
 WRITTEN = -1
-"""`cell` of the row that says in `window_start` how many rows a worker wrote."""
+"""`cell` of the row that says in `window_start` how many rows a worker wrote, and its state's checksum in `value`."""
 
 
 def share_out(job: Job, cells: DataFrame, tables: DataFrame | None) -> DataFrame:
@@ -39,19 +41,39 @@ class ShardWriter:
 
     locations: tuple[str, ...]
     wanted: frozenset[int]
-    """Cell families whose changes the driver needs."""
+    """Cells whose changes the driver needs."""
     tables: frozenset[int]
-    """Cell families that every worker has: one worker's are enough."""
+    """Cells that every worker has: one worker's are enough."""
+    events: frozenset[int]
+    """What is no cell: rows of output, which are only handed on."""
+    order: tuple[str, ...]
+    """The columns by which rows are in order; empty where every cell changes once."""
+    epoch: int
+    """Of the lease under which is written."""
     token: str = field(default="", repr=False)
     """What state servers are shown; executors on other hosts do not have the driver's environment."""
 
     @classmethod
-    def of(cls, job: Job, locations: tuple[str, ...]) -> ShardWriter:
+    def of(cls, job: Job, locations: tuple[str, ...], epoch: int) -> ShardWriter:
         """The writer of a job's shards, one location for each worker."""
         tables = frozenset(table.family for table in job.tables)
-        return cls(
-            locations, frozenset(sink.family for sink in job.table_sinks) | tables, tables, settings().server_token
-        )
+        wanted = frozenset(sink.family for sink in job.table_sinks) | tables
+        events = frozenset(sink.number for sink in job.ordered_sinks)
+        order = ("position",) if job.families else ORDER[:3]
+        return cls(locations, wanted, tables, events, order, epoch, settings().server_token)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it reads of the shared-out cells."""
+        return ["worker", *CELL, "value", *(("position",) if self.order == ("position",) else ORDER)]
+
+    @property
+    def returned(self) -> pa.Schema:
+        """What it gives back."""
+        bigint, text = pa.int64(), pa.string()
+        fields = [("cell", pa.int32()), ("key", text), ("window_start", bigint), ("window_end", bigint),
+                  ("value", text), ("worker", pa.int32())]  # fmt: skip
+        return pa.schema([*fields, *((name, bigint) for name in ORDER if len(self.order) > 1)])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the cells of one task."""
@@ -60,34 +82,33 @@ class ShardWriter:
             return
         cells = pa.Table.from_batches(found)
         worker: int = cells.column("worker")[0].as_py()
+        is_event = pc.is_in(cells.column("cell"), pa.array(self.events, pa.int32()))
+        events, cells = cells.filter(is_event), cells.filter(pc.invert(is_event))
         latest = self._latest(cells)
         with Shard.open(self.locations[worker], to_write=True, token=self.token) as shard:
-            written = shard.write(current_batch(), rows_of(latest))
+            written = shard.write(current_batch(), rows_of(latest.select([*CELL, "value"])), self.epoch)
+            checksum = shard.checksum(current_batch())
         yield from self._returned(latest, worker)
-        yield pa.RecordBatch.from_pylist([{"cell": WRITTEN, "worker": worker, "window_start": written}], _schema())
+        yield from events.select(self.returned.names).cast(self.returned).to_batches()
+        said = {"cell": WRITTEN, "worker": worker, "window_start": written, "value": checksum}
+        yield pa.RecordBatch.from_pylist([said], self.returned)
 
     def _latest(self, cells: pa.Table) -> pa.Table:
-        """A table's key may have changed several times in the batch: the last change counts."""
+        """A table's key may have changed several times in the batch, an ordered store's too: the last change counts."""
         is_table = pc.is_in(cells.column("cell"), pa.array(self.tables, pa.int32()))
-        changes = cells.filter(is_table).sort_by([("position", "ascending")])
-        last = {(cell, key): row for row, (cell, key) in enumerate(zip(*_columns(changes, "cell", "key"), strict=True))}
+        several = is_table if self.order == ("position",) else pa.repeat(pa.scalar(True), cells.num_rows)
+        keyed = pc.and_(several, cells.column("key").is_valid())
+        changes = cells.filter(keyed).sort_by([(name, "ascending") for name in self.order])
+        names = zip(*_columns(changes, "cell", "key", "window_start"), strict=True)
+        last = {name: row for row, name in enumerate(names)}
         latest = changes.take(pa.array(last.values(), pa.int64()))
-        return pa.concat_tables([cells.filter(pc.invert(is_table)), latest]).select([*CELL, "value"])
+        return pa.concat_tables([cells.filter(pc.invert(several)), latest])
 
     def _returned(self, cells: pa.Table, worker: int) -> Iterator[pa.RecordBatch]:
         wanted = self.wanted if worker == 0 else self.wanted - self.tables
         chosen = cells.filter(pc.is_in(cells.column("cell"), pa.array(wanted, pa.int32())))
-        with_worker = chosen.append_column("worker", pa.repeat(pa.scalar(worker, pa.int32()), chosen.num_rows))
-        yield from with_worker.select(_schema().names).cast(_schema()).to_batches()
+        yield from chosen.select(self.returned.names).cast(self.returned).to_batches()
 
 
 def _columns(table: pa.Table, *names: str) -> list[list[Any]]:
     return [table.column(name).to_pylist() for name in names]
-
-
-def _schema() -> pa.Schema:
-    bigint, text = pa.int64(), pa.string()
-    return pa.schema(
-        [("cell", pa.int32()), ("key", text), ("window_start", bigint), ("window_end", bigint), ("value", text),
-         ("worker", pa.int32())]
-    )  # fmt: skip

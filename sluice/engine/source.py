@@ -7,15 +7,16 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
 from sluice.engine.arrow import arrow_type
-from sluice.engine.decode import Letter, ValueDecoder, key_texts
+from sluice.engine.decode import Letter, ValueDecoder
 from sluice.engine.handoff import Facts, Handoff, open_path
+from sluice.errors import EngineError
 from sluice.plan import Job, column_name
 from sluice.state.model import NO_WINDOW
 from sluice.topology.expressions import METADATA
@@ -65,8 +66,9 @@ def batch_positions(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
     """By topic and partition the offset after the batch's last record, over all sources."""
     positions: dict[str, dict[str, int]] = {}
     for line in batch_log(checkpoint, batch)[2:]:
-        if line != "-":
-            positions |= json.loads(line)
+        found = None if line == "-" else json.loads(line)
+        if isinstance(found, dict):  # what a test pipes in has a plain number
+            positions |= found
     return positions
 
 
@@ -84,6 +86,20 @@ class _Part:
         return f"read-{self.topic}-{self.partition:05}"
 
 
+def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
+    """Runs of records of one partition: from Kafka a task gets one partition's, from a test all in their order."""
+    topics, partitions = batch.column("topic"), batch.column("partition")
+    if pc.count_distinct(topics).as_py() == 1 and pc.count_distinct(partitions).as_py() == 1:
+        yield (topics[0].as_py(), partitions[0].as_py()), batch
+        return
+    places = list(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
+    begin = 0
+    for row in range(1, len(places) + 1):
+        if row == len(places) or places[row] != places[begin]:
+            yield places[begin], batch.slice(begin, row - begin)
+            begin = row
+
+
 @dataclass(frozen=True)
 class Reader:
     """What streams and tables have in common: records in, letters set aside, facts handed over at the end."""
@@ -95,18 +111,20 @@ class Reader:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Decode the records of one task."""
-        part: _Part | None = None
+        parts: dict[tuple[str, int], _Part] = {}
         number = current_batch()
         clock = batch_clock(self.checkpoint, number)
         for batch in batches:
-            if not batch.num_rows:
-                continue
-            if part is None:
-                part = _Part(batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py())
-            part.counts["read"] += batch.num_rows
-            yield self._decode(batch, part, clock)
-        if part is not None:
+            if batch.num_rows:
+                yield from self._read(batch, parts, clock)
+        for part in parts.values():
             self._hand_over(number, part)
+
+    def _read(self, batch: pa.RecordBatch, parts: dict[tuple[str, int], _Part], clock: int) -> Iterator[pa.RecordBatch]:
+        for place, mine in _by_partition(batch):
+            part = parts.setdefault(place, _Part(*place))
+            part.counts["read"] += mine.num_rows
+            yield self._decode(mine, part, clock)
 
     def _hand_over(self, number: int, part: _Part) -> None:
         if part.letters:
@@ -120,10 +138,10 @@ class Reader:
         if letters:
             letters.sort(key=lambda letter: letter.row)
             part.counts.update(f"dead_letter/{letter.reason}" for letter in letters)
-            part.letters.append(_dead_letters(batch, letters))
+            part.letters.append(dead_letters(batch, letters))
 
 
-def _dead_letters(batch: pa.RecordBatch, letters: list[Letter]) -> pa.RecordBatch:
+def dead_letters(batch: pa.RecordBatch, letters: list[Letter]) -> pa.RecordBatch:
     """The original bytes and headers, with headers that say where they stood and why they are here."""
     found = batch.take(pa.array([letter.row for letter in letters]))
     headers = [
@@ -162,18 +180,27 @@ class StreamReader(Reader):
     """Rows of typed columns: `_source`, `_partition`, `_time`, the metadata that is used, and every source's fields."""
 
     metadata: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    """Further columns of `_EXTRA` that the job needs."""
 
     @classmethod
-    def of(cls, job: Job, handoff: Handoff, checkpoint: str) -> StreamReader:
-        """The reader of a job's streams."""
+    def of(cls, job: Job, handoff: Handoff, checkpoint: str, *, interleaved: bool = False) -> StreamReader:
+        """The reader of a job's streams; `interleaved`: the records say in which order they came."""
         decoders = {source.topic: ValueDecoder.of(source, job.fields.get(source.number, ())) for source in job.streams}
-        return cls(handoff, checkpoint, job.pipeline.dead_letters, decoders, job.metadata)
+        wanted = {
+            "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
+            "_sequence": interleaved,
+            **dict.fromkeys(("_raw_key", "_raw_value", "_raw_headers"), bool(job.failures)),
+        }
+        extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+        return cls(handoff, checkpoint, job.pipeline.dead_letters, decoders, job.metadata, extra)
 
     @property
     def columns(self) -> dict[str, str]:
         """Names and Spark SQL types of the rows' columns."""
         columns = {"_source": "INT", "_partition": "INT", "_time": "BIGINT"}
         columns |= {name: METADATA[name] for name in self.metadata if name != "_partition"}
+        columns |= {name: _EXTRA[name] for name in self.extra}
         for decoder in self.decoders.values():
             columns |= {column_name(f"s{decoder.number}", name): decoder.types[name] for name in decoder.fields}
         return columns
@@ -190,10 +217,11 @@ class StreamReader(Reader):
             wrong = [self._misfit(decoder, kept.slice(i, 1), [value], part, latest) for i, value in enumerate(values)]
             made = {}
         if any(wrong):
-            letters += [Letter(row, *why) for row, why in zip(rows, wrong, strict=True) if why]
-            fine = [i for i, why in enumerate(wrong) if not why]
+            wrong = self._excused(decoder, wrong, part)
+            letters += [Letter(row, *why) for row, why in zip(rows, wrong, strict=True) if why and why[0] != SKIPPED]
+            fine = [i for i, why in enumerate(wrong) if why is None]
             kept = kept.take(pa.array(fine, pa.int64()))
-            made = self._columns(decoder, kept, [values[i] for i in fine], part)
+            made = self._columns(decoder, kept, [values[i] for i in fine], part, clock)
         self._set_aside(batch, part, letters)
         schema = pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
         return pa.RecordBatch.from_arrays(
@@ -201,24 +229,70 @@ class StreamReader(Reader):
         )
 
     def _columns(
-        self, decoder: ValueDecoder, kept: pa.RecordBatch, values: Sequence[msgspec.Struct], part: _Part
+        self,
+        decoder: ValueDecoder,
+        kept: pa.RecordBatch,
+        values: Sequence[Any],
+        part: _Part,
+        instead: int | None = None,
     ) -> dict[str, pa.Array]:
         made = {column_name(f"s{decoder.number}", name): decoder.column(values, name) for name in decoder.fields}
         made["_source"] = pa.repeat(pa.scalar(decoder.number, pa.int32()), len(values))
         made["_partition"] = pa.repeat(pa.scalar(part.partition, pa.int32()), len(values))
         made["_time"] = decoder.times(values, kept.column("timestamp"))
+        if instead is not None and decoder.on_time == "clock":
+            made["_time"] = _timely(made["_time"], instead)
         for name in self.metadata:
-            if name != "_partition":
-                made[name] = kept.column(name[1:]).cast(arrow_type(METADATA[name]))
+            made |= {} if name == "_partition" else {name: self._metadata(name, kept, decoder)}
+        for name in self.extra:
+            made[name] = self._extra(name, kept)
         return made
 
+    @staticmethod
+    def _metadata(name: str, kept: pa.RecordBatch, decoder: ValueDecoder) -> pa.Array:
+        kind = arrow_type(METADATA[name])
+        if name == "_headers":
+            return pa.array([_header_texts(text) for text in kept.column("headers").to_pylist()], kind)
+        if name == "_key" and decoder.author_key is not None:
+            keys = list(decoder.keys(kept.column("key").to_pylist()))
+            if wrong := next((key for key in keys if isinstance(key, Exception)), None):
+                raise ValueError(str(wrong))
+            return pa.array(keys, kind)
+        return kept.column(name[1:]).cast(kind)
+
+    @staticmethod
+    def _extra(name: str, kept: pa.RecordBatch) -> pa.Array:
+        match name:
+            case "_null":
+                return kept.column("value").is_null()
+            case "_sequence":
+                return kept.column("sequence")
+            case _:
+                return kept.column(name.removeprefix("_raw_"))
+
+    @staticmethod
+    def _excused(decoder: ValueDecoder, wrong: Wrong, part: _Part) -> Wrong:
+        """What the source's author wants done about records without a valid time."""
+        found = [why for why in wrong if why and why[0] == "event_time"]
+        if not found or decoder.on_time == "dead_letter":
+            return wrong
+        if decoder.on_time == "fail":
+            raise EngineError(
+                f"{part.topic}, partition {part.partition}: {found[0][1]}.",
+                next_step="The source says invalid_time='fail': correct the topic, or choose another policy.",
+            )
+        if decoder.on_time == "clock":
+            return [None if why and why[0] == "event_time" else why for why in wrong]
+        part.counts["dropped/event_time"] += len(found)
+        return [(SKIPPED, "") if why and why[0] == "event_time" else why for why in wrong]
+
     def _misfit(
-        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[msgspec.Struct], part: _Part, latest: int
+        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], part: _Part, latest: int
     ) -> tuple[str, str] | None:
         """Why one record of a batch cannot be taken, if it cannot."""
-        (key,) = key_texts(record.column("key").to_pylist())
-        if "_key" in self.metadata and isinstance(key, UnicodeDecodeError):
-            return "key_not_utf8", str(key)
+        (key,) = decoder.keys(record.column("key").to_pylist())
+        if "_key" in self.metadata and isinstance(key, Exception):
+            return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", str(key)
         try:
             made = self._columns(decoder, record, value, part)
         except (pa.ArrowException, OverflowError, ValueError) as error:
@@ -226,7 +300,39 @@ class StreamReader(Reader):
         return next(iter(_untimely(made["_time"], latest)), None)
 
 
-def _untimely(times: pa.Array, latest: int) -> list[tuple[str, str] | None]:
+def _timely(times: pa.Array, instead: int) -> pa.Array:
+    """The times, with another one for each that is none."""
+    valid = pc.fill_null(pc.greater_equal(times, 0), False)
+    return pc.if_else(valid, times, pa.scalar(instead, pa.int64()))
+
+
+def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
+    """The headers as texts, the last of each name; null for one that is no UTF-8."""
+    if not text:
+        return None
+    values = {header["key"]: header["value"] for header in _headers(text)}
+    return [(str(key), _utf8(value)) for key, value in values.items()]
+
+
+def _utf8(value: str | bytes | None) -> str | None:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return None
+
+
+Wrong = list[tuple[str, str] | None]
+SKIPPED = "skipped"
+_EXTRA = {
+    "_null": "BOOLEAN",
+    "_sequence": "BIGINT",
+    "_raw_key": "BINARY",
+    "_raw_value": "BINARY",
+    "_raw_headers": "STRING",
+}
+
+
+def _untimely(times: pa.Array, latest: int) -> Wrong:
     """For each event time why it cannot be taken, if it cannot; empty if all can."""
     if not times.null_count and (not len(times) or (pc.min(times).as_py() >= 0 and pc.max(times).as_py() <= latest)):
         return []
@@ -267,16 +373,15 @@ class TableReader(Reader):
         raw = batch.column("value").to_pylist()
         letters: list[Letter] = []
         found: list[tuple[str, str | None, int]] = []
-        deleted = [row for row, text in enumerate(raw) if text is None]
-        rows, values, refused = self.decoders[part.topic].decode(raw)
-        letters += [letter for letter in refused if letter.reason != "null_value"]
-        keys = list(key_texts(batch.column("key").to_pylist()))
-        offsets = batch.column("offset").to_pylist()
         decoder, field_key = self.decoders[part.topic], self.keys[part.topic]
-        for row, value in [*((row, None) for row in deleted), *zip(rows, values, strict=True)]:
+        rows, values, refused = decoder.decode(raw)
+        letters += refused
+        keys = list(decoder.keys(batch.column("key").to_pylist()))
+        offsets = batch.column("offset").to_pylist()
+        for row, value in zip(rows, values, strict=True):
             key = keys[row] if field_key is None or value is None else decoder.text(value, field_key)
             if isinstance(key, str):
-                found.append((key, None if value is None else f"[{raw[row].decode()}]", offsets[row]))
+                found.append((key, None if value is None else f"[{decoder.json(value, raw[row])}]", offsets[row]))
             else:
                 reason = ("null_key", "a table's record needs a key") if key is None else ("key_not_utf8", str(key))
                 letters.append(Letter(row, *reason))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sluice.engine.handoff import Handoff
-from sluice.engine.source import last_batch
-from sluice.errors import EngineError
+from sluice.engine.source import batch_positions, last_batch
+from sluice.errors import EngineError, StateError, Unreachable
 from sluice.plan import Job
 from sluice.settings import Settings
+from sluice.state.ledger import Ledger
 from sluice.state.places import Places
 from sluice.state.shard import Shard, location
 
@@ -19,6 +20,8 @@ class Storage:
 
     job: Job
     generation: int
+    folder: str
+    """Of the two below."""
     checkpoint: str
     handoff: Handoff
     locations: tuple[str, ...]
@@ -30,14 +33,26 @@ class Storage:
         pipeline = job.pipeline
         folder = f"{settings.checkpoints}/{pipeline.name}/{job.name}/g{generation}"
         shards = (location(settings.shards, pipeline.name, job.name, generation, n) for n in range(pipeline.workers))
-        return cls(job, generation, f"{folder}/spark", Handoff(f"{folder}/handoff"), tuple(shards))
+        return cls(job, generation, folder, f"{folder}/spark", Handoff(f"{folder}/handoff"), tuple(shards))
 
     def placed(self, places: Places) -> Storage:
-        """The same, with the shards where state servers keep them."""
+        """The same, with the shards where state servers keep them; EngineError if the job cannot have them there."""
         shards = places.written_at(self.job.pipeline.name, self.job.name, self.generation, self.locations)
+        if shards != self.locations and not self.job.families:
+            raise EngineError(
+                f"{self.job.pipeline.name} has ordered operators, which keep what they remember in the shards' files; "
+                "these cannot be behind state servers yet.",
+                next_step="Keep its shards on PostgreSQL, or without state servers.",
+            )
         return replace(self, locations=shards)
 
-    def prepare(self, published: int | None, written: int) -> None:
+    def positions(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+        """By topic and partition: up to where batches are done, and up to where they were begun."""
+        batches = (last_batch(self.checkpoint, log) for log in ("commits", "offsets"))
+        done, begun = (batch_positions(self.checkpoint, batch) if batch >= 0 else {} for batch in batches)
+        return done, begun
+
+    def prepare(self, published: int | None, written: int, ledger: Ledger) -> None:
         """Make the shards before the first batch; afterwards EngineError or StateError if something has been lost.
 
         `published` is the ledger's last batch, `written` the last one whose output records are out, -1 if none. A
@@ -53,9 +68,36 @@ class Storage:
             raise EngineError(
                 f"Batch {max(published or 0, written)} of {self.job.pipeline.name} was published, but the checkpoint "
                 f"{self.checkpoint} ends at batch {known}.",
-                next_step="Restore the checkpoint. To begin again from the start of the topics, remove the pipeline's "
-                f"checkpoint, ledger and shards, and the topic {self.job.pipeline.markers}.",
+                next_step="Restore the checkpoint, or build the state anew from the topics: "
+                f"sluice rebuild {self.job.pipeline.name}.",
             )
-        for place in self.locations:
-            opened = Shard.create(place) if published is None else Shard.open(place, to_write=True)
-            opened.close()
+        if published is None:
+            for place in self.locations:
+                Shard.create(place).close()
+        else:
+            self._check_shards(published, ledger)
+
+    def _check_shards(self, published: int, ledger: Ledger) -> None:
+        """StateError if a shard is lost, or is not as it was published; nobody reads it then, until it is rebuilt."""
+        of = (self.job.pipeline.name, self.job.name, self.generation)
+        checksums = ledger.audits.checksums(*of)
+        for worker, place in enumerate(self.locations):
+            if why := damage(place, published, checksums.get(str(worker))):
+                ledger.damages.mark(*of, worker, why)
+        if found := ledger.damages.get(*of):
+            raise StateError(
+                "; ".join(f"Worker {worker} has no shard to go on with: {why}" for worker, why in found.items()),
+                next_step=f"Queries go on without it, and say so. Restore it, or: sluice rebuild {of[0]}.",
+            )
+
+
+def damage(location: str, published: int, checksum: str | None) -> str:
+    """Why the shard at a location cannot be what was published up to a batch; empty if it may be."""
+    try:
+        with Shard.open(location, to_write=True) as shard:
+            found = shard.checksum(published)
+    except Unreachable:
+        raise  # it may be as it was: nobody has looked
+    except StateError as error:
+        return error.detail
+    return "" if checksum in (None, found) else f"its checksum is {found}, and {checksum} was published."

@@ -60,8 +60,14 @@ class SluiceJobOperator(SparkSubmitOperator):
         self.driver_class_path = told.driver_class_path
         self.conf = {"spark.driver.extraJavaOptions": told.driver_java_options} if told.driver_java_options else {}
         # Not the parameter env_vars: for some masters the hook makes arguments of those.
-        with added_to_environment(told.environment):
+        with added_to_environment(told.environment | {"SLUICE_RUN": _run(context)}):
             super().execute(context)
+
+
+def _run(context: Context) -> str:
+    """The run and its task, the same for every try: so a try knows the driver that the one before has left behind."""
+    task = context["ti"]
+    return f"{task.dag_id}/{task.run_id}/{task.task_id}"
 
 
 @contextmanager

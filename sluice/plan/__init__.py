@@ -1,15 +1,34 @@
 """A topology becomes jobs: each is one streaming query that the engine can run without knowing the topology."""
 
-from sluice.plan.columns import column_name
+from sluice.plan.columns import column_name, literal, typed_json
 from sluice.plan.explain import explain
-from sluice.plan.jobs import TO_JSON, Family, Job, Lookup, Plan, Select, Slot, StreamSink, TableInput, TableSink
+from sluice.plan.jobs import (
+    TO_JSON,
+    VALUE_JSON,
+    Family,
+    Feed,
+    Job,
+    Layers,
+    Lookup,
+    Ordered,
+    Plan,
+    Select,
+    Slot,
+    StreamSink,
+    TableInput,
+    TableSink,
+)
 from sluice.plan.planner import plan
 
 __all__ = [
     "TO_JSON",
+    "VALUE_JSON",
     "Family",
+    "Feed",
     "Job",
+    "Layers",
     "Lookup",
+    "Ordered",
     "Plan",
     "Select",
     "Slot",
@@ -18,5 +37,7 @@ __all__ = [
     "TableSink",
     "column_name",
     "explain",
+    "literal",
     "plan",
+    "typed_json",
 ]

@@ -1,22 +1,29 @@
 """Every expression of the author as Spark SQL over the job's own columns.
 
 - `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in `expressions.METADATA`;
-- `n5`: whether a record passed node 5; `n7_total`: field `total` that node 7 made;
+- `n5`: whether a record passed node 5; `n7_total`: field `total` that node 7 made; `r8`: what function 8 returned;
+- `v9`: the value that operator 9 sent on; `x6_pos`, `x6`: place and value of an element that node 6 made a record;
   signs that a column's name cannot have are spelt out: field `order-id` is `s3_order_x2d_id`;
 - `k5_0`: the first key by which records that passed node 5 are grouped; `o9_key`, `o9_value`: output of sink 9.
 
-Columns come in layers, each computed from the ones before, so that a step is computed once however many follow it.
+Columns come in stages, one before the first ordered operators and one after each set of them, and in a stage in layers,
+each computed from the ones before, so that a step is computed once however many follow it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from sluice.errors import TopologyError
+from sluice.plan.jobs import TO_JSON, VALUE_JSON
 from sluice.topology import nodes
-from sluice.topology.expressions import METADATA, parse
+from sluice.topology.expressions import METADATA, Parts, in_order, parse, quoted
 from sluice.topology.pipeline import Pipeline
+from sluice.topology.serdes import TEXT_FIELD, is_object
+
+Layers = dict[int, list[tuple[str, str]]]
 
 
 @dataclass
@@ -24,63 +31,209 @@ class Draft:
     """A job while it is being put together."""
 
     pipeline: Pipeline
-    layers: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+    stages: dict[int, Layers] = field(default_factory=dict)
     used: dict[int, dict[str, None]] = field(default_factory=dict)
     metadata: set[str] = field(default_factory=set)
-    envs: dict[int, Env] = field(default_factory=dict)
+    envs: dict[tuple[int, bool], Env] = field(default_factory=dict)
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Column → the source and the field of its value that it holds."""
+    functions: dict[int, nodes.Apply] = field(default_factory=dict)
+    failures: list[int] = field(default_factory=list)
+    """Functions right after the sources, where a record that one cannot take can be set aside as it was read."""
+    explosions: dict[int, list[int]] = field(default_factory=dict)
+    """Stage → the nodes there that make several records of one."""
+    operators: dict[int, int] = field(default_factory=dict)
+    """Number of an ordered operator → its stage."""
+    inline: set[int] = field(default_factory=set)
+    """The operators that take another's results as they are, in the same stage."""
 
 
 @dataclass(frozen=True)
 class Env:
-    """What is known after a node: how deep its columns are, the condition to get here, and where each field stands."""
+    """What is known after a node: where its columns are, the condition to get here, and where each field stands."""
 
+    stage: int
     depth: int
     passed: str
     columns: Mapping[str, str]
+    scalar: bool = False
+    is_null: str = "false"
+    """Condition: the value is null, or the table's row is deleted."""
+    exploded: tuple[int, ...] = ()
+    """The nodes on the way that make several records of one."""
+    raw: int | None = None
+    """The operator whose result, JSON in the column `value`, is the value as it is; None if steps made another."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the value's fields."""
+        return tuple(name for name in self.columns if name not in METADATA and not name.startswith("_window_"))
+
+    def value(self, draft: Draft) -> str:
+        """SQL of the value: a struct of its fields, or the one value itself. Its fields are noted as used."""
+        if self.scalar:
+            return column_read(draft, self, TEXT_FIELD)
+        pairs = ", ".join(f"{literal(name)}, {column_read(draft, self, name)}" for name in self.fields)
+        return f"named_struct({pairs})"
+
+    def json(self, draft: Draft, condition: str = "true") -> str:
+        """SQL of the value as JSON, null where the condition is not met or the value is null."""
+        text = "value" if self.raw is not None else (VALUE_JSON if self.scalar else TO_JSON).format(self.value(draft))
+        conditions = [
+            one for one, trivial in ((condition, "true"), (f"NOT {self.is_null}", "NOT false")) if one != trivial
+        ]
+        return f"IF({' AND '.join(conditions)}, {text}, NULL)" if conditions else text
 
 
-def env_of(draft: Draft, node: nodes.Node) -> Env:
-    """What is known after a stateless step or a source; its columns are made when they are first asked for."""
-    if node.number not in draft.envs:
-        draft.envs[node.number] = _make_env(draft, node)
-    return draft.envs[node.number]
+def env_of(draft: Draft, node: nodes.Node, *, old: bool = False) -> Env:
+    """What is known after a step; its columns are made when they are first asked for.
+
+    With `old` a table's rows come with what they replace, which takes an operator that remembers it.
+    """
+    if (node.number, old) not in draft.envs:
+        draft.envs[node.number, old] = _make_env(draft, node, old=old)
+    return draft.envs[node.number, old]
 
 
-def _make_env(draft: Draft, node: nodes.Node) -> Env:
+def _make_env(draft: Draft, node: nodes.Node, *, old: bool) -> Env:
+    if isinstance(node, nodes.ToTable) and not old:
+        return env_of(draft, node.parent)
+    if node.number in draft.operators:
+        return _result_env(draft, node)
     match node:
         case nodes.Source():
-            columns = {name: column_name(f"s{node.number}", name) for name in node.fields}
-            columns |= {name: name for name in METADATA}
-            draft.sources |= {columns[name]: (node.number, name) for name in node.fields}
-            if node.key is not None:
-                columns["_key"] = f"key{node.number}"
-                draft.used.setdefault(node.number, {})[node.key] = None
-                add(draft, 1, columns["_key"], f"CAST({columns[node.key]} AS STRING)")
-            return Env(1, f"(_source <=> {node.number})", columns)
-        case nodes.Filter(parent=parent, where=where):
-            env = env_of(draft, parent)
-            condition = f"coalesce({env.passed} AND ({sql_of(draft, env, where)}), false)"
-            add(draft, env.depth + 1, f"n{node.number}", condition)
-            return Env(env.depth + 1, f"n{node.number}", env.columns)
-        case nodes.MapValues(parent=parent, columns=texts):
-            return _map(draft, node, env_of(draft, parent), texts)
-        case nodes.SelectKey(parent=parent, key=key):
-            env = env_of(draft, parent)
-            add(
-                draft,
-                env.depth + 1,
-                f"key{node.number}",
-                f"IF({env.passed}, CAST({sql_of(draft, env, key)} AS STRING), NULL)",
-            )
-            return Env(env.depth + 1, env.passed, {**env.columns, "_key": f"key{node.number}"})
+            return _source_env(draft, node)
+        case nodes.Merge(streams=streams):
+            return _merged(draft, node, [env_of(draft, stream) for stream in streams])
+        case nodes.Branch(parent=process, output=output, fields=fields):
+            env = env_of(draft, process)
+            name = f"v{process.number}_{list(process.returns).index(output)}"
+            return _typed(env, name, f"({env.passed} AND output = {literal(output)})", fields)
+        case _:
+            (parent,) = nodes.parents(node)
+            return _step_env(draft, node, env_of(draft, parent, old=old))
+
+
+def _step_env(draft: Draft, node: nodes.Node, env: Env) -> Env:
+    match node:
+        case nodes.Filter(where=where):
+            return _filter(draft, node, env, where)
+        case nodes.MapValues(columns=texts):
+            return _map(draft, node, env, texts)
+        case nodes.MapValue(value=text):
+            return replace(_map(draft, node, env, {TEXT_FIELD: text}), scalar=True)
+        case nodes.SelectKey(key=key):
+            sql = f"IF({env.passed}, CAST({sql_of(draft, env, key)} AS STRING), NULL)"
+            return _rekeyed(draft, node, env, sql)
+        case nodes.FlatMapValues(items=items, fields=fields):
+            return _elements(draft, node, env, sql_of(draft, env, items), fields)
+        case nodes.Apply():
+            return _applied(draft, node, env)
+        case nodes.ToStream():
+            return replace(env, passed=f"({env.passed} AND NOT old)") if env.stage else env
         case _:
             raise AssertionError(f"{node.name} is not a stateless step")
 
 
+def _source_env(draft: Draft, node: nodes.Source) -> Env:
+    columns = {name: column_name(f"s{node.number}", name) for name in node.fields}
+    draft.sources |= {columns[name]: (node.number, name) for name in node.fields}
+    columns |= {name: name for name in METADATA}
+    if node.key is not None:
+        columns["_key"] = f"key{node.number}"
+        draft.used.setdefault(node.number, {})[node.key] = None
+        # Where the value is null there is no field to be the key.
+        draft.metadata.add("_key")
+        text = f"CAST({columns[node.key]} AS STRING)"
+        add(draft, 0, 1, columns["_key"], f"coalesce({text}, _key)" if node.nulls == "keep" else text)
+    scalar = not is_object(node.serde.contract)
+    is_null = "_null" if node.nulls == "keep" else "false"
+    return Env(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)
+
+
+def _result_env(draft: Draft, node: nodes.Node) -> Env:
+    """After an ordered operator: its value is one column, typed by the engine."""
+    env = Env(draft.operators[node.number], 0, f"(emitted AND target <=> {node.number})", RESULT_METADATA)
+    column = f"v{node.number}"
+    number = node.number
+    while node.number in draft.inline:
+        (node,) = nodes.parents(node)
+    if isinstance(node, nodes.Aggregate) and node.python is None and (made := made_of(node)):
+        columns = {name: parse(text).on({a: f"{column}.{a}" for a in parse(text).fields}) for name, text in made}
+        if node.scalar:
+            columns = {TEXT_FIELD: next(iter(columns.values()))}
+        is_null = "(value IS NULL)"
+        return replace(env, columns=columns | RESULT_METADATA, scalar=node.scalar, is_null=is_null)
+    return replace(_typed(env, column, env.passed, result_fields(draft, node)), is_null="(value IS NULL)", raw=number)
+
+
+def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
+    """An ordered aggregate's columns over the results `a0`, `a1`, ... of its functions; none if each is just one."""
+    parts = {name: in_order(text) for name, text in node.columns.items()}
+    functions: dict[tuple[str, str | None, int], None] = {}
+    columns = []
+    for name, one in parts.items():
+        assert isinstance(one, Parts)
+        functions |= dict.fromkeys(one.functions)
+        places = {f"a{i}": f"a{list(functions).index(function)}" for i, function in enumerate(one.functions)}
+        columns.append((name, parse(one.text).on(places)))
+    plain = [text for _, text in columns] == [f"a{i}" for i in range(len(functions))]
+    return () if plain else tuple(columns)
+
+
+def _typed(env: Env, column: str, passed: str, fields: Mapping[str, str]) -> Env:
+    scalar = list(fields) == [TEXT_FIELD]
+    columns = {TEXT_FIELD: column} if scalar else {name: f"{column}.{quoted(name)}" for name in fields}
+    return replace(
+        env, passed=passed, columns=columns | RESULT_METADATA, scalar=scalar, is_null=f"({column} IS NULL)", raw=None
+    )
+
+
+def result_fields(draft: Draft, node: nodes.Node) -> Mapping[str, str]:
+    """The fields of an ordered operator's results."""
+    match node:
+        case nodes.Aggregate(python=python) if python is not None:
+            return python.fields
+        case nodes.Aggregate(columns=columns, scalar=scalar):
+            return {TEXT_FIELD: ""} if scalar else columns
+        case nodes.Join():
+            return {"left": "", "right": ""}
+        case nodes.Process():
+            return {TEXT_FIELD: ""}
+        case _:
+            env = env_of(draft, nodes.parents(node)[0])
+            return {TEXT_FIELD: ""} if env.scalar else dict.fromkeys(env.fields, "")
+
+
+_PLACE_BITS = 40
+RESULT_METADATA = {
+    "_key": "key",
+    "_timestamp": "timestamp_millis(time)",
+    "_partition": f"CAST((place >> {_PLACE_BITS}) & 8191 AS INT)",
+    "_offset": f"(place & {2**_PLACE_BITS - 1})",
+    "_window_start": "timestamp_millis(nullif(window_start, -1))",
+    "_window_end": "timestamp_millis(nullif(window_end, -1))",
+}
+"""What is known of the record that an operator's result came from."""
+
+
+def _filter(draft: Draft, node: nodes.Filter, env: Env, where: str) -> Env:
+    condition, name = sql_of(draft, env, where), f"n{node.number}"
+    if nodes.is_table(node):
+        # A row that no longer passes is deleted from the table that is left.
+        add(draft, env.stage, env.depth + 1, name, f"({env.is_null} OR NOT coalesce({condition}, false))")
+        return replace(env, depth=env.depth + 1, is_null=name)
+    add(draft, env.stage, env.depth + 1, name, f"coalesce({env.passed} AND ({condition}), false)")
+    return replace(env, depth=env.depth + 1, passed=name)
+
+
+def _rekeyed(draft: Draft, node: nodes.Node, env: Env, sql: str) -> Env:
+    add(draft, env.stage, env.depth + 1, f"key{node.number}", sql)
+    return replace(env, depth=env.depth + 1, columns={**env.columns, "_key": f"key{node.number}"})
+
+
 def _map(draft: Draft, node: nodes.Node, env: Env, texts: Mapping[str, str]) -> Env:
-    columns = {name: env.columns[name] for name in METADATA}
+    columns = {name: sql for name, sql in env.columns.items() if name not in env.fields}
     for name, text in texts.items():
         sql = sql_of(draft, env, text)
         if sql in env.columns.values():
@@ -88,8 +241,124 @@ def _map(draft: Draft, node: nodes.Node, env: Env, texts: Mapping[str, str]) -> 
         else:
             columns[name] = column_name(f"n{node.number}", name)
             # Guarded: an expression is not evaluated for records that a filter before it took out.
-            add(draft, env.depth + 1, columns[name], f"IF({env.passed}, {sql}, NULL)")
-    return Env(env.depth + 1, env.passed, columns)
+            add(draft, env.stage, env.depth + 1, columns[name], f"IF({env.passed}, {sql}, NULL)")
+    # A stream's record gets a value; a table's deletion stays one.
+    is_null = env.is_null if nodes.is_table(node) else "false"
+    return replace(env, depth=env.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
+
+
+def _elements(draft: Draft, node: nodes.Node, env: Env, items: str, fields: Mapping[str, str]) -> Env:
+    """A record for each element of an array: the others of the stage count where `pos` is 0 or null."""
+    name, depth = f"x{node.number}", _below(draft, env.stage)
+    add(draft, env.stage, depth, f"{name}_pos, {name}", f"posexplode_outer(IF({env.passed}, {items}, NULL))")
+    draft.explosions.setdefault(env.stage, []).append(node.number)
+    draft.metadata.add("_offset")
+    made = {field: f"{name}.{quoted(field)}" for field in fields} if fields else {TEXT_FIELD: name}
+    columns = {field: sql for field, sql in env.columns.items() if field not in env.fields} | made
+    return replace(
+        env, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=columns, scalar=not fields, is_null="false",
+        raw=None, exploded=(*env.exploded, node.number),
+    )  # fmt: skip
+
+
+def _below(draft: Draft, stage: int) -> int:
+    """A layer below all there are, for a step that makes several rows of one: a layer may have one such."""
+    return max((depth for depth in draft.stages.get(stage, {}) if depth != _FINAL), default=0) + 1
+
+
+def _merged(draft: Draft, node: nodes.Node, envs: list[Env]) -> Env:
+    """Each record once for every stream it comes by."""
+    first = envs[0]
+    if any(env.stage != first.stage for env in envs):
+        raise TopologyError(
+            f"{draft.pipeline.name}: merge at {node.at}: some of the streams "
+            "come out of stateful steps, others do not.",
+            next_step="Write each to the topic that is wanted, or merge before the stateful step.",
+        )
+    depth = max(env.depth for env in envs) + 1
+    ways = ", ".join(f"IF({env.passed}, {number}, NULL)" for number, env in enumerate(envs))
+    add(draft, first.stage, depth, f"m{node.number}_ways", f"filter(array({ways}), way -> way IS NOT NULL)")
+    way = replace(first, depth=depth, passed="true", exploded=())
+    found = _elements(draft, node, way, f"m{node.number}_ways", {})
+    name = f"x{node.number}"
+
+    def chosen(pick: Mapping[int, str]) -> str:
+        cases = " ".join(f"WHEN {number} THEN {sql}" for number, sql in pick.items())
+        return f"CASE {name} {cases} END"
+
+    columns = {}
+    for field_name in first.columns:
+        sqls = {number: env.columns[field_name] for number, env in enumerate(envs) if field_name in env.columns}
+        if len(set(sqls.values())) == 1:
+            columns[field_name] = first.columns[field_name]
+            continue
+        for env in envs:
+            column_read(draft, env, field_name)
+        columns[field_name] = column_name(f"n{node.number}", field_name)
+        add(draft, first.stage, found.depth + 1, columns[field_name], chosen(sqls))
+    add(draft, first.stage, found.depth + 1, f"n{node.number}_null", f"coalesce({chosen(_nulls(envs))}, false)")
+    exploded = tuple(dict.fromkeys([*(one for env in envs for one in env.exploded), node.number]))
+    return replace(
+        found, depth=found.depth + 1, columns=columns, scalar=first.scalar, is_null=f"n{node.number}_null",
+        exploded=exploded,
+    )  # fmt: skip
+
+
+def _nulls(envs: list[Env]) -> dict[int, str]:
+    return {number: env.is_null for number, env in enumerate(envs)}
+
+
+def _applied(draft: Draft, node: nodes.Apply, env: Env) -> Env:
+    """A Python function as a function of SQL: it takes key and value as JSON, and gives JSON or what was wrong."""
+    draft.functions[node.number] = node
+    if not env.stage:
+        draft.failures.append(node.number)
+        draft.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
+    key = column_read(draft, env, "_key")
+    name = f"r{node.number}"
+    call = f"python_{node.number}({env.passed}, {key}, {env.json(draft, env.passed)})"
+    add(draft, env.stage, env.depth + 1, name, call)
+    after = replace(env, depth=env.depth + 1, passed=f"({env.passed} AND {name}.error IS NULL)")
+    match node.gives:
+        case "nothing":
+            return after
+        case "condition":
+            return replace(after, passed=f"coalesce({after.passed} AND {name}.value = 'true', false)")
+        case "key":
+            return _rekeyed(draft, node, after, f"{name}.key")
+        case "values" | "records":
+            return _results(draft, node, _elements(draft, node, after, f"{name}.items", {}), f"x{node.number}")
+        case _:
+            return _results(draft, node, after, name)
+
+
+def _results(draft: Draft, node: nodes.Apply, env: Env, result: str) -> Env:
+    """The value that a function gave; and the key, where it gives both."""
+    column = f"v{node.number}"
+    add(draft, env.stage, env.depth + 1, column, typed_json(f"{result}.value", node.fields))
+    typed = _typed(replace(env, depth=env.depth + 1), column, env.passed, node.fields)
+    kept = {name: sql for name, sql in env.columns.items() if name in METADATA or name.startswith("_window_")}
+    columns = {name: sql for name, sql in typed.columns.items() if name in typed.fields} | kept
+    if node.gives in ("record", "records"):
+        columns["_key"] = f"{result}.key"
+    return replace(typed, columns=columns)
+
+
+def typed_json(text: str, fields: Mapping[str, str]) -> str:
+    """SQL that reads JSON back as a struct of these fields, or as the one `value`; as a VARIANT if no type is known."""
+    if list(fields) == [TEXT_FIELD]:
+        kind = fields[TEXT_FIELD]
+        wrapped = f"concat('{{\"v\":', {text}, '}}')"
+        return f"from_json({wrapped}, 'STRUCT<v: {kind}>').v" if kind else f"parse_json({text})"
+    inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in fields.items())
+    return f"from_json({text}, {literal(f'STRUCT<{inner}>')})"
+
+
+def masked(draft: Draft, env: Env) -> str:
+    """The condition to get here, for a consumer: true for one copy of a record that others made several of."""
+    others = [number for number in draft.explosions.get(env.stage, []) if number not in env.exploded]
+    conditions = [env.passed, *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
+    return " AND ".join(conditions)
 
 
 def sql_of(draft: Draft, env: Env, text: str) -> str:
@@ -119,16 +388,25 @@ def literal(name: str) -> str:
     return "'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def add(draft: Draft, depth: int, name: str, sql: str) -> None:
+def add(draft: Draft, stage: int, depth: int, name: str, sql: str) -> None:
     """Make a column in the layer of that depth."""
-    draft.layers.setdefault(depth, []).append((name, sql))
+    draft.stages.setdefault(stage, {}).setdefault(depth, []).append((name, sql))
 
 
-def column_of(draft: Draft, depth: int, name: str, sql: str) -> str:
-    """The column that holds `sql`, made once however often it is asked for."""
-    if sql.isidentifier():
+_FINAL = 1_000_000
+"""The depth of what is made of every other column."""
+
+
+def final(draft: Draft, name: str, sql: str) -> None:
+    """Make a column of a record in the layer below all others."""
+    add(draft, 0, _FINAL, name, sql)
+
+
+def column_of(draft: Draft, env: Env, name: str, sql: str) -> str:
+    """The column of the layer below all others that holds `sql`, made once however often it is asked for."""
+    if sql.isidentifier() and sql != "false":
         return sql
-    names = draft.layers.setdefault(depth, [])
+    names = draft.stages.setdefault(env.stage, {}).setdefault(_FINAL, [])
     made = next((column for column, text in names if text == sql), None)
     if made is None:
         made = f"{name}_{len(names)}"

@@ -10,7 +10,7 @@ def explain(plan: Plan) -> str:
     lines = [f"pipeline {plan.pipeline.name}: {len(plan.jobs)} job, {plan.pipeline.workers} workers"]
     for job in plan.jobs:
         lines.append(f"job {job.name}: one streaming query, {len(job.families)} cell families in one stateful operator")
-        lines += [f"  reads   {source.topic} as {source.contract.__name__}" for source in job.streams]
+        lines += [f"  reads   {source.topic} as {source.serde.contract.__name__}" for source in job.streams]
         lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
         for family in job.families:
             window = f", {family.window}" if family.window else ""

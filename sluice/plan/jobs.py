@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sluice.errors import TopologyError
 from sluice.topology import nodes
@@ -11,6 +11,12 @@ from sluice.topology.pipeline import Pipeline
 from sluice.topology.windows import Window
 
 TO_JSON = "to_json({}, map('ignoreNullFields', 'false'))"
+_WRAPPED = TO_JSON.format("named_struct('v', {0})")
+VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
+"""JSON of any value, a struct or not: Spark only writes structs, so it is taken out of one."""
+
+
+Layers = tuple[tuple[tuple[str, str], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Family:
     inputs: tuple[str, ...]
     """Columns that the aggregates read."""
     slots: tuple[Slot, ...]
+    null: str = ""
+    """Column: whether the record's value is null; empty if it never is."""
 
     @property
     def name(self) -> str:
@@ -63,6 +71,72 @@ class StreamSink:
 
     number: int
     topic: str
+    node: nodes.Sink
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What gets to one side of an ordered operator, to a store or to a sink after one: columns of a stage.
+
+    `{name}`: whether a row gets there; `{name}_key`, `{name}_value` (JSON, null for a tombstone), `{name}_foreign`.
+    """
+
+    target: int
+    side: int
+    stage: int
+    """The stage whose columns they are: 0 for records right after the stateless steps."""
+    passed: str
+    key: str
+    values: tuple[str, ...]
+    """SQL of the value, or of an aggregate's arguments."""
+    is_null: str
+    foreign: str | None = None
+    scalar: bool = False
+    """The value is no object."""
+    raw: int | None = None
+    """The operator whose result the value is as it stands, JSON already."""
+    arguments: bool = False
+    """The values are an aggregate's arguments: the JSON is an array."""
+    old: bool = False
+    """Old values of a table get there too."""
+    sources: tuple[nodes.Source, ...] = ()
+    """The topics that it comes from."""
+    exploded: str = "0"
+    """SQL of a number that tells the rows of one record apart, where steps made several of it."""
+
+    @property
+    def name(self) -> str:
+        """The prefix of its columns."""
+        return f"f{self.target}_{self.side}"
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """An operator that takes each key's records in order, with a state of its own for each key."""
+
+    number: int
+    stage: int
+    node: nodes.Node
+    feeds: tuple[Feed, ...]
+    retracts: bool
+    """Something that follows needs the old value of what changes."""
+    inline: int | None = None
+    """The operator of the same stage whose results it takes as they come."""
+    store: str | None = None
+    functions: tuple[tuple[str, str | None, int], ...] = ()
+    """Of an aggregate: function, its argument's SQL, and a number (of `top`)."""
+    plain: bool = True
+    """Of an aggregate: its columns are the functions' results, nothing is computed of them."""
+
+    @property
+    def name(self) -> str:
+        """For messages, counts and stream times."""
+        return self.store or self.node.name
+
+    @property
+    def sources(self) -> tuple[nodes.Source, ...]:
+        """The topics that its rows come from."""
+        return nodes.sources_of(self.node)
 
 
 @dataclass(frozen=True)
@@ -103,10 +177,26 @@ class Job:
     """Source number → the fields of its value that anything reads."""
     metadata: tuple[str, ...]
     """Which of `_key`, `_topic`, ... anything reads."""
-    layers: tuple[tuple[tuple[str, str], ...], ...]
+    layers: Layers
+    """Columns made of the records', one layer of the ones before."""
     families: tuple[Family, ...]
     stream_sinks: tuple[StreamSink, ...]
     table_sinks: tuple[TableSink, ...]
+    operators: tuple[Ordered, ...] = ()
+    feeds: tuple[Feed, ...] = ()
+    """What gets to stores and sinks after ordered operators."""
+    later_layers: Mapping[int, Layers] = field(default_factory=dict)
+    """Stage → the columns made of its operators' results."""
+    functions: Mapping[int, nodes.Apply] = field(default_factory=dict)
+    """The Python functions that the layers call."""
+    failures: tuple[int, ...] = ()
+    """Those of them that set records aside which they cannot take; the others end the run."""
+    ordered_sinks: tuple[nodes.Sink, ...] = ()
+
+    @property
+    def stages(self) -> int:
+        """How many sets of ordered operators follow one another."""
+        return max((operator.stage for operator in self.operators), default=0)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -116,7 +206,8 @@ class Job:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Every topic the job writes, dead letters left out."""
-        return (*(sink.topic for sink in self.stream_sinks), *(sink.topic for sink in self.table_sinks))
+        topics = [sink.topic for sink in self.stream_sinks] + [sink.topic for sink in self.table_sinks]
+        return tuple(topics + [sink.topic for sink in self.ordered_sinks])
 
 
 @dataclass(frozen=True)

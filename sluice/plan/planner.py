@@ -4,43 +4,134 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sluice.plan.columns import Draft, add, column_of, column_read, env_of, literal, sql_of
-from sluice.plan.jobs import TO_JSON, Family, Job, Lookup, Plan, Select, Slot, StreamSink, TableInput, TableSink
+from sluice.plan.columns import Draft, Env, column_of, column_read, env_of, final, literal, masked, sql_of
+from sluice.plan.jobs import (
+    Family,
+    Job,
+    Layers,
+    Lookup,
+    Plan,
+    Select,
+    Slot,
+    StreamSink,
+    TableInput,
+    TableSink,
+)
+from sluice.plan.ordered import Planner, is_ordered
 from sluice.topology import nodes
-from sluice.topology.expressions import CHANGE_METADATA, METADATA, mergeable, parse, quoted
+from sluice.topology.expressions import CHANGE_METADATA, mergeable, parse, quoted
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.windows import Window
+from sluice.topology.windows import AnyWindow, Window
 
 
 def plan(pipeline: Pipeline) -> Plan:
-    """Cut the topology into as few jobs as its operators allow: all of today's operators share one."""
-    draft = Draft(pipeline)
-    sources = [node for node in pipeline.nodes if isinstance(node, nodes.Source)]
-    families = _families(draft)
-    tables = tuple(
-        TableInput(source, len(families) + i) for i, source in enumerate(s for s in sources if s.kind == "global_table")
+    """Cut the topology into as few jobs as its operators allow.
+
+    What can be added up in any order is one job; what needs each key's records in order is another, if there is any.
+    """
+    fused = [node for node in pipeline.nodes if isinstance(node, nodes.Aggregate) and not is_ordered(pipeline, node)]
+    ordered = any(is_ordered(pipeline, node) for node in pipeline.nodes)
+    if not (fused and ordered):
+        return Plan(pipeline, (_job(pipeline, "main", fused, ordered=ordered, rest=True),))
+    return Plan(
+        pipeline,
+        (
+            _job(pipeline, "main", fused, ordered=False, rest=True),
+            _job(pipeline, "ordered", [], ordered=True, rest=False),
+        ),
     )
-    stream_sinks, table_sinks = _sinks(draft, families, tables)
-    job = Job(
+
+
+def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered: bool, rest: bool) -> Job:
+    """A job of the fused aggregates, or of the ordered operators, or of both; `rest`: and of all that needs neither."""
+    draft = Draft(pipeline)
+    planner = Planner(draft)
+    if ordered:
+        planner.plan()
+    sinks = [node for node in pipeline.nodes if isinstance(node, nodes.Sink)]
+    mine = [sink for sink in sinks if ordered and _stage(draft, sink)]
+    for sink in mine:
+        planner.sink(sink)
+    plain = [sink for sink in sinks if rest and not after_operators(pipeline, sink)]
+    for sink in plain:
+        env_of(draft, sink.parent)
+    for node in fused:
+        env_of(draft, node.parent)
+    families = _families(draft, fused)
+    operators, feeds = planner.finish()
+    tables = _tables(pipeline, len(families)) if rest else ()
+    table_sinks = [
+        _table_sink(sink, chain, families, tables) for sink in sinks if fused and (chain := _table_chain(sink, fused))
+    ]
+    stream_sinks = tuple(_stream_sink(draft, sink) for sink in plain)
+    if operators:
+        draft.metadata.add("_offset")
+    read = {source for node in (*fused, *plain, *(op.node for op in operators)) for source in nodes.sources_of(node)}
+    streams = [source for source in _sources(pipeline) if source in read or (rest and source.kind == "stream")]
+    return Job(
         pipeline=pipeline,
-        name="main",
-        streams=tuple(source for source in sources if source.kind == "stream"),
+        name=name,
+        streams=tuple(streams),
         tables=tables,
         fields={number: tuple(names) for number, names in draft.used.items()},
         metadata=tuple(sorted(draft.metadata)),
-        layers=tuple(tuple(draft.layers[depth]) for depth in sorted(draft.layers)),
+        layers=_layers(draft, 0),
         families=tuple(families),
         stream_sinks=stream_sinks,
-        table_sinks=table_sinks,
+        table_sinks=tuple(table_sinks),
+        operators=operators,
+        feeds=feeds,
+        later_layers={stage: _layers(draft, stage) for stage in draft.stages if stage},
+        functions=draft.functions,
+        failures=tuple(draft.failures),
+        ordered_sinks=tuple(mine),
     )
-    return Plan(pipeline, (job,))
 
 
-def _families(draft: Draft) -> list[Family]:
-    groups: dict[tuple[int, str, Window | None], list[nodes.Aggregate]] = {}
-    for node in draft.pipeline.nodes:
-        if isinstance(node, nodes.Aggregate):
-            groups.setdefault((node.parent.number, node.key, node.window), []).append(node)
+def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
+    """Whether a node follows an aggregation or an ordered operator, so that it is not made of single records."""
+    return any(
+        isinstance(parent, nodes.Aggregate)
+        or (is_ordered(pipeline, parent) and not isinstance(parent, nodes.ToTable))
+        or after_operators(pipeline, parent)
+        for parent in nodes.parents(node)
+    )
+
+
+def _stage(draft: Draft, sink: nodes.Sink) -> int:
+    """The stage that a sink follows: 0 for records that no ordered operator took, or for a fused aggregate's."""
+    if not after_operators(draft.pipeline, sink) or _follows_fused(draft.pipeline, sink):
+        return 0
+    return env_of(draft, sink.parent).stage
+
+
+def _follows_fused(pipeline: Pipeline, node: nodes.Node) -> bool:
+    return any(
+        (isinstance(parent, nodes.Aggregate) and not is_ordered(pipeline, parent)) or _follows_fused(pipeline, parent)
+        for parent in nodes.parents(node)
+    )
+
+
+def _sources(pipeline: Pipeline) -> list[nodes.Source]:
+    return [node for node in pipeline.nodes if isinstance(node, nodes.Source)]
+
+
+def _tables(pipeline: Pipeline, families: int) -> tuple[TableInput, ...]:
+    """The global tables. Their cells' numbers follow the families', and are no node's."""
+    found = [source for source in _sources(pipeline) if source.kind == "global_table"]
+    first = families or len(pipeline.nodes)
+    return tuple(TableInput(source, first + i) for i, source in enumerate(found))
+
+
+def _layers(draft: Draft, stage: int) -> Layers:
+    layers = draft.stages.get(stage, {})
+    return tuple(tuple(layers[depth]) for depth in sorted(layers))
+
+
+def _families(draft: Draft, fused: list[nodes.Aggregate]) -> list[Family]:
+    groups: dict[tuple[int, str, AnyWindow | None], list[nodes.Aggregate]] = {}
+    for node in fused:
+        groups.setdefault((node.parent.number, node.key, node.window), []).append(node)
     return _guarded([_family(draft, number, members) for number, members in enumerate(groups.values())])
 
 
@@ -75,48 +166,45 @@ def _guard(text: str, mine: list[Family], families: list[Family]) -> str:
 def _family(draft: Draft, number: int, members: list[nodes.Aggregate]) -> Family:
     first = members[0]
     env = env_of(draft, first.parent)
-    passed = column_of(draft, env.depth + 1, f"n{first.parent.number}", env.passed)
-    key = f"IF({env.passed}, CAST({sql_of(draft, env, first.key)} AS STRING), NULL)"
-    key = column_of(draft, env.depth + 1, f"k{first.parent.number}", key)
+    passed = column_of(draft, env, f"n{first.parent.number}", masked(draft, env))
+    key = f"IF({passed}, CAST({sql_of(draft, env, first.key)} AS STRING), NULL)"
+    key = column_of(draft, env, f"k{first.parent.number}", key)
+    reads = {name for node in members for text in node.columns.values() for name in parse(text).fields}
+    inputs = {name: _input(draft, env, name) for name in reads}
     slots = tuple(
-        Slot(node.store, tuple((name, sql_of(draft, env, text)) for name, text in node.columns.items()), node.scalar)
+        Slot(
+            node.store,
+            tuple((name, parse(text).on(inputs)) for name, text in node.columns.items()),
+            node.scalar,
+        )
         for node in members
     )
-    reads = {name for node in members for text in node.columns.values() for name in parse(text).fields}
-    inputs = tuple(sorted({env.columns[name] for name in reads}))
-    return Family(number, first, passed, key, first.window, inputs, slots)
+    window = first.window
+    assert window is None or isinstance(window, Window)
+    null = "" if env.is_null == "false" else column_of(draft, env, f"z{first.parent.number}", env.is_null)
+    return Family(number, first, passed, key, window, tuple(sorted(set(inputs.values()))), slots, null)
 
 
-def _sinks(
-    draft: Draft, families: list[Family], tables: tuple[TableInput, ...]
-) -> tuple[tuple[StreamSink, ...], tuple[TableSink, ...]]:
-    streams, changes = [], []
-    for node in draft.pipeline.nodes:
-        if isinstance(node, nodes.Sink):
-            chain = _table_chain(node)
-            if chain is None:
-                streams.append(_stream_sink(draft, node))
-            else:
-                changes.append(_table_sink(node, chain, families, tables))
-    return tuple(streams), tuple(changes)
+def _input(draft: Draft, env: Env, name: str) -> str:
+    """The column that an aggregate reads a field from: a field of a struct gets one of its own."""
+    return column_of(draft, env, f"i{env.stage}", column_read(draft, env, name))
 
 
 def _stream_sink(draft: Draft, sink: nodes.Sink) -> StreamSink:
     env = env_of(draft, sink.parent)
-    names = [name for name in env.columns if name not in METADATA]
-    value = ", ".join(f"{literal(name)}, {column_read(draft, env, name)}" for name in names)
-    json = TO_JSON.format(f"named_struct({value})")
-    add(draft, env.depth + 1, f"o{sink.number}_key", f"IF({env.passed}, {column_read(draft, env, '_key')}, NULL)")
-    add(draft, env.depth + 1, f"o{sink.number}_value", f"IF({env.passed}, {json}, NULL)")
-    return StreamSink(sink.number, sink.topic)
+    passed = masked(draft, env)
+    final(draft, f"o{sink.number}", f"({passed})")
+    final(draft, f"o{sink.number}_key", f"IF({passed}, {column_read(draft, env, '_key')}, NULL)")
+    final(draft, f"o{sink.number}_value", env.json(draft, passed))
+    return StreamSink(sink.number, sink.topic, sink)
 
 
-def _table_chain(sink: nodes.Sink) -> list[nodes.Node] | None:
-    """The nodes from an aggregate to the sink, or None if the sink takes a stream."""
+def _table_chain(sink: nodes.Sink, fused: list[nodes.Aggregate]) -> list[nodes.Node] | None:
+    """The nodes from a fused aggregate to the sink, or None if the sink follows none."""
     chain: list[nodes.Node] = [sink.parent]
-    while nodes.parents(chain[0]) and not isinstance(chain[0], nodes.Aggregate):
+    while nodes.parents(chain[0]) and chain[0] not in fused:
         chain.insert(0, nodes.parents(chain[0])[0])
-    return chain if isinstance(chain[0], nodes.Aggregate) else None
+    return chain if chain[0] in fused else None
 
 
 def _table_sink(
@@ -129,7 +217,7 @@ def _table_sink(
     columns = {"count": "v"} if store.scalar else {name: f"v.{quoted(name)}" for name in store.columns}
     steps: list[Lookup | Select] = []
     for node in chain[1:]:
-        if isinstance(node, nodes.TableJoin):
+        if isinstance(node, nodes.Join):
             steps.append(Lookup(next(t for t in tables if t.source is node.right), node.how))
             columns = {"left": "v.left", "right": "v.right"}
         elif isinstance(node, nodes.MapValues):

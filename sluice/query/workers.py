@@ -92,6 +92,8 @@ class Workers:
 
     async def ask(self, info: WorkerInfo, question: Question[T]) -> tuple[list[T], WorkerStatus]:
         """A worker's answer, if it gives one, and its status."""
+        if info.unavailable:
+            return [], _unavailable(info, info.unavailable)
         if self._resting and self._resting.get(info.server, 0.0) > time.monotonic():
             return [], _unavailable(info, "It did not answer in time a moment ago.")
         worker = self._worker(info)

@@ -22,7 +22,7 @@ from sluice.query.questions import AnyQuestion
 from sluice.server.shards import Name, OwnShards
 from sluice.state.drivers import Row
 from sluice.state.ranges import Range
-from sluice.state.shard import Shard, Version
+from sluice.state.shard import Shard, Version, Written, drop
 
 T = TypeVar("T")
 
@@ -81,7 +81,9 @@ class LocalApp:
             ("GET", f"{SHARD}/batches", self._batches),
             ("PUT", f"{SHARD}/batches/{{batch:int}}", self._write),
             ("POST", f"{SHARD}/compact", self._compact),
+            ("POST", f"{SHARD}/verify", self._verify),
             ("PUT", SHARD, self._create),
+            ("DELETE", SHARD, self._drop),
             ("POST", f"{SHARD}/versions", self._versions),
             ("PUT", f"{SHARD}/versions", self._absorb),
             ("POST", f"{SHARD}/settle", self._settle),
@@ -109,11 +111,19 @@ class LocalApp:
         )
 
     async def _batches(self, request: Request) -> Any:
-        return await self._on(request, lambda shard: shard.batches())
+        return await self._on(request, lambda shard: shard.journal())
 
     async def _write(self, request: Request) -> Any:
-        rows = _decoded(_ROWS, await request.body())
-        return await self._on(request, lambda shard: shard.write(request.path_params["batch"], rows))
+        rows, epoch = _decoded(_ROWS, await request.body()), _number(request, "epoch")
+        return await self._on(request, lambda shard: shard.write(request.path_params["batch"], rows, epoch))
+
+    async def _verify(self, request: Request) -> None:
+        as_of, checksum = _decoded(msgspec.json.Decoder(tuple[int, str | None]), await _body(request))
+        await self._on(request, lambda shard: shard.verify(as_of, checksum))
+
+    async def _drop(self, request: Request) -> None:
+        place = await self._shards.location(_name(request))
+        await asyncio.to_thread(drop, place)
 
     async def _compact(self, request: Request) -> Any:
         keep_from = _number(request, "keep_from")
@@ -136,7 +146,7 @@ class LocalApp:
         await self._on(request, lambda shard: shard.absorb(versions))
 
     async def _settle(self, request: Request) -> None:
-        since, batches = _decoded(msgspec.json.Decoder(tuple[int, dict[int, int]]), await _body(request))
+        since, batches = _decoded(msgspec.json.Decoder(tuple[int, list[Written]]), await _body(request))
         await self._on(request, lambda shard: shard.settle(since, batches))
 
     async def _seal(self, request: Request) -> None:

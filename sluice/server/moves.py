@@ -32,7 +32,7 @@ def move(ledger: Ledger, place: Place, told: Told = lambda _: None) -> int:
     NotFound if the pipeline has no such worker, Refused if what answers there is another server.
     """
     demand_server(place)
-    jobs = ledger.generations(place.pipeline)
+    jobs = ledger.all_jobs(place.pipeline)
     if not jobs or place.number >= max(len(job.workers) for job in jobs):
         raise NotFound(f"There is no worker {place.number} of a pipeline {place.pipeline!r}.")
     copied = 0
@@ -91,10 +91,10 @@ def _copy(source: Shard, target: Shard, told: Told) -> int:
     copied = _absorb(source, target, 0, told)
     source.seal()
     # The last batch may have been written again, and others have come.
-    target.settle(since, {})
+    target.settle(since, ())
     copied += _absorb(source, target, since, told)
-    batches = source.batches()
-    target.settle(max(batches, default=0) + 1, batches)
+    written = source.journal()
+    target.settle(max((one.batch for one in written), default=0) + 1, written)
     return copied
 
 

@@ -49,7 +49,7 @@ class Options:
 
 def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
     """Take workers over that no server has; Refused if another one has them, or if their state is not here."""
-    jobs = ledger.generations(pipeline)
+    jobs = ledger.all_jobs(pipeline)
     for number in numbers:
         for job in jobs:
             if ledger.last_batch(pipeline, job.job, job.generation) is not None:

@@ -27,11 +27,25 @@ Row: TypeAlias = tuple[int, str, int, int, str | None]
 
 Mode: TypeAlias = Literal["read", "write", "create"]
 
-_BATCHES = 'CREATE TABLE IF NOT EXISTS batches (batch BIGINT PRIMARY KEY, "rows" BIGINT NOT NULL)'
+_BATCHES = """CREATE TABLE IF NOT EXISTS batches (
+    batch BIGINT PRIMARY KEY, "rows" BIGINT NOT NULL, checksum TEXT NOT NULL, epoch BIGINT NOT NULL)"""
 # Keys sort by code point in both databases, whatever the locale.
 _CELLS = """CREATE TABLE IF NOT EXISTS cells (
     cell INTEGER NOT NULL, key TEXT {collation} NOT NULL, window_start BIGINT NOT NULL, window_end BIGINT NOT NULL,
     batch BIGINT NOT NULL, value TEXT, PRIMARY KEY (cell, key, window_start, batch)) {options}"""
+
+_STATES = """CREATE TABLE IF NOT EXISTS states (
+    operator INTEGER NOT NULL, key TEXT {collation} NOT NULL, batch BIGINT NOT NULL, due BIGINT, wall BIGINT,
+    state {bytes},
+    PRIMARY KEY (operator, key, batch)) {options}"""
+_STATES_DUE = "CREATE INDEX IF NOT EXISTS states_due ON states (operator, due) WHERE due IS NOT NULL"
+_BEFORE = """SELECT window_end, value FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch < ?
+    ORDER BY batch DESC LIMIT 1"""
+_BEFORE_ALL = """SELECT n.cell, n.key, n.window_start, o.window_end, o.value
+    FROM unnest(%s::integer[], %s::text[], %s::bigint[]) AS n (cell, key, window_start), LATERAL (
+        SELECT window_end, value FROM cells AS c
+        WHERE c.cell = n.cell AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start AND c.batch < %s
+        ORDER BY c.batch DESC LIMIT 1) AS o"""
 
 
 class Driver(Protocol):
@@ -49,8 +63,17 @@ class Driver(Protocol):
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run a statement; the number of rows it touched."""
 
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row of values."""
+
     def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
         """Write rows as versions of `batch`, as fast as the database allows."""
+
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[Row]:
+        """The versions that were the newest before `batch` of the cells that `rows` change, tombstones left out."""
+
+    def check(self) -> None:
+        """Raise StateError if the database's own structures are damaged; reads all of it."""
 
     def is_current(self) -> bool:
         """Whether what was opened is still what stands at the shard's address."""
@@ -82,6 +105,8 @@ class SqliteDriver(Driver):
             if mode == "create":
                 self._connection.execute(_BATCHES)
                 self._connection.execute(_CELLS.format(collation="", options="WITHOUT ROWID"))
+                self._connection.execute(_STATES.format(collation="", options="WITHOUT ROWID", bytes="BLOB"))
+                self._connection.execute(_STATES_DUE)
             # An empty file is a valid database to SQLite, but not a shard.
             self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
             self._identity = _identity(path)
@@ -112,9 +137,28 @@ class SqliteDriver(Driver):
         return self._connection.execute(sql, values).rowcount
 
     @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._connection.executemany(sql, rows)
+
+    @override
     def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
         sql = f"INSERT INTO cells (cell, key, window_start, window_end, value, batch) VALUES (?, ?, ?, ?, ?, {batch:d})"
         self._connection.executemany(sql, rows)
+
+    @override
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[Row]:
+        cursor = self._connection.cursor()
+        for cell, key, start, _, _ in rows:
+            found = cursor.execute(_BEFORE, (cell, key, start, batch)).fetchone()
+            if found is not None and found[1] is not None:
+                yield cell, key, start, found[0], found[1]
+
+    @override
+    def check(self) -> None:
+        with _sqlite_errors():
+            (said,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if said != "ok":
+            raise StateError(f"The shard is damaged: {said}.")
 
     @override
     def is_current(self) -> bool:
@@ -167,6 +211,8 @@ class PostgresDriver(Driver):
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             self._connection.execute(_BATCHES)
             self._connection.execute(_CELLS.format(collation='COLLATE "C"', options=""))
+            self._connection.execute(_STATES.format(collation='COLLATE "C"', options="", bytes="BYTEA"))
+            self._connection.execute(_STATES_DUE)
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
@@ -189,11 +235,28 @@ class PostgresDriver(Driver):
         return self._connection.execute(sql.replace("?", "%s"), values).rowcount
 
     @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s"), rows)
+
+    @override
     def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
         copy_sql = "COPY cells (cell, key, window_start, window_end, value, batch) FROM STDIN"
         with self._connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
             for row in rows:
                 copy.write_row((*row, batch))
+
+    @override
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[Row]:
+        cells, keys, starts = ([row[place] for row in rows] for place in range(3))
+        for row in self._connection.execute(_BEFORE_ALL, (cells, keys, starts, batch)):
+            if row[4] is not None:
+                yield row
+
+    @override
+    def check(self) -> None:
+        # PostgreSQL's own checksums of pages are its administrator's choice; reading everything finds what they find.
+        self.fetch("SELECT count(*), sum(length(value)) FROM cells", ())
 
     @override
     def is_current(self) -> bool:
@@ -210,6 +273,17 @@ class PostgresDriver(Driver):
     @override
     def close(self) -> None:
         self._connection.close()
+
+
+def drop_schema(url: URL) -> None:
+    """Remove the schema that an address names, and all it holds."""
+    import psycopg
+    from psycopg import sql
+
+    address = url.difference_update_query(["schema"]).set(drivername="postgresql")
+    with _postgres_errors(), psycopg.connect(address.render_as_string(hide_password=False)) as connection:
+        name = sql.Identifier(str(url.query["schema"]))
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

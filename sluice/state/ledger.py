@@ -11,10 +11,27 @@ from sqlalchemy import Connection, Engine, RowMapping, Table, and_, bindparam, d
 from sqlalchemy.sql import ColumnElement, Select
 
 from sluice.errors import NotFound, StateError
+from sluice.state.audits import Audit, Audits, audit_row
+from sluice.state.damages import Damages
 from sluice.state.database import create_tables, database_url, open_engine, speaking_to, writing
+from sluice.state.leases import Leases, require_epoch
 from sluice.state.model import Cut, JobInfo, StoreInfo, WorkerInfo
 from sluice.state.places import place_workers
-from sluice.state.tables import CUTS, GENERATIONS, JOBS, METADATA, STORES, WORKERS
+from sluice.state.sources import Sources
+from sluice.state.tables import (
+    AUDITS,
+    CUTS,
+    DAMAGES,
+    GENERATIONS,
+    JOBS,
+    LEASES,
+    METADATA,
+    SOURCES,
+    STORES,
+    WORKERS,
+)
+
+_BY_GENERATION = (GENERATIONS, STORES, WORKERS, CUTS, AUDITS, SOURCES, DAMAGES, LEASES)
 
 
 class Ledger:
@@ -25,6 +42,10 @@ class Ledger:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.leases = Leases(engine)
+        self.audits = Audits(engine)
+        self.sources = Sources(engine)
+        self.damages = Damages(engine)
 
     @property
     def engine(self) -> Engine:
@@ -69,16 +90,21 @@ class Ledger:
                 raise NotFound(f"Job {job!r} of pipeline {pipeline!r} has no generation {generation}.")
             connection.execute(change)
 
-    def publish(self, cut: Cut) -> bool:
-        """Make a batch visible, in one transaction.
+    def publish(self, cut: Cut, audit: Audit | None = None) -> bool:
+        """Make a batch visible, in one transaction, with its audit, for the holder of the audit's lease.
 
-        False, and nothing is changed, if this very batch is published already. Raises StateError if the batch does not
-        continue what is published: it is older than the newest cut, or the same batch with other positions.
+        False, and nothing is changed, if this very batch is published already. Raises LeaseError if the lease has been
+        taken over, and StateError if the batch does not continue what is published: it is older than the newest cut, or
+        the same batch with other positions.
         """
         with speaking_to("Publishing the cut"), writing(self._engine) as connection:
+            if audit is not None:
+                require_epoch(connection, cut.pipeline, cut.job, cut.generation, audit.epoch)
             last = _last_batch(connection, cut.pipeline, cut.job, cut.generation)
             if last is None or cut.batch > last:
                 connection.execute(insert(CUTS), _cut_row(cut))
+                if audit is not None:
+                    connection.execute(insert(AUDITS), audit_row(audit))
                 return True
             row = connection.execute(_select_cut(cut)).mappings().first()
         if row is None or _cut(row).positions != cut.positions:
@@ -124,6 +150,16 @@ class Ledger:
         rows = self._read(_current(CUTS).where(*where).order_by(CUTS.c.batch.desc()).limit(1))
         return _cut(rows[0]) if rows else None
 
+    def generation(self, pipeline: str, job: str) -> int | None:
+        """The generation of a job that readers see; None if it never ran."""
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            return _generation(connection, pipeline, job)
+
+    def generations(self, pipeline: str, job: str) -> list[int]:
+        """The generations of a job that have been registered, whether readers see them or not."""
+        statement = select(GENERATIONS.c.generation).where(_is(GENERATIONS, pipeline, job))
+        return sorted(row["generation"] for row in self._read(statement))
+
     def last_batch(self, pipeline: str, job: str, generation: int) -> int | None:
         """Number of the newest batch published in a generation."""
         with speaking_to("Reading the ledger"), self._engine.connect() as connection:
@@ -135,8 +171,17 @@ class Ledger:
             last = _last_batch(connection, pipeline, job, generation)
             if last is None:
                 return 0
-            old = CUTS.c.batch < min(before, last)
-            return connection.execute(delete(CUTS).where(_is(CUTS, pipeline, job, generation), old)).rowcount
+            of, oldest = (pipeline, job, generation), min(before, last)
+            connection.execute(delete(AUDITS).where(_is(AUDITS, *of), AUDITS.c.batch < oldest))
+            return connection.execute(delete(CUTS).where(_is(CUTS, *of), CUTS.c.batch < oldest)).rowcount
+
+    def forget_generation(self, pipeline: str, job: str, generation: int) -> None:
+        """Remove all that is known of a generation that readers do not see; StateError if they do."""
+        with speaking_to("Removing the generation"), writing(self._engine) as connection:
+            if _generation(connection, pipeline, job) == generation:
+                raise StateError(f"Readers see generation {generation} of job {job!r}.")
+            for table in _BY_GENERATION:
+                connection.execute(delete(table).where(_is(table, pipeline, job, generation)))
 
     def pipelines(self) -> list[str]:
         """Names of all pipelines with a registered job, sorted."""
@@ -147,7 +192,7 @@ class Ledger:
         rows = self._read(_current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline).order_by(GENERATIONS.c.job))
         return [self._job(row) for row in rows]
 
-    def generations(self, pipeline: str) -> list[JobInfo]:
+    def all_jobs(self, pipeline: str) -> list[JobInfo]:
         """The pipeline's jobs in all their generations, sorted by name and generation."""
         mine = select(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline)
         return [self._job(row) for row in self._read(mine.order_by(GENERATIONS.c.job, GENERATIONS.c.generation))]
@@ -166,8 +211,8 @@ class Ledger:
 
     def workers(self, pipeline: str, job: str) -> list[WorkerInfo]:
         """The workers of the generation readers see, sorted by number."""
-        statement = _current(WORKERS).where(_is(WORKERS, pipeline, job)).order_by(WORKERS.c.number)
-        return self._workers(statement)
+        generation = self.generation(pipeline, job)
+        return [] if generation is None else self._workers(pipeline, job, generation)
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
         """How far the whole pipeline has read: topic → partition → the least next offset of the jobs that read it.
@@ -184,17 +229,20 @@ class Ledger:
     def _job(self, row: RowMapping) -> JobInfo:
         of = (row["pipeline"], row["job"], row["generation"])
         stores = self._read(select(STORES).where(_is(STORES, *of)).order_by(STORES.c.name))
-        workers = self._workers(select(WORKERS).where(_is(WORKERS, *of)).order_by(WORKERS.c.number))
         known: dict[str, Any] = dict(row) | {
             "topics": tuple(msgspec.json.decode(row["topics"])),
             "stores": tuple(StoreInfo(**_without_generation(store)) for store in stores),
-            "workers": tuple(workers),
+            "workers": tuple(self._workers(*of)),
         }
         return JobInfo(**known)
 
-    def _workers(self, statement: Select[Any]) -> list[WorkerInfo]:
+    def _workers(self, pipeline: str, job: str, generation: int) -> list[WorkerInfo]:
+        of = (pipeline, job, generation)
+        statement = select(WORKERS).where(_is(WORKERS, *of)).order_by(WORKERS.c.number)
         with speaking_to("Reading the ledger"), self._engine.connect() as connection:
-            return place_workers(connection, connection.execute(statement).mappings().all())
+            found = place_workers(connection, connection.execute(statement).mappings().all())
+        damages = self.damages.get(*of)
+        return [msgspec.structs.replace(one, unavailable=damages.get(one.number, "")) for one in found]
 
     def _read(self, statement: Select[Any]) -> list[RowMapping]:
         with speaking_to("Reading the ledger"), self._engine.connect() as connection:

@@ -50,6 +50,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Port of the state server that answers for the worker; 0 if its shard is opened by whoever reads it."""
     server: str = ""
     """Address of the worker's shard at that server; empty without one."""
+    unavailable: str = ""
+    """Why its shard must not be read: found damaged, and not rebuilt yet. Empty if it may be."""
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,16 +11,26 @@ import httpx
 import msgspec
 from typing_extensions import override
 
-from sluice.errors import QueryError, Refused, SettingsError, SluiceError, StateError, TooSlow
+from sluice.errors import (
+    LeaseError,
+    QueryError,
+    Refused,
+    SettingsError,
+    SluiceError,
+    StateError,
+    TooSlow,
+    Unreachable,
+)
 from sluice.settings import settings
+from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.drivers import Row
 from sluice.state.model import Cell
 from sluice.state.ranges import EVERYTHING, Range
-from sluice.state.shard import Shard, Version
+from sluice.state.shard import Shard, Version, Written
 
 _WRITE_SECONDS = 600.0
 _CONNECT_SECONDS = 3.0
-_KINDS: dict[str, type[SluiceError]] = {kind.title: kind for kind in (QueryError, Refused, TooSlow)}
+_KINDS: dict[str, type[SluiceError]] = {kind.title: kind for kind in (LeaseError, QueryError, Refused, TooSlow)}
 """Errors that mean the same here as at the server; every other one means that the shard is unavailable."""
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 
@@ -60,13 +70,31 @@ class RemoteShard(Shard):
         return True
 
     @override
-    def write(self, batch: int, rows: Iterable[Row]) -> int:
-        written: int = msgspec.json.decode(self._ask("PUT", f"/batches/{batch}", msgspec.msgpack.encode(list(rows))))
+    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0) -> int:
+        content = msgspec.msgpack.encode(list(rows))
+        written: int = msgspec.json.decode(self._ask("PUT", f"/batches/{batch}?epoch={epoch}", content))
         return written
 
     @override
+    def journal(self) -> list[Written]:
+        return msgspec.json.decode(self._ask("GET", "/batches"), type=list[Written])
+
+    @override
     def batches(self) -> dict[int, int]:
-        return msgspec.json.decode(self._ask("GET", "/batches"), type=dict[int, int])
+        return {one.batch: one.rows for one in self.journal()}
+
+    @override
+    def checksum(self, as_of: int) -> str:
+        return next((one.checksum for one in reversed(self.journal()) if one.batch <= as_of), NO_CHECKSUM)
+
+    @override
+    def verify(self, as_of: int, checksum: str | None = None) -> None:
+        self._ask("POST", "/verify", msgspec.json.encode([as_of, checksum]))
+
+    def drop(self) -> None:
+        """Remove the shard and all it holds."""
+        self._ask("DELETE", "")
+        self.close()
 
     @override
     def get(self, cell: int, key: str, as_of: int, window_start: int = -1) -> str | None:
@@ -102,8 +130,8 @@ class RemoteShard(Shard):
         self._ask("PUT", "/versions", msgspec.msgpack.encode(list(versions)))
 
     @override
-    def settle(self, since: int, batches: dict[int, int]) -> None:
-        self._ask("POST", "/settle", msgspec.json.encode([since, batches]))
+    def settle(self, since: int, batches: Iterable[Written]) -> None:
+        self._ask("POST", "/settle", msgspec.json.encode([since, list(batches)]))
 
     @override
     def seal(self, *, sealed: bool = True) -> None:
@@ -114,7 +142,7 @@ class RemoteShard(Shard):
             answer = self._client.request(method, self._address + path, content=content)
             return checked(answer.status_code, answer.content)
         except httpx.HTTPError as error:
-            raise StateError(f"The state server cannot be reached ({type(error).__name__}).") from None
+            raise Unreachable(f"The state server cannot be reached ({type(error).__name__}).") from None
         except BadAnswer:
             raise StateError("What answers at the shard's address is no state server.") from None
 

@@ -42,11 +42,12 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_cuts: int, deadlin
     oldest = _oldest_kept(cuts, keep_cuts, deadline)
     if oldest is None:
         return Retained(pipeline, job, 0, 0, {})
+    newest = cuts[0]
     forgotten = ledger.forget_cuts(pipeline, job, oldest.generation, oldest.batch)
     versions, failed = 0, {}
     for worker in ledger.workers(pipeline, job):
         try:
-            versions += _compact(worker, oldest)
+            versions += _compact(worker, min(oldest.batch, newest.batch - 1))
         except StateError as error:
             failed[worker.number] = error.detail
     return Retained(pipeline, job, forgotten, versions, failed)
@@ -62,6 +63,7 @@ def _oldest_kept(cuts: list[Cut], keep_cuts: int, deadline: datetime) -> Cut | N
     return kept
 
 
-def _compact(worker: WorkerInfo, oldest: Cut) -> int:
+def _compact(worker: WorkerInfo, keep_from: int) -> int:
+    # What the newest batch replaced stays until the next one: written again, it counts from there.
     with Shard.open(worker.location, to_write=True) as shard:
-        return shard.compact(oldest.batch)
+        return shard.compact(keep_from)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
-from sluice.errors import Refused, SettingsError
+from sluice.errors import LeaseError, Refused, SettingsError, StateError
+from sluice.state.checksums import NO_CHECKSUM, add_up
 from sluice.state.database import database_url
-from sluice.state.drivers import Driver, Mode, PostgresDriver, Row, SqliteDriver
+from sluice.state.drivers import Driver, Mode, PostgresDriver, Row, SqliteDriver, drop_schema
 from sluice.state.model import NO_WINDOW, Cell
 from sluice.state.ranges import EVERYTHING, Range, conditions
 
@@ -26,6 +27,7 @@ _COMPACT_ROWS = 5_000
 _KEYS_AT_ONCE = 500
 FEW_KEYS = 32
 """As many keys of a file are looked up quicker one by one than together."""
+_PAGE_ROWS = 20_000
 _POSTGRES_NAME_BYTES = 63
 _BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from here."
@@ -37,6 +39,11 @@ _GET = (
 _AS_OF = """FROM cells AS c WHERE cell = ? AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM cells AS n WHERE n.cell = c.cell AND n.key = c.key AND n.window_start = c.window_start
     AND n.batch > c.batch AND n.batch <= ?)"""
+_PAGE_AS_OF = """SELECT cell, key, window_start, window_end, value FROM cells AS c
+    WHERE (cell, key, window_start) > (?, ?, ?) AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM cells AS n WHERE n.cell = c.cell AND n.key = c.key AND n.window_start = c.window_start
+        AND n.batch > c.batch AND n.batch <= ?)
+    ORDER BY cell, key, window_start LIMIT ?"""
 # Versions that no cut from a batch on can show: superseded by then, or a tombstone with nothing under it.
 _SUPERSEDED = """FROM cells AS c WHERE (cell, key, window_start, batch) > (?, ?, ?, ?) AND batch <= ? AND (
     value IS NULL OR EXISTS (
@@ -44,6 +51,8 @@ _SUPERSEDED = """FROM cells AS c WHERE (cell, key, window_start, batch) > (?, ?,
         AND n.batch > c.batch AND n.batch <= ?))"""
 _CHANGED = """SELECT DISTINCT key, window_start FROM cells WHERE cell = ? AND batch > ? AND batch <= ?
     ORDER BY key, window_start LIMIT ?"""
+_WRITTEN = 'INSERT INTO batches (batch, "rows", checksum, epoch) VALUES (?, ?, ?, ?)'
+_JOURNAL = 'SELECT batch, "rows", checksum, epoch FROM batches ORDER BY batch'
 _VERSIONS = """SELECT cell, key, window_start, window_end, batch, value FROM cells
     WHERE (cell, key, window_start, batch) > (?, ?, ?, ?) AND batch >= ?
     ORDER BY cell, key, window_start, batch LIMIT ?"""
@@ -68,6 +77,15 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
         return self.cell, self.key, self.window_start, self.window_end, self.value
 
 
+class Written(msgspec.Struct, frozen=True, array_like=True):
+    """What a shard keeps of a batch."""
+
+    batch: int
+    rows: int
+    checksum: str
+    epoch: int
+
+
 class Shard:
     """One worker's cells, every batch a version of its own; readers name the batch they mean.
 
@@ -89,7 +107,7 @@ class Shard:
         """
         if _is_remote(url):
             return cast("Self", _remote().open(url, to_write=to_write, token=token))
-        return cls(_driver(url, "write" if to_write else "read"))
+        return cls(open_driver(url, "write" if to_write else "read"))
 
     @classmethod
     def create(cls, url: str, *, anew: bool = False) -> Self:
@@ -101,7 +119,7 @@ class Shard:
             return cast("Self", _remote().create(url, anew=anew))
         if anew:
             discard_sealed(url)
-        shard = cls(_driver(url, "create"))
+        shard = cls(open_driver(url, "create"))
         if anew:
             shard.seal()
         return shard
@@ -112,20 +130,53 @@ class Shard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, batch: int, rows: Iterable[Row]) -> int:
+    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0) -> int:
         """Write a batch in one transaction; written again, it replaces what it wrote before. Returns the rows written.
 
-        No two rows may be of the same cell, key and window. Quickest when the rows come sorted by these.
+        No two rows may be of the same cell, key and window. Quickest when the rows come sorted by these. LeaseError,
+        and nothing is written, if the holder of a lease with a higher epoch has written already.
         """
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
         with self._driver.transaction():
             if self._driver.is_sealed():
                 raise Refused(_SEALED, next_step="Run the job again: it asks where the worker is when it starts.")
+            if self._last("epoch", sys.maxsize, 0) > epoch:
+                raise LeaseError("This driver has lost its lease: its successor has written to the shard already.")
             if self._driver.execute("DELETE FROM batches WHERE batch = ?", (batch,)):
                 self._driver.execute("DELETE FROM cells WHERE batch = ?", (batch,))
+            before = self._last("checksum", batch - 1, None)
+            replaced = () if before is None else self._driver.replaced(batch, ordered)
+            checksum = add_up(ordered, int(before or "0", 16), minus=replaced)
             self._driver.insert_cells(batch, ordered)
-            self._driver.execute('INSERT INTO batches (batch, "rows") VALUES (?, ?)', (batch, len(ordered)))
+            values = (batch, len(ordered), f"{checksum:016x}", epoch)
+            self._driver.execute(_WRITTEN, values)
         return len(ordered)
+
+    def checksum(self, as_of: int) -> str:
+        """The state's checksum as it was kept when batch `as_of`, or the last one before it, was written."""
+        return str(self._last("checksum", as_of, NO_CHECKSUM))
+
+    def verify(self, as_of: int, checksum: str | None = None) -> None:
+        """Read everything; StateError if the database is damaged or its cells at a batch do not have their checksum.
+
+        That is the one that was published, or else the one that was kept when they were written.
+        """
+        self._driver.check()
+        found, published = f"{add_up(self._everything(as_of)):016x}", checksum or self.checksum(as_of)
+        if found != published:
+            raise StateError(f"The shard is damaged: its checksum is {found}, and was {published}.")
+
+    def _everything(self, as_of: int) -> Iterator[Row]:
+        position: tuple[Any, ...] = (-1, "", NO_WINDOW)
+        while page := self._driver.fetch(_PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)):
+            yield from page
+            position = page[-1][:3]
+
+    def _last(self, column: str, batch: int, default: Any) -> Any:
+        """A column of the newest batch written that is not newer than `batch`."""
+        sql = f"SELECT {column} FROM batches WHERE batch <= ? ORDER BY batch DESC LIMIT 1"
+        found = self._driver.fetch(sql, (batch,))
+        return found[0][0] if found else default
 
     def batches(self) -> dict[int, int]:
         """The batches written so far, each with its number of rows."""
@@ -205,14 +256,19 @@ class Shard:
             for batch, rows in by_batch.items():
                 self._driver.insert_cells(batch, rows)
 
-    def settle(self, since: int, batches: dict[int, int]) -> None:
+    def journal(self) -> list[Written]:
+        """The batches written so far, oldest first, each with all that is kept of it."""
+        return [Written(*row) for row in self._driver.fetch(_JOURNAL, ())]
+
+    def settle(self, since: int, batches: Iterable[Written]) -> None:
         """Forget the versions of batch `since` and later, and take `batches` for those that are written."""
         with self._driver.transaction():
             self._demand_sealed()
             self._driver.execute("DELETE FROM cells WHERE batch >= ?", (since,))
             self._driver.execute("DELETE FROM batches")
-            for batch, rows in batches.items():
-                self._driver.execute('INSERT INTO batches (batch, "rows") VALUES (?, ?)', (batch, rows))
+            for one in batches:
+                values = (one.batch, one.rows, one.checksum, one.epoch)
+                self._driver.execute(_WRITTEN, values)
 
     def seal(self, *, sealed: bool = True) -> None:
         """Refuse every batch from now on, because the shard is moved away; or, not `sealed`, take them again."""
@@ -244,6 +300,21 @@ def rows_of(table: pa.Table) -> Iterator[Row]:
     return zip(*(ordered.column(name).to_pylist() for name in Cell.__struct_fields__), strict=True)
 
 
+def drop(url: str) -> None:
+    """Remove a shard and all it holds; does nothing if it is not there."""
+    if _is_remote(url):
+        from sluice.state.remote import RemoteShard
+
+        RemoteShard.open(url).drop()
+        return
+    parsed = database_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
+    else:
+        drop_schema(parsed)
+
+
 def location(base_url: str, pipeline: str, job: str, generation: int, worker: int) -> str:
     """The address of a worker's shard below `base_url`: a file in a folder, or a schema of a PostgreSQL database."""
     base = database_url(base_url)
@@ -268,7 +339,8 @@ def _remote() -> type[Shard]:
     return RemoteShard
 
 
-def _driver(url: str, mode: Mode) -> Driver:
+def open_driver(url: str, mode: Mode) -> Driver:
+    """A connection to the shard at an address."""
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
         return SqliteDriver(Path(parsed.database or ""), mode)

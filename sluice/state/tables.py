@@ -89,3 +89,47 @@ SECRETS = Table(
     Column("name", Text, primary_key=True),
     Column("value", LargeBinary, nullable=False),
 )
+
+LEASES = Table(
+    "leases",
+    METADATA,
+    *_generation_columns(),
+    Column("epoch", BigInteger, nullable=False, comment="goes up by one with every holder"),
+    Column("held", Boolean, nullable=False),
+    Column("beat", BigInteger, nullable=False, comment="goes up as long as the holder lives"),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("process", Text, nullable=False, comment="which process of which machine, told apart over reboots"),
+    Column("since", Text, nullable=False, comment="ISO 8601, UTC; for people"),
+    Column("run", Text, nullable=False, comment="of Airflow, or empty"),
+)
+
+AUDITS = Table(
+    "audits",
+    METADATA,
+    *_generation_columns(),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("run", Text, nullable=False, comment="of Airflow, or empty"),
+    Column("epoch", BigInteger, nullable=False, comment="of the lease under which it was published"),
+    Column("sources", Text, nullable=False, comment="JSON array: what became of each partition's records"),
+    Column("outputs", Text, nullable=False, comment="JSON object: topic to records written"),
+    Column("checksums", Text, nullable=False, comment="JSON object: worker to its state's checksum"),
+)
+
+SOURCES = Table(
+    "sources",
+    METADATA,
+    *_generation_columns(),
+    Column("topic", Text, primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("topic_id", Text, nullable=False, comment="Kafka's: a topic that is made anew has another one"),
+    Column("first", BigInteger, nullable=False, comment="the offset at which the job began"),
+)
+
+DAMAGES = Table(
+    "damages",
+    METADATA,
+    *_generation_columns(),
+    Column("worker", Integer, primary_key=True, autoincrement=False),
+    Column("reason", Text, nullable=False, comment="why its shard must not be read"),
+)

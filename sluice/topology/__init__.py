@@ -1,17 +1,35 @@
 """What an author writes: a pipeline is data, so building one needs neither Spark nor Airflow."""
 
 from sluice.topology.contracts import Decimal2, Digits
+from sluice.topology.grouped import GroupedStream, GroupedTable, WindowedStream
 from sluice.topology.loader import load_pipeline, load_pipelines
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.streams import GlobalTable, GroupedStream, Stream, Table, WindowedStream
-from sluice.topology.windows import Window, hopping, tumbling
+from sluice.topology.serdes import Serde
+from sluice.topology.streams import Stream
+from sluice.topology.tables import GlobalTable, Table
+from sluice.topology.windows import (
+    JoinWindow,
+    SessionWindow,
+    SlidingWindow,
+    Window,
+    hopping,
+    session,
+    sliding,
+    tumbling,
+    within,
+)
 
 __all__ = [
     "Decimal2",
     "Digits",
     "GlobalTable",
     "GroupedStream",
+    "GroupedTable",
+    "JoinWindow",
     "Pipeline",
+    "Serde",
+    "SessionWindow",
+    "SlidingWindow",
     "Stream",
     "Table",
     "Window",
@@ -19,5 +37,8 @@ __all__ = [
     "hopping",
     "load_pipeline",
     "load_pipelines",
+    "session",
+    "sliding",
     "tumbling",
+    "within",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import inspect
@@ -38,6 +38,11 @@ def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
         field.encode_name: _sql_type(field.type, f"{contract.__name__}.{field.name}")
         for field in _struct(contract).fields
     }
+
+
+def sql_type(kind: Any) -> str:
+    """The Spark SQL type of any type that a field may have."""
+    return _sql_type(inspect.type_info(kind), getattr(kind, "__name__", str(kind)))
 
 
 def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:

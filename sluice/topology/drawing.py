@@ -17,20 +17,22 @@ _FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Sink": "#fef3c7"}
 def title(node: nodes.Node) -> str:
     """What the node is."""
     match node:
-        case nodes.Source(kind="stream"):
-            return f"stream {node.topic}"
-        case nodes.Source():
-            return f"global table {node.topic}"
-        case nodes.Aggregate():
+        case nodes.Source(kind=kind):
+            return f"{kind.replace('_', ' ')} {node.topic}"
+        case nodes.Aggregate() | nodes.ToTable(store=str()):
             return f"store {node.store}"
         case nodes.Sink():
             return f"topic {node.topic}"
-        case nodes.TableJoin():
-            return f"{node.how} join with {node.right.topic}"
+        case nodes.Join():
+            return f"{node.how} join with {node.right.name}"
+        case nodes.Suppress():
+            return f"suppress until {node.until.replace('_', ' ')}"
+        case nodes.Apply():
+            return f"Python function for {node.gives}"
+        case nodes.Process():
+            return f"process {node.processor.__name__}"
         case _:
-            return {nodes.Filter: "filter", nodes.MapValues: "map values", nodes.SelectKey: "select key"}.get(
-                type(node), type(node).__name__
-            )
+            return re.sub("(?<!^)(?=[A-Z])", " ", type(node).__name__).lower()
 
 
 def detail(node: nodes.Node) -> str:
@@ -38,19 +40,29 @@ def detail(node: nodes.Node) -> str:
     return re.sub(_NO_XML, "\N{REPLACEMENT CHARACTER}", " ".join(_detail(node).split()))
 
 
-def _detail(node: nodes.Node) -> str:
+def _detail(node: nodes.Node) -> str:  # noqa: C901  (one line for each kind)
     match node:
         case nodes.Source():
-            return f"{node.contract.__name__}, event time {node.event_time or 'of the record'}"
+            return f"{node.serde.contract.__name__}, event time {node.event_time or 'of the record'}"
         case nodes.Filter():
             return node.where
         case nodes.SelectKey():
             return node.key
+        case nodes.MapValue():
+            return node.value
+        case nodes.FlatMapValues():
+            return node.items
+        case nodes.Apply():
+            return getattr(node.function, "__name__", "")
         case nodes.MapValues():
             return ", ".join(name if name == text else f"{name} = {text}" for name, text in node.columns.items())
         case nodes.Aggregate():
             by = f"by {node.key}" + (f", {node.window}" if node.window else "")
-            return f"{', '.join(node.columns.values())} {by}"
+            return f"{', '.join(node.columns.values()) or 'Python functions'} {by}"
+        case nodes.Join():
+            return " ".join([str(node.window or ""), f"on {node.on}" if node.on else ""])
+        case nodes.Deduplicate():
+            return f"{node.by} within {node.within_ms} ms"
         case _:
             return ""
 

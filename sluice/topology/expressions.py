@@ -19,6 +19,7 @@ METADATA = {
     "_partition": "INT",
     "_offset": "BIGINT",
     "_timestamp": "TIMESTAMP",
+    "_headers": "MAP<STRING, STRING>",
 }
 """What every record has beside its value, at hand in every expression under these names."""
 
@@ -84,6 +85,69 @@ def mergeable(text: str) -> tuple[str, str | None] | None:
     return (function, tree.this.name) if isinstance(tree.this, exp.Column) and len(tree.this.parts) == 1 else None
 
 
+@dataclass(frozen=True)
+class Parts:
+    """An aggregate taken apart: `text` over `a0`, `a1`, ..., the results of `functions` in order.
+
+    A function is its name, its argument (None of `count(*)`), and its number (of `top(x, 3)`; else 0).
+    """
+
+    text: str
+    functions: tuple[tuple[str, str | None, int], ...]
+
+
+@cache
+def in_order(text: str) -> Parts | str:
+    """The aggregate as functions that take one record after the other, or the name of one for which there is none."""
+    found: list[tuple[str, str | None, int]] = []
+    tree = sqlglot.parse_one(text, dialect="spark")
+
+    def replaced(node: exp.Expr) -> exp.Expr:
+        if not _aggregates(node):
+            return node
+        function = _in_order(node)
+        if function is None:
+            raise _NotInOrderError(node.sql(dialect="spark"))
+        if function not in found:
+            found.append(function)
+        return exp.column(f"a{found.index(function)}")
+
+    try:
+        outer = tree.transform(replaced)
+    except _NotInOrderError as error:
+        return str(error)
+    return Parts(outer.sql(dialect="spark"), tuple(found))
+
+
+class _NotInOrderError(Exception):
+    """An aggregate function that only Spark has."""
+
+
+_IN_ORDER: dict[type[exp.Expr], str] = {
+    exp.Sum: "sum", exp.Min: "min", exp.Max: "max", exp.Avg: "avg", exp.ArrayAgg: "collect_list",
+    exp.ArrayUniqueAgg: "collect_set", exp.First: "first", exp.Last: "last",
+}  # fmt: skip
+ORDER_MATTERS = frozenset({"collect_list", "collect_set", "first", "last", "top"})
+"""Functions whose result depends on the order of the records, which Spark's own do not keep."""
+
+
+def _in_order(node: exp.Expr) -> tuple[str, str | None, int] | None:
+    if isinstance(node, exp.Count):
+        if isinstance(node.this, exp.Star):
+            return "count", None, 0
+        if isinstance(node.this, exp.Distinct):
+            (distinct, *more) = node.this.expressions
+            return None if more else ("count_distinct", distinct.sql(dialect="spark"), 0)
+        return None if node.expressions else ("count", node.this.sql(dialect="spark"), 0)
+    if isinstance(node, exp.Anonymous) and node.name.lower() == "top":
+        value, number = node.expressions
+        return "top", value.sql(dialect="spark"), int(number.name)
+    name = _IN_ORDER.get(type(node))
+    if name is None or isinstance(node.this, exp.Distinct | exp.Order):
+        return None
+    return name, node.this.sql(dialect="spark"), 0
+
+
 def quoted(name: str) -> str:
     """`name` as Spark SQL reads it back, whatever it holds."""
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"`{name.replace('`', '``')}`"
@@ -98,9 +162,24 @@ def reference(name: str) -> str:
     return name if plain else f"`{name.replace('`', '``')}`"
 
 
+def element_fields(array: str) -> dict[str, str]:
+    """The fields of the structs in an array of that type, each with its type; none for any other type."""
+    inner = array.removeprefix("ARRAY<STRUCT<").removesuffix(">>")
+    if not array.startswith("ARRAY<STRUCT<"):
+        return {}
+    fields, depth, start = {}, 0, 0
+    for i, sign in enumerate(f"{inner},"):
+        depth += (sign in "<(") - (sign in ">)")
+        if sign == "," and not depth:
+            name, _, kind = inner[start:i].strip().partition(": ")
+            fields[name.strip("`").replace("``", "`")] = kind
+            start = i + 1
+    return fields
+
+
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
 # What sqlglot takes for a function like any other.
-_MORE_AGGREGATES = {"every", "mean", "some", "std", "try_avg", "try_sum"}
+_MORE_AGGREGATES = {"every", "mean", "some", "std", "try_avg", "try_sum", "top"}
 
 
 def _refusal(tree: exp.Expr) -> str:

@@ -60,9 +60,9 @@ def load_file(file: Path) -> Pipeline:
     return pipeline
 
 
-def load_module(file: Path) -> ModuleType:
-    """Import a pipeline's file once a process, under a name of its own that no installed module can have."""
-    name = f"sluice-pipeline:{file.absolute()}"
+def load_module(file: Path, name: str = "") -> ModuleType:
+    """Import a pipeline's file once a process, by default under a name of its own that no installed module can have."""
+    name = name or f"sluice-pipeline:{file.absolute()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

@@ -1,14 +1,19 @@
-"""The nodes of a topology, as plain values; `streams` is how an author makes them."""
+"""The nodes of a topology, as plain values; the handles (`streams`, `tables`, ...) are how an author makes them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-import msgspec
 from typing_extensions import override
 
-from sluice.topology.windows import Window
+from sluice.topology.serdes import Serde
+from sluice.topology.windows import AnyWindow, JoinWindow
+
+How = Literal["inner", "left", "outer"]
+OnNull = Literal["dead_letter", "keep"]
+OnTime = Literal["dead_letter", "skip", "fail", "clock"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +31,20 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Source(Node):
-    """A topic that is read: a stream of records, or a global table (the latest value per key, on every worker)."""
+    """A topic that is read: a stream of records, a table (the latest value per key), or a table on every worker."""
 
     topic: str
-    kind: Literal["stream", "global_table"]
-    contract: type[msgspec.Struct]
+    kind: Literal["stream", "table", "global_table"]
+    serde: Serde
     key: str | None
+    key_decode: Callable[[bytes], str] | None
     event_time: str | None
+    """Field of the event's time; None: the record's own."""
     zone: str
     max_ahead_ms: int
+    nulls: OnNull
+    on_time: OnTime
+    """What becomes of a record without a valid event time; `clock`: it gets the time of processing."""
     fields: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -45,7 +55,7 @@ class Source(Node):
 
 @dataclass(frozen=True, eq=False)
 class Filter(Node):
-    """Records for which `where` is true go on."""
+    """Records for which `where` is true go on; of a table's rows the others are deleted."""
 
     parent: Node
     where: str
@@ -60,6 +70,14 @@ class MapValues(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class MapValue(Node):
+    """The value becomes this expression itself, which later steps call `value`."""
+
+    parent: Node
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
 class SelectKey(Node):
     """The record's key becomes this expression, as text."""
 
@@ -68,15 +86,52 @@ class SelectKey(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Aggregate(Node):
-    """A store: the records of each `key` (and window) aggregated into `columns`, or into one value if `scalar`."""
+class Apply(Node):
+    """A Python function of the record's value (`with_key`: of key and value).
+
+    `gives`: a `value`, many `values`, a `key`, a `record` (key and value), many `records`, a `condition`, `nothing`.
+    """
 
     parent: Node
-    key: str
-    window: Window | None
+    function: Callable[..., Any]
+    gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
+    takes: type | None
+    """The type that the function is given its value as; None: what JSON gives."""
+    returns: type | None
+    fields: dict[str, str]
+    """The fields of the value afterwards."""
+
+
+@dataclass(frozen=True, eq=False)
+class FlatMapValues(Node):
+    """A record for each element of an array expression. Of structs the fields become the value's."""
+
+    parent: Node
+    items: str
+    fields: dict[str, str]
+    """The element's fields if it is a struct that is known; else just `value`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Merge(Node):
+    """The records of several streams."""
+
+    streams: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ToStream(Node):
+    """A table's changes as records; a deletion is a record with the value null."""
+
+    parent: Node
+
+
+@dataclass(frozen=True, eq=False)
+class ToTable(Node):
+    """A stream's records as a table: the latest value per key; null deletes."""
+
+    parent: Node
     store: str
-    columns: dict[str, str]
-    scalar: bool
 
     @property
     @override
@@ -85,20 +140,104 @@ class Aggregate(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class TableJoin(Node):
-    """A table's changes beside the global table's value for the same key: the value is `left`, `right`."""
+class PythonAggregate:
+    """An aggregate by Python functions, called in the order of the records."""
+
+    initializer: Callable[[], Any] | None
+    """None for `reduce`: the first value is the first aggregate."""
+    adder: Callable[..., Any]
+    subtractor: Callable[..., Any] | None
+    merger: Callable[..., Any] | None
+    takes: type | None
+    returns: type | None
+    fields: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate(Node):
+    """A store: the records of each `key` (and window) aggregated into `columns`, or into one value if `scalar`."""
+
+    parent: Node
+    key: str
+    window: AnyWindow | None
+    store: str
+    columns: dict[str, str]
+    scalar: bool
+    python: PythonAggregate | None = None
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.store
+
+
+@dataclass(frozen=True, eq=False)
+class Suppress(Node):
+    """A table's results held back: until their window closes, or for a time after a key's first update."""
+
+    parent: Node
+    until: Literal["window_close", "time_limit"]
+    limit_ms: int
+    max_records: int | None
+    max_bytes: int | None
+    when_full: Literal["emit_early", "shut_down"]
+
+
+@dataclass(frozen=True, eq=False)
+class Join(Node):
+    """Two inputs by key: streams within a `window`, a stream with a table, or two tables.
+
+    `on` is the left side's key for it: of a stream with a global table, or the foreign key of a table.
+    """
 
     left: Node
-    right: Source
-    how: Literal["inner", "left"]
+    right: Node
+    how: How
+    kind: Literal["stream-stream", "stream-table", "table-table", "foreign-key", "lookup"]
+    window: JoinWindow | None = None
+    on: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Process(Node):
+    """An author's processor, with stores and timers, called with each key's records in order."""
+
+    parent: Node
+    processor: type
+    stores: Mapping[str, int | None]
+    """Name → time to live in ms."""
+    takes: type | None
+    returns: Mapping[str, type | None]
+    """Output → type of its values."""
+
+
+@dataclass(frozen=True, eq=False)
+class Branch(Node):
+    """One named output of a processor."""
+
+    parent: Process
+    output: str
+    fields: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Deduplicate(Node):
+    """The first record of each id within a time goes on."""
+
+    parent: Node
+    by: str
+    within_ms: int
 
 
 @dataclass(frozen=True, eq=False)
 class Sink(Node):
-    """Every record, or every change of a table, is written to `topic` as JSON."""
+    """Every record, or every change of a table, is written to `topic`."""
 
     parent: Node
     topic: str
+    encode: Callable[..., bytes] | None = None
+    encode_key: Callable[[str], bytes] | None = None
+    delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
 
     @property
     @override
@@ -109,16 +248,46 @@ class Sink(Node):
 def parents(node: Node) -> tuple[Node, ...]:
     """The nodes whose output `node` takes."""
     match node:
-        case Filter() | MapValues() | SelectKey() | Aggregate() | Sink():
-            return (node.parent,)
-        case TableJoin(left=left, right=right):
+        case Source():
+            return ()
+        case Merge(streams=streams):
+            return streams
+        case Join(left=left, right=right):
             return (left, right)
         case _:
-            return ()
+            return (node.parent,)  # type: ignore[attr-defined]
 
 
-def source_of(node: Node) -> Source:
-    """The stream that a node's records come from."""
-    while not isinstance(node, Source):
-        node = parents(node)[0]
-    return node
+def is_table(node: Node) -> bool:
+    """Whether a node's results are a table's changes."""
+    match node:
+        case Source(kind=kind):
+            return kind != "stream"
+        case Aggregate() | Suppress() | ToTable():
+            return True
+        case Join(kind=kind):
+            return kind in ("table-table", "foreign-key", "lookup")
+        case Filter(parent=parent) | MapValues(parent=parent) | MapValue(parent=parent):
+            return is_table(parent)
+        case _:
+            return False
+
+
+def sources_of(node: Node) -> tuple[Source, ...]:
+    """The topics that a node's records come from, each once."""
+    if isinstance(node, Source):
+        return (node,)
+    return tuple(dict.fromkeys(source for parent in parents(node) for source in sources_of(parent)))
+
+
+def window_of(node: Node) -> AnyWindow | None:
+    """The windows of a table's keys; None if they have none."""
+    match node:
+        case Aggregate(window=window):
+            return window
+        case Suppress(parent=parent) | Filter(parent=parent) | MapValues(parent=parent) | MapValue(parent=parent):
+            return window_of(parent)
+        case ToStream(parent=parent):
+            return window_of(parent)
+        case _:
+            return None

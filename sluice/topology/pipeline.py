@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import msgspec
-
 from sluice.errors import TopologyError
-from sluice.topology import contracts, nodes
+from sluice.topology import nodes
 from sluice.topology.author import line
 from sluice.topology.expressions import METADATA
-from sluice.topology.streams import GlobalTable, Stream
+from sluice.topology.handles import Shape
+from sluice.topology.serdes import Serde, Value, fields_of, serde_of
+from sluice.topology.streams import Stream
+from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.windows import Duration, milliseconds
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
@@ -27,16 +29,26 @@ class Pipeline:
     """A named topology. Its state is shared out over `workers` by key; its DAG in Airflow bears its name.
 
     `zone` is the time zone of event times that name none. A record whose event time is more than `max_ahead`
-    after the clock is set aside, so that one wrong clock cannot close everyone's windows.
+    after the clock is set aside, so that one wrong clock cannot close everyone's windows. A partition that has had no
+    record for `idle` no longer holds up the closing of windows; without it windows wait for every partition.
     """
 
-    def __init__(self, name: str, *, workers: int = 2, zone: str = "UTC", max_ahead: Duration = "1 hour") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        workers: int = 2,
+        zone: str = "UTC",
+        max_ahead: Duration = "1 hour",
+        idle: Duration | None = None,
+    ) -> None:
         self.name = _valid("pipeline", name)
         if not 1 <= workers <= 1024:
             raise TopologyError(f"{name} at {line()}: workers={workers}; there must be 1 to 1024.")
         self.workers = workers
         self.zone = _zone(name, zone)
         self.max_ahead_ms = milliseconds(max_ahead)
+        self.idle_ms = None if idle is None else milliseconds(idle)
         self.nodes: list[nodes.Node] = []
         self.doc = ""
         self.file: Path | None = None
@@ -55,45 +67,68 @@ class Pipeline:
         return f"{self.name}_markers"
 
     def stream(
-        self, topic: str, *, value: type[msgspec.Struct], key: str | None = None, event_time: str | None = None
+        self,
+        topic: str,
+        *,
+        value: Value,
+        key: str | Callable[[bytes], str] | None = None,
+        event_time: str | None = None,
+        nulls: nodes.OnNull = "dead_letter",
+        invalid_time: nodes.OnTime = "dead_letter",
     ) -> Stream:
-        """Read a topic as a stream of JSON values that keep to the contract `value`.
+        """Read a topic as a stream.
 
-        `key` names the field that is the record's key (default: the Kafka key as text); `event_time` names the field
-        that holds the time of the event (default: the Kafka timestamp).
+        `value` is the contract of JSON values, `str` for plain text, or a Serde. `key` names the field that is the
+        record's key, or is a function that makes the key's text of its bytes (default: the Kafka key as text).
+        `event_time` names the field that holds the time of the event (default: the record's own time);
+        `invalid_time` says what becomes of a record without a valid one: set aside, skipped and counted, the end of
+        the run (`fail`), or given the time of processing (`clock`). `nulls="keep"` lets records with no value pass.
         """
-        source = self._source(topic, "stream", value, key, event_time)
-        return Stream(self, source, source.fields)
+        source = self._source(topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time)
+        return Stream(self, source, _shape(source))
 
-    def global_table(self, topic: str, *, value: type[msgspec.Struct], key: str | None = None) -> GlobalTable:
+    def table(
+        self, topic: str, *, value: Value, key: str | Callable[[bytes], str] | None = None, store: str | None = None
+    ) -> Table:
+        """Read a topic as a table: the latest value per key, in the order of offsets; a null value deletes.
+
+        Its store has the topic's name, or that of `store`.
+        """
+        source = self._source(topic, "table", value, key, nulls="keep")
+        named = store or topic
+        self.claim("store", named)
+        node = self.add(nodes.ToTable, parent=source, store=named)
+        return Table(self, node, _shape(source))
+
+    def global_table(self, topic: str, *, value: Value, key: str | Callable[[bytes], str] | None = None) -> GlobalTable:
         """Read a topic as a table: the latest value per key, whole on every worker; its store has the topic's name."""
         self.claim("store", topic)
-        source = self._source(topic, "global_table", value, key, None)
-        return GlobalTable(self, source, source.fields)
+        source = self._source(topic, "global_table", value, key, nulls="keep")
+        return GlobalTable(self, source, _shape(source))
 
     def _source(
-        self, topic: str, kind: Any, value: type[msgspec.Struct], key: str | None, event_time: str | None
+        self,
+        topic: str,
+        kind: Any,
+        value: Value,
+        key: str | Callable[[bytes], str] | None,
+        *,
+        event_time: str | None = None,
+        nulls: nodes.OnNull,
+        on_time: nodes.OnTime = "dead_letter",
     ) -> nodes.Source:
         self.claim("topic", topic)
         where = f"{self.name}: {topic} at {line()}"
+        serde = serde_of(value)
         try:
-            fields = contracts.fields(value)
+            fields = fields_of(serde.contract)
         except TopologyError as error:
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-        clash = fields.keys() & METADATA.keys()
-        for name in (key, event_time):
-            if name is not None and name not in fields:
-                raise TopologyError(
-                    f"{where}: {value.__name__} has no field {name!r}.",
-                    next_step=f"There are: {', '.join(fields)}.",
-                )
-        if event_time is not None and fields[event_time] != "TIMESTAMP":
-            raise TopologyError(f"{where}: event time {event_time!r} is {fields[event_time]}, not a datetime.")
-        if clash:
-            raise TopologyError(f"{where}: the names {', '.join(sorted(clash))} are Sluice's own.")
+        _check_fields(where, serde, fields, [key if isinstance(key, str) else None, event_time], event_time)
         return self.add(
-            nodes.Source, topic=topic, kind=kind, contract=value, key=key, event_time=event_time, zone=self.zone,
-            max_ahead_ms=self.max_ahead_ms, fields=fields,
+            nodes.Source, topic=topic, kind=kind, serde=serde, key=key if isinstance(key, str) else None,
+            key_decode=key if callable(key) else None, event_time=event_time, zone=self.zone,
+            max_ahead_ms=self.max_ahead_ms, nulls=nulls, on_time=on_time, fields=fields,
         )  # fmt: skip
 
     def add(self, node_type: type[N], **values: Any) -> N:
@@ -119,6 +154,25 @@ def _valid(kind: str, name: str) -> str:
             f"{name!r} at {line()} is no name for a {kind}.", next_step=f"Use letters, digits, '_', '-'{dot}."
         )
     return name
+
+
+def _check_fields(
+    where: str, serde: Serde, fields: dict[str, str], named: list[str | None], event_time: str | None
+) -> None:
+    for name in named:
+        if name is not None and name not in fields:
+            raise TopologyError(
+                f"{where}: {serde.contract.__name__} has no field {name!r}.",
+                next_step=f"There are: {', '.join(fields)}.",
+            )
+    if event_time is not None and fields[event_time] != "TIMESTAMP":
+        raise TopologyError(f"{where}: event time {event_time!r} is {fields[event_time]}, not a datetime.")
+    if clash := fields.keys() & METADATA.keys():
+        raise TopologyError(f"{where}: the names {', '.join(sorted(clash))} are Sluice's own.")
+
+
+def _shape(source: nodes.Source) -> Shape:
+    return Shape.of(source.serde.contract, source.fields)
 
 
 def _zone(pipeline: str, zone: str) -> str:

@@ -1,80 +1,123 @@
-"""Streams and tables as an author handles them: every method adds a node to the pipeline."""
+"""Streams as an author handles them: every method adds a node to the pipeline."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, Literal, overload
 
 from sluice.errors import TopologyError
-from sluice.topology import expressions, nodes
+from sluice.topology import expressions, grouped, nodes, tables
 from sluice.topology.author import line
-from sluice.topology.windows import Window
-
-if TYPE_CHECKING:
-    from sluice.topology.pipeline import Pipeline
-
-
-class _Handle:
-    """What a stream and a table have in common: a node, and the fields an expression may use there."""
-
-    metadata: ClassVar[dict[str, str]] = expressions.METADATA
-    """What expressions may use beside the fields."""
-
-    def __init__(self, pipeline: Pipeline, node: nodes.Node, fields: dict[str, str]) -> None:
-        self.pipeline = pipeline
-        self.node = node
-        self.fields = fields
-
-    def _check(self, text: str, step: str, *, aggregate: bool = False) -> None:
-        known = self.fields | self.metadata
-        where = f"{self.pipeline.name}: {step} at {line()}"
-        try:
-            expression = expressions.parse(text)
-        except TopologyError as error:
-            raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-        expressions.check(expression, known, where, aggregate=aggregate)
-
-    def _columns(self, picked: tuple[str, ...], named: dict[str, str]) -> dict[str, str]:
-        columns = {name: expressions.reference(name) for name in picked} | named
-        if taken := columns.keys() & self.metadata.keys():
-            raise TopologyError(
-                f"{self.pipeline.name}: map_values at {line()}: the names {', '.join(sorted(taken))} are Sluice's own."
-            )
-        for text in columns.values():
-            self._check(text, "map_values")
-        return columns
-
-    def _sink(self, topic: str) -> None:
-        self.pipeline.claim("topic", topic)
-        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic)
+from sluice.topology.handles import Function, Handle, Shape, one_value
+from sluice.topology.serdes import Value, fields_of
+from sluice.topology.windows import Duration, JoinWindow, milliseconds
 
 
-class Stream(_Handle):
+class Stream(Handle):
     """Records one after the other."""
 
-    def to(self, topic: str) -> None:
-        """Write every record to `topic`: the key as text, the value as a JSON object."""
-        self._sink(topic)
+    def to(
+        self,
+        topic: str,
+        *,
+        value: Value | None = None,
+        key: Function | None = None,
+        delivery: Literal["exactly_once", "at_least_once"] = "exactly_once",
+    ) -> None:
+        """Write every record to `topic`: the key as text, the value as JSON.
 
-    def filter(self, where: str) -> Stream:
-        """Keep the records for which the Spark SQL condition is true."""
+        `value=str` writes a text as it is, a Serde by its `encode`; `key` makes the key's bytes of its text.
+        """
+        self._sink(topic, value, key, delivery)
+
+    def filter(self, where: str | Function) -> Stream:
+        """Keep the records for which the Spark SQL condition, or the Python function of the value, is true."""
+        if not isinstance(where, str):
+            return self._apply(where, "condition", self.shape)
         self._check(where, "filter")
-        return Stream(self.pipeline, self.pipeline.add(nodes.Filter, parent=self.node, where=where), self.fields)
+        return self._next(self.pipeline.add(nodes.Filter, parent=self.node, where=where))
 
-    def filter_not(self, where: str) -> Stream:
+    def filter_not(self, where: str | Function) -> Stream:
         """Keep the records for which the condition is not true."""
+        if not isinstance(where, str):
+            return self._apply(_Not(where), "condition", self.shape)
         self._check(where, "filter_not")
         return self.filter(f"NOT coalesce({where}, false)")
 
-    def map_values(self, *picked: str, **named: str) -> Stream:
-        """The value becomes the picked fields and the named expressions; the key stays."""
-        columns = self._columns(picked, named)
-        node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns)
-        return Stream(self.pipeline, node, {name: self.fields.get(text, "") for name, text in columns.items()})
+    def map_values(self, *picked: str | Function, returns: type | None = None, **named: str) -> Stream:
+        """The value becomes the picked fields and the named expressions, or what a Python function makes of it.
 
-    def select_key(self, key: str) -> Stream:
-        """The key becomes the expression's value as text; the value stays."""
+        A function takes the value as its contract's Struct, or as JSON gives it, and says with `returns` of which type
+        its result is, so that later expressions know its fields. The key stays.
+        """
+        if len(picked) == 1 and callable(picked[0]):
+            return self._apply(picked[0], "value", Shape.of(returns, fields_of(returns)), returns)
+        columns = self._columns(_texts(picked), named)
+        return self._next(self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns), self._mapped(columns))
+
+    def map_value(self, value: str) -> Stream:
+        """The value becomes the expression's own, no object: later expressions call it `value`."""
+        self._check(value, "map_value")
+        node = self.pipeline.add(nodes.MapValue, parent=self.node, value=value)
+        return self._next(node, one_value(self.fields.get(value, "")))
+
+    def map(
+        self, function: Function | None = None, *, returns: type | None = None, key: str = "_key", **named: str
+    ) -> Stream:
+        """Key and value become the expressions' values, or what `function(key, value)` returns: the two of them."""
+        if function is not None:
+            return self._apply(function, "record", Shape.of(returns, fields_of(returns)), returns)
+        self._check(key, "map")
+        columns = self._columns((), named)
+        # The new key is a field until the value is made, so that both are made of the old record.
+        both = self.pipeline.add(nodes.MapValues, parent=self.node, columns={**columns, _NEW_KEY: key})
+        mapped = self._next(both, Shape(dict.fromkeys([*columns, _NEW_KEY], ""))).select_key(_NEW_KEY)
+        return mapped.map_values(*columns)
+
+    def flat_map_values(self, items: str | Function, *, returns: type | None = None) -> Stream:
+        """A record for each element of the array, or of what the function of the value returns; the key stays.
+
+        Elements that are structs become the value; anything else is called `value`.
+        """
+        if not isinstance(items, str):
+            return self._apply(items, "values", Shape.of(returns, fields_of(returns)), returns)
+        self._check(items, "flat_map_values")
+        fields = expressions.element_fields(self.fields.get(items, ""))
+        return self._flat(items, fields)
+
+    def flat_map(self, items: str | Function, *, returns: type | None = None) -> Stream:
+        """A record for each element: structs of `key` and `value`, or the pairs that `function(key, value)` returns."""
+        if not isinstance(items, str):
+            return self._apply(items, "records", Shape.of(returns, fields_of(returns)), returns)
+        self._check(items, "flat_map")
+        return self._flat(items, {"key": "", "value": ""}).select_key("key").map_value("value")
+
+    def select_key(self, key: str | Function) -> Stream:
+        """The key becomes the expression's value as text, or what the function of the value returns."""
+        if not isinstance(key, str):
+            return self._apply(key, "key", self.shape)
         self._check(key, "select_key")
-        return Stream(self.pipeline, self.pipeline.add(nodes.SelectKey, parent=self.node, key=key), self.fields)
+        return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key))
+
+    def peek(self, function: Function) -> Stream:
+        """Call `function(key, value)` for every record, in the tasks, for what it does: to log, or to count."""
+        return self._apply(function, "nothing", self.shape)
+
+    def repartition(self) -> Stream:
+        """The same stream. Grouping and joining shuffle by key as they need: this is here for who looks for it."""
+        return self
+
+    def merge(self, *others: Stream) -> Stream:
+        """The records of this stream and the others, whose values have the same fields."""
+        for other in others:
+            if other.fields.keys() != self.fields.keys() or other.shape.scalar != self.shape.scalar:
+                raise TopologyError(
+                    f"{self.pipeline.name}: merge at {line()}: one stream has the fields {', '.join(self.fields)}, "
+                    f"another {', '.join(other.fields)}.",
+                    next_step="Bring them to the same fields with map_values.",
+                )
+        node = self.pipeline.add(nodes.Merge, streams=(self.node, *(other.node for other in others)))
+        same = all(other.shape.contract is self.shape.contract for other in others)
+        return self._next(node, Shape(self.fields, self.shape.contract if same else None, self.shape.scalar))
 
     def split(self, **branches: str) -> dict[str, Stream]:
         """A stream for each condition, by its name: a record goes to the first whose condition is true, or nowhere.
@@ -87,88 +130,118 @@ class Stream(_Handle):
             left = left.filter_not(where)
         return streams
 
-    def group_by_key(self) -> GroupedStream:
+    def to_table(self, *, store: str) -> tables.Table:
+        """The latest value of each key, as a table with a store; a record with the value null deletes."""
+        self.pipeline.claim("store", store)
+        return tables.Table(self.pipeline, self.pipeline.add(nodes.ToTable, parent=self.node, store=store), self.shape)
+
+    def group_by_key(self) -> grouped.GroupedStream:
         """Group by the record's key."""
         return self.group_by("_key")
 
-    def group_by(self, key: str) -> GroupedStream:
+    def group_by(self, key: str) -> grouped.GroupedStream:
         """Group by an expression; its value as text is the key of the stores that follow."""
         self._check(key, "group_by")
-        return GroupedStream(self, key, None)
+        return grouped.GroupedStream(self, key, None)
 
+    @overload
+    def join(self, other: Stream, window: JoinWindow, *, how: nodes.How = "inner") -> Stream: ...
+    @overload
+    def join(self, other: tables.Table, *, how: nodes.How = "inner", on: str | None = None) -> Stream: ...
+    def join(
+        self, other: Handle, window: JoinWindow | None = None, *, how: nodes.How = "inner", on: str | None = None
+    ) -> Stream:
+        """Each record beside those of the other with the same key: the value has the fields `left` and `right`.
 
-class GroupedStream:
-    """Records grouped by a key, to be aggregated: each aggregation is a store that can be queried by its name."""
-
-    def __init__(self, stream: Stream, key: str, window: Window | None) -> None:
-        self.stream = stream
-        self.key = key
-        self.window = window
-
-    def windowed_by(self, window: Window) -> WindowedStream:
-        """Aggregate each window of event time by itself."""
-        return WindowedStream(self.stream, self.key, window)
-
-    def count(self, *, store: str) -> Table:
-        """The number of records: a JSON number."""
-        return self._aggregate(store, {"count": "count(*)"}, scalar=True)
-
-    def aggregate(self, *, store: str, **columns: str) -> Table:
-        """A JSON object with one field for each named Spark SQL aggregate, such as `total="sum(amount)"`."""
-        if not columns:
-            raise TopologyError(f"{self.stream.pipeline.name}: aggregate into {store!r} at {line()} names no column.")
-        return self._aggregate(store, columns, scalar=False)
-
-    def _aggregate(self, store: str, columns: dict[str, str], *, scalar: bool) -> Table:
-        stream, pipeline = self.stream, self.stream.pipeline
-        pipeline.claim("store", store)
-        for text in columns.values():
-            stream._check(text, f"aggregate into {store!r}", aggregate=True)
-        node = pipeline.add(
-            nodes.Aggregate,
-            parent=stream.node,
-            key=self.key,
-            window=self.window,
-            store=store,
-            columns=columns,
-            scalar=scalar,
-        )
-        return Table(pipeline, node, dict.fromkeys(columns, ""))
-
-
-class WindowedStream(GroupedStream):
-    """A grouped stream whose aggregations are kept for each window."""
-
-
-class Table(_Handle):
-    """The latest value of each key; its changes can be joined, mapped and written to a topic."""
-
-    metadata = expressions.CHANGE_METADATA
-
-    def to(self, topic: str) -> None:
-        """Write every change to `topic`: the key as text, the value as JSON.
-
-        The window of a windowed store's change is in the headers `window_start` and `window_end`, as epoch ms.
+        With a stream: all within the `window`. With a table: its value at that moment. With a global table `on` may
+        name an expression as the key to look up. `how`: inner; left, where what has no match has a `right` of null;
+        outer (of two streams), where it may be the `left` too.
         """
-        self._sink(topic)
+        where = f"{self.pipeline.name}: join at {line()}"
+        if isinstance(other, Stream):
+            if window is None or on is not None:
+                raise TopologyError(
+                    f"{where}: two streams are joined by key within a window.",
+                    next_step='Write join(other, within("5 minutes")).',
+                )
+            return self._joined(other, "stream-stream", how, window=window)
+        if window is not None or how == "outer":
+            raise TopologyError(f"{where}: a stream and a table are joined inner or left, without a window.")
+        if on is not None:
+            if not isinstance(other, tables.GlobalTable):
+                raise TopologyError(
+                    f"{where}: on= is for global tables.", next_step="Re-key the stream with select_key first."
+                )
+            self._check(on, "join")
+        return self._joined(other, "stream-table", how, on=on)
 
-    def join(self, table: GlobalTable, *, how: Literal["inner", "left"] = "inner") -> Table:
-        """Each change beside the global table's value for the same key, as fields `left` and `right`."""
-        if isinstance(self.node, nodes.Aggregate) and self.node.window is not None:
-            raise TopologyError(
-                f"{self.pipeline.name}: join at {line()}: {self.node.store!r} is windowed; its key matches no table's."
-            )
-        node = self.pipeline.add(nodes.TableJoin, left=self.node, right=table.node, how=how)
-        return Table(self.pipeline, node, {"left": "", "right": ""})
+    def left_join(self, other: Any, *window: JoinWindow, **more: Any) -> Stream:
+        """`join` with `how="left"`."""
+        return self.join(other, *window, how="left", **more)
 
-    def map_values(self, *picked: str, **named: str) -> Table:
-        """The value becomes the picked fields and the named expressions."""
-        columns = self._columns(picked, named)
-        node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns)
-        return Table(self.pipeline, node, {name: self.fields.get(text, "") for name, text in columns.items()})
+    def outer_join(self, other: Stream, window: JoinWindow) -> Stream:
+        """`join` with `how="outer"`."""
+        return self.join(other, window, how="outer")
+
+    def process(
+        self,
+        processor: type,
+        *,
+        stores: dict[str, Duration | None] | None = None,
+        returns: type | None = None,
+        outputs: dict[str, type | None] | None = None,
+    ) -> grouped.Processed:
+        """Run an author's processor over each key's records, in order: see `sluice.Processor`.
+
+        `stores` names its key-value stores, each with a time to live or None. What it forwards is the stream's next
+        value, of type `returns`; `outputs` names further outputs with their types.
+        """
+        stores_ms = {name: None if ttl is None else milliseconds(ttl) for name, ttl in (stores or {}).items()}
+        named = {"output": returns, **(outputs or {})}
+        node = self.pipeline.add(
+            nodes.Process, parent=self.node, processor=processor, stores=stores_ms, takes=self.shape.contract,
+            returns=named,
+        )  # fmt: skip
+        return grouped.Processed(self.pipeline, node)
+
+    def deduplicate(self, by: str, *, within: Duration) -> Stream:
+        """Let the first record of each id, the expression `by`, go on; drop and count others `within` that time."""
+        self._check(by, "deduplicate")
+        return self._next(self.pipeline.add(nodes.Deduplicate, parent=self.node, by=by, within_ms=milliseconds(within)))
+
+    def _joined(self, other: Handle, kind: Any, how: nodes.How, **more: Any) -> Stream:
+        node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, **more)
+        return self._next(node, Shape({"left": "", "right": ""}))
+
+    def _flat(self, items: str, fields: dict[str, str]) -> Stream:
+        node = self.pipeline.add(nodes.FlatMapValues, parent=self.node, items=items, fields=fields)
+        return self._next(node, Shape(fields) if fields else one_value())
+
+    def _apply(self, function: Any, gives: Any, shape: Shape, returns: type | None = None) -> Stream:
+        node = self.pipeline.add(
+            nodes.Apply, parent=self.node, function=function, gives=gives, takes=self.shape.contract, returns=returns,
+            fields=shape.fields,
+        )  # fmt: skip
+        return self._next(node, shape)
+
+    def _next(self, node: nodes.Node, shape: Shape | None = None) -> Stream:
+        return Stream(self.pipeline, node, shape or self.shape)
 
 
-class GlobalTable(_Handle):
-    """The latest value of each key of a topic, whole on every worker."""
+_NEW_KEY = "__key"
 
-    node: nodes.Source
+
+class _Not:
+    """The opposite of a condition."""
+
+    def __init__(self, condition: Function) -> None:
+        self.condition = condition
+
+    def __call__(self, value: Any) -> bool:
+        return not self.condition(value)
+
+
+def _texts(picked: tuple[str | Function, ...]) -> tuple[str, ...]:
+    if not all(isinstance(one, str) for one in picked):
+        raise TopologyError(f"map_values at {line()} takes one function, or names of fields.")
+    return tuple(one for one in picked if isinstance(one, str))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.topology.author import line
@@ -37,6 +38,48 @@ class Window:
         return f"tumbling({self.size_ms} ms, grace {self.grace_ms} ms)"
 
 
+@dataclass(frozen=True)
+class SlidingWindow:
+    """A window for every distinct set of records within `size`: ends with a record, or begins right after one."""
+
+    size_ms: int
+    grace_ms: int
+
+    def __str__(self) -> str:
+        return f"sliding({self.size_ms} ms, grace {self.grace_ms} ms)"
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """A window of records with no more than `gap` between each and the next; both ends belong to it."""
+
+    gap_ms: int
+    grace_ms: int
+
+    @property
+    def size_ms(self) -> None:
+        """A session has no size of its own."""
+        return
+
+    def __str__(self) -> str:
+        return f"session(gap {self.gap_ms} ms, grace {self.grace_ms} ms)"
+
+
+AnyWindow: TypeAlias = Window | SlidingWindow | SessionWindow
+
+
+@dataclass(frozen=True)
+class JoinWindow:
+    """Records match if the right one is at most `before` before the left one and at most `after` after it."""
+
+    before_ms: int
+    after_ms: int
+    grace_ms: int
+
+    def __str__(self) -> str:
+        return f"within({self.before_ms} ms before, {self.after_ms} ms after, grace {self.grace_ms} ms)"
+
+
 def tumbling(size: Duration, grace: Duration = 0) -> Window:
     """Windows of `size` one after the other. A record is late for its window once stream time reaches end + grace."""
     return _checked(Window(milliseconds(size), milliseconds(grace)))
@@ -50,7 +93,37 @@ def hopping(size: Duration, *, advance: Duration, grace: Duration = 0) -> Window
     return _checked(window)
 
 
-def _checked(window: Window) -> Window:
+def sliding(size: Duration, grace: Duration = 0) -> SlidingWindow:
+    """Windows that slide over time: one for each distinct set of records of a key that lie within `size`."""
+    return _checked(SlidingWindow(milliseconds(size), milliseconds(grace)))
+
+
+def session(gap: Duration, grace: Duration = 0) -> SessionWindow:
+    """Windows of activity: a record joins a session from which it is no more than `gap` away, and may join two."""
+    window = SessionWindow(milliseconds(gap), milliseconds(grace))
+    if window.gap_ms < 0 or window.grace_ms < 0:
+        raise TopologyError(f"{window} at {line()}: gap and grace must be at least 0.")
+    return window
+
+
+def within(
+    size: Duration = 0, *, before: Duration | None = None, after: Duration | None = None, grace: Duration = 0
+) -> JoinWindow:
+    """How far apart two records of joined streams may be: `size` both ways, or `before` and `after` the left one."""
+    window = JoinWindow(
+        milliseconds(size if before is None else before),
+        milliseconds(size if after is None else after),
+        milliseconds(grace),
+    )
+    if window.before_ms + window.after_ms < 0 or window.grace_ms < 0:
+        raise TopologyError(f"{window} at {line()}: the window must not end before it begins, and grace be at least 0.")
+    return window
+
+
+W = TypeVar("W", Window, SlidingWindow)
+
+
+def _checked(window: W) -> W:
     if window.size_ms <= 0 or window.grace_ms < 0:
         raise TopologyError(f"{window} at {line()}: the size must be above 0 and grace at least 0.")
     return window

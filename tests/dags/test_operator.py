@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -59,7 +60,8 @@ def connect(monkeypatch: pytest.MonkeyPatch, master: str | None = "local[2]", ka
 
 
 def submit(record: Path, **arguments: Any) -> Submitted:
-    SluiceJobOperator(task_id="main", pipeline="orders", **arguments).execute(cast(Any, {}))
+    task = SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")
+    SluiceJobOperator(task_id="main", pipeline="orders", **arguments).execute(cast(Any, {"ti": task}))
     return Submitted(*json.loads(record.read_text()))
 
 
@@ -77,6 +79,7 @@ def test_settings_go_through_the_environment(recorder: Path, monkeypatch: pytest
     assert json.loads(said["SLUICE_KAFKA"]) == {**KAFKA, "enable.auto.commit": "false"}
     assert said["SLUICE_LEDGER"] == settings().ledger
     assert said["PYSPARK_PYTHON"] == sys.executable
+    assert said["SLUICE_RUN"] == "orders/manual__1/main", "whichever try it is"
     assert "SLUICE_KAFKA" not in os.environ, "nothing stays behind in this process"
 
 

@@ -36,10 +36,11 @@ class Running:
     names: Names
     pipeline: Pipeline
     settings: Settings
-    bootstrap: str
+    kafka: EmbeddedKafka
     producer: Producer = field(init=False)
 
     def __post_init__(self) -> None:
+        self.bootstrap = self.kafka.bootstrap
         self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0, "log_level": 0})
 
     def send(self, topic: str, *records: Record, partition: int = 0, **more: Any) -> None:
@@ -188,6 +189,6 @@ def start(spark: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str],
         # Clients outlive the broker by a moment, and would say so.
         brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
         settings = Settings.read({"SLUICE_HOME": str(tmp_path / names.prefix), "SLUICE_KAFKA": brokers})
-        return Running(spark, names, pipeline, settings, kafka.bootstrap)
+        return Running(spark, names, pipeline, settings, kafka)
 
     return make

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, tumbling
-from sluice.topology.streams import GroupedStream, Stream
+from sluice.topology import GroupedStream, Stream
 
 GRACE = tumbling("60 seconds", grace="15 seconds")
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from sluice import Pipeline
+from sluice.engine.handoff import Handoff
+from sluice.state.audits import SourceAudit
+from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import owner
+from sluice.state.shard import Shard
 from sluice.topology.loader import load_file
 from tests.engine.conftest import Start
-from tests.engine.shop import Names, address, millis, sale, shop
+from tests.engine.shop import GRACE, Names, address, millis, sale, sales_of, shop
 
 
 def test_a_run_reads_what_there_is_and_publishes_one_cut(start: Start) -> None:
@@ -116,6 +123,56 @@ def test_every_key_is_at_its_owner(start: Start) -> None:
         key: {"shop": key, "amount": 1.0, "city": f"city of {key}"} for key in keys
     }
     assert dict(running.output("copies")).keys() == set(keys)
+
+
+def test_every_record_is_accounted_for_by_partition(start: Start) -> None:
+    def windows_only(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        groups = sales_of(pipeline, names).filter("amount > 0").group_by("nullif(shop, '')")
+        groups.windowed_by(GRACE).count(store="n_window")
+        return pipeline
+
+    running = start(windows_only, sales=2)
+    running.send("sales", sale("a", at="08:00:00"), sale("a", at="09:00:00"), sale("b", at="08:00:00"), b"{", sale(""))
+    running.send("sales", sale("a", -1), sale("c"), (None, None), partition=1)
+    running.run()
+    running.send("sales", sale("c", at="09:00:30"), partition=1)
+    running.run()
+
+    with running.ledger() as ledger:
+        audits = ledger.audits.all(running.pipeline.name, "main", 1)
+    sales = running.names("sales")
+    assert audits[0].sources == (
+        SourceAudit(
+            topic=sales, partition=0, start=0, end=5, read=5, applied=2, late=1, dropped={"null_key": 1},
+            dead_letters={"malformed": 1},
+        ),
+        SourceAudit(
+            topic=sales, partition=1, start=0, end=3, read=3, applied=1, filtered=1, dead_letters={"null_value": 1}
+        ),
+    )  # fmt: skip
+    assert audits[1].sources == (SourceAudit(topic=sales, partition=1, start=3, end=4, read=1, applied=1),)
+    assert audits[0].outputs == {running.pipeline.dead_letters: 2}
+    assert [audit.wrong for audit in audits] == [[], []]
+    with running.ledger() as ledger:
+        workers = ledger.workers(running.pipeline.name, "main")
+    for worker in workers:
+        with Shard.open(worker.location) as shard:
+            shard.verify(1)
+            assert shard.checksum(1) == audits[1].checksums.get(str(worker.number), NO_CHECKSUM)
+
+
+def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start(shop)
+    running.send("sales", sale("a"), sale("b"))
+    one_more = Handoff.by_source
+    monkeypatch.setattr(
+        Handoff, "by_source", lambda *of: {place: n + Counter(read=1) for place, n in one_more(*of).items()}
+    )
+    with pytest.raises(Exception, match=r"sales/0: 3 records were read, and 2 are accounted for"):
+        running.run()
+    assert running.cuts() == []
+    assert running.output("copies") == []
 
 
 PIPELINE = """

@@ -245,7 +245,7 @@ def test_one_bad_among_many_leaves_the_others_in_order() -> None:
     many[500], many[501], many[999] = b"{", order(amount="1.234"), None
     rows, values, letters = decoder(Order).decode(many)
     assert rows == [n for n in range(1000) if n not in (500, 501, 999)]
-    assert [value.orderId for value in values] == rows  # type: ignore[attr-defined]
+    assert [value.orderId for value in values] == rows
     assert {letter.row: letter.reason for letter in letters} == {500: "malformed", 501: "digits", 999: "null_value"}
 
 

@@ -16,12 +16,14 @@ from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling
 from sluice.engine import place as placing
+from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
 from sluice.engine.handoff import Handoff
-from sluice.engine.place import BEFORE_ALL, CLOSED, Placed, Placer, place
+from sluice.engine.place import Placed, Placer, place
 from sluice.plan import plan
 from sluice.topology.windows import Window
 
 WINDOW = tumbling(60_000, grace=15_000)
+NOW = 1_700_000_000_000
 
 
 def put(
@@ -177,9 +179,11 @@ class Sales:
         (self.job,) = plan(pipeline).jobs
         self.handoff = Handoff(str(folder))
         inputs = {"s0_amount": pa.int64()}
-        self.placer = Placer.of(self.job, self.handoff, {"sales": partitions, "returns": 7}, inputs)
+        self.partitions = {"sales": partitions, "returns": 7}
+        self.placer = Placer.of(self.job, self.handoff, "no checkpoint", self.partitions, inputs)
         self.batch = 0
         monkeypatch.setattr(placing, "current_batch", lambda: self.batch)
+        monkeypatch.setattr(placing, "batch_clock", lambda checkpoint, batch: NOW)
 
     def run(self, *batches: list[tuple[int, str | None, int]], partition: int = 0) -> list[tuple[str, str, int]]:
         """Place records (time, shop, amount) of one partition; store, key and window start of each cell."""
@@ -278,22 +282,36 @@ def test_partitions_have_stream_times_of_their_own(tmp_path: Path, monkeypatch: 
     sales = Sales(tmp_path, monkeypatch, partitions=2)
     sales.run([(500, "a", 20)], partition=0)
     assert sales.run([(5, "a", 20)], partition=1) == [("all", "a", 0), ("big", "a", 0), ("total", "a", -1)]
-    assert sales.handoff.facts(0).stream_times == {
+    assert {name: time for name, time in sales.handoff.facts(0).stream_times.items() if "seen" not in name} == {
         "all/sales/0": 500, "all/sales/1": 5, "big/sales/0": 500, "big/sales/1": 5,
     }  # fmt: skip
 
 
 def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    placer = Sales(tmp_path, monkeypatch, partitions=2).placer
+    sales = Sales(tmp_path, monkeypatch, partitions=2)
+
+    def closed(times: dict[str, int], idle_ms: int | None = None) -> int:
+        return sales.placer.closed(Clock(times, sales.partitions, NOW, idle_ms))
+
     everywhere = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 400, "big/sales/1": 450}
-    assert placer.closed(everywhere) == 300
+    assert closed(everywhere) == 300
     # A partition, or a store, that has seen nothing yet can still bring anything.
-    assert placer.closed({name: time for name, time in everywhere.items() if name != "big/sales/1"}) == BEFORE_ALL
-    assert placer.closed({}) == BEFORE_ALL
+    assert closed({name: time for name, time in everywhere.items() if name != "big/sales/1"}) == BEFORE_ALL
+    assert closed({}) == BEFORE_ALL
     # A partition that is new does not open again what was closed, and Spark let go of, before it came.
-    assert placer.closed({CLOSED: 250}) == 250
+    assert closed({CLOSED: 250}) == 250
     # Totals have no windows, and other topics' partitions bring nothing to these stores.
-    assert placer.closed(everywhere | {"total/sales/0": 1, "all/returns/0": 1, "back/returns/0": 1}) == 300
+    assert closed(everywhere | {"total/sales/0": 1, "all/returns/0": 1, "back/returns/0": 1}) == 300
+
+
+def test_a_partition_that_is_idle_for_the_declared_time_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sales = Sales(tmp_path, monkeypatch, partitions=2)
+    times = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 500, "big/sales/1": 300}
+    seen = {"seen/sales/0": NOW - 10, "seen/sales/1": NOW - 1_000}
+    closed = [sales.placer.closed(Clock(times | seen, sales.partitions, NOW, idle)) for idle in (None, 1_000, 999)]
+    assert closed == [300, 300, 500]
 
 
 def test_what_is_closed_is_known_from_the_batches_before(sales: Sales) -> None:
@@ -317,15 +335,18 @@ def test_a_cell_expires_with_the_grace_of_its_window_and_a_total_never(sales: Sa
 def test_output_records_are_handed_to_the_driver_in_order(sales: Sales) -> None:
     sales.run([(1, "a", 30), (2, "b", 1)], [(3, None, 20)])
     (table,) = sales.handoff.records(0, "big_sales")
-    assert table.to_pylist() == [{"key": "a", "value": "30"}, {"key": None, "value": "20"}]
+    assert table.to_pylist() == [
+        {"key": "a", "value": "30", "timestamp": 1}, {"key": None, "value": "20", "timestamp": 3},
+    ]  # fmt: skip
 
 
 def test_records_that_nothing_takes_are_counted_as_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Pipeline("p")
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     (job,) = plan(pipeline).jobs
-    placer = Placer.of(job, Handoff(str(tmp_path)), {"sales": 1}, {})
+    placer = Placer.of(job, Handoff(str(tmp_path)), "no checkpoint", {"sales": 1}, {})
     monkeypatch.setattr(placing, "current_batch", lambda: 0)
+    monkeypatch.setattr(placing, "batch_clock", lambda checkpoint, batch: NOW)
     (family,) = job.families
     batch = pa.RecordBatch.from_pydict({
         "_source": pa.array([0, 0, 0], pa.int32()),

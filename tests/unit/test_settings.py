@@ -25,6 +25,8 @@ def test_everything_has_a_default_below_one_folder() -> None:
         jars=home / "jars" / "spark",
         kafka={"bootstrap.servers": "127.0.0.1:9092"},
         spark_conf={},
+        max_records=2_000_000,
+        run="",
     )
 
 
@@ -68,6 +70,12 @@ def test_what_is_no_json_object_of_texts_is_refused_without_repeating_it(name: s
         Settings.read({name: text})
     assert "hush" not in str(refused.value)
     assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "²"])
+def test_a_batch_has_a_whole_number_of_records(text: str) -> None:
+    with pytest.raises(SettingsError, match="SLUICE_MAX_RECORDS"):
+        Settings.read({"SLUICE_MAX_RECORDS": text})
 
 
 def test_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

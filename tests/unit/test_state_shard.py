@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import random
+import sqlite3
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.errors import SettingsError, StateError
+from sluice.errors import LeaseError, SettingsError, StateError
+from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import NO_WINDOW, Cell
 from sluice.state.ranges import Range
 from sluice.state.shard import Shard, location, rows_of
@@ -120,6 +123,83 @@ def test_compaction_keeps_what_any_later_cut_shows(shard: Shard, monkeypatch: py
     assert shard.compact(8) == 0
     assert shard.compact(11) > 0
     assert shard.scan(0, 11) == before[11]
+
+
+def test_the_checksum_tells_states_apart_and_not_the_ways_to_them(database: str) -> None:
+    def of(name: str, *batches: list[tuple[int, str, int, int, str | None]]) -> str:
+        with Shard.create(location(database, "orders", name, 1, 0)) as shard:
+            for number, rows in enumerate(batches):
+                shard.write(number, rows)
+                shard.verify(number)
+            return shard.checksum(99)
+
+    short = of("short", [row("a", "[2]"), row("b", "[1]"), row("c", "[1]", 1, 0)])
+    begun = [row("c", "[1]", 1, 0), row("a", "[1]"), row("x", "[1]")]
+    assert of("long", begun, [row("b", "[1]")], [row("x", None), row("a", "[2]")]) == short
+    assert of("empty", [row("a", "[1]")], [row("a", None)]) == of("none") == NO_CHECKSUM
+    others = [
+        of("value", [row("a", "[3]"), row("b", "[1]"), row("c", "[1]", 1, 0)]),
+        of("key", [row("a", "[1]"), row("b", "[2]"), row("c", "[1]", 1, 0)]),
+        of("less", [row("a", "[2]"), row("b", "[1]")]),
+        of("window", [row("a", "[2]"), row("b", "[1]"), row("c", "[1]", 1, 15_000)]),
+    ]
+    assert len({short, *others}) == 5
+
+
+def test_the_checksum_survives_writing_again_and_compaction(shard: Shard) -> None:
+    shard.write(0, [row("a", "[1]"), row("b", "[1]")])
+    shard.write(1, [row("a", "[2]"), row("c", "[1]")])
+    before = shard.checksum(1)
+    shard.write(1, [row("c", "[7]")])
+    assert shard.checksum(1) != before
+    shard.write(1, [row("a", "[2]"), row("c", "[1]")])
+    assert shard.checksum(1) == before
+    shard.write(2, [row("a", None)])
+    shard.compact(1)
+    for batch in (1, 2):
+        shard.verify(batch)
+    assert shard.checksum(1) == before
+
+
+def test_a_value_that_was_changed_behind_its_back_is_found(shard: Shard) -> None:
+    shard.write(0, [row("a", "[1]"), row("b", "[1]")])
+    shard._driver.execute("UPDATE cells SET value = '[9]' WHERE key = 'b'")
+    with pytest.raises(StateError, match=r"its checksum is .*, and was"):
+        shard.verify(0)
+
+
+def test_a_writer_whose_successor_has_written_is_refused(shard: Shard) -> None:
+    shard.write(0, [row("a", "[1]")], epoch=3)
+    shard.write(1, [row("a", "[2]")], epoch=4)
+    with pytest.raises(LeaseError, match="lost its lease"):
+        shard.write(1, [row("a", "[3]")], epoch=3)
+    assert shard.get(0, "a", 1) == "[2]"
+
+
+def test_a_file_with_a_flipped_byte_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "s.sqlite"
+    with Shard.create(f"sqlite:///{file}") as shard:
+        shard.write(0, [row(f"key {number}", "[1]") for number in range(20_000)])
+    data = file.read_bytes()
+    choose = random.Random(7)
+    for _ in range(40):
+        flipped = bytearray(data)
+        # Within the pages of the cells; their free space may hold anything.
+        place = choose.randrange(len(data) // 4, len(data) // 2)
+        flipped[place] ^= 1 << choose.randrange(8)
+        file.write_bytes(flipped)
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            try:
+                same = database.execute("SELECT * FROM cells").fetchall() == expected(20_000)
+            except sqlite3.DatabaseError:
+                same = False
+        if not same:
+            with pytest.raises(StateError), Shard.open(f"sqlite:///{file}") as shard:
+                shard.verify(0)
+
+
+def expected(number: int) -> list[tuple[int, str, int, int, int, str | None]]:
+    return sorted((0, f"key {n}", NO_WINDOW, NO_WINDOW, 0, "[1]") for n in range(number))
 
 
 def test_arrow_rows_are_sorted_as_the_database_sorts(shard: Shard) -> None:

@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a zone that is a path": (lambda: Pipeline("p", zone="../../etc/passwd"), r"is not a time zone"),
     "no workers": (lambda: Pipeline("p", workers=0), r"workers=0; there must be 1 to 1024"),
     "a value that is no Struct": (
-        lambda: Pipeline("p").stream("s", value=dict),  # type: ignore[arg-type]
+        lambda: Pipeline("p").stream("s", value=dict),
         r"is not a contract",
     ),
     "a windowed store joined with a table": (
@@ -151,7 +151,7 @@ AT_FAULT: list[Callable[[], object]] = [
     lambda: Pipeline("p", workers=0),
     lambda: Pipeline("p", zone="nowhere"),
     lambda: Pipeline("p").stream("s", value=Sale, event_time="shop"),
-    lambda: Pipeline("p").stream("s", value=dict),  # type: ignore[arg-type]
+    lambda: Pipeline("p").stream("s", value=dict),
     lambda: sales().to("a b"),
     lambda: tumbling(0),
     lambda: tumbling("soon"),
@@ -182,7 +182,7 @@ def test_a_topology_is_data() -> None:
     assert isinstance(sink, nodes.Sink)
     assert isinstance(counted, nodes.Aggregate)
     assert (counted.parent, counted.window) == (mapped, tumbling(15_000, grace=60_000))
-    assert nodes.source_of(counted) is source
+    assert nodes.sources_of(counted) == (source,)
 
 
 def test_every_record_has_its_place_in_kafka_at_hand() -> None:

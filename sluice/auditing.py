@@ -1,0 +1,101 @@
+"""What `sluice audit` prints: what became of every record that was read, whether it adds up, and the shards' state."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from sluice.errors import NotFound, StateError, Unreachable
+from sluice.state.audits import Audit, SourceAudit, total
+from sluice.state.ledger import Ledger
+from sluice.state.model import JobInfo
+from sluice.state.shard import Shard
+
+_COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "late", "dropped", "dead letters", "")
+
+
+def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bool = False) -> bool:
+    """Print the audits of a run or a cut, or of all that is kept; whether everything balances and no shard is damaged.
+
+    Raises NotFound if there is no such pipeline or run.
+    """
+    with Ledger.open(ledger_url) as ledger:
+        jobs = ledger.jobs(pipeline)
+        if not jobs:
+            raise NotFound(f"The ledger knows no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
+        found = {job.job: (job, _chosen(ledger, job, run)) for job in jobs}
+        if not any(audits for _, audits in found.values()):
+            raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it is not kept any more.")
+        fine = [_job(ledger, job, audits, out, verify) for job, audits in found.values()]
+    return all(fine)
+
+
+def _chosen(ledger: Ledger, job: JobInfo, run: str) -> list[Audit]:
+    audits = ledger.audits.all(job.pipeline, job.job, job.generation)
+    # A run is told in the ledger with its DAG and task; whoever asks may leave them out.
+    return [
+        audit
+        for audit in audits
+        if run in ("", f"{audit.generation}.{audit.batch}", audit.run, *audit.run.split("/")[1:2])
+    ]
+
+
+def _job(ledger: Ledger, job: JobInfo, audits: list[Audit], out: Console, verify: bool) -> bool:
+    if not audits:
+        return True
+    first, last = audits[0], audits[-1]
+    title = f"{job.pipeline} / {job.job}, cuts {first.generation}.{first.batch} to {last.generation}.{last.batch}"
+    table = Table(title=title, title_justify="left", caption=_caption(audits), caption_justify="left")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right")
+    for source in total(audits):
+        table.add_row(*_row(source))
+    out.print(table)
+    wrong = [sentence for audit in audits for sentence in audit.wrong]
+    for sentence in wrong:
+        out.print(f"✗ {sentence}", markup=False)
+    out.print("✗ It does not balance." if wrong else "✓ Every record read is accounted for.")
+    damaged = _damaged(ledger, job, last, out) if verify else False
+    return not wrong and not damaged
+
+
+def _row(source: SourceAudit) -> tuple[str, ...]:
+    numbers = (f"{number:,}" for number in (source.read, source.applied, source.filtered, source.late))
+    reasons = (_reasons(counts) for counts in (source.dropped, source.dead_letters))
+    place = (source.topic, str(source.partition), f"{source.start:,} to {source.end:,}")
+    return *place, *numbers, *reasons, "✗" if source.wrong else "✓"
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    return ", ".join(f"{reason} {number:,}" for reason, number in sorted(counts.items()))
+
+
+def _caption(audits: list[Audit]) -> str:
+    written: dict[str, int] = {}
+    for audit in audits:
+        for topic, number in audit.outputs.items():
+            written[topic] = written.get(topic, 0) + number
+    lines = [f"written to {topic}: {number:,}" for topic, number in sorted(written.items())]
+    checksums = audits[-1].checksums
+    lines += [f"state of worker {worker}: {checksums[worker]}" for worker in sorted(checksums, key=int)]
+    return "\n".join(lines)
+
+
+def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
+    """Read every shard; those that are damaged are marked, so that nobody reads them."""
+    of = (job.pipeline, job.job, job.generation)
+    damaged = False
+    for worker in job.workers:
+        try:
+            with Shard.open(worker.location) as shard:
+                shard.verify(last.batch, last.checksums.get(str(worker.number)))
+            ledger.damages.clear(*of, worker.number)
+            out.print(f"✓ worker {worker.number}: every cell has its checksum")
+        except Unreachable as error:
+            damaged = True  # but nobody has seen the shard: it is not marked
+            out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
+        except StateError as error:
+            damaged = True
+            ledger.damages.mark(*of, worker.number, error.detail)
+            out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
+    return damaged

@@ -1,0 +1,320 @@
+"""The task of a stage: one worker's rows, in order, through the operators of that stage, with each key's state.
+
+States lie in the worker's shard as versions of the batch, so that a batch that is tried again begins where it did.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
+from sluice.engine.feeder import OperatorSpec
+from sluice.engine.handoff import Facts, Handoff, no_garbage_collection
+from sluice.engine.rows import CLOCK, SCHEMA, SUBS, in_order
+from sluice.engine.source import batch_clock, current_batch
+from sluice.operators.base import Operator, Row, Window
+from sluice.operators.process import Process
+from sluice.state.model import NO_WINDOW
+from sluice.state.operators import OperatorStates, State
+
+_LAST = 2**62
+_BUFFER = "\0buffer"
+_READ = ("target", "key", "value", "time", "before", "after", "side", "old", "window_start", "window_end", "left_time",
+         "right_time", "foreign", "sequence", "place", "sub")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """An operator as a stage runs it. `make` makes it on the executor; `inline` takes its results at once."""
+
+    spec: OperatorSpec
+    make: Callable[[], Operator[Any]]
+    inline: int | None = None
+
+    @property
+    def number(self) -> int:
+        """The operator's number."""
+        return self.spec.number
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the task of a stage needs to know."""
+
+    number: int
+    handoff: Handoff
+    checkpoint: str
+    locations: tuple[str, ...]
+    operators: tuple[Hosted, ...]
+    partitions: Mapping[str, int]
+    idle_ms: int | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Take one worker's rows; those for other stages go on as they are."""
+        found = [batch for batch in batches if batch.num_rows]
+        if not found:
+            return
+        table = pa.Table.from_batches(found)
+        targets = pa.array([one.number for one in self.operators], pa.int32())
+        mine = pc.and_(pc.is_in(table.column("target"), targets), pc.invert(table.column("emitted")))
+        yield from table.filter(pc.invert(mine)).to_batches()
+        rows = table.filter(mine)
+        if rows.num_rows:
+            with no_garbage_collection():
+                yield from self._run(rows, table.column("worker")[0].as_py())
+
+    def _run(self, rows: pa.Table, worker: int) -> Iterator[pa.RecordBatch]:
+        batch = current_batch()
+        clocks = pc.equal(rows.column("side"), CLOCK)
+        times = self._times(batch, rows.filter(clocks))
+        with OperatorStates.open(self.locations[worker]) as states:
+            run = StageRun.of(self, states, batch, times)
+            run.take(rows.filter(pc.invert(clocks)))
+            run.close()
+            states.write(batch, run.hosts, run.changed())
+        closed = {f"{CLOSED}/{one.spec.clock}": time for one in self.operators if (time := times.closed(one)) >= 0}
+        facts = Facts(dict(run.output.counts), closed)
+        self.handoff.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
+        yield from run.output.batches()
+
+    def _times(self, batch: int, clocks: pa.Table) -> StageTimes:
+        carried = self.handoff.times(batch - 1)
+        names = clocks.column("output").to_pylist()
+        now = dict(zip(names, clocks.column("after").to_pylist(), strict=True))
+        sides = zip(*(clocks.column(name).to_pylist() for name in ("left_time", "right_time")), strict=True)
+        clock = batch_clock(self.checkpoint, batch)
+        return StageTimes(
+            Clock(carried, self.partitions, clock, self.idle_ms),
+            Clock(carried | now, self.partitions, clock, self.idle_ms),
+            dict(zip(clocks.column("target").to_pylist(), sides, strict=True)),
+        )
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """How far stream time is: as of the last cut, and with this batch."""
+
+    last: Clock
+    now: Clock
+    sides: Mapping[int, tuple[int | None, int | None]]
+
+    def closed(self, host: Hosted) -> int:
+        """The stream time that an operator's topics have all reached with this batch."""
+        return max(self._reached(self.now, host), self.closed_before(host))
+
+    def closed_before(self, host: Hosted) -> int:
+        """The same as of the last cut. What was closed stays closed, though a partition was idle and comes back."""
+        was = self.now.times.get(f"{CLOSED}/{host.spec.clock}", BEFORE_ALL)
+        return max(was, self._reached(self.last, host))
+
+    @staticmethod
+    def _reached(clock: Clock, host: Hosted) -> int:
+        spec = host.spec
+        if not spec.joint:
+            return clock.closed(spec.clock, spec.topics)
+        return max(clock.closed(spec.clock, side.topics) for side in spec.sides)
+
+    def reached(self, host: Hosted) -> tuple[int, int]:
+        """How far each side of a join of two streams is."""
+        left, right = self.sides.get(host.number, (None, None))
+        return BEFORE_ALL if left is None else left, BEFORE_ALL if right is None else right
+
+    def is_alone(self, host: Hosted) -> bool:
+        """Whether one partition feeds the operator: its stream time is then everybody's."""
+        return sum(self.now.partitions[topic] for topic in host.spec.topics) == 1
+
+
+@dataclass
+class StageOutput:
+    """What operators send on: rows that come where the one comes that they are made of."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    host: Hosted | None = None
+    place: tuple[int, int, int] = (_LAST, 0, 0)
+    moment: tuple[int, int] = (BEFORE_ALL, BEFORE_ALL)
+    listeners: dict[int, list[HostRun]] = field(default_factory=dict)
+    _made: int = 0
+    _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SCHEMA.names})
+
+    def begin(self, place: tuple[int, int, int], moment: tuple[int, int]) -> None:
+        """The next row is taken."""
+        self.place, self.moment, self._made = place, moment, 0
+
+    def emit(
+        self,
+        key: str | None,
+        value: str | None,
+        time: int,
+        *,
+        window: Window | None = None,
+        old: bool = False,
+        to: str = "output",
+    ) -> None:
+        """Send a result on."""
+        assert self.host is not None
+        sequence, place, sub = self.place
+        start, end = window or (NO_WINDOW, NO_WINDOW)
+        columns = self._columns
+        for name, cell in (
+            ("target", self.host.number), ("side", 0), ("emitted", True), ("old", old), ("output", to), ("key", key),
+            ("value", value), ("foreign", None), ("time", time), ("before", self.moment[0]), ("after", self.moment[1]),
+            ("left_time", None), ("right_time", None), ("window_start", start), ("window_end", end),
+            ("sequence", sequence), ("place", place), ("sub", sub * SUBS + min(self._made, SUBS - 1)), ("worker", None),
+        ):  # fmt: skip
+            columns[name].append(cell)
+        self._made += 1
+        for listener in self.listeners.get(self.host.number, ()):
+            before, after = self.moment
+            if not listener.alone:
+                before = after = listener.closed_before
+            row = Row(key, value, time, before, after, old=old, window=window)
+            host = self.host
+            listener.process(row, self)
+            self.host = host
+
+    def count(self, reason: str) -> None:
+        """Count the row at hand as dropped."""
+        assert self.host is not None
+        self.counts[f"{reason}/{self.host.spec.name}"] += 1
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All that was sent on."""
+        arrays = [pa.array(self._columns[one.name], one.type) for one in SCHEMA]
+        if len(arrays[0]):
+            yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+class HostRun:
+    """One operator in one batch, with the states of the keys that it has met."""
+
+    def __init__(self, host: Hosted, states: OperatorStates, batch: int, times: StageTimes) -> None:
+        self.host = host
+        self.operator = host.make()
+        self.closed_before = times.closed_before(host)
+        self.closed = times.closed(host)
+        self.reached = times.reached(host)
+        self.alone = times.is_alone(host)
+        self.now = times.now.now
+        self._states = states
+        self._batch = batch
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(self.operator.state_type).decode
+        self._held: dict[str, Any] = {}
+        self._had: set[str] = set()
+        self._buffer = getattr(self.operator, "buffer", None)
+        if self._buffer is not None and (kept := states.read(host.number, [_BUFFER], batch)):
+            self._buffer.records, self._buffer.bytes = msgspec.msgpack.decode(kept[_BUFFER])
+
+    def load(self, keys: list[str]) -> None:
+        """Read the states of the keys that will come."""
+        found = self._states.read(self.host.number, keys, self._batch)
+        self._had.update(found)
+        for key in keys:
+            data = found.get(key)
+            self._held[key] = self.operator.begin() if data is None else self._decode(data)
+
+    def process(self, row: Row, output: StageOutput) -> None:
+        """Take one row."""
+        output.host = self.host
+        key = row.key
+        if key is None:
+            self.operator.process(self.operator.begin(), row, output)
+            return
+        if key not in self._held:
+            self.load([key])
+        self.operator.process(self._held[key], row, output)
+
+    def close(self, output: StageOutput) -> None:
+        """Let the keys that wait for stream time know how far it is."""
+        if not self.host.spec.clocked:
+            return
+        due = self._states.due(self.host.number, self.closed, self._batch)
+        self.load([key for key in due if key not in self._held and key != _BUFFER])
+        for key, state in self._held.items():
+            moment = self.operator.due(state)
+            if moment is not None and moment <= self.closed:
+                output.host = self.host
+                self.operator.close(state, key, self.closed, output, self.reached)
+        if isinstance(self.operator, Process):
+            self._tick(self.operator, output)
+        if self._buffer is not None:
+            self.operator.check()  # type: ignore[attr-defined]
+
+    def _tick(self, operator: Process, output: StageOutput) -> None:
+        """Let the keys whose wall-clock timers have run out know: in the first batch after, whatever it has."""
+        due = self._states.wall_due(self.host.number, self.now, self._batch)
+        self.load([key for key in due if key not in self._held])
+        for key, state in self._held.items():
+            moment = operator.wall_due(state)
+            if moment is not None and moment <= self.now:
+                output.host = self.host
+                operator.tick(state, key, self.now, self.closed, output)
+
+    def changed(self) -> Iterator[State]:
+        """The states to keep."""
+        operator, number = self.operator, self.host.number
+        for key, state in self._held.items():
+            if not operator.is_empty(state):
+                wall = operator.wall_due(state) if isinstance(operator, Process) else None
+                yield State(number, key, self._encode(state), operator.due(state), wall)
+            elif key in self._had:
+                yield State(number, key, None, None)
+        if self._buffer is not None:
+            yield State(number, _BUFFER, self._encode((self._buffer.records, self._buffer.bytes)), None)
+
+
+class StageRun:
+    """All operators of a stage in one batch."""
+
+    def __init__(self, hosts: dict[int, HostRun]) -> None:
+        self.hosts = hosts
+        self.output = StageOutput()
+        for host in hosts.values():
+            if host.host.inline is not None:
+                self.output.listeners.setdefault(host.host.inline, []).append(host)
+
+    @classmethod
+    def of(cls, stage: Stage, states: OperatorStates, batch: int, times: StageTimes) -> Self:
+        """The run of a batch."""
+        return cls({one.number: HostRun(one, states, batch, times) for one in stage.operators})
+
+    def take(self, rows: pa.Table) -> None:
+        """Take rows in order."""
+        ordered = rows.take(pa.array(in_order(rows)))
+        self._load(ordered)
+        columns = [ordered.column(name).to_pylist() for name in _READ]
+        output, hosts = self.output, self.hosts
+        for (target, key, value, time, before, after, side, old, start, end, left, right, foreign, sequence, place,
+             sub) in zip(*columns, strict=True):  # fmt: skip
+            output.begin((sequence, place, sub), (before, after))
+            window = None if start == NO_WINDOW else (start, end)
+            reached = (BEFORE_ALL if left is None else left, BEFORE_ALL if right is None else right)
+            row = Row(key, value, time, before, after, side, old, window, reached, foreign)
+            hosts[target].process(row, output)
+
+    def _load(self, rows: pa.Table) -> None:
+        keys: dict[int, dict[str, None]] = {}
+        for target, key in zip(rows.column("target").to_pylist(), rows.column("key").to_pylist(), strict=True):
+            if key is not None:
+                keys.setdefault(target, {})[key] = None
+        for target, mine in keys.items():
+            self.hosts[target].load(list(mine))
+            for listener in self.output.listeners.get(target, ()):
+                listener.load(list(mine))
+
+    def close(self) -> None:
+        """After the last row: what waited for stream time. An operator's results may go to one that is closed next."""
+        for host in self.hosts.values():
+            self.output.begin((_LAST, host.host.number, 0), (host.closed, host.closed))
+            host.close(self.output)
+
+    def changed(self) -> list[State]:
+        """The states to keep, of all operators."""
+        return [state for host in self.hosts.values() for state in host.changed()]

@@ -1,0 +1,63 @@
+"""An author's functions and classes on their way to Spark's tasks: by name where they can be imported there."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+
+from sluice.topology.loader import load_module
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A function, a class or an instance. Its module is loaded from its file where it cannot be imported by name."""
+
+    module: str
+    file: str
+    data: bytes
+
+    @classmethod
+    def of(cls, value: Any) -> Shipped:
+        """Make it ready to travel."""
+        owner = value if hasattr(value, "__qualname__") else type(value)
+        module = getattr(owner, "__module__", "builtins") or "builtins"
+        try:
+            file = inspect.getsourcefile(owner) or ""
+        except TypeError:
+            file = ""
+        return cls(module, file, cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def value(self) -> Any:
+        """The same value, on whichever machine this is."""
+        load_by_name(self.module, self.file)
+        return cloudpickle.loads(self.data)
+
+
+def load_by_name(module: str, file: str) -> Any:
+    """The module of that name: imported, or loaded from its file as Spark brought it to this machine."""
+    if module in sys.modules:
+        return sys.modules[module]
+    if not module.startswith("sluice-pipeline:"):
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError:
+            if not file:
+                raise
+    return load_module(local(file), module)
+
+
+def local(file: str) -> Path:
+    """The pipeline's file: where the driver has it, or as Spark brought it to this executor."""
+    if Path(file).exists():
+        return Path(file)
+    from pyspark import SparkFiles
+
+    return Path(SparkFiles.get(Path(file).name))

@@ -1,0 +1,209 @@
+"""The stages of an ordered job as Spark sees them: rows to workers, through operators, and on as columns again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+from pyspark.sql import types as spark
+
+from sluice.engine.feeder import Feeder
+from sluice.engine.operators import hosted, result_type
+from sluice.engine.ordered import Stage
+from sluice.engine.rows import PLACE_BITS, ROW, ROW_DDL
+from sluice.engine.shards import OWNER
+from sluice.engine.storage import Storage
+from sluice.plan import TO_JSON, VALUE_JSON, Feed, Job, Layers, Ordered, literal, typed_json
+from sluice.topology import nodes
+from sluice.topology.serdes import TEXT_FIELD, fields_of
+
+assert PLACE_BITS == 40, "the plan reads places too"
+
+
+def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
+    """The frame with the columns of every layer."""
+    for layer in layers:
+        # A step that makes several rows of one has two columns.
+        frame = frame.selectExpr(
+            "*", *(f"{sql} AS {f'({name})' if ',' in name else f'`{name}`'}" for name, sql in layer)
+        )
+    return frame
+
+
+@dataclass
+class Stages:
+    """Builds the frames of a job's stages, one after the other; on the way it learns the values' types."""
+
+    job: Job
+    storage: Storage
+    feeder: Feeder
+    arguments: dict[int, list[spark.DataType]] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    """Column of an operator's results, `v9` → its type in DDL; empty if it is not known."""
+    _values: dict[str, str] = field(default_factory=dict)
+    """Feed's name → the type of its values."""
+
+    def fed(self, records: DataFrame) -> DataFrame:
+        """The records with the columns of what gets to operators at once."""
+        return self._with_feeds(records, self._feeds(0))
+
+    def rows(self, placed: DataFrame) -> DataFrame:
+        """The rows that get to stores and sinks, given those of the feeder."""
+        for number in range(1, self.job.stages + 1):
+            placed = self._after(number, self._through(number, placed))
+        return placed
+
+    def store_types(self) -> dict[str, str]:
+        """Store → the type of its values."""
+        return {
+            operator.store: self._values.get(f"f{operator.number}_2", "")
+            for operator in self.job.operators
+            if operator.store is not None
+        }
+
+    def _feeds(self, stage: int) -> list[Feed]:
+        feeds = [feed for operator in self.job.operators for feed in operator.feeds]
+        return [feed for feed in (*feeds, *self.job.feeds) if feed.stage == stage]
+
+    def _with_feeds(self, frame: DataFrame, feeds: Iterable[Feed]) -> DataFrame:
+        feeds = list(feeds)
+        names = {f"{feed.name}_{i}": sql for feed in feeds if feed.raw is None for i, sql in enumerate(feed.values)}
+        schema = frame.selectExpr(*(f"{sql} AS `{name}`" for name, sql in names.items())).schema if names else None
+        kinds = {name: schema[name].dataType for name in names} if schema is not None else {}
+        frame = frame.selectExpr("*", *(f"({feed.passed}) AS {feed.name}" for feed in feeds))
+        columns = []
+        for feed in feeds:
+            mine = [kinds[f"{feed.name}_{i}"] for i in range(len(feed.values))] if feed.raw is None else []
+            self._note(feed, mine)
+            columns += [
+                f"IF({feed.name}, {feed.key}, NULL) AS {feed.name}_key",
+                f"IF({feed.name} AND NOT {feed.is_null}, {_json(feed, mine)}, NULL) AS {feed.name}_value",
+            ]
+            if feed.foreign is not None:
+                columns.append(f"IF({feed.name}, {feed.foreign}, NULL) AS {feed.name}_foreign")
+        return frame.selectExpr("*", *columns)
+
+    def _note(self, feed: Feed, kinds: list[spark.DataType]) -> None:
+        if feed.arguments:
+            self.arguments[feed.target] = kinds
+        self._values[feed.name] = (
+            self.types.get(f"v{feed.raw}", "") if feed.raw is not None else kinds[0].simpleString()
+        )
+
+    def _through(self, number: int, rows: DataFrame) -> DataFrame:
+        job = self.job
+        specs = {spec.number: spec for spec in self.feeder.operators}
+        operators = [operator for operator in job.operators if operator.stage == number]
+        stage = Stage(
+            number, self.storage.handoff, self.storage.checkpoint, self.storage.locations,
+            tuple(hosted(one, specs[one.number], self.arguments) for one in operators), self.feeder.partitions,
+            job.pipeline.idle_ms,
+        )  # fmt: skip
+        for operator in operators:
+            self.types |= dict(self._result_types(operator))
+        owner = OWNER.format(workers=job.pipeline.workers)
+        columns = [name for name in ROW if name != "worker"]
+        routed = rows.selectExpr(*columns, f"coalesce(worker, CAST({owner} AS INT)) AS worker")
+        return routed.repartitionById(job.pipeline.workers, "worker").mapInArrow(stage.__call__, ROW_DDL)
+
+    def _result_types(self, operator: Ordered) -> Iterable[tuple[str, str]]:
+        """The types of an operator's results, by the columns that hold them."""
+        node, name = operator.node, f"v{operator.number}"
+        match node:
+            case nodes.Process():
+                for i, returns in enumerate(node.returns.values()):
+                    yield f"{name}_{i}", _declared(fields_of(returns))
+            case nodes.Aggregate(python=python) if python is not None:
+                yield name, _declared(python.fields)
+            case nodes.Aggregate():
+                yield name, self._aggregate_type(operator, node)
+            case nodes.Join():
+                sides = [self._values[f"f{operator.number}_{side}"] for side in (0, 1)]
+                known = all(sides)
+                yield name, f"struct<left:{sides[0]},right:{sides[1]}>" if known else ""
+            case _ if operator.inline is not None:
+                yield name, self.types[f"v{operator.inline}"]
+            case _:
+                yield name, self._values[f"f{operator.number}_0"]
+
+    def _aggregate_type(self, operator: Ordered, node: nodes.Aggregate) -> str:
+        kinds = self.arguments[operator.number]
+        results = [result_type(name, kind) for (name, _, _), kind in zip(operator.functions, kinds, strict=True)]
+        if node.scalar and operator.plain:
+            return results[0]
+        names = list(node.columns) if operator.plain else [f"a{i}" for i in range(len(results))]
+        return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in zip(names, results, strict=True))}>"
+
+    def _after(self, number: int, rows: DataFrame) -> DataFrame:
+        """The operators' results as columns, through the steps that follow, and as rows to what is next."""
+        layers, feeds = self.job.later_layers.get(number, ()), self._feeds(number)
+        texts = " ".join([*(sql for layer in layers for _, sql in layer), *(" ".join(_texts(feed)) for feed in feeds)])
+        used = set(re.findall(r"\bv\d+(?:_\d+)?\b", texts))
+        typed = [
+            f"{self._typed(name, kind)} AS {name}"
+            for name, kind in self.types.items()
+            if name in used and self._is_of(name, number)
+        ]
+        frame = rows.selectExpr("*", *typed) if typed else rows
+        frame = self._with_feeds(with_layers(frame, layers), feeds)
+        ways = [f"IF(emitted, NULL, {_struct({})})", *(f"IF({feed.name}, {_on(feed)}, NULL)" for feed in feeds)]
+        return frame.selectExpr(f"inline(filter(array({', '.join(ways)}), way -> way IS NOT NULL))")
+
+    def _is_of(self, column: str, stage: int) -> bool:
+        number = int(column[1:].split("_")[0])
+        return any(operator.number == number and operator.stage == stage for operator in self.job.operators)
+
+    @staticmethod
+    def _typed(name: str, kind: str) -> str:
+        number, _, _ = name[1:].partition("_")
+        mine = f"IF(emitted AND target = {number}, value, NULL)"
+        if not kind:
+            return f"parse_json({mine})"
+        if kind.lower().startswith("struct<"):
+            return f"from_json({mine}, {literal(kind)})"
+        return typed_json(mine, {TEXT_FIELD: kind})
+
+
+def _declared(fields: dict[str, str]) -> str:
+    if list(fields) == [TEXT_FIELD]:
+        return fields[TEXT_FIELD]
+    return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in fields.items())}>"
+
+
+def _texts(feed: Feed) -> list[str]:
+    return [feed.passed, feed.key, *feed.values, feed.is_null, feed.foreign or ""]
+
+
+def _json(feed: Feed, kinds: list[spark.DataType]) -> str:
+    """SQL of a feed's value as JSON text."""
+    if feed.raw is not None:
+        return "value"
+    if feed.arguments:
+        parts = [_argument(sql, kind) for sql, kind in zip(feed.values, kinds, strict=True)]
+        return f"concat('[', concat_ws(',', {', '.join(parts)}), ']')"
+    return (VALUE_JSON if feed.scalar else TO_JSON).format(feed.values[0])
+
+
+def _argument(sql: str, kind: spark.DataType) -> str:
+    if isinstance(kind, spark.IntegralType | spark.DecimalType | spark.BooleanType | spark.NullType):
+        return f"coalesce(CAST({sql} AS STRING), 'null')"
+    return VALUE_JSON.format(sql)
+
+
+def _on(feed: Feed) -> str:
+    """SQL of the row that a result becomes on its way to a feed's target."""
+    changed = {
+        "target": str(feed.target), "side": str(feed.side), "emitted": "false", "key": f"{feed.name}_key",
+        "value": f"{feed.name}_value", "output": "NULL", "worker": "NULL",
+        "foreign": "NULL" if feed.foreign is None else f"{feed.name}_foreign",
+    }  # fmt: skip
+    if feed.exploded != "0":
+        changed["sub"] = f"sub * 1024 + {feed.exploded}"
+    return _struct(changed)
+
+
+def _struct(changed: dict[str, str]) -> str:
+    pairs = (f"'{name}', CAST({changed.get(name, f'`{name}`')} AS {kind})" for name, kind in ROW.items())
+    return f"named_struct({', '.join(pairs)})"

@@ -1,0 +1,154 @@
+"""What a task after the stateless steps does for every job: put output aside, count records, hand facts over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.clock import SEEN
+from sluice.engine.decode import Letter
+from sluice.engine.handoff import Facts, Handoff
+from sluice.engine.source import dead_letters
+from sluice.plan import Job
+
+Mask = npt.NDArray[np.bool_]
+Part = tuple[str, int]
+"""Topic and partition."""
+
+
+class Fate:
+    """What becomes of each of a batch's rows; a record that had any effect is applied, whatever else it was."""
+
+    def __init__(self, records: npt.NDArray[np.int64], applied: Mask, failed: Mask) -> None:
+        self.records = records
+        """A number for each row's record: steps may have made several rows of one."""
+        self.applied, self.failed = applied, failed
+        self.late = np.zeros_like(applied)
+        self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
+
+
+_FATES = ("applied", "late_everywhere", "dropped/null_key", "dropped/null_value", "dead_letter/processing", "filtered")
+
+
+@dataclass
+class PartFacts:
+    """One partition's share of a batch, while it is gone through."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
+    _last: tuple[int, int] | None = None
+    """Record and fate of the last row, whose record may go on in the next rows."""
+
+    def count(self, fate: Fate) -> None:
+        """Count each record once, by the best that became of it."""
+        kinds = [fate.applied, fate.late, *fate.dropped.values(), fate.failed]
+        best = np.select(kinds, range(len(kinds)), default=len(kinds))
+        first = np.flatnonzero(np.concatenate(([True], fate.records[1:] != fate.records[:-1])))
+        of_records = np.minimum.reduceat(best, first)
+        if self._last is not None and self._last[0] == fate.records[0]:
+            of_records[0] = min(of_records[0], self._last[1])
+        elif self._last is not None:
+            self.counts[_FATES[self._last[1]]] += 1
+        for kind, number in Counter(of_records[:-1].tolist()).items():
+            self.counts[_FATES[kind]] += number
+        self._last = int(fate.records[-1]), int(of_records[-1])
+
+    def end(self) -> None:
+        """Count the last record too."""
+        if self._last is not None:
+            self.counts[_FATES[self._last[1]]] += 1
+            self._last = None
+
+
+@dataclass(frozen=True)
+class RecordSinks:
+    """The topics that single records go to, and what to count."""
+
+    handoff: Handoff
+    sinks: tuple[tuple[int, str], ...]
+    topics: Mapping[int, str]
+    passes: tuple[str, ...]
+    """Columns: whether a record gets to an ordered operator."""
+    failures: tuple[int, ...]
+    """Numbers of the Python functions whose errors set records aside."""
+    dead_letters: str
+
+    @classmethod
+    def of(cls, job: Job, handoff: Handoff) -> RecordSinks:
+        """Those of a job."""
+        sinks = tuple((sink.number, sink.topic) for sink in job.stream_sinks)
+        topics = {source.number: source.topic for source in job.streams}
+        passes = tuple(feed.name for feed in first_feeds(job))
+        return cls(handoff, sinks, topics, passes, job.failures, job.pipeline.dead_letters)
+
+    def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Part, Mask | None]]:
+        """The partitions that a batch's records are from, each with its records; None stands for all.
+
+        From Kafka a task gets one partition; records that a test pipes in come in one task, in their order.
+        """
+        sources, partitions = batch.column("_source").to_numpy(), batch.column("_partition").to_numpy()
+        if (sources == sources[0]).all() and (partitions == partitions[0]).all():
+            yield (self.topics[int(sources[0])], int(partitions[0])), None
+            return
+        for source, partition in dict.fromkeys(zip(sources.tolist(), partitions.tolist(), strict=True)):
+            yield (self.topics[source], partition), (sources == source) & (partitions == partition)
+
+    def collect(self, batch: pa.RecordBatch, facts: PartFacts) -> Fate:
+        """Put aside the output records of one partition's records; what became of each so far."""
+        count = batch.num_rows
+        applied, failed = np.zeros(count, bool), np.zeros(count, bool)
+        for number, topic in self.sinks:
+            there = truth(batch.column(f"o{number}"))
+            applied |= there
+            if there.any():
+                chosen = batch.filter(pa.array(there))
+                columns = {name: chosen.column(f"o{number}_{name}") for name in ("key", "value")}
+                facts.outputs.setdefault(topic, []).append(pa.table(columns | {"timestamp": chosen.column("_time")}))
+        for name in self.passes:
+            applied |= truth(batch.column(name))
+        for number in self.failures:
+            error = batch.column(f"error{number}")
+            failed |= truth(error.is_valid())
+            if error.null_count < count:
+                letters = failures(batch.filter(error.is_valid()), error.drop_null())
+                facts.outputs.setdefault(self.dead_letters, []).append(letters)
+        records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else np.arange(count)
+        return Fate(records, applied, failed)
+
+    def hand_over(self, number: int, part: Part, facts: PartFacts, now: int) -> None:
+        """Hand over what one partition's records came to."""
+        topic, partition = part
+        name = f"place-{topic}-{partition:05}"
+        facts.end()
+        for output, tables in facts.outputs.items():
+            self.handoff.write_records(number, output, name, pa.concat_tables(tables))
+        times = facts.times | {f"{SEEN}/{topic}/{partition}": now}
+        self.handoff.write_facts(number, name, Facts(dict(facts.counts), times))
+
+
+def failures(batch: pa.RecordBatch, errors: pa.Array) -> pa.Table:
+    """Dead letters of the records that a Python function could not take: as they were read, with what it raised."""
+    letters = [Letter(row, "processing", text) for row, text in enumerate(errors.to_pylist())]
+    names = ("topic", "partition", "offset", "timestamp")
+    columns = {name: batch.column(f"_{name}") for name in names}
+    raw = {name: batch.column(f"_raw_{name}") for name in ("key", "value", "headers")}
+    return pa.Table.from_batches([dead_letters(pa.RecordBatch.from_pydict(columns | raw), letters)])
+
+
+def first_feeds(job: Job) -> Sequence[Any]:
+    """What gets to ordered operators right after the stateless steps."""
+    return [feed for operator in job.operators for feed in operator.feeds if feed.stage == 0]
+
+
+def truth(booleans: pa.Array) -> Mask:
+    """A column of conditions as an array; null is false."""
+    filled: Any = pc.fill_null(booleans, False)
+    return np.asarray(filled.to_numpy(zero_copy_only=False), bool)

@@ -1,0 +1,193 @@
+"""What an aggregation does with its values, whatever its windows: SQL's functions, or Python functions of an author.
+
+Both keep what they have seen in an aggregate (`kind`, which msgspec can keep), and tell a result as JSON text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, Protocol
+
+import msgspec
+
+from sluice.errors import TopologyError
+from sluice.operators.functions import SUBTRACTABLE, Function, cell_of
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
+class Calculation(Protocol):
+    """From the values of a group to its result."""
+
+    kind: Any
+    """The aggregate's type."""
+
+    def begin(self) -> Any:
+        """The aggregate of nothing."""
+
+    def read(self, value: str | None) -> Any:
+        """A row's value, JSON text or None, as `add` and `subtract` take it; read once for all windows."""
+
+    def add(self, key: str, aggregate: Any, value: Any) -> Any:
+        """The aggregate with one more value. The one given may be changed."""
+
+    def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
+        """The aggregate without a value that was in it."""
+
+    def merge(self, key: str, earlier: Any, later: Any) -> Any:
+        """The aggregate of two sessions that have become one."""
+
+    def copy(self, aggregate: Any) -> Any:
+        """The same for another window: neither is changed with the other."""
+
+    def result(self, aggregate: Any) -> str | None:
+        """The result as JSON text; None if there is none."""
+
+
+class Functions:
+    """SQL's aggregate functions: a value is an array of their arguments.
+
+    The result is an array of theirs, an object if they have `fields`, or the one result itself if it is `scalar`.
+    """
+
+    def __init__(
+        self, *functions: Function, subtracts: bool = False, fields: tuple[str, ...] = (), scalar: bool = False
+    ) -> None:
+        for function in functions:
+            if subtracts and function.name not in SUBTRACTABLE:
+                raise TopologyError(
+                    f"{function.name} over a table cannot take back a row that changes.",
+                    next_step=f"Over a table use {', '.join(sorted(SUBTRACTABLE))}, or functions of your own.",
+                )
+        self._fields, self._scalar = fields, scalar
+        cells = [cell_of(function) for function in functions]
+        arguments = [_argument(function) for function in functions]
+        self.kind = tuple[tuple(cell.kind for cell in cells)]  # type: ignore[misc]
+        self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]
+        self._nulls = (None,) * len(cells)
+        self._raw = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
+        self._json = [at for at in self._raw if functions[at].name not in ("count", "count_distinct")]
+        self._cells = cells
+        self._adders = [cell.add for cell in cells]
+
+    def begin(self) -> tuple[Any, ...]:
+        """Every function's empty cell."""
+        return tuple([cell.begin() for cell in self._cells])
+
+    def read(self, value: str | None) -> Any:
+        """The functions' arguments; of a null value all are null."""
+        if value is None:
+            return self._nulls
+        arguments = self._decode(value)
+        if not self._raw:
+            return arguments
+        texts: list[Any] = list(arguments)
+        for at in self._raw:
+            text = bytes(texts[at]).decode()
+            texts[at] = None if text == "null" else text
+        return texts
+
+    def add(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+        """Every cell with its argument."""
+        return tuple([add(cell, given) for add, cell, given in zip(self._adders, aggregate, value, strict=True)])
+
+    def subtract(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+        """Every cell without its argument."""
+        given = zip(self._cells, aggregate, value, strict=True)
+        return tuple([function.subtract(cell, argument) for function, cell, argument in given])
+
+    def merge(self, key: str, earlier: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Cell by cell."""
+        both = zip(self._cells, earlier, later, strict=True)
+        return tuple([function.merge(one, other) for function, one, other in both])
+
+    def copy(self, aggregate: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Cell by cell."""
+        return tuple([function.copy(cell) for function, cell in zip(self._cells, aggregate, strict=True)])
+
+    def result(self, aggregate: tuple[Any, ...]) -> str:
+        """The functions' results in order."""
+        results = [function.result(cell) for function, cell in zip(self._cells, aggregate, strict=True)]
+        for at in self._json:
+            results[at] = _spliced(results[at])
+        return _ENCODER.encode(self._shaped(results)).decode()
+
+    def _shaped(self, results: list[Any]) -> Any:
+        if self._scalar:
+            return results[0]
+        return dict(zip(self._fields, results, strict=True)) if self._fields else results
+
+
+def _argument(function: Function) -> Any:
+    if function.argument is None:
+        return Any
+    return msgspec.Raw if function.argument is msgspec.Raw else function.argument | None
+
+
+def _spliced(result: str | list[str] | None) -> Any:
+    if result is None:
+        return None
+    return msgspec.Raw(result.encode()) if isinstance(result, str) else [msgspec.Raw(one.encode()) for one in result]
+
+
+class Custom:
+    """An author's Python functions. Without an initializer they reduce: the first value first.
+
+    `adder(key, value, aggregate)` and `subtractor` get values decoded as `argument_type`, `merger(key, one, other)` two
+    sessions' aggregates; what they return is kept as `value_type`. A reducer's arguments are `(aggregate, value)`.
+    """
+
+    def __init__(
+        self,
+        initializer: Callable[[], Any] | None,
+        adder: Callable[..., Any],
+        subtractor: Callable[..., Any] | None = None,
+        merger: Callable[..., Any] | None = None,
+        value_type: Any = Any,
+        argument_type: Any = Any,
+    ) -> None:
+        self.kind = value_type
+        self._initializer = initializer
+        self._adder = adder
+        self._subtractor = subtractor
+        self._merger = merger
+        self._decode = msgspec.json.Decoder(argument_type).decode
+
+    def begin(self) -> Any:
+        """What the initializer says; nothing yet when reducing."""
+        return self._initializer() if self._initializer else None
+
+    def read(self, value: str | None) -> Any:
+        """The value as the author's functions take it."""
+        return None if value is None else self._decode(value)
+
+    def add(self, key: str, aggregate: Any, value: Any) -> Any:
+        """What the adder makes of it."""
+        if self._initializer:
+            return self._adder(key, value, aggregate)
+        return value if aggregate is None else self._adder(aggregate, value)
+
+    def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
+        """What the subtractor makes of it."""
+        if not self._subtractor:
+            raise TopologyError("An aggregation over a table needs a subtractor.")
+        return self._subtractor(key, value, aggregate) if self._initializer else self._subtractor(aggregate, value)
+
+    def merge(self, key: str, earlier: Any, later: Any) -> Any:
+        """What the merger makes of both; the reducer reduces them."""
+        if earlier is None or later is None:
+            return later if earlier is None else earlier
+        if self._merger:
+            return self._merger(key, earlier, later)
+        if self._initializer:
+            raise TopologyError("An aggregation over sessions needs a merger.")
+        return self._adder(earlier, later)
+
+    def copy(self, aggregate: Any) -> Any:
+        """All of it anew."""
+        return deepcopy(aggregate)
+
+    def result(self, aggregate: Any) -> str | None:
+        """The aggregate itself as JSON."""
+        return None if aggregate is None else _ENCODER.encode(aggregate).decode()

@@ -1,0 +1,49 @@
+"""Deduplication: of the records with one id, the first within a time passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.operators.base import Output, Row
+
+
+class Deduplicate:
+    """The rows' key is the id, the record's own key is in `foreign`. A record without an id passes.
+
+    A record is a duplicate if one of its id passed whose event time is at most `within` ms away. What has passed is
+    remembered until stream time is more than `within` ms beyond it.
+    """
+
+    state_type: Any = list[int]
+    drops_null_values = False
+
+    def __init__(self, within: int) -> None:
+        self.within = within
+
+    def begin(self) -> list[int]:
+        """No record."""
+        return []
+
+    def process(self, state: list[int], row: Row, out: Output) -> None:
+        """Pass the record on, or count it as a `duplicate`."""
+        if row.key is not None:
+            self.close(state, row.key, row.after, out)
+            if any(abs(row.time - passed) <= self.within for passed in state):
+                out.count("duplicate")
+                return
+            state.append(row.time)
+        out.emit(row.foreign, row.value, row.time)
+
+    def due(self, state: list[int]) -> int | None:
+        """When the first record is forgotten."""
+        return min(state) + self.within + 1 if state else None
+
+    def close(
+        self, state: list[int], key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+    ) -> None:
+        """Forget the records that are too far behind."""
+        state[:] = [passed for passed in state if passed + self.within >= closed]
+
+    def is_empty(self, state: list[int]) -> bool:
+        """Whether none is remembered."""
+        return not state

@@ -1,0 +1,126 @@
+"""Functions with state: an author's class that sees one record after the other, with stores and timers of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from sluice.errors import TopologyError
+from sluice.operators.base import Output, Row
+from sluice.operators.processor import Context, Firing, Kept, Processor, Record, StoreOptions, Timer
+
+
+class Process:
+    """Shows an author's processor its records and timers. `make` makes the processor.
+
+    An event timer fires after the record that brings stream time to it, whichever key that record has: so before the
+    next record of its own key. A processor that sets timers has a method `on_timer(firing)`.
+    """
+
+    drops_null_values = False
+
+    def __init__(
+        self,
+        make: Callable[[], Processor],
+        stores: Mapping[str, StoreOptions] | None = None,
+        *,
+        argument_type: Any = Any,
+    ) -> None:
+        options = dict(stores or {})
+        self.state_type = _state_type(options)
+        self._ttls = [(f"s{number}", one.ttl) for number, one in enumerate(options.values()) if one.ttl is not None]
+        self._context = Context(options)
+        self._decode = msgspec.json.Decoder(argument_type).decode
+        self._processor = make()
+        self._processor.init(self._context)
+
+    def begin(self) -> Kept:
+        """No entries, no timers."""
+        return self.state_type()  # type: ignore[no-any-return]
+
+    def process(self, state: Kept, row: Row, out: Output) -> None:
+        """Fire what was due before the record, hand it over, fire what is due with it."""
+        if row.key is None:
+            out.count("null_key")
+            return
+        self._fire(state, row.key, row.before, out)
+        self._context.turn_to(state, row.key, row.time, row.after, out)
+        value = None if row.value is None else self._decode(row.value)
+        self._processor.process(Record(row.key, value, row.time))
+        self._fire(state, row.key, row.after, out)
+
+    def due(self, state: Kept) -> int | None:
+        """The earliest event timer, or when the first entry outlives its store's TTL."""
+        times = [timer.time for timer in state.event.values()]
+        for field, ttl in self._ttls:
+            times += [written + ttl + 1 for written, _ in getattr(state.stores, field).values()]
+        return min(times) if times else None
+
+    def close(
+        self, state: Kept, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+    ) -> None:
+        """Fire event timers, forget what has outlived its TTL."""
+        if key is None:
+            return
+        self._fire(state, key, closed, out)
+        self._context.turn_to(state, key, closed, closed, out)
+        self._context.expire()
+
+    def wall_due(self, state: Kept) -> int | None:
+        """The earliest wall-clock timer, epoch ms."""
+        return min(timer.time for timer in state.wall.values()) if state.wall else None
+
+    def tick(self, state: Kept, key: str, now: int, stream_time: int, out: Output) -> None:
+        """Fire the wall-clock timers that are due by now, each once; the host calls it in every run."""
+        for name, timer in sorted(state.wall.items(), key=lambda one: (one[1].time, one[0])):
+            if timer.time > now or state.wall.get(name) is not timer:
+                continue
+            if timer.every:
+                passed = (now - timer.time) // timer.every + 1
+                state.wall[name] = Timer(timer.time + passed * timer.every, timer.every)
+            else:
+                del state.wall[name]
+            self._call(state, Firing(key, name, "wall", timer.time), stream_time, out)
+
+    def is_empty(self, state: Kept) -> bool:
+        """Whether there are neither entries nor timers."""
+        return not (state.event or state.wall or any(getattr(state.stores, f) for f in state.stores.__struct_fields__))
+
+    def _fire(self, state: Kept, key: str, stream_time: int, out: Output) -> None:
+        while state.event:
+            name, timer = min(state.event.items(), key=lambda one: (one[1].time, one[0]))
+            if timer.time > stream_time:
+                return
+            if timer.every:
+                state.event[name] = Timer(timer.time + timer.every, timer.every)
+            else:
+                del state.event[name]
+            self._call(state, Firing(key, name, "event", timer.time), timer.time, out)
+
+    def _call(self, state: Kept, firing: Firing, stream_time: int, out: Output) -> None:
+        self._context.turn_to(state, firing.key, firing.time, stream_time, out)
+        on_timer = getattr(self._processor, "on_timer", None)
+        if on_timer is None:
+            raise TopologyError(f"{type(self._processor).__name__} sets timers: it needs a method on_timer(firing).")
+        on_timer(firing)
+
+
+def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
+    """A struct whose fields are the stores, by name: stores may be added and taken away between runs."""
+    entries: list[Any] = []
+    for number, options in enumerate(stores.values()):
+        kind: Any = tuple[int, options.value_type]  # type: ignore[name-defined]
+        entries.append((f"s{number}", dict[str, kind], msgspec.field(default_factory=dict)))
+    names = {f"s{number}": name for number, name in enumerate(stores)}
+    held = msgspec.defstruct("Stores", entries, rename=names)
+    timers = dict[str, Timer]
+    return msgspec.defstruct(
+        "Kept",
+        [
+            ("stores", held, msgspec.field(default_factory=held)),
+            ("event", timers, msgspec.field(default_factory=dict)),
+            ("wall", timers, msgspec.field(default_factory=dict)),
+        ],
+    )

@@ -1,0 +1,144 @@
+"""A join of two streams: records of one key whose times are near each other."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from sluice.operators.base import LEFT, RIGHT, Output, Row
+from sluice.operators.joins import How, joined
+
+_NEVER = 1 << 62
+_TIME = attrgetter("time")
+
+
+class Record(msgspec.Struct, array_like=True):
+    """A record that others may still match."""
+
+    time: int
+    value: str
+    waits: bool
+    """Whether it comes out unmatched if none does."""
+
+
+class Side(msgspec.Struct, array_like=True):
+    """The records of one stream, by time."""
+
+    records: list[Record] = []
+    waits_from: int = _NEVER
+    """No record before this time waits."""
+
+
+class Sides(msgspec.Struct, array_like=True):
+    """Both streams' records of a key."""
+
+    left: Side
+    right: Side
+
+
+class StreamJoin:
+    """Matches when `left.time - before <= right.time <= left.time + after`; a result's time is the larger of both.
+
+    A record can be matched until `before + after + grace` behind the largest time of its own stream. Where its side may
+    go unmatched, it comes out with null once stream time has passed the end of its window (left: time + after, right:
+    time + before) by more than grace; at once if stream time has passed that end when it comes, or if it has no key.
+    All in ms; `JoinClock` says what `before`, `after` and `closed` are here.
+    """
+
+    state_type: Any = Sides
+    drops_null_values = True
+
+    def __init__(self, how: How, before: int, after: int, grace: int) -> None:
+        self.outer = how in ("left", "outer"), how == "outer"
+        self.ahead = after, before
+        self.grace = grace
+        self.reach = before + after + grace
+
+    def begin(self) -> Sides:
+        """No records."""
+        return Sides(Side(), Side())
+
+    def process(self, state: Sides, row: Row, out: Output) -> None:
+        """Match the record with those of the other side."""
+        if row.value is None:
+            out.count("null_key" if row.key is None else "null_value")
+            return
+        if row.key is None:
+            if self.outer[row.side]:
+                out.emit(None, self._alone(row.side, row.value), row.time)
+            else:
+                out.count("null_key")
+            return
+        self._send_unmatched(state, row.key, row.before, out)
+        if row.time == row.after:
+            self._send_unmatched(state, row.key, row.after, out)
+        waits = False
+        if not self._match(state, row.key, row, out) and self.outer[row.side]:
+            waits = row.time + self.ahead[row.side] >= row.after
+            if not waits:
+                out.emit(row.key, self._alone(row.side, row.value), row.time)
+        self._keep(state, row, waits)
+        self._forget(state, row.reached)
+
+    def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
+        side = state.left if row.side == RIGHT else state.right
+        earliest = max(row.time - self.ahead[1 - row.side], row.reached[1 - row.side] - self.reach + 1)
+        first = bisect_left(side.records, earliest, key=_TIME)
+        last = bisect_right(side.records, row.time + self.ahead[row.side], key=_TIME)
+        for other in side.records[first:last]:
+            other.waits = False
+            value = joined(row.value, other.value) if row.side == LEFT else joined(other.value, row.value)
+            out.emit(key, value, max(row.time, other.time))
+        return first < last
+
+    def _keep(self, state: Sides, row: Row, waits: bool) -> None:
+        if not waits and row.time <= row.reached[row.side] - self.reach:
+            return
+        assert row.value is not None
+        side = state.right if row.side == RIGHT else state.left
+        insort(side.records, Record(row.time, row.value, waits), key=_TIME)
+        if waits:
+            side.waits_from = min(side.waits_from, row.time)
+
+    def _send_unmatched(self, state: Sides, key: str | None, stream_time: int, out: Output) -> None:
+        """Send the records whose window has been over for more than grace, by time, the left ones first."""
+        due: list[tuple[int, int, Record]] = []
+        for number, side in enumerate((state.left, state.right)):
+            over = stream_time - self.ahead[number] - self.grace
+            if side.waits_from < over:
+                due += [(one.time, number, one) for one in side.records if one.waits and one.time < over]
+                side.waits_from = next((one.time for one in side.records if one.waits and one.time >= over), _NEVER)
+        for time, number, record in sorted(due, key=lambda one: one[:2]):
+            record.waits = False
+            out.emit(key, self._alone(number, record.value), time)
+
+    def _alone(self, side: int, value: str) -> str:
+        return joined(value, None) if side == LEFT else joined(None, value)
+
+    def due(self, state: Sides) -> int | None:
+        """When the first record comes out unmatched, or may be out of reach."""
+        times = []
+        for side, ahead in zip((state.left, state.right), self.ahead, strict=True):
+            if side.records:
+                times += [side.waits_from + ahead + self.grace + 1, side.records[0].time + self.reach]
+        return min(times) if times else None
+
+    def close(
+        self, state: Sides, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+    ) -> None:
+        """Send the unmatched, forget what is out of reach."""
+        self._send_unmatched(state, key, closed, out)
+        self._forget(state, reached)
+
+    def _forget(self, state: Sides, reached: tuple[int, int]) -> None:
+        for side, latest in zip((state.left, state.right), reached, strict=True):
+            gone = bisect_right(side.records, latest - self.reach, key=_TIME)
+            if gone:
+                side.records[:gone] = [one for one in side.records[:gone] if one.waits]
+
+    def is_empty(self, state: Sides) -> bool:
+        """Whether there is no record."""
+        return not state.left.records and not state.right.records

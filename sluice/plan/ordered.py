@@ -1,0 +1,247 @@
+"""The operators of a topology that take each key's records in order, and the stages they form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sluice.errors import TopologyError
+from sluice.plan.columns import Draft, Env, column_read, env_of, made_of, masked, sql_of
+from sluice.plan.jobs import Feed, Ordered
+from sluice.topology import nodes
+from sluice.topology.expressions import ORDER_MATTERS, Parts, in_order
+from sluice.topology.pipeline import Pipeline
+from sluice.topology.windows import Window
+
+LEFT, RIGHT, STORE = 0, 1, 2
+Functions = tuple[tuple[str, str | None, int], ...]
+SUBTRACTABLE = frozenset({"count", "sum", "avg", "collect_list"})
+"""Functions from which a value can be taken back."""
+
+
+def children(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
+    """The nodes that take a node's output."""
+    return [child for child in pipeline.nodes if node in nodes.parents(child)]
+
+
+def is_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
+    """Whether a node needs each key's records in order; the other aggregations are added up in any order."""
+    match node:
+        case nodes.Suppress() | nodes.Process() | nodes.Deduplicate() | nodes.ToTable():
+            return True
+        case nodes.Join(kind=kind, left=left):
+            return kind != "lookup" or after_ordered(pipeline, left)
+        case nodes.Aggregate():
+            return not _is_fused(pipeline, node)
+        case _:
+            return False
+
+
+def after_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
+    """Whether a node, or one before it, is ordered."""
+    return is_ordered(pipeline, node) or any(after_ordered(pipeline, parent) for parent in nodes.parents(node))
+
+
+def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
+    """Why a node is not among those that are added up in any order, in words."""
+    match node:
+        case nodes.Aggregate(python=python) if python is not None:
+            return "Python functions see records in order"
+        case nodes.Aggregate(window=window) if window is not None and not isinstance(window, Window):
+            return f"the windows of {str(window).split('(')[0]} depend on the records"
+        case nodes.Aggregate(parent=parent) if nodes.is_table(parent):
+            return "a table's old values are taken back"
+        case nodes.Aggregate(parent=parent) if after_ordered(pipeline, parent):
+            return "what it takes comes in order"
+        case nodes.Aggregate(columns=columns) if _orders(columns.values()):
+            return "the result depends on the order"
+        case nodes.Aggregate():
+            return "every change of it is taken further"
+        case nodes.ToTable():
+            return "the latest value of each key, and its old one"
+        case nodes.Suppress():
+            return "results are held back"
+        case nodes.Join():
+            return "both sides are kept, and matched in order"
+        case _:
+            return "each key's records are seen in order"
+
+
+def _is_fused(pipeline: Pipeline, node: nodes.Aggregate) -> bool:
+    return (
+        node.python is None
+        and (node.window is None or isinstance(node.window, Window))
+        and not nodes.is_table(node.parent)
+        and not after_ordered(pipeline, node.parent)
+        and not _orders(node.columns.values())
+        and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
+    )
+
+
+def _orders(texts: Iterable[str]) -> bool:
+    parts = [in_order(text) for text in texts]
+    return any(isinstance(one, Parts) and {name for name, *_ in one.functions} & ORDER_MATTERS for one in parts)
+
+
+def _ends_plainly(pipeline: Pipeline, node: nodes.Node) -> bool:
+    """Whether a table's changes just go to a topic from here on, perhaps mapped and looked up."""
+    plain = isinstance(node, nodes.Sink | nodes.MapValues) or (isinstance(node, nodes.Join) and node.kind == "lookup")
+    return plain and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
+
+
+class Planner:
+    """Puts the ordered operators of a pipeline into stages. `draft` gets the columns that they need."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.pipeline = draft.pipeline
+        self.envs: dict[str, Env] = {}
+        """Feed's name → where it is taken from."""
+        ordered = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node)]
+        self.retracting = {node.number for node in ordered if self._is_retracted(node)}
+        self.nodes = ordered
+        self.operators: list[Ordered] = []
+        self.feeds: list[Feed] = []
+
+    def plan(self) -> None:
+        """Make the operators, each after those it takes results from, and what feeds stores and sinks after them."""
+        for node in self.nodes:
+            self.operators.append(self._operator(node))
+        for operator in self.operators:
+            if operator.store is not None:
+                env = env_of(self.draft, operator.node, old=True)
+                self.feeds.append(self._feed(operator.node, STORE, env, operator.node))
+
+    def sink(self, node: nodes.Sink) -> Feed:
+        """What feeds a sink after an ordered operator."""
+        feed = self._feed(node, LEFT, env_of(self.draft, node.parent), node.parent)
+        self.feeds.append(feed)
+        return feed
+
+    def finish(self) -> tuple[tuple[Ordered, ...], tuple[Feed, ...]]:
+        """Operators and feeds, once every step has its columns: a row that a step made several of counts once."""
+        operators = tuple(replace(one, feeds=tuple(map(self._finished, one.feeds))) for one in self.operators)
+        return operators, tuple(map(self._finished, self.feeds))
+
+    def _finished(self, feed: Feed) -> Feed:
+        passed = masked(self.draft, self.envs[feed.name])
+        if feed.stage and not feed.old:
+            passed += " AND NOT old"
+        if feed.arguments and feed.old:
+            passed += f" AND NOT {feed.is_null}"
+        return replace(feed, passed=passed)
+
+    def _operator(self, node: nodes.Node) -> Ordered:
+        inline = None
+        if isinstance(node, nodes.Suppress):
+            inline = next((one for one in self.operators if one.number == node.parent.number), None)
+        functions = self._functions(node)
+        feeds = [] if inline else self._sides(node, functions)
+        stage = inline.stage if inline else max(feed.stage for feed in feeds) + 1
+        self.draft.operators[node.number] = stage
+        if inline:
+            self.draft.inline.add(node.number)
+        return Ordered(
+            number=node.number, stage=stage, node=node, feeds=tuple(feeds), retracts=node.number in self.retracting,
+            inline=inline.number if inline else None, store=getattr(node, "store", None), functions=functions,
+            plain=not functions or not made_of(node),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _sides(self, node: nodes.Node, functions: Functions) -> list[Feed]:
+        found = []
+        for side, parent in enumerate(nodes.parents(node)):
+            env = env_of(self.draft, parent, old=takes_old(node) and side == LEFT)
+            found.append(self._feed(node, side, env, parent, functions))
+        return found
+
+    def _feed(
+        self, node: nodes.Node, side: int, env: Env, parent: nodes.Node, functions: Functions | None = None
+    ) -> Feed:
+        draft = self.draft
+        key, foreign = self._key(node, side, env)
+        arguments = isinstance(node, nodes.Aggregate) and node.python is None and side == LEFT
+        if arguments and functions is not None:
+            values = tuple("NULL" if text is None else sql_of(draft, env, text) for _, text, _ in functions)
+        else:
+            values = (env.value(draft) if env.raw is None else "value",)
+        feed = Feed(
+            target=node.number, side=side, stage=env.stage, passed="", key=key, values=values, is_null=env.is_null,
+            foreign=foreign, scalar=env.scalar, raw=None if arguments else env.raw, arguments=arguments,
+            old=takes_old(node) and side == LEFT,
+            sources=nodes.sources_of(parent), exploded=_exploded(env),
+        )  # fmt: skip
+        self.envs[feed.name] = env
+        return feed
+
+    def _key(self, node: nodes.Node, side: int, env: Env) -> tuple[str, str | None]:
+        own = column_read(self.draft, env, "_key")
+        match node:
+            case nodes.Aggregate(key=key) if side == LEFT:
+                return _text(sql_of(self.draft, env, key)), None
+            case nodes.Join(on=on) if side == LEFT and on is not None:
+                return _text(sql_of(self.draft, env, on)), own
+            case nodes.Deduplicate(by=by):
+                return _text(sql_of(self.draft, env, by)), own
+            case _:
+                return own, None
+
+    def _functions(self, node: nodes.Node) -> Functions:
+        """The functions that an aggregate's columns are made of."""
+        if not isinstance(node, nodes.Aggregate) or node.python is not None:
+            return ()
+        functions: dict[tuple[str, str | None, int], None] = {}
+        for text in node.columns.values():
+            parts = in_order(text)
+            if isinstance(parts, str):
+                raise _no_function(self.pipeline, node, parts, why_ordered(self.pipeline, node))
+            functions |= dict.fromkeys(parts.functions)
+        wrong = [name for name, *_ in functions if nodes.is_table(node.parent) and name not in SUBTRACTABLE]
+        if wrong:
+            raise _no_subtraction(self.pipeline, node, wrong[0])
+        return tuple(functions)
+
+    def _is_retracted(self, node: nodes.Node) -> bool:
+        """Whether anything that takes the node's results needs the old values too."""
+        return any(
+            (takes_old(child) and node is nodes.parents(child)[0])
+            or (isinstance(child, nodes.Filter | nodes.MapValues | nodes.MapValue) and self._is_retracted(child))
+            for child in children(self.pipeline, node)
+        )
+
+
+def takes_old(node: nodes.Node) -> bool:
+    """Whether a node needs the old values of the table that it takes."""
+    match node:
+        case nodes.Aggregate(parent=parent):
+            return nodes.is_table(parent)
+        case nodes.Join(kind=kind):
+            return kind == "foreign-key"
+        case _:
+            return False
+
+
+def _text(sql: str) -> str:
+    return f"CAST({sql} AS STRING)"
+
+
+def _exploded(env: Env) -> str:
+    """A number that tells the rows of one record apart."""
+    sql = "0"
+    for number in env.exploded:
+        sql = f"({sql} * 1024 + least(coalesce(x{number}_pos, 0), 1023))"
+    return sql
+
+
+def _no_function(pipeline: Pipeline, node: nodes.Aggregate, text: str, why: str) -> TopologyError:
+    return TopologyError(
+        f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {text} is not known where {why}.",
+        next_step="Use count, sum, min, max, avg, collect_list, collect_set, first, last or top, or Python functions.",
+    )
+
+
+def _no_subtraction(pipeline: Pipeline, node: nodes.Aggregate, function: str) -> TopologyError:
+    return TopologyError(
+        f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: a value that changes in the table cannot be "
+        f"taken back from {function}.",
+        next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, or Python functions that add and subtract.",
+    )

@@ -1,0 +1,205 @@
+"""TopologyTestDriver: a pipeline run by the very engine without a broker, records in by hand, everything to be seen.
+
+    with TopologyTestDriver(pipeline) as driver:
+        driver.pipe("words", "Apple", key="A")
+        assert driver.store("count") == {"A": 1}
+
+Records wait until a cut: `cut()` makes one, as does asking for anything that the pipeline has made of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from sluice.errors import TopologyError
+from sluice.plan import plan
+from sluice.settings import Settings
+from sluice.state.ledger import Ledger
+from sluice.state.model import StoreInfo
+from sluice.state.shard import Shard
+from sluice.testing.piped import PipedRun
+from sluice.topology.pipeline import Pipeline
+
+Headers = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A record that the pipeline wrote to a topic."""
+
+    key: str | None
+    value: Any
+    """As JSON gives it; the bytes themselves if they are no JSON; None is a tombstone."""
+    timestamp: int | None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class TopologyTestDriver:
+    """A pipeline under test. Use as a context manager; one Spark session, on two cores, serves all of a process.
+
+    Whatever a record's value is, it is written as its topic's producers would: a str, bytes or None as they are,
+    anything else as JSON.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, spark: SparkSession | None = None) -> None:
+        self.pipeline = pipeline
+        self._home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        self._settings = Settings.read({"SLUICE_HOME": str(self._home)})
+        self._topics = {source.topic for job in plan(pipeline).jobs for source in _sources(job)}
+        self._offsets: dict[tuple[str, int], int] = {}
+        self._waiting: list[str] = []
+        self._piped = 0
+        self._time = 0
+        self._read: dict[str, int] = {}
+        self._runs = [PipedRun(spark or shared_session(), job, self._settings) for job in plan(pipeline).jobs]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for run in self._runs:
+            run.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def pipe(
+        self,
+        topic: str,
+        value: Any,
+        key: str | bytes | None = None,
+        *,
+        timestamp: int | None = None,
+        headers: Headers | None = None,
+        partition: int = 0,
+    ) -> None:
+        """Write a record to a topic of the pipeline. `timestamp` is in epoch ms; by default the last one's."""
+        if topic not in self._topics:
+            raise TopologyError(
+                f"{self.pipeline.name} reads no topic {topic!r}.",
+                next_step=f"It reads {', '.join(sorted(self._topics))}.",
+            )
+        self._time = self._time if timestamp is None else timestamp
+        offset = self._offsets.get((topic, partition), 0)
+        self._offsets[topic, partition] = offset + 1
+        record = {
+            "topic": topic, "partition": partition, "offset": offset, "timestamp": self._time,
+            "key": _base64(_bytes(key)), "value": _base64(_bytes(value)), "sequence": self._piped,
+            "headers": json.dumps([{"key": k, "value": _base64(v)} for k, v in (headers or {}).items()] or None),
+        }  # fmt: skip
+        self._piped += 1
+        self._waiting.append(json.dumps(record))
+
+    def cut(self) -> None:
+        """Make a batch of what was piped since the last one."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            for run in self._runs:
+                run.take(waiting)
+
+    def advance(self, milliseconds: int) -> None:
+        """Move the wall clock on, for timers that go by it and for partitions that are idle."""
+        self.cut()
+        for run in self._runs:
+            run.advance(milliseconds)
+
+    def read(self, topic: str) -> list[Output]:
+        """The records written to a topic that were not read yet, in order."""
+        found = self.output(topic)
+        begin = self._read.get(topic, 0)
+        self._read[topic] = len(found)
+        return found[begin:]
+
+    def output(self, topic: str) -> list[Output]:
+        """All records written to a topic, in order."""
+        self.cut()
+        return [_output(record) for run in self._runs for record in run.output.records.get(topic, ())]
+
+    def dead_letters(self) -> list[Output]:
+        """The records set aside; their headers say why."""
+        return self.output(self.pipeline.dead_letters)
+
+    def store(self, name: str) -> dict[Any, Any]:
+        """What a store holds: by key; of a windowed store by key and the window's start and end in ms."""
+        self.cut()
+        with Ledger.open(self._settings.ledger) as ledger:
+            found = [store for store in ledger.stores(self.pipeline.name) if store.name == name]
+        if not found:
+            raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
+        run = next(run for run in self._runs if run.job.name == found[0].job)
+        return dict(_cells(run.storage.locations, found[0], run.batch))
+
+    def counts(self) -> dict[str, int]:
+        """What became of all records: `read`, `applied`, `late/STORE`, `null_key/STORE`, and so on."""
+        self.cut()
+        total: dict[str, int] = {}
+        for run in self._runs:
+            for name, number in run.counts.items():
+                total[name] = total.get(name, 0) + number
+        return total
+
+
+def _sources(job: Any) -> Sequence[Any]:
+    return [*job.streams, *(table.source for table in job.tables)]
+
+
+def _bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else msgspec.json.Encoder(decimal_format="number").encode(value)
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _output(record: dict[str, Any]) -> Output:
+    key, value = record["key"], record["value"]
+    headers = {header["key"]: _text(header["value"]) for header in record.get("headers") or ()}
+    return Output(_text(key) if key is not None else None, _value(value), record.get("timestamp"), headers)
+
+
+def _value(value: str | bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _cells(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
+    for location in locations[:1] if store.kind == "global" else locations:
+        with Shard.open(location) as shard:
+            for cell in shard.scan(store.cell, batch, limit=1_000_000):
+                assert cell.value is not None
+                window = (cell.window_start, cell.window_end)
+                key = (cell.key, *window) if store.kind == "window" else cell.key
+                yield key, msgspec.json.decode(cell.value)[store.slot]
+
+
+def shared_session() -> SparkSession:
+    """The session of this process's tests, or a new one: local, on two cores."""
+    from sluice.engine.session import session
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    conf = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "1", "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}  # fmt: skip
+    return session(Settings.read({"SLUICE_SPARK_CONF": json.dumps(conf)}), "sluice tests")

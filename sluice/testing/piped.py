@@ -1,0 +1,155 @@
+"""A job of a pipeline under test: the engine's own frames and publisher, on records that a test pipes in."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from sluice.engine.changes import GlobalTables
+from sluice.engine.frames import Frames
+from sluice.engine.publish import Publisher
+from sluice.engine.registration import job_info
+from sluice.engine.storage import Storage
+from sluice.errors import EngineError
+from sluice.plan import Job
+from sluice.settings import Settings
+from sluice.state.ledger import Ledger
+from sluice.state.shard import Shard
+
+_RECORD = (
+    "topic STRING, partition INT, offset BIGINT, timestamp BIGINT, key STRING, value STRING, headers STRING, "
+    "sequence BIGINT"
+)
+_COLUMNS = (
+    "r.topic", "r.partition", "r.offset", "timestamp_millis(r.timestamp) AS timestamp", "unbase64(r.key) AS key",
+    "unbase64(r.value) AS value", "nullif(r.headers, 'null') AS headers", "r.sequence",
+)  # fmt: skip
+
+
+class PipedInput:
+    """Records that a test hands over; all topics' in one task, in the order in which they were piped."""
+
+    interleaved = True
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._jvm: Any = spark._jvm
+        self._stream: Any = None
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """One each."""
+        return dict.fromkeys(topics, 1)
+
+    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+        """The topics' records, each hand-over a batch of its own."""
+        if self._stream is None:
+            memory = self._jvm.org.apache.spark.sql.execution.streaming.runtime.MemoryStream
+            strings = self._jvm.org.apache.spark.sql.Encoders.STRING()
+            self._stream = memory.apply(strings, self._spark._jsparkSession)
+        frame = DataFrame(self._stream.toDF(), self._spark).selectExpr(f"from_json(value, '{_RECORD}') AS r")
+        names = ", ".join(f"'{topic}'" for topic in topics)
+        return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
+
+    def add(self, records: list[str]) -> None:
+        """Hand records over, each as JSON of the columns; they are one batch."""
+        found = self._jvm.java.util.ArrayList()
+        for record in records:
+            found.add(record)
+        self._stream.addData(self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(found).toSeq())
+
+
+@dataclass
+class KeptOutput:
+    """Output records by topic, kept for the test."""
+
+    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def send(self, batch: int, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+        """Keep a batch's records."""
+        counts: Counter[str] = Counter()
+        for topic, table in records:
+            counts[topic] += table.num_rows
+            self.records.setdefault(topic, []).extend(table.to_pylist())
+        return dict(counts)
+
+
+class OnlyWriter:
+    """Nobody else writes what a test has made for itself, and nobody changes its topics."""
+
+    @property
+    def epoch(self) -> int:
+        """The first."""
+        return 1
+
+    def check(self) -> None:
+        """The test is the one."""
+
+    def check_identity(self) -> None:
+        """They are the test's own."""
+
+
+class PipedRun:
+    """One job of the pipeline under test."""
+
+    def __init__(self, spark: SparkSession, job: Job, settings: Settings) -> None:
+        self.job = job
+        self.storage = Storage.of(job, 1, settings)
+        self.output = KeptOutput()
+        self.counts: Counter[str] = Counter()
+        self.batch = -1
+        self._input = PipedInput(spark)
+        self._ledger = Ledger.open(settings.ledger)
+        for place in self.storage.locations:
+            Shard.create(place).close()
+        partitions = self._input.partitions(job.topics)
+        frames = Frames(spark, job, self.storage, self._input, 2_000_000, partitions)
+        cells = frames.shared_out()
+        self._ledger.register(job_info(self.storage, frames.types))
+        tables = GlobalTables.load(job, self.storage.locations[0], None)
+        only = OnlyWriter()
+        self._publisher = Publisher(self.storage, self._ledger, only, only, self.output, tables, None, frames.types)
+        self._query = (
+            cells.writeStream.foreachBatch(self._publish)
+            .outputMode("update")
+            .option("checkpointLocation", self.storage.checkpoint)
+            .start()
+        )
+
+    def take(self, records: list[str]) -> None:
+        """Have the engine take records as one batch, and wait until it is published."""
+        self._input.add(records)
+        try:
+            self._query.processAllAvailable()
+        except StreamingQueryException as error:
+            raise _root(error) from error
+
+    def advance(self, milliseconds: int) -> None:
+        """Move the clock on."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Let go of the query and the ledger."""
+        self._query.stop()
+        self._ledger.close()
+
+    def _publish(self, cells: DataFrame, batch: int) -> None:
+        self._publisher(cells, batch)
+        self.batch = batch
+        self.counts.update(self.storage.handoff.facts(batch).counts)
+
+
+def _root(error: StreamingQueryException) -> EngineError:
+    """What a task or the driver raised, without Spark's stack around it."""
+    lines = str(error).splitlines()
+    python = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
+    for line in lines[python[-1] if python else 0 :]:
+        if (found := re.match(r"(?:sluice\.errors\.\w+|[\w.]*(?:Error|Exception)): (.+)", line)) is not None:
+            return EngineError(found[1] if line.startswith("sluice.") else line)
+    return EngineError(lines[0])

@@ -1,0 +1,164 @@
+"""Grouped streams and tables, to be aggregated: each aggregation is a store that can be queried by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sluice.errors import TopologyError
+from sluice.topology import nodes, tables
+from sluice.topology.author import line
+from sluice.topology.handles import Handle, Shape
+from sluice.topology.serdes import fields_of
+from sluice.topology.windows import AnyWindow
+
+if TYPE_CHECKING:
+    from sluice.topology.pipeline import Pipeline
+    from sluice.topology.streams import Stream
+
+
+class _Grouped:
+    """What grouped streams and tables have in common."""
+
+    def __init__(self, parent: Handle, key: str, window: AnyWindow | None) -> None:
+        self.parent = parent
+        self.key = key
+        self.window = window
+
+    def count(self, *, store: str) -> tables.Table:
+        """The number of records: a JSON number."""
+        return self._aggregate(store, {"count": "count(*)"}, scalar=True)
+
+    def _columns(self, store: str, columns: dict[str, str]) -> tables.Table:
+        if not columns:
+            raise TopologyError(f"{self.parent.pipeline.name}: aggregate into {store!r} at {line()} names no column.")
+        return self._aggregate(store, columns, scalar=False)
+
+    def _aggregate(self, store: str, columns: dict[str, str], *, scalar: bool) -> tables.Table:
+        for text in columns.values():
+            self.parent._check(text, f"aggregate into {store!r}", aggregate=True)
+        return self._add(store, columns, Shape(dict.fromkeys(columns, ""), scalar=scalar), scalar=scalar)
+
+    def _python(self, store: str, python: nodes.PythonAggregate) -> tables.Table:
+        shape = Shape.of(python.returns, python.fields)
+        return self._add(store, {}, shape, scalar=shape.scalar, python=python)
+
+    def _add(self, store: str, columns: dict[str, str], shape: Shape, **more: Any) -> tables.Table:
+        pipeline = self.parent.pipeline
+        pipeline.claim("store", store)
+        node = pipeline.add(
+            nodes.Aggregate, parent=self.parent.node, key=self.key, window=self.window, store=store, columns=columns,
+            **more,
+        )  # fmt: skip
+        return tables.Table(pipeline, node, shape)
+
+
+class GroupedStream(_Grouped):
+    """Records grouped by a key."""
+
+    def windowed_by(self, window: AnyWindow) -> WindowedStream:
+        """Aggregate each window of event time by itself."""
+        return WindowedStream(self.parent, self.key, window)
+
+    def aggregate(
+        self,
+        initializer: Callable[[], Any] | None = None,
+        adder: Callable[[str, Any, Any], Any] | None = None,
+        *,
+        store: str,
+        returns: type | None = None,
+        merger: Callable[[str, Any, Any], Any] | None = None,
+        **columns: str,
+    ) -> tables.Table:
+        """A JSON object with one field for each named Spark SQL aggregate, such as `total="sum(amount)"`.
+
+        Or by Python functions, called in the order of the records: `initializer()` makes the first aggregate,
+        `adder(key, value, aggregate)` the next; of session windows `merger(key, one, other)` makes one of two.
+        `returns` is the aggregate's type, a Struct perhaps.
+        """
+        if initializer is None or adder is None:
+            return self._columns(store, columns)
+        self._no_both(store, columns)
+        takes = self.parent.shape.contract
+        fields = fields_of(returns)
+        python = nodes.PythonAggregate(initializer, adder, None, merger, takes, returns, fields)
+        return self._python(store, python)
+
+    def reduce(self, reducer: Callable[[Any, Any], Any], *, store: str) -> tables.Table:
+        """The values put together two at a time, in order: `reducer(so_far, value)` is of the values' own type."""
+        shape = self.parent.shape
+        fields = shape.fields if shape.contract is not None else fields_of(None)
+        python = nodes.PythonAggregate(None, reducer, None, reducer, shape.contract, shape.contract, fields)
+        return self._python(store, python)
+
+    def _no_both(self, store: str, columns: dict[str, str]) -> None:
+        if columns:
+            raise TopologyError(
+                f"{self.parent.pipeline.name}: aggregate into {store!r} at {line()} has functions and expressions.",
+                next_step="Give either; two stores can have one each.",
+            )
+
+
+class WindowedStream(GroupedStream):
+    """A grouped stream whose aggregations are kept for each window."""
+
+
+class GroupedTable(_Grouped):
+    """A table's rows grouped by a key: a row that changes is taken from its group and added to the new one."""
+
+    def aggregate(
+        self,
+        initializer: Callable[[], Any] | None = None,
+        adder: Callable[[str, Any, Any], Any] | None = None,
+        subtractor: Callable[[str, Any, Any], Any] | None = None,
+        *,
+        store: str,
+        returns: type | None = None,
+        **columns: str,
+    ) -> tables.Table:
+        """A JSON object of named Spark SQL aggregates that can be taken back: `count`, `sum`, `avg`, `collect_list`.
+
+        Or by Python functions: `adder(key, value, aggregate)` and `subtractor(key, value, aggregate)`.
+        """
+        if initializer is None or adder is None or subtractor is None:
+            return self._columns(store, columns)
+        fields = fields_of(returns)
+        takes = self.parent.shape.contract
+        return self._python(store, nodes.PythonAggregate(initializer, adder, subtractor, None, takes, returns, fields))
+
+    def reduce(
+        self, adder: Callable[[Any, Any], Any], subtractor: Callable[[Any, Any], Any], *, store: str
+    ) -> tables.Table:
+        """The values put together: `adder(so_far, value)`, and `subtractor(so_far, value)` for one that goes."""
+        shape = self.parent.shape
+        fields = shape.fields if shape.contract is not None else fields_of(None)
+        return self._python(
+            store, nodes.PythonAggregate(None, adder, subtractor, None, shape.contract, shape.contract, fields)
+        )
+
+
+class Processed:
+    """What a processor forwards: its outputs by name."""
+
+    def __init__(self, pipeline: Pipeline, node: nodes.Process) -> None:
+        self.pipeline = pipeline
+        self.node = node
+
+    def __getitem__(self, output: str) -> Stream:
+        """The stream of a named output."""
+        from sluice.topology.streams import Stream
+
+        if output not in self.node.returns:
+            raise TopologyError(
+                f"{self.pipeline.name} at {line()}: the processor has no output {output!r}.",
+                next_step=f"There are: {', '.join(self.node.returns)}.",
+            )
+        returns = self.node.returns[output]
+        fields = fields_of(returns)
+        branch = self.pipeline.add(nodes.Branch, parent=self.node, output=output, fields=fields)
+        return Stream(self.pipeline, branch, Shape.of(returns, fields))
+
+    @property
+    def output(self) -> Stream:
+        """The stream of what is forwarded to no output by name."""
+        return self["output"]

@@ -1,0 +1,61 @@
+"""How a topic's values are read and written: JSON that keeps to a contract, plain text, or an author's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from sluice.errors import TopologyError
+from sluice.topology import contracts
+
+TEXT_FIELD = "value"
+"""What expressions call a value that is no object."""
+
+
+@dataclass(frozen=True)
+class Serde:
+    """Values of type `contract`, or text if that is `str`.
+
+    `decode` makes such a value of a record's bytes, and raises whatever it likes for those that are none: they are set
+    aside as dead letters, with what it says. `encode` makes a record's bytes of a value, for sinks.
+    """
+
+    contract: type
+    decode: Callable[[bytes], Any] | None = None
+    encode: Callable[[Any], bytes] | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are plain text."""
+        return self.contract is str
+
+
+Value: TypeAlias = type | Serde
+"""What an author says of a topic's values: a msgspec Struct, `str`, or a Serde."""
+
+
+def serde_of(value: Value) -> Serde:
+    """The serde that an author means."""
+    return value if isinstance(value, Serde) else Serde(value)
+
+
+def fields_of(contract: type | None) -> dict[str, str]:
+    """The fields of a value of this type, each with its Spark SQL type; of one that is no object just `value`."""
+    if contract is None:
+        return {TEXT_FIELD: ""}
+    if isinstance(contract, type) and issubclass(contract, msgspec.Struct):
+        return contracts.fields(contract)
+    try:
+        return {TEXT_FIELD: contracts.sql_type(contract)}
+    except TopologyError:
+        raise TopologyError(
+            f"{contract!r} is not a contract.", next_step="Declare the value as a msgspec.Struct, or as str."
+        ) from None
+
+
+def is_object(contract: type | None) -> bool:
+    """Whether values of this type have fields."""
+    return isinstance(contract, type) and issubclass(contract, msgspec.Struct)

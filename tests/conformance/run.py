@@ -1,0 +1,136 @@
+"""Run conformance cases: the same input as Kafka Streams had, cut into batches in different ways, and its answers.
+
+python tests/conformance/run.py CASES.jsonl [--cuts one|each|random] [--features a,b] [--alone]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from sluice import Pipeline
+from sluice.errors import SluiceError
+from sluice.testing import TopologyTestDriver
+from tests.conformance.adapter import Built, Case, NotMet, Row, add, collapsed
+
+TOGETHER = 24
+"""Cases in one pipeline: they do not know of each other, and share the cost of a batch."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the cases of a file; 0 if all pass."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("--cuts", choices=("one", "each", "random"), default="one")
+    parser.add_argument("--features", default="")
+    parser.add_argument("--alone", action="store_true", help="each case in a pipeline of its own")
+    given = parser.parse_args(arguments)
+    wanted = set(filter(None, given.features.split(",")))
+    cases = [case for case in map(json.loads, given.cases.open()) if not wanted or case["feature"] in wanted]
+    if not cases:
+        print(f"There is no case of {given.features or 'any feature'} in {given.cases}.", file=sys.stderr)
+        return 2
+    passed, failed = 0, 0
+    for feature, mine in by_feature(cases):
+        begun = time.monotonic()
+        problems = run_all(mine, given.cuts, 1 if given.alone else TOGETHER)
+        good = len(mine) - len(problems)
+        passed, failed = passed + good, failed + len(problems)
+        print(f"{feature} {good}/{len(mine)}  ({time.monotonic() - begun:.1f} s)", flush=True)
+        for case, why in problems:
+            print(f"  {case}: {why}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def by_feature(cases: Iterable[Case]) -> Iterator[tuple[str, list[Case]]]:
+    """The cases of each feature, in the order of the file."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(case["feature"], []).append(case)
+    yield from found.items()
+
+
+def run_all(cases: list[Case], cuts: str, together: int) -> list[tuple[str, str]]:
+    """Run cases, so many in one pipeline; which of them failed, and why."""
+    problems = []
+    for begin in range(0, len(cases), together):
+        some = cases[begin : begin + together]
+        try:
+            problems += run(some, cuts)
+        except (NotMet, SluiceError) as error:
+            if len(some) == 1:
+                problems.append((some[0]["id"], f"{type(error).__name__}: {error}"))
+            else:
+                problems += run_all(some, cuts, 1)  # tell which it was
+    return problems
+
+
+def run(cases: list[Case], cuts: str) -> list[tuple[str, str]]:
+    """Run cases in one pipeline."""
+    pipeline = Pipeline("conformance", workers=1)
+    built = [add(pipeline, case, f"c{number}") for number, case in enumerate(cases)]
+    with TopologyTestDriver(pipeline) as driver:
+        feed(driver, built, cuts)
+        return [(one.case["id"], why) for one in built if (why := difference(one, results(driver, one)))]
+
+
+def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
+    """Pipe every case's records in, in its order, and cut."""
+    chance = random.Random("".join(one.case["id"] for one in built))
+    for step in range(max(len(one.case["inputs"]) for one in built)):
+        for one in built:
+            for record in one.case["inputs"][step : step + 1]:
+                driver.pipe(one.topic_of(record["topic"]), record["value"], record["key"], timestamp=record["ts"])
+        if cuts == "each" or (cuts == "random" and chance.random() < 0.25):
+            driver.cut()
+
+
+def results(driver: TopologyTestDriver, built: Built) -> list[Row]:
+    """What the pipeline made of a case."""
+    if built.store is not None:
+        rows: list[Row] = []
+        for key, value in driver.store(built.store).items():
+            rows.append((key[0], (key[1], key[2]), value) if isinstance(key, tuple) else (key, None, value))
+        return rows
+    assert built.topic is not None
+    found = [(one.key, _window(one.headers), one.value) for one in driver.output(built.topic)]
+    return found if built.case["spec"]["result_kind"] == "stream" else collapsed(found)
+
+
+def _window(headers: dict[str, str]) -> tuple[int, int] | None:
+    return (int(headers["window_start"]), int(headers["window_end"])) if "window_start" in headers else None
+
+
+def difference(built: Built, found: list[Row]) -> str:
+    """What is missing and what is too much; empty if the answers are the same."""
+    wanted, got = (Counter(map(_told, rows)) for rows in (built.wanted(), found))
+    missing, extra = list((wanted - got).elements()), list((got - wanted).elements())
+    return f"missing {missing[:3]}, too much {extra[:3]}" if missing or extra else ""
+
+
+def _told(row: Row) -> str:
+    key, window, value = row
+    return json.dumps([key, list(window) if window else None, value], sort_keys=True)
+
+
+def _main() -> Any:
+    return main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    import logging
+
+    import structlog
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    sys.exit(_main())

@@ -1,0 +1,175 @@
+"""State that was lost is built anew from the topics, while what is left of the old goes on being read."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from sluice.engine.guard import InputError
+from sluice.engine.job import JobRun
+from sluice.engine.lease import Lease, this_process
+from sluice.engine.rebuild import Rebuild
+from sluice.errors import EngineError, LeaseError, StateError
+from sluice.plan import plan
+from sluice.query import Reader
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import address, sale, shop
+from tests.engine.test_replay import a_busy_day
+
+
+def rebuild(running: Running, **how: Any) -> int:
+    (job,) = plan(running.pipeline).jobs
+    return Rebuild(running.spark, job, running.settings, **how).run()
+
+
+def run(running: Running) -> int:
+    with running.ledger() as ledger:
+        generation = ledger.generation(running.pipeline.name, "main") or 1
+    return running.run(generation=generation)
+
+
+def a_shard(running: Running, damage: Callable[[bytes], bytes] | None) -> None:
+    (file,) = running.settings.home.rglob("g1/worker-0.sqlite")
+    for beside in file.parent.glob("worker-0.sqlite-*"):
+        beside.unlink()
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_bytes(damage(file.read_bytes()))
+
+
+def the_checkpoint(running: Running) -> None:
+    shutil.rmtree(running.checkpoint)
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        the_checkpoint,
+        lambda running: a_shard(running, None),
+    ],
+    ids=["checkpoint", "shard"],
+)
+def test_what_was_lost_is_built_anew_and_no_output_is_written_twice(
+    start: Start, lose: Callable[[Running], None]
+) -> None:
+    running = start(shop, sales=3)
+    a_busy_day(running)
+    running.run(max_records=30)
+    running.send("sales", sale("a", at="08:30:00"), sale("b", at="08:00:00"), b"{")
+    running.run()
+    before = running.everything()
+
+    lose(running)
+    running.send("sales", sale("z", at="08:31:00"))
+    with pytest.raises((EngineError, StateError), match=r"sluice rebuild|rebuild"):
+        run(running)
+    assert rebuild(running) == 2
+    after = running.everything()
+    for what in ("stores", "outputs", "letters"):
+        assert after[what] == before[what], what
+    assert after["cuts"][-1].positions == before["cuts"][-1].positions
+    assert _last_times(after) == _last_times(before)
+
+    # The next run goes on from there: what came meanwhile, and nothing else.
+    assert run(running) == 1
+    assert running.store("n")["z"] == 1
+    assert len(running.output("copies")) == len(before["outputs"][running.names("copies")]) + 1
+
+
+def _last_times(everything: dict[str, Any]) -> Any:
+    return everything["cuts"][-1].stream_times
+
+
+def test_history_is_read_again_in_batches_of_bounded_size(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start(shop, sales=3)
+    a_busy_day(running)
+    running.run()
+    before = running.everything()
+    (job,) = plan(running.pipeline).jobs
+    with running.ledger() as ledger:
+        target = ledger.latest_cut(running.pipeline.name, "main").positions  # type: ignore[union-attr]
+        JobRun(running.spark, job, running.settings, 2, 20, replay_to=target).run()
+        sizes = [sum(s.read for s in audit.sources) for audit in ledger.audits.all(running.pipeline.name, "main", 2)]
+        sums = [ledger.audits.checksums(running.pipeline.name, "main", number) for number in (1, 2)]
+    assert len(sizes) > 2
+    assert max(sizes) <= 20 + 4  # rounded up in each partition
+    assert sums[0] == sums[1]
+    assert running.everything() == before  # readers see the old one
+
+
+def test_queries_go_on_without_the_damaged_worker_and_say_so(start: Start) -> None:
+    running = start(shop)
+    running.send("sales", *(sale(key) for key in "abcdef"))
+    running.run()
+    whole = running.store("n")
+    a_shard(running, lambda data: data[: len(data) // 2])
+    running.send("sales", sale("a"))
+    with pytest.raises(StateError, match="Worker 0 has no shard to go on with"):
+        running.run()
+
+    async def ask() -> tuple[dict[str, int], bool]:
+        reader = Reader(ledger)
+        (store,) = [one for one in await reader.catalogue.stores() if one.name == "n"]
+        answer = await reader.all(await reader.catalogue.pin(store))
+        return {entry.key: int(bytes(entry.value)) for entry in answer.entries}, answer.partial
+
+    with running.ledger() as ledger:
+        left, partial = asyncio.run(ask())
+        assert partial
+        assert left == {key: whole[key] for key in running.owned("n", 1)}
+        rebuild(running)
+        assert asyncio.run(ask()) == (whole, False)
+
+
+def test_topics_that_lost_their_beginning_are_not_taken_for_the_whole(start: Start) -> None:
+    running = start(shop)
+    running.send("sales", sale("a"), sale("b"), sale("b"))
+    running.run()
+    the_checkpoint(running)
+    place = TopicPartition(running.names("sales"), 0, 2)
+    admin = AdminClient({"bootstrap.servers": running.bootstrap})
+    admin.delete_records([place])[place].result(20)
+    with pytest.raises(InputError, match=r"sales, partition 0, offsets 0 to 1 are gone\. .*--from-topics"):
+        rebuild(running)
+    assert running.store("n") == {"a": 1, "b": 2}
+    # The operator's choice: what is there now.
+    rebuild(running, from_topics=True)
+    assert running.store("n") == {"b": 1}
+    assert run(running) == 0
+
+
+def test_a_topic_made_anew_is_taken_from_its_beginning_if_the_operator_says_so(start: Start) -> None:
+    running = start(shop)
+    running.send("shops", address("a", "Aachen"))
+    running.send("sales", sale("a"), sale("b"))
+    running.run()
+    sales = running.names("sales")
+    admin = AdminClient({"bootstrap.servers": running.bootstrap})
+    admin.delete_topics([sales])[sales].result(20)
+    running.kafka.create_topics({sales: 1})
+    running.send("sales", sale("c"))
+    with pytest.raises(InputError, match="made anew"):
+        rebuild(running)
+    rebuild(running, from_topics=True)
+    assert run(running) == 1
+    assert running.store("n") == {"c": 1}
+    assert running.store("shops") == {"a": {"shop": "a", "city": "Aachen"}}
+    assert [key for key, _ in running.output("copies")] == ["a", "b", "c"]
+
+
+def test_nothing_is_rebuilt_under_a_driver_that_works(start: Start) -> None:
+    running = start(shop)
+    running.send("sales", sale("a"))
+    running.run()
+    with running.ledger() as ledger:
+        working = Lease(ledger.leases, running.pipeline.name, "main", 1, this_process("another"))
+        with working, pytest.raises(LeaseError, match="run another"):
+            rebuild(running)
+        assert ledger.generations(running.pipeline.name, "main") == [1]

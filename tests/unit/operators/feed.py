@@ -1,0 +1,115 @@
+"""Runs an operator as its host does: rows in order, each key's state kept as bytes from cut to cut."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sluice.operators.base import LEFT, RIGHT, Operator, Row, Window
+from sluice.operators.clock import Clock, JoinClock
+from sluice.operators.stream_join import StreamJoin
+
+
+class Given(NamedTuple):
+    """A row of the input; the value is what its JSON says."""
+
+    key: str | None
+    value: Any
+    time: int
+    side: int = LEFT
+    old: bool = False
+    foreign: str | None = None
+    window: Window | None = None
+
+
+class Result(NamedTuple):
+    key: str | None
+    value: Any
+    time: int
+    window: Window | None = None
+    old: bool = False
+
+
+def right(key: str | None, value: Any, time: int) -> Given:
+    return Given(key, value, time, RIGHT)
+
+
+@dataclass
+class Ran:
+    """What came out."""
+
+    results: list[Result] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    outputs: Counter[str] = field(default_factory=Counter)
+    states: dict[str, bytes] = field(default_factory=dict)
+
+    def emit(
+        self,
+        key: str | None,
+        value: str | None,
+        time: int,
+        *,
+        window: Window | None = None,
+        old: bool = False,
+        to: str = "output",
+    ) -> None:
+        self.results.append(Result(key, None if value is None else json.loads(value), time, window, old))
+        self.outputs[to] += 1
+
+    def count(self, reason: str) -> None:
+        self.dropped[reason] += 1
+
+    @property
+    def values(self) -> list[Any]:
+        return [result.value for result in self.results]
+
+    @property
+    def windows(self) -> dict[tuple[str | None, Window | None], Any]:
+        """The last value of each key and window; deleted ones are not there."""
+        last = {(result.key, result.window): result.value for result in self.results if not result.old}
+        return {at: value for at, value in last.items() if value is not None}
+
+
+def run(operator: Operator[Any], rows: Sequence[Given], cuts: Collection[int] = ()) -> Ran:
+    """Feed the rows; after those whose number is in `cuts`, and after the last, a batch ends."""
+    ran = Ran()
+    joins = isinstance(operator, StreamJoin)
+    clock = JoinClock() if joins else Clock(drops_null_values=operator.drops_null_values)
+    decode = msgspec.msgpack.Decoder(operator.state_type).decode
+    states: dict[str | None, Any] = {}
+    for number, given in enumerate(rows, 1):
+        value = None if given.value is None else json.dumps(given.value)
+        clock.see(given.key, value, given.time, given.side)
+        if given.key is None:
+            state = operator.begin()
+        elif given.key in states:
+            state = states[given.key]
+        else:
+            state = decode(ran.states[given.key]) if given.key in ran.states else operator.begin()
+        reached = clock.reached if isinstance(clock, JoinClock) else (-1, -1)
+        times = clock.before, clock.after, given.side, given.old, given.window, reached, given.foreign
+        operator.process(state, Row(given.key, value, given.time, *times), ran)
+        if given.key is not None:
+            states[given.key] = state
+        if number in cuts or number == len(rows):
+            ran.states |= {key: msgspec.msgpack.encode(state) for key, state in states.items() if key is not None}
+            states = {}
+            _close(operator, ran, clock.closed, reached)
+    return ran
+
+
+def _close(operator: Operator[Any], ran: Ran, closed: int, reached: tuple[int, int]) -> None:
+    for key, kept in list(ran.states.items()):
+        state = msgspec.msgpack.decode(kept, type=operator.state_type)
+        due = operator.due(state)
+        if due is not None and due <= closed:
+            operator.close(state, key, closed, ran, reached)
+        if operator.is_empty(state):
+            del ran.states[key]
+        else:
+            ran.states[key] = msgspec.msgpack.encode(state)

@@ -1,0 +1,95 @@
+"""However the input is cut into batches, the answer is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.operators.aggregate import Aggregate, Hopping, WindowedAggregate
+from sluice.operators.base import LEFT, RIGHT, Operator
+from sluice.operators.calculation import Functions
+from sluice.operators.deduplicate import Deduplicate
+from sluice.operators.functions import Function
+from sluice.operators.joins import StreamTableJoin, TableJoin
+from sluice.operators.process import Process
+from sluice.operators.processor import Context, Firing, Record, StoreOptions
+from sluice.operators.session import Session, SessionAggregate
+from sluice.operators.sliding import Sliding, SlidingAggregate
+from sluice.operators.stream_join import StreamJoin
+from sluice.operators.suppress import Suppress
+from sluice.operators.table import Latest
+from tests.unit.operators.feed import Given, run
+
+
+def functions() -> Functions:
+    kinds = [Function("count"), *(Function(name, int, 2) for name in ("sum", "max", "collect_list", "top", "first"))]
+    return Functions(*kinds)
+
+
+class Watch:
+    """Adds up, and tells the sum 7 ms after the first record, then forgets it."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+        self.store = context.store("sum")
+
+    def process(self, record: Record) -> None:
+        if self.store.get("n") is None:
+            self.context.schedule("tell", record.time + 7)
+        self.store.put("n", self.store.get("n", 0) + 1)
+
+    def on_timer(self, firing: Firing) -> None:
+        self.context.forward(firing.key, self.store.get("n"))
+        self.store.delete("n")
+
+
+MAKERS: dict[str, Callable[[], Operator[Any]]] = {
+    "aggregate": lambda: Aggregate(functions(), retracts=True),
+    "tumbling": lambda: WindowedAggregate(functions(), Hopping(5, 5, 3)),
+    "hopping": lambda: WindowedAggregate(functions(), Hopping(10, 3, 0)),
+    "sliding": lambda: SlidingAggregate(functions(), Sliding(5, 3)),
+    "session": lambda: SessionAggregate(functions(), Session(3, 2), retracts=True),
+    "suppress": lambda: Suppress("time_limit", 6),
+    "latest": lambda: Latest(retracts=True),
+    "table join": lambda: TableJoin("outer", retracts=True),
+    "stream table join": lambda: StreamTableJoin("left"),
+    "inner join": lambda: StreamJoin("inner", 5, 2, 4),
+    "left join": lambda: StreamJoin("left", 5, 0, 4),
+    "outer join": lambda: StreamJoin("outer", 2, 6, 0),
+    "deduplicate": lambda: Deduplicate(6),
+    "process": lambda: Process(Watch, {"sum": StoreOptions(int, ttl=9)}),
+}
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[Given]:
+    """Records of few keys whose times go on, now and then jump, and are often behind."""
+    now, made = 0, []
+    for number in range(draw(st.integers(1, 40))):
+        now += draw(st.sampled_from([0, 1, 1, 2, 3, 20]))
+        time = max(0, now - draw(st.sampled_from([0, 0, 0, 1, 2, 5, 9])))
+        value = draw(st.sampled_from([None, 1, 1, 1])) and [number] * 6
+        made.append(
+            Given(draw(st.sampled_from(["a", "a", "b", None])), value, time, draw(st.sampled_from([LEFT, RIGHT])))
+        )
+    return made
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@settings(max_examples=60, deadline=None)
+@given(rows=rows(), cuts=st.sets(st.integers(1, 40)))
+def test_results_and_counts_do_not_depend_on_the_cuts(name: str, rows: list[Given], cuts: set[int]) -> None:
+    whole, parted = run(MAKERS[name](), rows), run(MAKERS[name](), rows, cuts)
+    assert sorted(map(repr, parted.results)) == sorted(map(repr, whole.results))
+    assert parted.dropped == whole.dropped
+    assert parted.states == whole.states
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_each_operator_has_something_to_compare(name: str) -> None:
+    busy = [Given("ab"[n % 2], [n] * 6, 3 * n - 4 * (n % 3 == 2), n // 2 % 2) for n in range(30)]
+    assert run(MAKERS[name](), busy).results

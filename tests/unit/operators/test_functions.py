@@ -1,0 +1,181 @@
+"""The aggregate functions, one by one, and an author's own."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+
+from sluice.errors import TopologyError
+from sluice.operators.aggregate import Aggregate
+from sluice.operators.base import Row
+from sluice.operators.calculation import Custom, Functions
+from sluice.operators.functions import Function
+from tests.unit.operators.feed import Given, Ran, run
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "expected"),
+    [
+        (Function("count"), [None, 1, None], 3),
+        (Function("count", int), [None, 1, None], 1),
+        (Function("count", msgspec.Raw), [{"a": 1}, None], 1),
+        (Function("sum", int), [1, None, 2], 3),
+        (Function("sum", int), [None], None),
+        (Function("sum", float), [0.5, 1], 1.5),
+        (Function("min", int), [3, None, 1, 2], 1),
+        (Function("min", int), [None], None),
+        (Function("max", str), ["b", "c", "a"], "c"),
+        (Function("max", bool), [False, True], True),
+        (Function("avg", int), [1, 2, None], 1.5),
+        (Function("avg", int), [None], None),
+        (Function("collect_list", int), [2, None, 1, 2], [2, 1, 2]),
+        (Function("collect_list", msgspec.Raw), [{"a": [1]}, None, "x"], [{"a": [1]}, "x"]),
+        (Function("collect_set", str), ["b", "a", "b", None], ["b", "a"]),
+        (Function("collect_set", msgspec.Raw), [[1], [1], [2]], [[1], [2]]),
+        (Function("count_distinct", int), [1, 2, 1, None], 2),
+        (Function("count_distinct", msgspec.Raw), [[1], [1], [2]], 2),
+        (Function("first", int), [None, 2, 1], 2),
+        (Function("last", int), [2, 1, None], 1),
+        (Function("first", msgspec.Raw), [None, {"a": 1}], {"a": 1}),
+        (Function("top", int, 2), [1, 3, None, 2, 3], [3, 3]),
+        (Function("top", int, 2), [1], [1]),
+    ],
+)
+def test_function(function: Function, values: list[Any], expected: Any) -> None:
+    ran = run(Aggregate(Functions(function)), [Given("a", [value], 0) for value in values], cuts=[1])
+    assert ran.values[-1] == [expected]
+
+
+def result_text(function: Function, *arguments: str) -> str | None:
+    functions = Functions(function)
+    aggregate = functions.begin()
+    for argument in arguments:
+        aggregate = functions.add("a", aggregate, functions.read(argument))
+        kept = msgspec.msgpack.encode(aggregate)
+        aggregate = msgspec.msgpack.decode(kept, type=functions.kind)
+    return functions.result(aggregate)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("sum", ["[0.10]", "[0.20]"], "[0.30]"),
+        ("sum", ["[12345678901234567890123456789012345.01]", "[0.02]"], "[12345678901234567890123456789012345.03]"),
+        ("avg", ["[1.00]", "[1.00]", "[0.00]"], "[0.666667]"),
+        ("max", ["[9.10]", "[10.05]"], "[10.05]"),
+        ("collect_set", ["[2.50]", "[2.5]"], "[[2.50]]"),
+    ],
+)
+def test_decimals_stay_exact(name: str, arguments: list[str], expected: str) -> None:
+    assert result_text(Function(name, Decimal), *arguments) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("count", [1]), ("sum", [2]), ("avg", [2.0]), ("collect_list", [[2]])])
+def test_a_table_takes_its_old_value_back(name: str, expected: list[Any]) -> None:
+    operator = Aggregate(Functions(Function(name, int), subtracts=True), subtracts=True)
+    ran = run(operator, [Given("a", [1], 0), Given("a", [1], 5, old=True), Given("a", [2], 5)])
+    assert ran.values[-1] == expected
+
+
+def test_a_count_over_a_table_stays_at_0_and_a_sum_is_null() -> None:
+    functions = Functions(Function("count"), Function("sum", int), subtracts=True)
+    ran = run(Aggregate(functions, subtracts=True), [Given("a", [None, 7], 3), Given("a", [None, 7], 9, old=True)])
+    assert ran.results[-1][:3] == ("a", [0, None], 9)
+    assert ran.states
+
+
+@pytest.mark.parametrize("name", ["min", "max", "first", "last", "collect_set", "count_distinct", "top"])
+def test_what_cannot_take_back_is_refused_over_a_table(name: str) -> None:
+    with pytest.raises(TopologyError, match=f"{name} over a table cannot take back"):
+        Functions(Function(name, int, 1), subtracts=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "n", "message"),
+    [
+        ("median", int, 0, "There is no aggregate function median"),
+        ("sum", str, 0, "sum needs int or float or Decimal"),
+        ("max", msgspec.Raw, 0, "max needs int or"),
+        ("top", int, 0, "at least 1"),
+    ],
+)
+def test_mistakes_are_said_when_built(name: str, argument: type, n: int, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        Function(name, argument, n)
+
+
+class Letters(msgspec.Struct):
+    words: list[str] = []
+    running: int = 0
+
+
+def test_reduce_begins_with_the_first_value() -> None:
+    reduce = Custom(None, lambda words, word: f"{words}-{word}", value_type=str)
+    words = [Given("A", "Apple", 0), Given("A", "Alpha", 1), Given("B", "Bus", 2), Given("A", "Ant", 3)]
+    ran = run(Aggregate(reduce), [*words, Given("B", "Baby", 4)], cuts=[2])
+    assert ran.windows == {("A", None): "Apple-Alpha-Ant", ("B", None): "Bus-Baby"}
+
+
+def test_an_authors_aggregate_is_kept_in_its_own_type() -> None:
+    def add(key: str, word: str, letters: Letters) -> Letters:
+        return Letters([*letters.words, word], letters.running + 1)
+
+    ran = run(Aggregate(Custom(Letters, add, value_type=Letters)), [Given("A", w, 0) for w in ("x", "y")], cuts=[1])
+    assert ran.values[-1] == {"words": ["x", "y"], "running": 2}
+
+
+def test_an_authors_subtractor_takes_back() -> None:
+    custom = Custom(int, lambda key, n, total: total + n, lambda key, n, total: total - n, value_type=int)
+    rows = [Given("a", 5, 0), Given("a", 5, 1, old=True), Given("a", 3, 1)]
+    assert run(Aggregate(custom, subtracts=True), rows).values == [5, 0, 3]
+
+
+@pytest.mark.parametrize("call", ["subtract", "merge"])
+def test_a_missing_function_of_an_author_is_named(call: str) -> None:
+    with pytest.raises(TopologyError, match="subtractor" if call == "subtract" else "merger"):
+        getattr(Custom(int, lambda key, n, total: total + n), call)("a", 1, 2)
+
+
+def test_unwindowed_null_keys_and_values_are_dropped_and_counted() -> None:
+    ran = run(
+        Aggregate(Functions(Function("count"))), [Given("a", None, 0), Given(None, [1], 0), Given("a", [None], 0)]
+    )
+    assert (ran.values, ran.dropped) == ([[1]], {"null_value": 1, "null_key": 1})
+
+
+def test_a_tombstone_of_a_table_is_nothing_to_add() -> None:
+    operator = Aggregate(Functions(Function("count"), subtracts=True), subtracts=True)
+    ran = run(operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, None, 1)])
+    assert (ran.values, ran.dropped) == ([[1], [0]], {})
+
+
+def test_a_row_regrouped_to_a_null_key_is_taken_out_of_its_old_group_only() -> None:
+    operator = Aggregate(Functions(Function("count"), subtracts=True), subtracts=True)
+    ran = run(operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, [None], 1)])
+    assert (ran.values, ran.dropped) == ([[1], [0]], {"null_key": 1})
+
+
+def test_an_aggregates_time_is_the_largest_of_its_inputs() -> None:
+    ran = run(Aggregate(Functions(Function("count"))), [Given("a", [None], 7), Given("a", [None], 3)])
+    assert [result.time for result in ran.results] == [7, 7]
+
+
+def test_the_old_value_comes_before_the_new_one_for_whoever_subtracts() -> None:
+    operator = Aggregate(Functions(Function("count")), retracts=True)
+    ran = run(operator, [Given("a", [None], 1), Given("a", [None], 2)])
+    assert [(result.value, result.old, result.time) for result in ran.results] == [
+        ([1], False, 1),
+        ([1], True, 2),
+        ([2], False, 2),
+    ]
+
+
+def test_taking_back_from_a_group_that_is_not_there_does_nothing() -> None:
+    ran = Ran()
+    operator = Aggregate(Functions(Function("count"), subtracts=True), subtracts=True)
+    state = operator.begin()
+    operator.process(state, Row("a", "[null]", 0, -1, 0, old=True), ran)
+    assert (ran.results, operator.is_empty(state)) == ([], True)

@@ -1,0 +1,220 @@
+"""An author's processor: stores, timers, outputs; and deduplication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from sluice.errors import TopologyError
+from sluice.operators.base import Row
+from sluice.operators.deduplicate import Deduplicate
+from sluice.operators.process import Process
+from sluice.operators.processor import Context, Firing, Processor, Record, StoreOptions
+from tests.unit.operators.feed import Given, Ran, run
+
+
+class Author:
+    """Calls two functions with the context: one for records, one for timers."""
+
+    def __init__(self, record: Any, timer: Any = None) -> None:
+        self.record, self.timer = record, timer
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        self.record(self.context, record)
+
+    def on_timer(self, firing: Firing) -> None:
+        self.timer(self.context, firing)
+
+
+def process(record: Any, timer: Any = None, **stores: StoreOptions) -> Process:
+    return Process(lambda: Author(record, timer), stores)
+
+
+def points(context: Context, record: Record) -> None:
+    store = context.store("points")
+    total = store.get("total", 0) + record.value
+    store.put("total", total)
+    context.forward(record.key, {"total": total})
+
+
+def test_a_store_belongs_to_the_records_key_and_lasts_from_cut_to_cut() -> None:
+    rows = [Given("a", 1, 0), Given("b", 5, 1), Given("a", 2, 2)]
+    ran = run(process(points, points=StoreOptions(int)), rows, cuts=[1, 2])
+    assert [(result.key, result.value) for result in ran.results] == [
+        ("a", {"total": 1}),
+        ("b", {"total": 5}),
+        ("a", {"total": 3}),
+    ]
+
+
+def test_items_come_by_key_and_prefix_and_deleted_ones_are_gone() -> None:
+    def record(context: Context, record: Record) -> None:
+        store = context.store("seen")
+        for name in ("b1", "a2", "a1", "a3"):
+            store.put(name, name)
+        store.delete("a3")
+        store.delete("never there")
+        context.forward(None, [list(store.items("a")), store.get("a3")])
+
+    assert run(process(record, seen=StoreOptions(str)), [Given("k", 1, 0)]).values == [
+        [[["a1", "a1"], ["a2", "a2"]], None]
+    ]
+
+
+@pytest.mark.parametrize(("time", "there"), [(10, 1), (11, None)])
+def test_an_entry_lives_for_its_stores_ttl_whatever_the_cuts(time: int, there: int | None) -> None:
+    def record(context: Context, record: Record) -> None:
+        if record.value == "put":
+            context.store("s").put("x", 1)
+        else:
+            context.forward(None, [context.store("s").get("x"), len(list(context.store("s").items()))])
+
+    rows = [Given("k", "put", 0), Given("other", "look", time), Given("k", "look", 3)]
+    for cuts in ([], [1, 2]):
+        ran = run(process(record, s=StoreOptions(int, ttl=10)), rows, cuts)
+        assert ran.values[-1] == [there, there or 0]
+    assert ("k" in ran.states) == (there is not None)
+
+
+def test_records_go_to_named_outputs() -> None:
+    def record(context: Context, record: Record) -> None:
+        context.forward("x", record.value, to="big" if record.value > 9 else "output", time=99)
+
+    ran = run(process(record), [Given("k", 1, 0), Given("k", 10, 0)])
+    assert ran.outputs == {"output": 1, "big": 1}
+    assert {result.time for result in ran.results} == {99}
+
+
+def once(context: Context, record: Record) -> None:
+    context.forward(record.key, record.value)
+    if record.value == "set":
+        context.schedule("t", record.time + 10)
+    if record.value == "cancel":
+        context.cancel("t")
+
+
+def told(context: Context, firing: Firing) -> None:
+    context.forward(firing.key, f"{firing.name} {firing.time}")
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3]])
+def test_an_event_timer_fires_where_stream_time_reaches_it_not_where_batches_end(cuts: list[int]) -> None:
+    rows = [Given("a", "set", 0), Given("b", "x", 10), Given("a", "y", 11)]
+    ran = run(process(once, told), rows, cuts)
+    assert [(result.value, result.time) for result in ran.results if result.key == "a"] == [
+        ("set", 0),
+        ("t 10", 10),
+        ("y", 11),
+    ]
+
+
+def test_a_timer_fires_after_the_record_that_brings_it() -> None:
+    assert run(process(once, told), [Given("a", "set", 0), Given("a", "y", 10)]).values == ["set", "y", "t 10"]
+
+
+def test_a_cancelled_timer_does_not_fire() -> None:
+    rows = [Given("a", "set", 0), Given("a", "cancel", 5), Given("a", "y", 50)]
+    assert run(process(once, told), rows).values == ["set", "cancel", "y"]
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 2]])
+def test_a_repeated_timer_fires_for_every_time_that_has_passed(cuts: list[int]) -> None:
+    def record(context: Context, record: Record) -> None:
+        if record.value:
+            context.schedule("tick", 10, every=10)
+
+    assert run(process(record, told), [Given("a", True, 0), Given("b", False, 35)], cuts).values == [
+        "tick 10",
+        "tick 20",
+        "tick 30",
+    ]
+
+
+def test_a_wall_clock_timer_fires_once_in_a_run_however_many_times_have_passed() -> None:
+    def record(context: Context, record: Record) -> None:
+        context.schedule("tick", 100, every=10, clock="wall")
+
+    operator, ran = process(record, told), Ran()
+    state = operator.begin()
+    operator.process(state, Row("a", "1", 0, -1, 0), ran)
+    assert operator.wall_due(state) == 100
+    operator.tick(state, "a", 99, 0, ran)
+    operator.tick(state, "a", 135, 0, ran)
+    assert ran.values == ["tick 100"]
+    assert operator.wall_due(state) == 140
+
+
+def test_values_come_in_the_declared_type_and_null_as_none() -> None:
+    seen: list[Any] = []
+    operator = Process(lambda: Author(lambda context, record: seen.append(record.value)), argument_type=list[int])
+    assert run(operator, [Given("a", [1], 0), Given("a", None, 0), Given(None, [1], 0)]).dropped == {"null_key": 1}
+    assert seen == [[1], None]
+
+
+class Silent:
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        self.context.schedule("t", 0)
+
+
+def asks_for_a_store(context: Context, record: Record) -> None:
+    context.store("nothing")
+
+
+def repeats_backwards(context: Context, record: Record) -> None:
+    context.schedule("t", 1, every=-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Author(asks_for_a_store), TopologyError, "no store 'nothing'"),
+        (lambda: Author(repeats_backwards), ValueError, "every -1 ms"),
+        (Silent, TopologyError, "Silent sets timers: it needs a method on_timer"),
+    ],
+)
+def test_an_authors_mistakes_are_named(make: Any, error: type[Exception], message: str) -> None:
+    made: Processor = make()
+    with pytest.raises(error, match=message):
+        run(Process(lambda: made), [Given("a", 1, 0)])
+
+
+def test_stores_may_be_added_and_taken_away_between_runs() -> None:
+    ran = run(process(points, gone=StoreOptions(), points=StoreOptions(int)), [Given("a", 3, 0)])
+    operator = process(points, points=StoreOptions(int), added=StoreOptions(str))
+    state = msgspec.msgpack.decode(ran.states["a"], type=operator.state_type)
+    operator.process(state, Row("a", "4", 1, 0, 1), ran)
+    assert ran.values == [{"total": 3}, {"total": 7}]
+
+
+def record(id_: str | None, time: int, value: str = "v") -> Given:
+    return Given(id_, value, time, foreign="own key")
+
+
+@pytest.mark.parametrize(("time", "passed"), [(100, 1), (110, 1), (111, 2)])
+def test_the_first_of_an_id_within_the_time_passes(time: int, passed: int) -> None:
+    ran = run(Deduplicate(10), [record("x", 100), record("x", time)], cuts=[1])
+    assert len(ran.results) == passed
+    assert ran.dropped["duplicate"] == 2 - passed
+
+
+def test_a_duplicate_does_not_prolong_the_time() -> None:
+    assert len(run(Deduplicate(10), [record("x", 0), record("x", 8), record("x", 16)]).results) == 2
+
+
+def test_an_id_is_forgotten_when_stream_time_is_beyond_it_and_an_earlier_record_is_no_duplicate_then() -> None:
+    ran = run(Deduplicate(10), [record("x", 100), record("y", 111), record("x", 95)])
+    assert len(ran.results) == 3
+    assert not run(Deduplicate(10), [record("x", 0), record(None, 9), record("y", 11)]).states.keys() - {"y"}
+
+
+def test_a_record_keeps_its_key_and_passes_without_an_id() -> None:
+    ran = run(Deduplicate(10), [record(None, 0), record(None, 0)])
+    assert [(result.key, result.value) for result in ran.results] == [("own key", "v")] * 2

@@ -1,0 +1,111 @@
+"""Joins of two streams: what is near enough, what comes out alone and when, what is out of reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice.operators.joins import How
+from sluice.operators.stream_join import StreamJoin
+from tests.unit.operators.feed import Given, Ran, right, run
+
+
+def pair(left: Any, right: Any) -> dict[str, Any]:
+    return {"left": left, "right": right}
+
+
+def left(time: int, key: str | None = "k", value: Any = "l") -> Given:
+    return Given(key, value, time)
+
+
+def join(how: How, *rows: Given, before: int = 3, after: int = 5, grace: int = 0) -> Ran:
+    return run(StreamJoin(how, before, after, grace), rows, cuts=range(len(rows)))
+
+
+@pytest.mark.parametrize(("time", "matches"), [(96, False), (97, True), (100, True), (105, True), (106, False)])
+def test_both_ends_of_the_window_belong_to_it(time: int, matches: bool) -> None:
+    in_order = join("inner", left(100), right("k", "r", time), grace=50)
+    assert in_order.values == ([pair("l", "r")] if matches else [])
+    assert join("inner", right("k", "r", time), left(100), grace=50).values == in_order.values
+
+
+def test_a_results_time_is_the_larger_of_both() -> None:
+    assert [result.time for result in join("inner", left(100), right("k", "r", 98), grace=9).results] == [100]
+
+
+def test_every_record_of_the_key_in_the_window_matches() -> None:
+    ran = join("inner", right("k", 1, 100), right("k", 2, 101), right("other", 3, 101), left(100), grace=9)
+    assert ran.values == [pair("l", 1), pair("l", 2)]
+
+
+@pytest.mark.parametrize(("time", "alone"), [(107, []), (108, [pair("l", None)])])
+def test_an_unmatched_left_record_comes_out_once_its_window_is_over_by_more_than_grace(
+    time: int, alone: list[Any]
+) -> None:
+    ran = join("left", left(100), left(time, key="other"), grace=2)
+    assert ran.values == alone
+    assert [result.time for result in ran.results] == [100] * len(alone)
+
+
+@pytest.mark.parametrize(("time", "alone"), [(105, []), (106, [pair(None, "r")])])
+def test_an_unmatched_right_record_waits_for_as_long_as_left_ones_may_come_before(time: int, alone: list[Any]) -> None:
+    assert join("outer", right("k", "r", 100), right("other", "x", time), grace=2).values == alone
+    assert join("left", right("k", "r", 100), right("other", "x", time), grace=2).values == []
+
+
+def test_a_matched_record_does_not_come_out_alone() -> None:
+    assert join("outer", left(100), right("k", "r", 101), left(500, key="other")).values == [pair("l", "r")]
+
+
+def test_an_unmatched_record_that_is_too_far_behind_comes_out_at_once() -> None:
+    assert join("left", left(106, key="other"), left(100), grace=50).values == [pair("l", None)]
+    assert join("left", left(105, key="other"), left(100), grace=50).values == []
+
+
+def test_what_came_out_alone_may_still_be_matched_while_in_reach() -> None:
+    ran = join("left", left(100), right("other", "x", 150), right("k", "r", 101))
+    assert ran.values == [pair("l", None), pair("l", "r")]
+
+
+@pytest.mark.parametrize(("time", "matches"), [(117, True), (118, False)])
+def test_a_record_is_out_of_reach_by_the_largest_time_of_its_own_side(time: int, matches: bool) -> None:
+    rows = [left(100), left(time, key="other"), right("k", "r", 101)]
+    for ran in (join("inner", *rows, grace=10), run(StreamJoin("inner", 3, 5, 10), rows)):
+        assert ran.values == ([pair("l", "r")] if matches else [])
+
+
+def test_the_other_sides_time_takes_nothing_out_of_reach() -> None:
+    assert join("inner", left(100), right("other", "x", 900), right("k", "r", 101)).values == [pair("l", "r")]
+
+
+@pytest.mark.parametrize(
+    ("how", "row", "expected", "dropped"),
+    [
+        ("inner", left(1, key=None), [], {"null_key": 1}),
+        ("left", left(1, key=None), [pair("l", None)], {}),
+        ("left", right(None, "r", 1), [], {"null_key": 1}),
+        ("outer", right(None, "r", 1), [pair(None, "r")], {}),
+        ("inner", left(1, value=None), [], {"null_value": 1}),
+        ("left", left(1, value=None), [], {"null_value": 1}),
+        ("outer", right("k", None, 1), [], {"null_value": 1}),
+        ("outer", left(1, key=None, value=None), [], {"null_key": 1}),
+    ],
+)
+def test_nulls(how: How, row: Given, expected: list[Any], dropped: dict[str, int]) -> None:
+    ran = join(how, row)
+    assert (ran.values, ran.dropped, ran.states) == (expected, dropped, {})
+
+
+def test_a_null_moves_time_but_brings_nothing_out() -> None:
+    waiting = [left(100), left(200, key=None)]
+    assert join("left", *waiting).values == [pair("l", None)], "of the record without a key"
+    assert join("left", *waiting, left(110)).values == [pair("l", None)] * 2, "110 is behind, so at once"
+    assert join("left", *waiting, left(200)).values == [pair("l", None)] * 2, "200 brings 100 out"
+
+
+def test_state_holds_only_what_is_in_reach() -> None:
+    rows = [row for time in range(0, 1000, 2) for row in (left(time), right("k", "r", time + 1))]
+    ran = join("outer", *rows)
+    assert len(ran.states["k"]) < 200
+    assert not join("outer", left(0), right("k", "r", 1), left(99, "z"), right("z", "x", 99)).states.keys() - {"z"}

@@ -1,0 +1,70 @@
+"""Suppress until a time limit, and its buffers."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.errors import BufferFull
+from sluice.operators.suppress import Limit, Suppress
+from tests.unit.operators.feed import Given, run
+
+
+def test_the_timer_starts_at_the_first_update_and_the_latest_value_comes_out() -> None:
+    ran = run(Suppress("time_limit", 10), [Given("a", 1, 5), Given("a", 2, 14), Given("a", 3, 15)])
+    assert [result[:3] for result in ran.results] == [("a", 3, 15)]
+
+
+def test_another_key_brings_time_on() -> None:
+    rows = [Given("a", 1, 5), Given("b", 1, 15), Given("a", 2, 16)]
+    assert run(Suppress("time_limit", 10), rows).values == [1], "the update at 16 starts the timer anew"
+    assert run(Suppress("time_limit", 10), rows[:2]).values == [1]
+
+
+def test_a_tombstone_waits_like_any_update() -> None:
+    assert run(Suppress("time_limit", 10), [Given("a", 1, 5), Given("a", None, 6), Given("b", 1, 15)]).values == [None]
+
+
+def test_the_old_value_is_what_was_sent_last() -> None:
+    rows = [Given("a", 1, 0), Given("b", 0, 15), Given("a", 1, 16, old=True), Given("a", 2, 16)]
+    rows += [Given("a", 2, 17, old=True), Given("a", 3, 17), Given("b", 0, 40)]
+    ran = run(Suppress("time_limit", 10, retracts=True), rows)
+    assert [(result.value, result.old) for result in ran.results if result.key == "a"] == [
+        (1, False),
+        (1, True),
+        (3, False),
+    ]
+
+
+def test_a_windows_updates_wait_from_the_first_one_too() -> None:
+    rows = [Given("a", 1, 2, window=(0, 100)), Given("b", 1, 12, window=(0, 100))]
+    assert [result[:4] for result in run(Suppress("time_limit", 10), rows).results] == [("a", 1, 2, (0, 100))]
+
+
+def test_a_full_buffer_emits_the_oldest_early() -> None:
+    suppress = Suppress("time_limit", 1000, Limit(records=1))
+    rows = [Given("a", 1, 0, window=(0, 5)), Given("a", 2, 6, window=(5, 10))]
+    ran = run(suppress, rows)
+    assert [(result.window, result.value) for result in ran.results] == [((0, 5), 1)]
+    assert suppress.buffer.records == 1
+
+
+def test_a_full_buffer_of_bytes_emits_early() -> None:
+    suppress = Suppress("time_limit", 1000, Limit(bytes=5))
+    assert run(suppress, [Given("a", "12", 0)]).values == []
+    assert run(suppress, [Given("b", "1234", 0)]).values == ["1234"]
+    assert suppress.buffer.bytes == 5, 'the first still waits: a and "12" with its quotes'
+
+
+def test_a_full_buffer_that_shuts_down_says_what_it_held_and_may_hold() -> None:
+    suppress = Suppress("time_limit", 1000, Limit(records=1, when_full="shut_down"))
+    assert run(suppress, [Given("a", 1, 0)]).values == []
+    suppress.check()
+    run(suppress, [Given("b", 1, 0)])
+    with pytest.raises(BufferFull, match="holds back 2 updates of 4 bytes; it may hold 1 updates, any number of bytes"):
+        suppress.check()
+
+
+def test_what_has_come_out_no_longer_counts() -> None:
+    suppress = Suppress("time_limit", 10, Limit(records=1, when_full="shut_down"))
+    run(suppress, [Given("a", 1, 0), Given("b", 1, 20)])
+    suppress.check()

@@ -1,0 +1,168 @@
+"""Tables and what joins them, edge by edge."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from sluice.operators.foreign_key_join import ForeignKeyJoin
+from sluice.operators.joins import How, StreamTableJoin, TableJoin
+from sluice.operators.table import Latest
+from tests.unit.operators.feed import Given, Result, right, run
+
+
+def pair(left: Any, right: Any) -> dict[str, Any]:
+    return {"left": left, "right": right}
+
+
+def test_a_table_keeps_the_last_value_in_the_order_of_the_records() -> None:
+    ran = run(Latest(retracts=True), [Given("a", 1, 9), Given("a", 2, 3)], cuts=[1])
+    assert ran.results == [Result("a", 1, 9), Result("a", 1, 3, None, True), Result("a", 2, 3)]
+
+
+def test_a_null_value_deletes_the_key_once() -> None:
+    ran = run(Latest(retracts=True), [Given("a", 1, 0), Given("a", None, 1), Given("a", None, 2)])
+    assert ran.results == [Result("a", 1, 0), Result("a", 1, 1, None, True), Result("a", None, 1)]
+    assert not ran.states
+
+
+def test_a_table_drops_null_keys() -> None:
+    ran = run(Latest(), [Given(None, 1, 0)])
+    assert (ran.results, ran.dropped) == ([], {"null_key": 1})
+
+
+L, R = Given("k", "l", 5), right("k", "r", 3)
+NO_L, NO_R = Given("k", None, 7), right("k", None, 6)
+
+
+@pytest.mark.parametrize(
+    ("how", "rows", "expected"),
+    [
+        ("inner", [L], []),
+        ("inner", [L, R], [pair("l", "r")]),
+        ("inner", [R, L], [pair("l", "r")]),
+        ("inner", [L, R, NO_R], [pair("l", "r"), None]),
+        ("inner", [L, R, NO_L], [pair("l", "r"), None]),
+        ("inner", [L, R, NO_L, NO_R], [pair("l", "r"), None]),
+        ("left", [R], []),
+        ("left", [L], [pair("l", None)]),
+        ("left", [L, R, NO_R], [pair("l", None), pair("l", "r"), pair("l", None)]),
+        ("left", [L, R, NO_L], [pair("l", None), pair("l", "r"), None]),
+        ("outer", [R], [pair(None, "r")]),
+        ("outer", [L, R, NO_L], [pair("l", None), pair("l", "r"), pair(None, "r")]),
+        ("outer", [L, R, NO_L, NO_R], [pair("l", None), pair("l", "r"), pair(None, "r"), None]),
+        ("outer", [NO_L], []),
+    ],
+)
+def test_table_join(how: How, rows: list[Given], expected: list[Any]) -> None:
+    ran = run(TableJoin(how), rows, cuts=range(len(rows)))
+    assert ran.values == expected
+    assert bool(ran.states) == (rows[-2:] != [NO_L, NO_R] and rows != [NO_L])
+
+
+def test_a_table_joins_time_is_the_larger_of_both() -> None:
+    assert [result.time for result in run(TableJoin("inner"), [L, R]).results] == [5]
+    assert [result.time for result in run(TableJoin("inner"), [L, R, NO_R]).results] == [5, 6]
+    assert [result.time for result in run(TableJoin("inner"), [right("k", "r", 9), L]).results] == [9]
+
+
+def test_a_table_join_sends_its_old_result_first_where_asked() -> None:
+    results = run(TableJoin("inner", retracts=True), [L, R, NO_R]).results
+    assert [(result.value, result.old) for result in results] == [
+        (pair("l", "r"), False),
+        (pair("l", "r"), True),
+        (None, False),
+    ]
+
+
+def test_old_rows_of_a_side_are_known_already() -> None:
+    assert run(TableJoin("inner"), [L, R, Given("k", "l", 6, old=True), Given("k", "m", 6)]).values == [
+        pair("l", "r"),
+        pair("m", "r"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "rows", "expected", "dropped"),
+    [
+        ("inner", [L, R, L], [pair("l", "r")], {}),
+        ("left", [L, R, L], [pair("l", None), pair("l", "r")], {}),
+        ("inner", [R, NO_R, L], [], {}),
+        ("inner", [NO_L], [], {"null_value": 1}),
+        ("left", [NO_L], [], {"null_value": 1}),
+        ("inner", [Given(None, "l", 0)], [], {"null_key": 1}),
+        ("left", [Given(None, "l", 0)], [pair("l", None)], {}),
+        ("left", [right(None, "r", 0)], [], {"null_key": 1}),
+    ],
+)
+def test_stream_table_join(how: How, rows: list[Given], expected: list[Any], dropped: dict[str, int]) -> None:
+    ran = run(StreamTableJoin(how), rows, cuts=[1])
+    assert (ran.values, ran.dropped) == (expected, dropped)
+
+
+def test_a_streams_record_keeps_its_own_key_and_time_when_it_looks_up_another() -> None:
+    rows = [right("shop", "r", 9), Given("shop", "l", 4, foreign="order"), Given("shop", "l", 5, foreign=None)]
+    assert [result[:3] for result in run(StreamTableJoin("left", mapped=True), rows).results] == [
+        ("order", pair("l", "r"), 4),
+        (None, pair("l", "r"), 5),
+    ]
+
+
+FkHow = Literal["inner", "left"]
+
+
+def left(foreign_key: str | None, value: Any, time: int, *, old: bool = False, key: str | None = "o1") -> Given:
+    return Given(foreign_key, value, time, old=old, foreign=key)
+
+
+@pytest.mark.parametrize(("how", "unmatched"), [("inner", None), ("left", pair("l", None))])
+def test_a_left_row_joins_the_row_it_names(how: FkHow, unmatched: Any) -> None:
+    ran = run(ForeignKeyJoin(how), [left("a", "l", 1), right("a", "r", 2), right("a", None, 3)], cuts=[1, 2])
+    assert [(result.key, result.value) for result in ran.results] == [
+        ("o1", unmatched),
+        ("o1", pair("l", "r")),
+        ("o1", unmatched),
+    ]
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["old row first", "new row first"])
+def test_a_changed_foreign_key_ends_with_the_new_partner_whichever_state_is_worked_on_first(swapped: bool) -> None:
+    change = [left("a", "l", 3, old=True), left("b", "m", 3)]
+    rows = [right("a", "ra", 0), right("b", "rb", 0), left("a", "l", 1), *(change[::-1] if swapped else change)]
+    ran = run(ForeignKeyJoin("inner"), [*rows, right("a", "new", 4)], cuts=[4])
+    assert ran.windows == {("o1", None): pair("m", "rb")}
+    assert ran.values[-1] == pair("m", "rb"), "the old partner's change no longer matters"
+
+
+@pytest.mark.parametrize(("how", "result"), [("inner", None), ("left", pair("m", None))])
+def test_a_left_row_that_names_no_key(how: FkHow, result: Any) -> None:
+    rows = [right("a", "r", 0), left("a", "l", 1), left("a", "l", 2, old=True), left(None, "m", 2)]
+    ran = run(ForeignKeyJoin(how), rows)
+    assert ran.values[-1] == result
+    assert ran.dropped["null_key"] == (how == "inner")
+
+
+def test_a_deleted_left_row_deletes_its_result() -> None:
+    rows = [right("a", "r", 0), left("a", "l", 1), left("a", "l", 2, old=True), left(None, None, 2)]
+    assert run(ForeignKeyJoin("left"), rows).windows == {}
+
+
+def test_a_foreign_key_join_sends_its_old_results_first_where_asked() -> None:
+    rows = [right("a", "r", 0), left("a", "l", 1), right("a", "s", 2), left("a", "l", 3, old=True), left("a", "m", 3)]
+    assert [(result.value, result.old) for result in run(ForeignKeyJoin("inner", retracts=True), rows).results] == [
+        (pair("l", "r"), False),
+        (pair("l", "r"), True),
+        (pair("l", "s"), False),
+        (pair("l", "s"), True),
+        (pair("m", "s"), False),
+    ]
+
+
+def test_the_time_of_a_foreign_key_joins_result() -> None:
+    rows = [right("a", "r", 5), left("a", "l", 3), right("a", "s", 1)]
+    assert [result.time for result in run(ForeignKeyJoin("inner"), rows).results] == [5, 1]
+
+
+def test_a_left_row_without_a_key_of_its_own_is_dropped() -> None:
+    assert run(ForeignKeyJoin("left"), [left("a", "l", 0, key=None)]).dropped == {"null_key": 1}

@@ -1,0 +1,208 @@
+"""Windows: tumbling, hopping, sliding, sessions; grace and lateness to the millisecond."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.operators.aggregate import Hopping, WindowedAggregate
+from sluice.operators.base import Window
+from sluice.operators.calculation import Custom, Functions
+from sluice.operators.functions import Function
+from sluice.operators.session import Session, SessionAggregate
+from sluice.operators.sliding import Sliding, SlidingAggregate
+from sluice.operators.suppress import Suppress
+from tests.unit.operators.feed import Given, Ran, run
+
+COUNT = Functions(Function("count"))
+SECOND = 1000
+
+
+def clock(text: str) -> int:
+    """8:01:13 as ms since midnight."""
+    hours, minutes, seconds = map(int, text.split(":"))
+    return ((hours * 60 + minutes) * 60 + seconds) * SECOND
+
+
+def at(*times: int, key: str = "a") -> list[Given]:
+    return [Given(key, [None], time) for time in times]
+
+
+def counts(ran: Ran, key: str = "a") -> dict[Window | None, int]:
+    return {window: value[0] for (owner, window), value in ran.windows.items() if owner == key}
+
+
+MINUTES = WindowedAggregate(COUNT, Hopping(60 * SECOND, 60 * SECOND, 15 * SECOND))
+FIRST, SECOND_MINUTE = (clock("8:00:00"), clock("8:01:00")), (clock("8:01:00"), clock("8:02:00"))
+EVENTS = at(*map(clock, ("8:00:04", "8:00:54", "8:01:05", "8:00:58", "8:01:13")))
+
+
+def test_grace_accepts_what_comes_a_little_late() -> None:
+    ran = run(MINUTES, EVENTS)
+    assert counts(ran) == {FIRST: 3, SECOND_MINUTE: 2}
+    assert not ran.dropped
+
+
+def test_the_window_closes_when_any_key_brings_stream_time_to_its_end_and_grace() -> None:
+    tick = at(clock("8:01:15"), key="b")
+    assert counts(run(MINUTES, EVENTS + tick))[FIRST] == 3
+    late = run(MINUTES, EVENTS + tick + at(clock("8:00:59")))
+    assert (counts(late)[FIRST], late.dropped) == (3, {"late": 1})
+
+
+def test_a_millisecond_before_it_closes_the_window_still_takes_records() -> None:
+    ran = run(MINUTES, EVENTS + at(clock("8:01:15") - 1, key="b") + at(clock("8:00:59")))
+    assert (counts(ran)[FIRST], ran.dropped) == (4, {})
+
+
+def test_a_closed_window_is_forgotten_and_its_result_stays_out() -> None:
+    ran = run(MINUTES, EVENTS + at(clock("9:00:00"), key="b"))
+    assert list(ran.states) == ["b"]
+    assert counts(ran) == {FIRST: 3, SECOND_MINUTE: 2}
+
+
+def test_hopping_windows_overlap_start_at_0_and_are_late_one_by_one() -> None:
+    operator = WindowedAggregate(COUNT, Hopping(10, 5))
+    assert counts(run(operator, at(3))) == {(0, 10): 1}
+    assert counts(run(operator, at(12))) == {(5, 15): 1, (10, 20): 1}
+    ran = run(operator, at(16, 12))
+    assert counts(ran) == {(10, 20): 2, (15, 25): 1}, "[5, 15) is closed, [10, 20) is not"
+    assert not ran.dropped, "it counts in one"
+
+
+def test_a_record_late_for_all_its_windows_is_counted_once() -> None:
+    assert run(WindowedAggregate(COUNT, Hopping(10, 5)), at(40, 12)).dropped == {"late": 1}
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [WindowedAggregate(COUNT, Hopping(5, 5)), SessionAggregate(COUNT, Session(5))],
+    ids=["tumbling", "session"],
+)
+def test_time_windows_and_sessions_process_null_values(operator: WindowedAggregate | SessionAggregate) -> None:
+    ran = run(operator, [Given("a", None, 1), Given("a", None, 2), Given(None, [None], 3)])
+    assert (ran.values[-1], ran.dropped) == ([2], {"null_key": 1})
+
+
+def test_a_late_record_moves_no_time_and_one_without_a_key_neither() -> None:
+    operator = WindowedAggregate(COUNT, Hopping(5, 5))
+    assert not run(operator, [*at(1), Given(None, [None], 100), *at(2)]).dropped["late"]
+
+
+def test_sliding_windows_are_where_their_values_are() -> None:
+    operator = SlidingAggregate(COUNT, Sliding(5 * SECOND))
+    assert counts(run(operator, at(6000, 7000, 13_000))) == {
+        (1000, 6000): 1,
+        (2000, 7000): 2,
+        (6001, 11_001): 1,
+        (8000, 13_000): 1,
+    }
+
+
+def test_early_values_share_the_sliding_window_from_0() -> None:
+    operator = SlidingAggregate(COUNT, Sliding(10))
+    assert counts(run(operator, at(2, 5))) == {(0, 10): 2, (3, 13): 1}
+    assert counts(run(operator, at(5, 2))) == {(0, 10): 2, (3, 13): 1}, "in whatever order"
+
+
+def test_sliding_windows_do_not_depend_on_the_order_within_grace() -> None:
+    operator = SlidingAggregate(COUNT, Sliding(10, grace=100))
+    assert counts(run(operator, at(20, 25, 31))) == counts(run(operator, at(31, 20, 25)))
+
+
+def sliding_by_definition(times: list[int], size: int) -> dict[Window | None, int]:
+    starts = {max(0, time - size) for time in times} | {time + 1 for time in times}
+    held = {(start, start + size): sum(start <= time <= start + size for time in times) for start in starts}
+    return {window: count for window, count in held.items() if count}
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=25), st.integers(1, 12))
+def test_sliding_windows_in_any_order_are_those_of_the_definition(times: list[int], size: int) -> None:
+    ran = run(SlidingAggregate(COUNT, Sliding(size, grace=100)), at(*times))
+    assert counts(ran) == sliding_by_definition(times, size)
+
+
+def test_sliding_is_late_for_a_window_that_ends_before_stream_time_less_grace() -> None:
+    operator = SlidingAggregate(COUNT, Sliding(10, grace=5))
+    ends_now = run(operator, at(30, key="b") + at(25))
+    assert (counts(ends_now), ends_now.dropped) == ({(15, 25): 1}, {})
+    ended = run(operator, at(30, key="b") + at(24))
+    assert (counts(ended), ended.dropped) == ({}, {"late": 1})
+
+
+def test_sliding_drops_null_values_which_move_no_time() -> None:
+    ran = run(SlidingAggregate(COUNT, Sliding(3)), [Given("a", None, 100), *at(5)])
+    assert (counts(ran), ran.dropped) == ({(2, 5): 1}, {"null_value": 1})
+
+
+def test_lists_of_different_sliding_windows_are_apart() -> None:
+    collect = Functions(Function("collect_list", int))
+    rows = [Given("a", [number], time) for number, time in ((1, 20), (2, 25), (3, 27))]
+    ran = run(SlidingAggregate(collect, Sliding(10)), rows)
+    assert ran.windows["a", (10, 20)] == [[1]]
+    assert ran.windows["a", (17, 27)] == [[1, 2, 3]]
+    assert ran.windows["a", (21, 31)] == [[2, 3]]
+
+
+def test_values_within_the_gap_make_one_session_whose_time_is_its_end() -> None:
+    ran = run(SessionAggregate(COUNT, Session(5)), at(10, 15))
+    assert ran.results[-1][:4] == ("a", [2], 15, (10, 15))
+    assert counts(run(SessionAggregate(COUNT, Session(5)), at(10, 16))) == {(10, 10): 1, (16, 16): 1}
+
+
+def test_merging_sends_tombstones_then_the_merged_session() -> None:
+    ran = run(SessionAggregate(COUNT, Session(5, grace=20)), at(10, 20, 15))
+    assert [(result.window, result.value) for result in ran.results[2:]] == [
+        ((10, 10), None),
+        ((20, 20), None),
+        ((10, 20), [3]),
+    ]
+
+
+def test_a_value_inside_a_session_sends_no_tombstone() -> None:
+    ran = run(SessionAggregate(COUNT, Session(5), retracts=True), at(10, 14, 12))
+    assert [(result.window, result.value, result.old) for result in ran.results[-2:]] == [
+        ((10, 14), [2], True),
+        ((10, 14), [3], False),
+    ]
+
+
+@pytest.mark.parametrize(("time", "accepted"), [(81, True), (82, False)])
+def test_a_value_is_late_when_its_merged_session_ends_before_stream_time_less_grace_and_gap(
+    time: int, accepted: bool
+) -> None:
+    ran = run(SessionAggregate(COUNT, Session(10, grace=3)), at(time, key="b") + at(68))
+    assert ran.dropped == ({} if accepted else {"late": 1})
+
+
+def test_a_closed_session_takes_no_more_values_however_near() -> None:
+    ran = run(SessionAggregate(COUNT, Session(5)), at(10) + at(15, key="b") + at(14))
+    assert counts(ran) == {(10, 10): 1, (14, 14): 1}
+
+
+def test_sessions_of_an_author_merge_with_their_merger() -> None:
+    custom = Custom(list, lambda key, n, seen: [*seen, n], None, lambda key, one, other: one + other, list[int])
+    rows = [Given("a", 1, 10), Given("a", 2, 20), Given("a", 3, 15)]
+    assert run(SessionAggregate(custom, Session(5, grace=20)), rows).values[-1] == [1, 2, 3]
+
+
+def suppressed(aggregate: WindowedAggregate | SessionAggregate, wait: int, rows: list[Given]) -> Ran:
+    """An aggregation's emissions through suppress, both cut after every row."""
+    emitted = [Given(*result[:3], window=result.window) for result in run(aggregate, rows).results]
+    return run(Suppress("window_close", wait), emitted, cuts=range(len(emitted)))
+
+
+def test_until_the_window_closes_there_is_one_result() -> None:
+    ran = suppressed(MINUTES, 15 * SECOND, EVENTS + at(clock("8:01:15"), key="b"))
+    assert [(result.window, result.value) for result in ran.results] == [(FIRST, [3])]
+
+
+def test_nothing_is_flushed_because_input_stops() -> None:
+    assert suppressed(MINUTES, 15 * SECOND, EVENTS).results == []
+    assert suppressed(MINUTES, 15 * SECOND, EVENTS + at(clock("8:01:15") - 1, key="b")).results == []
+
+
+def test_a_session_that_was_merged_away_never_comes_out() -> None:
+    ran = suppressed(SessionAggregate(COUNT, Session(5)), 5, at(10, 14, 100))
+    assert [(result.window, result.value) for result in ran.results] == [((10, 14), [2])]

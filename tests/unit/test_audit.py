@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice.errors import LeaseError
+from sluice.state.audits import SourceAudit, total
+from sluice.state.leases import Holder
+from sluice.state.ledger import Ledger
+from tests.states import ledger_url, make_cut
+from tests.states import make_audit as audit
+
+pytestmark = pytest.mark.unit
+
+
+def source(partition: int = 0, start: int = 0, end: int = 10, **counts: Any) -> SourceAudit:
+    return SourceAudit(topic="orders", partition=partition, start=start, end=end, **counts)
+
+
+@pytest.mark.parametrize(
+    ("counts", "wrong"),
+    [
+        ({"read": 9, "applied": 4, "filtered": 2, "late": 1, "dropped": {"null_key": 1}, "dead_letters": {"x": 1}}, ""),
+        ({"read": 9, "applied": 9}, ""),  # a mark of a transaction
+        ({"read": 10, "applied": 9}, "orders/0: 10 records were read, and 9 are accounted for"),
+        ({"read": 9, "applied": 10}, "orders/0: 9 records were read, and 10 are accounted for"),
+        ({"read": 11, "applied": 11}, "orders/0: 11 records were read of offsets 0 to 10"),
+    ],
+)
+def test_what_was_read_is_accounted_for_or_it_is_said_where_not(counts: dict[str, Any], wrong: str) -> None:
+    assert source(**counts).wrong == wrong
+    assert audit(0, 1, source(**counts)).wrong == ([wrong] if wrong else [])
+
+
+def test_batches_add_up_by_partition() -> None:
+    first = audit(0, 1, source(read=3, applied=2, dead_letters={"a": 1}), source(1, read=1, applied=1))
+    second = audit(1, 1, source(0, 10, 14, read=4, late=2, dead_letters={"a": 1, "b": 1}))
+    assert total([first, second]) == [
+        source(0, 0, 14, read=7, applied=2, late=2, dead_letters={"a": 2, "b": 1}),
+        source(1, read=1, applied=1),
+    ]
+
+
+def test_an_audit_is_published_with_its_cut_or_not_at_all(database: str) -> None:
+    with Ledger.open(ledger_url(database)) as ledger:
+        lease = ledger.leases.take("orders", "totals", 1, Holder(host="h", pid=1, process=""), None)
+        assert lease is not None
+        made = audit(0, lease.epoch, source(read=10, applied=10))
+        assert ledger.publish(make_cut(0), made)
+        assert not ledger.publish(make_cut(0), made)
+        assert ledger.audits.all("orders", "totals", 1) == [made]
+        assert ledger.audits.checksums("orders", "totals", 1) == {"0": "00ff"}
+        with pytest.raises(LeaseError):
+            ledger.publish(make_cut(1), audit(1, lease.epoch - 1))
+        assert ledger.audits.all("orders", "totals", 1) == [made]
+        assert ledger.publish(make_cut(1), audit(1, lease.epoch))
+        # An audit goes with its cut.
+        ledger.forget_cuts("orders", "totals", 1, before=1)
+        assert [one.batch for one in ledger.audits.all("orders", "totals", 1)] == [1]

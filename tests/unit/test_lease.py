@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sluice.engine.lease import Lease, Patience, this_process
+from sluice.errors import LeaseError, StateError
+from sluice.state.leases import Holder
+from sluice.state.ledger import Ledger
+from tests.states import ledger_url, make_cut
+from tests.states import make_audit as audit
+
+pytestmark = pytest.mark.unit
+
+QUICK = Patience(beat_s=0.05, silence_s=0.6, orphan_s=0.8)
+ELSEWHERE = Holder(host="far", pid=1, process="", run="orders/manual__1/main")
+
+
+@pytest.fixture
+def ledger(database: str) -> Iterator[Ledger]:
+    with Ledger.open(ledger_url(database)) as opened:
+        yield opened
+
+
+def lease(ledger: Ledger, run: str = "", holder: Holder | None = None, patience: Patience = QUICK) -> Lease:
+    return Lease(ledger.leases, "orders", "totals", 1, holder or this_process(run), patience)
+
+
+def test_a_lease_is_taken_renewed_and_released(ledger: Ledger) -> None:
+    with lease(ledger) as mine:
+        time.sleep(0.3)
+        row = ledger.leases.get("orders", "totals", 1)
+        assert row is not None
+        assert (row.epoch, row.held, row.pid) == (mine.epoch, True, os.getpid()) == (1, True, os.getpid())
+        assert row.beat >= 2
+    with lease(ledger) as next_one:
+        assert next_one.epoch == 2
+
+
+def test_the_second_driver_is_refused_and_told_who_has_the_job(ledger: Ledger) -> None:
+    with lease(ledger, "orders/manual__1/main"):
+        with pytest.raises(LeaseError) as refused, lease(ledger, "orders/manual__2/main"):
+            pass
+        said = str(refused.value)
+        assert f"process {os.getpid()}, since 20" in said
+        assert "run orders/manual__1/main" in said
+
+
+def test_of_many_that_start_at_once_one_gets_it(ledger: Ledger) -> None:
+    def try_it(number: int) -> int:
+        try:
+            with lease(ledger, f"run {number}"):
+                time.sleep(1)
+                return 1
+        except LeaseError:
+            return 0
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(try_it, range(6))) == 1
+
+
+def test_a_silent_holder_elsewhere_is_taken_for_dead_after_a_while(ledger: Ledger) -> None:
+    assert ledger.leases.take("orders", "totals", 1, ELSEWHERE, None)
+    begun = time.monotonic()
+    with lease(ledger) as mine:
+        assert mine.epoch == 2
+    assert time.monotonic() - begun >= QUICK.silence_s
+
+
+def test_how_long_it_was_silent_is_not_read_off_a_calendar(ledger: Ledger) -> None:
+    """`since` says 2022: only that the beat does not change counts, and that takes its time."""
+    row = ledger.leases.take("orders", "totals", 1, ELSEWHERE, None)
+    assert row is not None
+
+    def beat() -> None:
+        for _ in range(30):
+            ledger.leases.beat(row)
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(1) as pool:
+        beating = pool.submit(beat)
+        with pytest.raises(LeaseError), lease(ledger, patience=Patience(0.05, 0.3, 0.3)):
+            pass
+        beating.result()
+
+
+def test_a_holder_of_this_machine_that_was_killed_is_followed_at_once(ledger: Ledger, database: str) -> None:
+    with _driver(database) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with lease(ledger, patience=Patience(silence_s=60)) as mine:
+            assert mine.epoch == 2
+
+
+def test_the_driver_that_a_run_left_behind_is_waited_for(ledger: Ledger) -> None:
+    orphan = lease(ledger, "orders/manual__1/main")
+    held = threading.Event()
+
+    def work() -> None:
+        with orphan:
+            held.set()
+            time.sleep(0.4)
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(work)
+        held.wait()
+        with lease(ledger, "orders/manual__1/main", patience=Patience(0.05, 5, 5)) as mine:
+            assert ended.done(), "it took the lease while the other one had it"
+            assert mine.epoch == 2
+
+
+def test_the_driver_that_a_run_left_behind_is_not_waited_for_for_ever(ledger: Ledger) -> None:
+    with lease(ledger, "orders/manual__1/main") as orphan:
+        with lease(ledger, "orders/manual__1/main"):
+            time.sleep(0.2)
+            with pytest.raises(LeaseError, match=r"has lost its lease.*taken over by host"):
+                orphan.check()
+            with pytest.raises(LeaseError, match="has lost its lease"):
+                ledger.publish(make_cut(0), audit(0, orphan.epoch))
+        assert ledger.latest_cut("orders", "totals") is None
+
+
+def test_a_driver_that_was_stopped_and_wakes_up_cannot_publish(ledger: Ledger, database: str) -> None:
+    with _driver(database) as process:
+        process.send_signal(signal.SIGSTOP)
+        with lease(ledger) as mine:
+            assert ledger.publish(make_cut(0), audit(0, mine.epoch))
+            process.send_signal(signal.SIGCONT)
+            said, _ = process.communicate(b"\n", timeout=20)
+            assert b"has lost its lease" in said
+        assert ledger.last_batch("orders", "totals", 1) == 0
+
+
+def test_nobody_publishes_after_letting_go(ledger: Ledger) -> None:
+    with lease(ledger) as mine:
+        assert ledger.publish(make_cut(0), audit(0, mine.epoch))
+    with pytest.raises(LeaseError, match="It is held no more"):
+        ledger.publish(make_cut(1), audit(1, mine.epoch))
+
+
+def test_a_ledger_that_is_away_for_a_moment_does_not_cost_the_lease(ledger: Ledger) -> None:
+    class Restarting(type(ledger.leases)):  # type: ignore[misc]
+        away = 3
+
+        def beat(self, row: object) -> bool:
+            type(self).away -= 1
+            if self.away >= 0:
+                raise StateError("The ledger is being restarted.")
+            return bool(super().beat(row))
+
+    held = Lease(Restarting(ledger.leases._engine), "orders", "totals", 1, this_process(""), QUICK)
+    with held:
+        time.sleep(0.5)
+        held.check()
+        row = ledger.leases.get("orders", "totals", 1)
+        assert row is not None
+        assert row.beat > 0
+
+
+DRIVER = """
+import sys
+from sluice.engine.lease import Lease, Patience, this_process
+from sluice.errors import LeaseError
+from sluice.state.ledger import Ledger
+from tests.states import make_audit as audit, make_cut
+
+with Ledger.open(sys.argv[1]) as ledger:
+    with Lease(ledger.leases, "orders", "totals", 1, this_process("other"), Patience(0.05, 0.6, 0.6)) as lease:
+        print("held", flush=True)
+        sys.stdin.readline()
+        try:
+            ledger.publish(make_cut(1), audit(1, lease.epoch))
+        except LeaseError as error:
+            print(error, flush=True)
+"""
+
+
+@contextmanager
+def _driver(database: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds the lease."""
+    command = [sys.executable, "-c", DRIVER, ledger_url(database)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
