@@ -47,6 +47,14 @@ docs: $(INSTALLED) ## Write docs/reference.md and the drawings anew from the cod
 bench: $(JARS) ## Time a million orders; PEER=folder of the Kafka Streams program to measure against
 	@$(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)")
 
+.PHONY: bench-query
+bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a big shard
+	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
+
+.PHONY: test-namespaces
+test-namespaces: $(INSTALLED) ## Queries over state servers in network namespaces of their own; needs root
+	@$(BIN)/pytest tests/servers/namespaces.py
+
 .PHONY: conformance
 conformance: $(JARS) ## Compare with Kafka Streams' answers: CASES=file, CUTS=one|each|random, FEATURES=a,b
 	@test -n "$(CASES)" || { echo "Say which cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from sluice import errors, query, settings, topology
+from sluice import Client, client, errors, query, settings, topology
 from sluice.cli import app
 from sluice.query import Reader
 from sluice.testing import kafka
@@ -25,7 +25,10 @@ PUBLIC: dict[str, list[Any]] = {
         topology.GlobalTable, topology.tumbling, topology.Window, contracts.Digits, topology.load_pipeline,
         topology.load_pipelines,
     ],
-    "Asking from Python": [Reader, query.Answer, query.Entry],
+    "Asking the REST view from Python": [
+        Client, client.Entries, client.Entry, client.Groups, client.Group, client.Change,
+    ],
+    "Asking shards from Python": [Reader, query.When, query.Answer, query.Entry],
     "Testing": [kafka.EmbeddedKafka],
 }  # fmt: skip
 """What the page describes; everything else may change without notice."""

@@ -1,5 +1,7 @@
 """Stream processing and queryable state for Python teams who run Airflow, Spark and Kafka."""
 
+from typing import TYPE_CHECKING, Any
+
 from sluice.topology import (
     Decimal2,
     Digits,
@@ -14,7 +16,12 @@ from sluice.topology import (
     within,
 )
 
+if TYPE_CHECKING:
+    from sluice.client import AsyncClient, Client
+
 __all__ = [
+    "AsyncClient",
+    "Client",
     "Decimal2",
     "Digits",
     "Pipeline",
@@ -27,3 +34,12 @@ __all__ = [
     "tumbling",
     "within",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # A pipeline's file imports this package on every executor, which needs no client of HTTP.
+    if name in ("AsyncClient", "Client"):
+        from sluice import client
+
+        return getattr(client, name)
+    raise AttributeError(name)

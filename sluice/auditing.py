@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from sluice.errors import NotFound, StateError
+from sluice.errors import NotFound, StateError, Unreachable
 from sluice.state.audits import Audit, SourceAudit, total
 from sluice.state.ledger import Ledger
 from sluice.state.model import JobInfo
@@ -91,6 +91,9 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
                 shard.verify(last.batch, last.checksums.get(str(worker.number)))
             ledger.damages.clear(*of, worker.number)
             out.print(f"✓ worker {worker.number}: every cell has its checksum")
+        except Unreachable as error:
+            damaged = True  # but nobody has seen the shard: it is not marked
+            out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
         except StateError as error:
             damaged = True
             ledger.damages.mark(*of, worker.number, error.detail)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from sluice.errors import SettingsError, SluiceError
+from sluice.commands import queries, servers
+from sluice.commands.console import out, said
+from sluice.errors import SettingsError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
 
@@ -30,25 +30,13 @@ produce = typer.Typer(no_args_is_help=True, help="Bring samples to Kafka.")
 kafka = typer.Typer(no_args_is_help=True, help="A real Kafka broker on this machine.")
 app.add_typer(produce, name="produce")
 app.add_typer(kafka, name="kafka")
-
-err = Console(stderr=True, highlight=False, emoji=False)
-out = Console(highlight=False, emoji=False)
+app.add_typer(queries.app, name="query")
+app.command()(servers.serve)
+app.command()(servers.move)
+app.command()(servers.workers)
 
 Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 Folder = Annotated[Path | None, typer.Option(help="Where it keeps its data; default: .sluice/kafka.")]
-
-
-@contextmanager
-def _said() -> Iterator[None]:
-    """Errors that are made for people end the command with their sentences, not with a traceback."""
-    try:
-        yield
-    except SluiceError as error:
-        err.print(f"[bold red]{type(error).title}:[/] ", end="")
-        err.print(error.detail, markup=False, soft_wrap=True)
-        if error.next_step:
-            err.print(error.next_step, markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
 
 
 @produce.command("orders")
@@ -67,7 +55,7 @@ def produce_orders(
 
     from sluice.samples import produce_orders
 
-    with _said(), Progress(TextColumn("orders"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+    with said(), Progress(TextColumn("orders"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         bar = progress.add_task("orders", total=count)
         done = produce_orders(
             settings().kafka | ({"bootstrap.servers": bootstrap} if bootstrap else {}),
@@ -102,7 +90,7 @@ def kafka_start(
     """Start a broker that runs until `sluice kafka stop`."""
     from sluice.testing.kafka import start
 
-    with _said():
+    with said():
         broker = start(folder or settings().home / "kafka", port)
         out.print(f"Kafka answers on {broker.bootstrap} (process {broker.pid})")
 
@@ -112,7 +100,7 @@ def kafka_stop(folder: Folder = None) -> None:
     """Stop the broker."""
     from sluice.testing.kafka import stop
 
-    with _said():
+    with said():
         broker = stop(folder or settings().home / "kafka")
         out.print("No broker runs." if broker is None else f"Stopped the broker on {broker.bootstrap}")
 
@@ -126,7 +114,7 @@ def demo(
     from sluice.demo.show import Options
     from sluice.demo.show import demo as show
 
-    with _said():
+    with said():
         status = show(Options(leave, port), out)
     raise typer.Exit(status)
 
@@ -136,7 +124,7 @@ def explain(pipeline: Name) -> None:
     """Say which jobs a pipeline becomes, and what each reads, holds and writes."""
     from sluice.plan import explain, plan
 
-    with _said():
+    with said():
         out.print(explain(plan(_load(pipeline))), markup=False, soft_wrap=True)
 
 
@@ -150,7 +138,7 @@ def describe(
     from sluice.topology import drawing
 
     draw: Callable[[Pipeline], str] = drawing.mermaid if mermaid else drawing.svg if svg else drawing.text
-    with _said():
+    with said():
         out.print(draw(_load(pipeline)), markup=False, soft_wrap=True)
 
 
@@ -178,7 +166,7 @@ def rebuild(
 def _submit(pipeline: str, master: str, *options: str) -> None:
     from sluice.submission import submission
 
-    with _said():
+    with said():
         _load(pipeline)
         known = settings()
         with submission(known, known.kafka, master) as told:
@@ -202,7 +190,7 @@ def audit(
     """Say what became of every record, and whether it balances; 1 if it does not, or a shard is damaged."""
     from sluice.auditing import report
 
-    with _said():
+    with said():
         fine = report(settings().ledger, pipeline, run, out, verify=verify)
     raise typer.Exit(0 if fine else 1)
 

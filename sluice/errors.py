@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class SluiceError(Exception):
@@ -13,13 +13,14 @@ class SluiceError(Exception):
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Sluice error"
     next_step: str = ""
-    extensions: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    extensions: Mapping[str, Any] = MappingProxyType({})
     """Further members of the problem document that tells a client of the error."""
 
-    def __init__(self, detail: str, *, next_step: str = "") -> None:
+    def __init__(self, detail: str, *, next_step: str = "", extensions: Mapping[str, Any] | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
         self.next_step = next_step or type(self).next_step
+        self.extensions = type(self).extensions if extensions is None else extensions
 
     def __str__(self) -> str:
         return f"{self.detail} {self.next_step}".strip()
@@ -92,3 +93,55 @@ class NotReady(QueryError):
     status = 503
     title = "Nothing published yet"
     next_step = "Wait for the pipeline's first run, or trigger its DAG."
+
+
+class Gone(NotFound):
+    """The cut was published once and is no longer kept."""
+
+    status = 410
+    title = "No longer kept"
+
+
+class NotReached(QueryError):
+    """The state has not come as far as the query demands."""
+
+    status = 412
+    title = "Not reached yet"
+    next_step = "Ask again after the pipeline's next run, or leave the bound out."
+
+
+class Incomplete(StateError):
+    """The query demands a complete answer, and a worker is unavailable."""
+
+    title = "Incomplete"
+    next_step = "Leave require=complete out to get what the other workers have, or try again."
+
+
+class TooSlow(QueryError):
+    """The query took longer than a query may."""
+
+    status = 503
+    title = "Took too long"
+    next_step = "Ask for less at once: a range of keys or of times, or page by page."
+
+
+class Busy(QueryError):
+    """As many queries as may run are running."""
+
+    status = 429
+    title = "Too many queries"
+    next_step = "Try again in a moment."
+
+
+class Refused(SluiceError):
+    """A state server was asked for, or asks for, what is not its own."""
+
+    status = 403
+    title = "Refused"
+
+
+class Unreachable(StateError):
+    """A state server does not answer: nobody knows how its shards are."""
+
+    title = "State server unreachable"
+    next_step = "See that it runs and can be reached, then try again."

@@ -13,19 +13,28 @@
 | SLUICE_MAX_RECORDS | 2000000 | records of the streams in one batch, at most; a longer backlog takes several |
 | SLUICE_DELIVERY | exactly_once | of outputs that say nothing else; or at_least_once |
 | SLUICE_RUN | | the run that a driver works for; Airflow's operator sets it |
+| SLUICE_SERVER_TOKEN | none | what state servers and those who ask them show each other; at least 16 characters |
+| SLUICE_SERVER_TOKEN_FILE | none | a file that holds it instead |
+| SLUICE_SERVER_CA | the system's | certificates that state servers' own are checked with |
+| SLUICE_URL | http://127.0.0.1:8080 | address of the Airflow, or state server, that sluice query asks |
+| SLUICE_TOKEN | none | token that sluice query shows there |
+| SLUICE_USER | none | or: user of Airflow that it logs in as |
+| SLUICE_PASSWORD | none | the user's password |
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from sluice.errors import SettingsError
+
+_TOKEN_LENGTH = 16
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,13 @@ class Settings:
     max_records: int
     delivery: str
     run: str
+    server_token: str = field(default="", repr=False)
+    server_token_file: Path | None = None
+    server_ca: Path | None = None
+    url: str = "http://127.0.0.1:8080"
+    token: str = field(default="", repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -60,7 +76,30 @@ class Settings:
             max_records=_positive(environ, "SLUICE_MAX_RECORDS", 2_000_000),
             delivery=_one_of(environ, "SLUICE_DELIVERY", "exactly_once", "at_least_once"),
             run=environ.get("SLUICE_RUN", ""),
+            server_token=_token(environ),
+            server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
+            server_ca=_path(environ, "SLUICE_SERVER_CA"),
+            url=environ.get("SLUICE_URL") or "http://127.0.0.1:8080",
+            token=environ.get("SLUICE_TOKEN") or "",
+            user=environ.get("SLUICE_USER") or "",
+            password=environ.get("SLUICE_PASSWORD") or "",
         )
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    token, file = environ.get("SLUICE_SERVER_TOKEN", ""), _path(environ, "SLUICE_SERVER_TOKEN_FILE")
+    if file and not token:
+        try:
+            token = file.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            raise SettingsError("The file that SLUICE_SERVER_TOKEN_FILE names cannot be read.") from None
+    if token and not (len(token) >= _TOKEN_LENGTH and token.isascii() and token.isprintable()):
+        raise SettingsError(f"SLUICE_SERVER_TOKEN is not {_TOKEN_LENGTH} or more printable ASCII characters.")
+    return token
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    return Path(environ[name]).absolute() if environ.get(name) else None
 
 
 def _positive(environ: Mapping[str, str], name: str, default: int) -> int:

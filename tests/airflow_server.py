@@ -109,6 +109,11 @@ class AirflowServer:
         headers = {"Authorization": f"Bearer {self.token(user)}"} if user else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30)
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that were started; each may have children."""
+        return [process.pid for process in self._processes]
+
     def log(self) -> str:
         """What the processes have written so far."""
         return "".join(file.read_text(errors="replace") for file in sorted(self.home.glob("*.log")))

@@ -11,6 +11,7 @@ from sluice.state.audits import Audit, SourceAudit
 from sluice.state.drivers import Row
 from sluice.state.ledger import Ledger
 from sluice.state.model import NO_WINDOW, Cut, JobInfo, StoreInfo, WorkerInfo, owner
+from sluice.state.places import Places
 from sluice.state.shard import Shard, location
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -61,8 +62,8 @@ class States:
             self.store("windows", "window", cell=1, window_ms=15_000, grace_ms=15_000),
         )
         self.ledger.register(self.info())
-        for number in range(self.workers):
-            Shard.create(self.location(number)).close()
+        for place in self.written_at:
+            Shard.create(place).close()
 
     def store(self, name: str, kind: str = "key-value", **changed: Any) -> StoreInfo:
         values: dict[str, Any] = {"cell": 0, "slot": 0, "key": "locationId", "value": "BIGINT"} | changed
@@ -86,6 +87,12 @@ class States:
     def location(self, worker: int) -> str:
         return location(self.database, self.pipeline, self.job, self.generation, worker)
 
+    @property
+    def written_at(self) -> tuple[str, ...]:
+        """Where a run writes the shards: as they lie, or through state servers."""
+        locations = [self.location(number) for number in range(self.workers)]
+        return Places(self.ledger).written_at(self.pipeline, self.job, self.generation, locations)
+
     def publish(self, values: Mapping[str, str | None] | Iterable[Row] = (), **cut: Any) -> Cut:
         """Publish a batch: rows, or values of cell 0 by key; each row goes to its key's owner, global ones to all."""
         self.batch += 1
@@ -93,9 +100,9 @@ class States:
             values = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in values.items()]
         rows = list(values)
         everywhere = {store.cell for store in self.stores if store.kind == "global"}
-        for number in range(self.workers):
+        for number, place in enumerate(self.written_at):
             mine = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
-            with Shard.create(self.location(number)) as shard:
+            with Shard.create(place) as shard:
                 shard.write(self.batch, mine)
         published = make_cut(self.batch, pipeline=self.pipeline, job=self.job, generation=self.generation, **cut)
         assert self.ledger.publish(published)

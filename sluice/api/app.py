@@ -1,37 +1,24 @@
-"""The apps that Airflow mounts: the generic view with the page under `/sluice`, the orders view under `/v1`."""
+"""The apps, without a log-in: the generic view with the page for `/sluice`, the orders view for `/v1`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
-from sluice.api import orders, page, pipelines, stores
-from sluice.api.login import LoginRequired
-from sluice.api.problems import add_problems
+from sluice.api import changes, orders, page, pipelines, stores
+from sluice.api.routes import App
 
 STATIC = Path(__file__).parent / "static"
 
 
-def make_app(*routers: APIRouter) -> FastAPI:
-    """An app of these routes; to whoever is not logged in there is nothing, neither its description nor a 404."""
-    # No redirect to a path without its last slash: it would say which paths there are, and lead past a proxy.
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    for router in routers:
-        app.include_router(router)
-    app.add_middleware(LoginRequired)
-    add_problems(app)
-    return app
-
-
-def generic_app() -> FastAPI:
+def generic_app() -> ASGIApp:
     """The app for `/sluice`."""
-    app = make_app(page.router, stores.router, pipelines.router)
-    app.mount("/static", StaticFiles(directory=STATIC))
-    return app
+    found = (page.routes, stores.routes, changes.routes, pipelines.routes)
+    return App([route for routes in found for route in routes.found], StaticFiles(directory=STATIC))
 
 
-def orders_app() -> FastAPI:
+def orders_app() -> ASGIApp:
     """The app for `/v1`."""
-    return make_app(orders.router)
+    return App(orders.routes.found)

@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN
@@ -18,42 +19,36 @@ from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
 from airflow.models.dag import DagModel
 from jwt import InvalidTokenError
-from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from typing_extensions import override
 
-from sluice.api.problems import problem
+from sluice.api.visitors import Visitor, let_in, unauthorized
 
 REMEMBER_SECONDS = 5.0
 """How long a checked token and a permission count without being looked up again, hence how long a revoked one may."""
 
 _MOST_VISITORS = 1_000
-_STATE = "sluice_visitor"
+_HOW = "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."
 
 
-class Reads(Protocol):
-    """Whether somebody may read a pipeline."""
-
-    async def may_read(self, pipeline: str) -> bool:
-        """Whether the pipeline's DAG may be read."""
-
-
-class Visitor(Reads):
-    """A logged-in user, with what has been found out about their permissions lately."""
+class AirflowVisitor(Visitor):
+    """A user of Airflow, with what has been found out about their permissions lately."""
 
     def __init__(self, user: BaseUser, until: float) -> None:
         self.until = until
         self._user = user
-        self._may_read: dict[str, bool] = {}
+        self._may_read: dict[str, asyncio.Future[bool]] = {}
 
     @override
     async def may_read(self, pipeline: str) -> bool:
-        if pipeline not in self._may_read:
+        known = self._may_read.get(pipeline)
+        if known is None or (known.done() and known.exception() is not None):
             # Auth managers look permissions up in their databases, and block while they do.
-            self._may_read[pipeline] = await asyncio.to_thread(_may_read, self._user, pipeline)
-        return self._may_read[pipeline]
+            looking = asyncio.to_thread(_may_read, self._user, pipeline)
+            known = self._may_read[pipeline] = asyncio.ensure_future(looking)
+        return known.result() if known.done() else await asyncio.shield(known)
 
 
 class LoginRequired:
@@ -62,7 +57,8 @@ class LoginRequired:
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._clock = clock
-        self._visitors: dict[bytes, Visitor] = {}
+        self._visitors: dict[bytes, AirflowVisitor] = {}
+        self._looking: dict[bytes, asyncio.Task[AirflowVisitor | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer 401."""
@@ -70,54 +66,56 @@ class LoginRequired:
             await WebSocketClose()(scope, receive, send)
             return
         if scope["type"] == "http":
-            visitor = await self._visitor(_token(HTTPConnection(scope)))
+            token = _token(scope)
+            visitor = await self._visitor(token)
             if visitor is None:
-                await _unauthorized()(scope, receive, send)
+                await unauthorized(_HOW)(scope, receive, send)
                 return
-            scope.setdefault("state", {})[_STATE] = visitor
+            let_in(scope, visitor, partial(self._visitor, token))
         await self._app(scope, receive, send)
 
-    async def _visitor(self, token: str | None) -> Visitor | None:
+    async def _visitor(self, token: bytes) -> AirflowVisitor | None:
         if not token:
             return None
         # Tokens are not kept, only their digests.
-        digest = hashlib.sha256(token.encode(errors="replace")).digest()
+        digest = hashlib.sha256(token).digest()
         known = self._visitors.get(digest)
         if known is not None and known.until > self._clock():
             return known
+        # However many requests come with it at the same time, it is looked up once.
+        looking = self._looking.get(digest)
+        if looking is None:
+            looking = self._looking[digest] = asyncio.ensure_future(self._look_up(token, digest))
+            looking.add_done_callback(lambda _: self._looking.pop(digest, None))
+        return await asyncio.shield(looking)
+
+    async def _look_up(self, token: bytes, digest: bytes) -> AirflowVisitor | None:
+        asked_at = self._clock()
         try:
-            user = await get_auth_manager().get_user_from_token(token)
-        except InvalidTokenError:
+            user = await get_auth_manager().get_user_from_token(token.decode())
+        except (InvalidTokenError, UnicodeDecodeError):
             self._visitors.pop(digest, None)
             return None
         if len(self._visitors) >= _MOST_VISITORS:
             self._visitors.clear()
-        visitor = self._visitors[digest] = Visitor(user, self._clock() + REMEMBER_SECONDS)
+        visitor = self._visitors[digest] = AirflowVisitor(user, asked_at + REMEMBER_SECONDS)
         return visitor
 
 
-def visitor(request: Request) -> Reads:
-    """Who is asking."""
-    return cast("Visitor", getattr(request.state, _STATE))
-
-
-def _token(request: HTTPConnection) -> str | None:
+def _token(scope: Scope) -> bytes:
     """The bearer's token or the browser's, in Airflow's own order: a given token wins over the cookie."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE_NAME_JWT_TOKEN)
+    cookie = b""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                return bytes(token.strip())
+        elif name == b"cookie":
+            cookie = value
+    return cookie_parser(cookie.decode("latin-1")).get(COOKIE_NAME_JWT_TOKEN, "").encode("latin-1") if cookie else b""
 
 
 def _may_read(user: BaseUser, pipeline: str) -> bool:
     details = DagDetails(id=pipeline, team_name=DagModel.get_team_name(pipeline))
     manager: Any = get_auth_manager()
     return bool(manager.is_authorized_dag(method="GET", details=details, user=user))
-
-
-def _unauthorized() -> Response:
-    # A new one each time: Airflow's middleware changes the headers of what it passes on.
-    return problem(
-        401,
-        "There is no log-in with this request, or it is no longer valid.",
-        "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer.",
-        headers={"WWW-Authenticate": "Bearer"},
-    )

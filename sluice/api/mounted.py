@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
-from importlib import import_module
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Mounted:
-    """The app that a function of `sluice.api.app` makes, made at its first request.
+    """One of the apps of `sluice.api.app` behind Airflow's log-in, made at its first request.
 
     Airflow loads plugins in every process, each task's included; what an app needs would cost each of them two seconds.
+    To whoever is not logged in there is nothing, neither the app's description nor a 404.
     """
 
     def __init__(self, factory: str) -> None:
@@ -20,8 +20,9 @@ class Mounted:
     @cached_property
     def app(self) -> ASGIApp:
         """The app itself."""
-        made: ASGIApp = getattr(import_module("sluice.api.app"), self._factory)()
-        return made
+        from sluice.api import app, login
+
+        return login.LoginRequired(getattr(app, self._factory)())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

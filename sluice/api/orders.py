@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
+from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice.api.access import Access, Asking
-from sluice.api.documentation import answers
-from sluice.api.replies import parse_time, provenance, reply, time_text
+from sluice.api.access import Access, access
+from sluice.api.replies import Told, body_reply, encoded, reply
+from sluice.api.routes import Routes
 from sluice.errors import NotFound, QueryError
-from sluice.query import Answer, Entry, Pin
+from sluice.query import Answer, Entry, Pin, When
+from sluice.query.times import parse_time, time_text
 from sluice.state.model import WorkerInfo, owner
-from sluice.state.shard import EVERYTHING, Range
+from sluice.state.ranges import EVERYTHING, Range
 
 PIPELINE = "orders"
 KINDS = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
 """`order_type` of a path → `orderType` of an order."""
 
-router = APIRouter(tags=["orders"])
+routes = Routes("orders")
 
 
 class UnknownOrderType(QueryError):
     """The path names no type of orders."""
 
     title = "Unknown order type"
-    extensions = {"additionalInfo": "Please pass a Valid Order Type"}  # noqa: RUF012 - a class variable of the base
+    extensions = MappingProxyType({"additionalInfo": "Please pass a Valid Order Type"})
 
 
 class OrderCount(msgspec.Struct, frozen=True, rename="camel"):
@@ -91,72 +93,105 @@ class _Revenue(msgspec.Struct, frozen=True, rename="camel"):
 
 _REVENUE = msgspec.json.Decoder(_Revenue)
 
-OtherHosts = Annotated[bool, Query(description="false: only the workers whose shards this server reads itself.")]
-Time = Annotated[str | None, Query(description="Date and time in UTC, or epoch milliseconds.")]
+Form = Callable[[str, Entry], Any]
+OrderType = Annotated[str, Meta(description="general_orders or restaurant_orders.")]
+OtherHosts = Annotated[bool, Meta(description="false: only the workers whose shards this server reads itself.")]
+Time = Annotated[str, Meta(description="Date and time in UTC, or epoch milliseconds.", max_length=100)] | None
 
 
-@router.get("/orders/count", responses=answers(list[OrderCount]))
-async def count_all(ask: Asking, query_other_hosts: OtherHosts = True) -> Response:
+class AllQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Both types."""
+
+    query_other_hosts: OtherHosts = True
+
+
+class TypeQuery(AllQuery, frozen=True, kw_only=True):
+    """One type, or one location of it."""
+
+    order_type: OrderType
+    location_id: str | None = None
+
+
+class WindowsQuery(AllQuery, frozen=True, kw_only=True):
+    """The windows of both types that start between two times."""
+
+    from_time: Time = None
+    to_time: Time = None
+
+    @property
+    def within(self) -> Range:
+        """The same for a reader."""
+        return Range(start_from=parse_time("from_time", self.from_time), start_to=parse_time("to_time", self.to_time))
+
+
+class TypeWindowsQuery(WindowsQuery, frozen=True, kw_only=True):
+    """The windows of one type."""
+
+    order_type: OrderType
+
+
+class KeyHostQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A key of a type."""
+
+    order_type: OrderType
+    location_id: str
+
+
+@routes.get("/orders/count", list[OrderCount], parameters=AllQuery)
+async def count_all(request: Request, asked: AllQuery) -> Response:
     """Number of orders per location, GENERAL then RESTAURANT."""
-    return await _everything(ask, "count", tuple(KINDS), _typed_count, local=not query_other_hosts)
+    return await _everything(request, "count", tuple(KINDS), _typed_count, local=not asked.query_other_hosts)
 
 
-@router.get("/orders/count/{order_type}", responses=answers(list[OrderCount], OrderCount))
-async def count_type(
-    ask: Asking, order_type: str, location_id: str | None = None, query_other_hosts: OtherHosts = True
-) -> Response:
+@routes.get("/orders/count/{order_type}", list[OrderCount], OrderCount, parameters=TypeQuery)
+async def count_type(request: Request, asked: TypeQuery) -> Response:
     """Number of orders of one type per location, or of one location."""
-    return await _type(ask, "count", order_type, _count, location_id, local=not query_other_hosts)
+    return await _type(request, "count", asked, _count)
 
 
-@router.get("/orders/revenue", responses=answers(list[OrderRevenue]))
-async def revenue_all(ask: Asking, query_other_hosts: OtherHosts = True) -> Response:
+@routes.get("/orders/revenue", list[OrderRevenue], parameters=AllQuery)
+async def revenue_all(request: Request, asked: AllQuery) -> Response:
     """Number and revenue of orders per location, GENERAL then RESTAURANT."""
-    return await _everything(ask, "revenue", tuple(KINDS), _revenue, local=not query_other_hosts)
+    return await _everything(request, "revenue", tuple(KINDS), _revenue, local=not asked.query_other_hosts)
 
 
-@router.get("/orders/revenue/{order_type}", responses=answers(list[OrderRevenue], OrderRevenue))
-async def revenue_type(
-    ask: Asking, order_type: str, location_id: str | None = None, query_other_hosts: OtherHosts = True
-) -> Response:
+@routes.get("/orders/revenue/{order_type}", list[OrderRevenue], OrderRevenue, parameters=TypeQuery)
+async def revenue_type(request: Request, asked: TypeQuery) -> Response:
     """Number and revenue of orders of one type per location, or of one location."""
-    return await _type(ask, "revenue", order_type, _revenue, location_id, local=not query_other_hosts)
+    return await _type(request, "revenue", asked, _revenue)
 
 
-@router.get("/orders/windows/count", responses=answers(list[OrderCount]))
-async def window_count_all(ask: Asking, from_time: Time = None, to_time: Time = None) -> Response:
+@routes.get("/orders/windows/count", list[OrderCount], parameters=WindowsQuery)
+async def window_count_all(request: Request, asked: WindowsQuery) -> Response:
     """Number of orders per location and window: all windows, or those that start in [from_time, to_time]."""
-    within = _between(from_time, to_time)
-    return await _everything(ask, "count_window", tuple(KINDS), _window_count, within)
+    return await _windows(request, "count_window", tuple(KINDS), _window_count, asked)
 
 
-@router.get("/orders/windows/count/{order_type}", responses=answers(list[OrderCount]))
-async def window_count_type(ask: Asking, order_type: str, from_time: Time = None, to_time: Time = None) -> Response:
+@routes.get("/orders/windows/count/{order_type}", list[OrderCount], parameters=TypeWindowsQuery)
+async def window_count_type(request: Request, asked: TypeWindowsQuery) -> Response:
     """Number of orders of one type per location and window."""
-    within = _between(from_time, to_time)
-    return await _everything(ask, "count_window", (_valid(order_type),), _window_count, within)
+    return await _windows(request, "count_window", (_valid(asked.order_type),), _window_count, asked)
 
 
-@router.get("/orders/windows/revenue/{order_type}", responses=answers(list[WindowRevenue]))
-async def window_revenue_type(ask: Asking, order_type: str, from_time: Time = None, to_time: Time = None) -> Response:
+@routes.get("/orders/windows/revenue/{order_type}", list[WindowRevenue], parameters=TypeWindowsQuery)
+async def window_revenue_type(request: Request, asked: TypeWindowsQuery) -> Response:
     """Number and revenue of orders of one type per location and window."""
-    within = _between(from_time, to_time)
-    return await _everything(ask, "revenue_window", (_valid(order_type),), _window_revenue, within)
+    return await _windows(request, "revenue_window", (_valid(asked.order_type),), _window_revenue, asked)
 
 
-@router.get("/metadata/all", responses=answers(list[Host]))
-async def hosts(ask: Asking, request: Request) -> Response:
+@routes.get("/metadata/all", list[Host])
+async def hosts(request: Request, _asked: Any) -> Response:
     """Where the workers can be asked, each address once."""
-    pin = await ask.pin("general_orders_count", PIPELINE)
+    pin = await (await access(request)).pin("general_orders_count", PIPELINE)
     return reply(list(dict.fromkeys(Host(*_address(worker, request)) for worker in pin.workers)))
 
 
-@router.get("/metadata/{order_type}/{location_id}", responses=answers(KeyHost))
-async def key_host(ask: Asking, request: Request, order_type: str, location_id: str) -> Response:
+@routes.get("/metadata/{order_type}/{location_id:path}", KeyHost, parameters=KeyHostQuery)
+async def key_host(request: Request, asked: KeyHostQuery) -> Response:
     """Where the owner of a key can be asked."""
-    pin = await ask.pin(f"{_valid(order_type)}_count", PIPELINE)
-    worker = pin.workers[owner(location_id, len(pin.workers))]
-    return reply(KeyHost(*_address(worker, request), location_id))
+    pin = await (await access(request)).pin(f"{_valid(asked.order_type)}_count", PIPELINE)
+    worker = pin.workers[owner(asked.location_id, len(pin.workers))]
+    return reply(KeyHost(*_address(worker, request), asked.location_id))
 
 
 def _valid(order_type: str) -> str:
@@ -165,38 +200,51 @@ def _valid(order_type: str) -> str:
     return order_type
 
 
-def _between(from_time: str | None, to_time: str | None) -> Range:
-    return Range(start_from=parse_time("from_time", from_time), start_to=parse_time("to_time", to_time))
-
-
-async def _type(
-    ask: Access, store: str, order_type: str, form: Callable[[str, Entry], Any], location_id: str | None, *, local: bool
-) -> Response:
-    if location_id is None:
-        return await _everything(ask, store, (_valid(order_type),), form, local=local)
-    pin = await ask.pin(f"{_valid(order_type)}_{store}", PIPELINE)
-    answer = await ask.reader.get(pin, location_id)
+async def _type(request: Request, store: str, asked: TypeQuery, form: Form) -> Response:
+    order_type = _valid(asked.order_type)
+    if asked.location_id is None:
+        return await _everything(request, store, (order_type,), form, local=not asked.query_other_hosts)
+    ask = await access(request)
+    pin = await ask.pin(f"{order_type}_{store}", PIPELINE)
+    ask.demand_change([pin])
+    answer = await ask.reader.get(pin, asked.location_id)
     if not answer.entries:
         raise NotFound(f"There are no {order_type} of this location.")
-    return reply(form(KINDS[order_type], answer.entries[0]), provenance(answer))
+    body = encoded(form(KINDS[order_type], answer.entries[0]))
+    return body_reply([pin], Told("", body, answer.workers))
+
+
+async def _windows(
+    request: Request, store: str, order_types: tuple[str, ...], form: Form, asked: WindowsQuery
+) -> Response:
+    return await _everything(request, store, order_types, form, asked.within, local=not asked.query_other_hosts)
 
 
 async def _everything(
-    ask: Access,
+    request: Request,
     store: str,
     order_types: tuple[str, ...],
-    form: Callable[[str, Entry], Any],
+    form: Form,
     within: Range = EVERYTHING,
     *,
     local: bool = False,
 ) -> Response:
+    ask = await access(request)
     pins = await _pins(ask, [f"{order_type}_{store}" for order_type in order_types])
-    found: list[Answer] = await asyncio.gather(
-        *(ask.reader.all(pin, within, workers=_here(pin.workers) if local else None) for pin in pins)
-    )
-    told = zip(order_types, found, strict=True)
-    body = [form(KINDS[order_type], entry) for order_type, answer in told for entry in answer.entries]
-    return reply(body, provenance(*found))
+    ask.demand_change(pins)
+
+    async def make() -> Told:
+        found = await asyncio.gather(
+            *(ask.reader.all(pin, within, workers=_here(ask, pin) if local else None) for pin in pins)
+        )
+        body = await asyncio.to_thread(_body, form, list(zip(order_types, found, strict=True)))
+        return Told("", body, tuple(one for answer in found for one in answer.workers))
+
+    return body_reply(pins, await ask.told(pins, make))
+
+
+def _body(form: Form, told: list[tuple[str, Answer]]) -> bytes:
+    return encoded([form(KINDS[order_type], entry) for order_type, answer in told for entry in answer.entries])
 
 
 async def _pins(ask: Access, stores: list[str]) -> list[Pin]:
@@ -205,12 +253,12 @@ async def _pins(ask: Access, stores: list[str]) -> list[Pin]:
     for store in stores[1:]:
         pin = await ask.pin(store, PIPELINE)
         same = pin.store.job == pins[0].store.job
-        pins.append(await ask.pin(store, PIPELINE, pins[0].cut.id) if same else pin)
+        pins.append(await ask.pin(store, PIPELINE, When(pins[0].cut.id)) if same else pin)
     return pins
 
 
-def _here(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
-    return [worker for worker in workers if not worker.port]
+def _here(ask: Access, pin: Pin) -> list[WorkerInfo]:
+    return [worker for worker in pin.workers if ask.reader.workers.is_here(worker)]
 
 
 def _address(worker: WorkerInfo, request: Request) -> tuple[str, int]:

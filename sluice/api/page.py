@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice.api import orders, pipelines, stores
+from sluice.api import changes, orders, pipelines, stores
 from sluice.api.documentation import describe
 from sluice.api.replies import reply
+from sluice.api.routes import Routes
 
-router = APIRouter(include_in_schema=False)
+routes = Routes("page")
 
 # Everything the page shows comes from its own server, and nothing that a store holds can run in it.
 _HEADERS = {
@@ -31,27 +32,28 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-@router.get("/")
-async def show_page(request: Request) -> Response:
+@routes.get("/", is_described=False)
+async def show_page(request: Request, _asked: object) -> Response:
     """The page: stores, workers, cuts, orders; it asks the REST view for what it shows."""
     return _html("page.html", request)
 
 
-@router.get("/docs")
-async def show_docs(request: Request) -> Response:
+@routes.get("/docs", is_described=False)
+async def show_docs(request: Request, _asked: object) -> Response:
     """The REST view, for people."""
     return _html("docs.html", request, api=_description())
 
 
-@router.get("/openapi.json")
-async def get_openapi() -> Response:
+@routes.get("/openapi.json", is_described=False)
+async def get_openapi(_request: Request, _asked: object) -> Response:
     """The REST view, for programs."""
     return reply(_description())
 
 
 @cache
 def _description() -> dict[str, Any]:
-    return describe(("/sluice", stores.router), ("/sluice", pipelines.router), ("/v1", orders.router))
+    generic = [*stores.routes.found, *changes.routes.found, *pipelines.routes.found]
+    return describe(("/sluice", generic), ("/v1", orders.routes.found))
 
 
 def _html(template: str, request: Request, **values: Any) -> Response:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from sluice.errors import QueryError
-from sluice.query import Answer, Entry, WorkerStatus
+from sluice.query import Entry, Group, Pin, WorkerStatus
+from sluice.query.times import time_text
 from sluice.state.model import NO_WINDOW, Cut
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class CutReply(msgspec.Struct, frozen=True):
@@ -44,65 +52,134 @@ class EntryReply(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(entry.key, entry.value, f"{time_text(entry.window_start)}Z", f"{time_text(entry.window_end)}Z")
 
 
-class EntriesReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Entries of a store, and what is to be known about them."""
+class GroupReply(msgspec.Struct, frozen=True):
+    """The figures of one group; null where no entry of it has the field."""
+
+    group: msgspec.Raw
+    entries: int
+    sum: Decimal | None
+    min: Decimal | None
+    max: Decimal | None
+
+    @classmethod
+    def of(cls, group: Group) -> GroupReply:
+        """A group."""
+        return cls(group.group, group.entries, group.sum, group.min, group.max)
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is to be known about every answer."""
 
     pipeline: str
     store: str
-    entries: list[EntryReply]
     cut: CutReply
     workers: tuple[WorkerStatus, ...]
     partial: bool
-    """Whether entries are missing because a worker is unavailable."""
+    """Whether something is missing because a worker is unavailable."""
+
+
+class EntriesReply(Reply, frozen=True, kw_only=True, omit_defaults=True):
+    """Entries of a store."""
+
+    entries: list[EntryReply]
     cursor: str | None = None
     """Where the next page goes on; absent on the last one."""
 
 
-def reply(value: Any, headers: dict[str, str] | None = None) -> Response:
-    """A JSON answer."""
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+class CountReply(Reply, frozen=True, kw_only=True, omit_defaults=True):
+    """How many entries there are."""
+
+    count: int
 
 
-def entries_reply(answer: Answer, cursor: str | None = None) -> Response:
-    """Entries with their cut and the workers' status."""
-    store = answer.pin.store
-    body = EntriesReply(
-        pipeline=store.pipeline,
-        store=store.name,
-        entries=[EntryReply.of(entry) for entry in answer.entries],
-        cut=CutReply.of(answer.pin.cut),
-        workers=answer.workers,
-        partial=answer.partial,
-        cursor=cursor,
-    )
-    return reply(body, provenance(answer))
+class GroupsReply(Reply, frozen=True, kw_only=True, omit_defaults=True):
+    """Figures by group."""
+
+    groups: list[GroupReply]
 
 
-def provenance(*answers: Answer) -> dict[str, str]:
-    """The cut and the workers' status as headers, for bodies whose form is given."""
-    cuts = dict.fromkeys(answer.pin.cut.id for answer in answers)
-    lost = sorted({one.number for answer in answers for one in answer.workers if one.status != "ok"})
-    headers = {"X-Sluice-Cut": ", ".join(cuts), "X-Sluice-Partial": "true" if lost else "false"}
-    return headers | ({"X-Sluice-Unavailable": ", ".join(map(str, lost))} if lost else {})
+@dataclass(frozen=True)
+class Told:
+    """A part of an answer that stays true as long as its cut is asked for: encoded once, sent many times."""
+
+    name: str
+    """The member of the answer it is; empty if it is the whole body."""
+    content: bytes
+    workers: tuple[WorkerStatus, ...]
+    cursor: str | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether something is missing because a worker is unavailable."""
+        return any(worker.status != "ok" for worker in self.workers)
 
 
-def time_text(ms: int) -> str:
-    """Epoch milliseconds as an ISO 8601 date and time in UTC, without a zone."""
-    moment = datetime.fromtimestamp(ms / 1_000, UTC).replace(tzinfo=None)
-    return moment.isoformat(timespec="milliseconds" if ms % 1_000 else "seconds")
+class JsonResponse(Response):
+    """A response whose headers are encoded already; Starlette's own would encode them for each."""
+
+    def __init__(self, body: bytes, headers: Headers) -> None:
+        self.status_code = 200
+        self.body = body
+        self.background = None
+        # A list of its own: middleware adds to it.
+        self.raw_headers = [*headers, (b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
 
 
-def parse_time(name: str, text: str | None) -> int | None:
-    """Epoch milliseconds from themselves, or from ISO 8601, where no zone means UTC."""
-    if text is None:
-        return None
-    try:
-        if text.lstrip("-").isdigit():
-            datetime.fromtimestamp(int(text) / 1_000, UTC)  # a time that can be shown again
-            return int(text)
-        moment = datetime.fromisoformat(text)
-        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
-    except (ValueError, OverflowError, OSError):
-        raise QueryError(
-            f"{name} is not a time.", next_step="Write 2022-12-05T08:55:15 (UTC), or epoch milliseconds."
-        ) from None
+def entries_told(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Told:
+    """Entries as they stand in an answer."""
+    return Told("entries", encoded([EntryReply.of(entry) for entry in entries]), workers, cursor)
+
+
+def told_reply(pin: Pin, told: Told) -> Response:
+    """An answer with its cut and the workers' status; the members of `Reply` and what is told."""
+    said: dict[str, Any] = {
+        "pipeline": pin.store.pipeline,
+        "store": pin.store.name,
+        told.name: msgspec.Raw(told.content),
+        "cut": CutReply.of(pin.cut),
+        "workers": told.workers,
+        "partial": told.partial,
+    }
+    if told.cursor is not None:
+        said["cursor"] = told.cursor
+    return JsonResponse(encoded(said), provenance([pin], told.workers))
+
+
+def body_reply(pins: Sequence[Pin], told: Told) -> Response:
+    """A body whose form is given; its cut and the workers' status are in the headers."""
+    return JsonResponse(told.content, provenance(pins, told.workers))
+
+
+def reply(value: Any) -> Response:
+    """A JSON answer that is of no cut."""
+    return JsonResponse(encoded(value), ((b"cache-control", b"no-store"),))
+
+
+def encoded(value: Any) -> bytes:
+    """JSON; decimals are numbers with all their digits."""
+    return _ENCODER.encode(value)
+
+
+def provenance(pins: Sequence[Pin], workers: Iterable[WorkerStatus]) -> Headers:
+    """The cut and the workers' status as headers, and the ETag of a complete answer."""
+    lost = tuple(sorted({one.number for one in workers if one.status != "ok"}))
+    return _provenance(tuple(pin.name for pin in pins), tuple(pin.cut.id for pin in pins), lost)
+
+
+@lru_cache(maxsize=1_000)
+def _provenance(names: tuple[str, ...], cuts: tuple[str, ...], lost: tuple[int, ...]) -> Headers:
+    told = {"x-sluice-cut": ", ".join(dict.fromkeys(cuts)), "x-sluice-partial": "true" if lost else "false"}
+    if lost:
+        told |= {"x-sluice-unavailable": ", ".join(map(str, lost)), "cache-control": "no-store"}
+    else:
+        told |= {"etag": _etag(names), "cache-control": "private, no-cache"}
+    return tuple((name.encode(), value.encode()) for name, value in told.items())
+
+
+def etag(pins: Iterable[Pin]) -> str:
+    """What names the answer to a query: its cuts. Weak, because the age that is told along with it goes on."""
+    return _etag(pin.name for pin in pins)
+
+
+def _etag(names: Iterable[str]) -> str:
+    return 'W/"' + " ".join(names) + '"'

@@ -2,28 +2,124 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter, Query
+from msgspec import Meta
+from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice.api.access import Asking, AsOf, InPipeline
-from sluice.api.documentation import answers
-from sluice.api.replies import CutReply, EntriesReply, entries_reply, parse_time, reply
+from sluice.api.access import Access, Moment, access, demand_complete
+from sluice.api.replies import (
+    CountReply,
+    CutReply,
+    EntriesReply,
+    GroupReply,
+    GroupsReply,
+    Told,
+    encoded,
+    entries_told,
+    reply,
+    told_reply,
+)
+from sluice.api.routes import Routes
 from sluice.errors import NotFound, NotReady, QueryError
-from sluice.query import Pin, WorkerStatus
-from sluice.state.model import StoreInfo
-from sluice.state.shard import Range
+from sluice.query import Answer, Pin, WorkerStatus
+from sluice.query.cursors import SECRET, Cursor, read_cursor, write_cursor
+from sluice.query.moments import When
+from sluice.query.times import parse_time
+from sluice.state.model import StoreInfo, WorkerInfo
+from sluice.state.ranges import Range
 
 MOST_ON_A_PAGE = 1_000
+_MOST_OF_A_KEY = 2_000
 
-router = APIRouter(prefix="/v1/stores", tags=["stores"])
+routes = Routes("stores", "/v1/stores")
 
-From = Annotated[str | None, Query(alias="from", description="Windows that start at this time or later.")]
-To = Annotated[str | None, Query(description="Windows that start at this time or earlier.")]
+Store = Annotated[str, Meta(description="The store's name.", max_length=200)]
+Key = Annotated[str, Meta(description="The key.", max_length=_MOST_OF_A_KEY)]
+Limit = Annotated[int, Meta(description="How many at most.", ge=1, le=MOST_ON_A_PAGE)]
+Time = Annotated[str, Meta(max_length=100)]
+Field = Annotated[
+    str, Meta(description="A field of the value, with points for fields within fields; empty: the value.")
+]
+
+
+class ListQuery(msgspec.Struct, frozen=True):
+    """What the list of stores takes."""
+
+    entries: Annotated[bool, Meta(description="Count the entries, too.")] = False
+
+
+class Between(Moment, frozen=True, kw_only=True):
+    """Of a store, the windows that start between two times."""
+
+    store: Store
+    start_from: Annotated[Time, Meta(description="Windows that start at this time or later.")] | None = msgspec.field(
+        default=None, name="from"
+    )
+    to: Annotated[Time, Meta(description="Windows that start at this time or earlier.")] | None = None
+
+    @property
+    def times(self) -> tuple[int | None, int | None]:
+        """Both, as epoch ms."""
+        return parse_time("from", self.start_from), parse_time("to", self.to)
+
+
+class KeyQuery(Between, frozen=True, kw_only=True):
+    """One key."""
+
+    key: Key
+
+
+class KeysQuery(Moment, frozen=True, kw_only=True):
+    """Several keys."""
+
+    store: Store
+    key: Annotated[list[Key], Meta(description="A key; once for each.", min_length=1, max_length=MOST_ON_A_PAGE)]
+
+
+class RangeQuery(Between, frozen=True, kw_only=True):
+    """A part of a store."""
+
+    prefix: Annotated[str, Meta(description="Keys that begin with this.", max_length=_MOST_OF_A_KEY)] = ""
+    first: Annotated[str, Meta(description="The least key.", max_length=_MOST_OF_A_KEY)] | None = None
+    last: Annotated[str, Meta(description="The greatest key.", max_length=_MOST_OF_A_KEY)] | None = None
+
+    @property
+    def within(self) -> Range:
+        """The same for a reader."""
+        return Range(self.first, self.last, self.prefix, *self.times)
+
+
+class PageQuery(RangeQuery, frozen=True, kw_only=True):
+    """A page of a part of a store."""
+
+    limit: Limit = 100
+    cursor: Annotated[str, Meta(description="The cursor of the page before.", max_length=16_000)] | None = None
+    worker: Annotated[int, Meta(description="Of this worker alone.", ge=0, le=10_000)] | None = None
+
+
+class CombineQuery(RangeQuery, frozen=True, kw_only=True):
+    """Figures of a part of a store."""
+
+    field: Field = ""
+    group_by: Annotated[
+        str, Meta(description="A field; _key; _start of the window in epoch ms; _all for one group.")
+    ] = "_all"
+    order: Annotated[
+        Literal["group", "entries", "sum", "min", "max"],
+        Meta(description="By what the groups are sorted; figures with the largest first."),
+    ] = "group"
+    limit: Annotated[int, Meta(description="How many groups at most.", ge=1, le=10_000)] = 1_000
+
+
+class TopQuery(RangeQuery, frozen=True, kw_only=True):
+    """The largest or smallest values of a part of a store."""
+
+    field: Field = ""
+    limit: Limit = 10
+    smallest: Annotated[bool, Meta(description="The smallest in place of the largest.")] = False
 
 
 class StoreReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,70 +144,125 @@ class StoreReply(msgspec.Struct, frozen=True, kw_only=True):
     topology: str
 
 
-class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where the next page goes on, and in which cut."""
-
-    pipeline: str
-    store: str
-    cut: str
-    key: str
-    window_start: int
-
-
-@router.get("", responses=answers(list[StoreReply]))
-async def list_stores(
-    ask: Asking, entries: Annotated[bool, Query(description="Count the entries, too.")] = False
-) -> Response:
+@routes.get("", list[StoreReply], parameters=ListQuery)
+async def list_stores(request: Request, asked: ListQuery) -> Response:
     """All stores you may read, each with its cut and its workers' status."""
-    return reply([await _store_reply(ask, store, entries) for store in await ask.stores()])
+    ask = await access(request)
+    return reply([await _store_reply(ask, store, asked.entries) for store in await ask.stores()])
 
 
-@router.get("/{store}/keys/{key:path}", responses=answers(EntriesReply))
-async def get_key(
-    ask: Asking,
-    store: str,
-    key: str,
-    pipeline: InPipeline = None,
-    as_of: AsOf = None,
-    start_from: From = None,
-    to: To = None,
-) -> Response:
+@routes.get("/{store}/keys/{key:path}", EntriesReply, parameters=KeyQuery)
+async def get_key(request: Request, asked: KeyQuery) -> Response:
     """The value of one key, from the worker that owns it; in a store with windows, the key's windows in order."""
-    pin = await ask.pin(store, pipeline, as_of)
-    if pin.store.kind == "window" or start_from or to:
-        times = parse_time("from", start_from), parse_time("to", to)
-        answer = await ask.reader.windows(pin, key, *times)
+    ask = await access(request)
+    pin = await ask.pin_at(asked.store, asked)
+    if pin.store.kind == "window" or asked.start_from or asked.to:
+        answer = await ask.reader.windows(pin, asked.key, *asked.times)
     else:
-        answer = await ask.reader.get(pin, key)
+        answer = await ask.reader.get(pin, asked.key)
     if not answer.entries:
-        raise NotFound(f"Store {store!r} has no such key in cut {pin.cut.id}, or no such window.")
-    return entries_reply(answer)
+        raise NotFound(f"Store {asked.store!r} has no such key in cut {pin.cut.id}, or no such window.")
+    return told_reply(pin, _told(answer))
 
 
-@router.get("/{store}", responses=answers(EntriesReply))
-async def get_page(
-    ask: Asking,
-    store: str,
-    pipeline: InPipeline = None,
-    as_of: AsOf = None,
-    prefix: Annotated[str, Query(description="Keys that begin with this.")] = "",
-    first: Annotated[str | None, Query(description="The least key.")] = None,
-    last: Annotated[str | None, Query(description="The greatest key.")] = None,
-    start_from: From = None,
-    to: To = None,
-    limit: Annotated[int, Query(ge=1, le=MOST_ON_A_PAGE)] = 100,
-    cursor: Annotated[str | None, Query(description="The cursor of the page before.", max_length=4_000)] = None,
-) -> Response:
+@routes.get("/{store}/keys", EntriesReply, parameters=KeysQuery)
+async def get_keys(request: Request, asked: KeysQuery) -> Response:
+    """The values of several keys, in the order asked, each from its owner; keys without a value are left out."""
+    ask = await access(request)
+    pin = await ask.pin_at(asked.store, asked)
+    answer = await ask.reader.multi_get(pin, asked.key)
+    if asked.require is not None:
+        demand_complete(answer.workers)
+    return told_reply(pin, _told(answer))
+
+
+@routes.get("/{store}", EntriesReply, parameters=PageQuery)
+async def get_page(request: Request, asked: PageQuery) -> Response:
     """Entries sorted by key and window, from all workers, page by page; all pages are of one cut."""
-    place = None if cursor is None else _read_cursor(cursor, store)
-    pin = await ask.pin(store, place.pipeline if place else pipeline, place.cut if place else as_of)
-    within = Range(first, last, prefix, parse_time("from", start_from), parse_time("to", to))
-    after = (place.key, place.window_start) if place else None
-    page = await ask.reader.scan(pin, within, after=after, limit=limit)
-    return entries_reply(page, None if page.after is None else _write_cursor(pin, page.after))
+    ask = await access(request)
+    place = await _place(ask, asked)
+    pin = await ask.pin(
+        asked.store, place.pipeline if place else asked.pipeline, When(place.cut) if place else asked.when
+    )
+    ask.demand_change([pin])
+
+    async def make() -> Told:
+        after = (place.key, place.window_start) if place else None
+        page = await ask.reader.scan(
+            pin, asked.within, after=after, limit=asked.limit, workers=_workers(pin, asked.worker)
+        )
+        return _told(page, None if page.after is None else await _cursor(ask, pin, page.after))
+
+    return told_reply(pin, await ask.told([pin], make, complete=asked.require is not None))
 
 
-async def _store_reply(ask: Asking, store: StoreInfo, entries: bool) -> StoreReply:
+@routes.get("/{store}/count", CountReply, parameters=RangeQuery)
+async def count_entries(request: Request, asked: RangeQuery) -> Response:
+    """How many entries there are."""
+    ask = await access(request)
+    pin = await ask.pin_at(asked.store, asked)
+
+    async def make() -> Told:
+        found = await ask.reader.count(pin, asked.within)
+        return Told("count", encoded(found.entries), found.workers)
+
+    return told_reply(pin, await ask.told([pin], make, complete=asked.require is not None))
+
+
+@routes.get("/{store}/combine", GroupsReply, parameters=CombineQuery)
+async def combine_entries(request: Request, asked: CombineQuery) -> Response:
+    """Number of entries, and sum, least and greatest of a field, over all workers; by group, if asked for."""
+    ask = await access(request)
+    pin = await ask.pin_at(asked.store, asked)
+
+    async def make() -> Told:
+        found = await ask.reader.combine(
+            pin, asked.field, asked.group_by, within=asked.within, order=asked.order, limit=asked.limit
+        )
+        return Told("groups", encoded([GroupReply.of(group) for group in found.groups]), found.workers)
+
+    return told_reply(pin, await ask.told([pin], make, complete=asked.require is not None))
+
+
+@routes.get("/{store}/top", EntriesReply, parameters=TopQuery)
+async def get_top(request: Request, asked: TopQuery) -> Response:
+    """The entries with the largest numbers in a field, or with the smallest, over all workers."""
+    ask = await access(request)
+    pin = await ask.pin_at(asked.store, asked)
+
+    async def make() -> Told:
+        return _told(await ask.reader.top(pin, asked.field, asked.limit, within=asked.within, smallest=asked.smallest))
+
+    return told_reply(pin, await ask.told([pin], make, complete=asked.require is not None))
+
+
+def _told(answer: Answer, cursor: str | None = None) -> Told:
+    return entries_told(answer.entries, answer.workers, cursor)
+
+
+def _workers(pin: Pin, number: int | None) -> list[WorkerInfo] | None:
+    if number is None:
+        return None
+    if number >= len(pin.workers):
+        raise NotFound(f"There is no worker {number}.", next_step=f"There are {len(pin.workers)}, from 0 on.")
+    return [pin.workers[number]]
+
+
+async def _place(ask: Access, asked: PageQuery) -> Cursor | None:
+    if asked.cursor is None:
+        return None
+    place = read_cursor(asked.cursor, await ask.state.secret(SECRET), asked.store)
+    if asked.pipeline not in (None, place.pipeline):
+        raise QueryError("This is a cursor of another pipeline.", next_step="Leave it out to begin again.")
+    return place
+
+
+async def _cursor(ask: Access, pin: Pin, after: tuple[str, int]) -> str:
+    cursor = Cursor(pin.store.pipeline, pin.store.name, pin.cut.id, *after)
+    return write_cursor(cursor, await ask.state.secret(SECRET))
+
+
+async def _store_reply(ask: Access, store: StoreInfo, entries: bool) -> StoreReply:
     try:
         pin = await ask.pin(store.name, store.pipeline)
     except NotReady:
@@ -129,23 +280,6 @@ async def _store_reply(ask: Asking, store: StoreInfo, entries: bool) -> StoreRep
         workers=workers,
         cut=None if pin is None else CutReply.of(pin.cut),
         partial=any(worker.status != "ok" for worker in workers),
-        entries=None if pin is None or not entries else await ask.reader.count(pin),
+        entries=None if pin is None or not entries else (await ask.reader.count(pin)).entries,
         topology=f"/sluice/v1/pipelines/{store.pipeline}/topology",
     )
-
-
-def _write_cursor(pin: Pin, after: tuple[str, int]) -> str:
-    content = msgspec.json.encode(Cursor(pin.store.pipeline, pin.store.name, pin.cut.id, *after))
-    return base64.urlsafe_b64encode(content).decode().rstrip("=")
-
-
-def _read_cursor(text: str, store: str) -> Cursor:
-    # A made-up cursor reads nothing that a range could not: it is data, and permission is asked anew.
-    try:
-        content = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        cursor = msgspec.json.decode(content, type=Cursor)
-    except (binascii.Error, msgspec.DecodeError, ValueError):
-        cursor = None
-    if cursor is None or cursor.store != store or abs(cursor.window_start) >= 2**63:
-        raise QueryError("This is no cursor of this store.", next_step="Leave it out to begin with the first page.")
-    return cursor

@@ -28,6 +28,7 @@ from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger import Ledger
+from sluice.state.places import Places
 
 
 @dataclass
@@ -69,6 +70,7 @@ class JobRun:
         direct = direct if self.replay_to is None else None  # a replay writes nothing, by no road
         self.storage = replace(self.storage, handoff=replace(self.storage.handoff, direct=direct))
         source = KafkaInput(self.spark, self.settings.kafka)
+        self.storage = self.storage.placed(Places(ledger))
         frames = Frames(self.spark, self.job, self.storage, source, self.max_records, partitions)
         cells = frames.shared_out()
         info, published = job_info(self.storage, frames.types), ledger.last_batch(*of)

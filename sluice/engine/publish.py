@@ -152,6 +152,7 @@ class Publisher:
             # How far everything is closed, and when a partition was seen, depends on the batches.
             stream_times={name: time for name, time in times.items() if name.split("/")[0] not in (CLOSED, SEEN)},
             counts=counts,
+            run=self.auditor.run if self.auditor else "",
         )
 
 

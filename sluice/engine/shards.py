@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from sluice.engine.place import CELL
 from sluice.engine.source import current_batch
 from sluice.plan import Job
+from sluice.settings import settings
 from sluice.state.shard import Shard, rows_of
 
 OWNER = "pmod(crc32(CAST(coalesce(key, '') AS BINARY)), {workers})"
@@ -49,6 +50,8 @@ class ShardWriter:
     """The columns by which rows are in order; empty where every cell changes once."""
     epoch: int
     """Of the lease under which is written."""
+    token: str = field(default="", repr=False)
+    """What state servers are shown; executors on other hosts do not have the driver's environment."""
 
     @classmethod
     def of(cls, job: Job, locations: tuple[str, ...], epoch: int) -> ShardWriter:
@@ -57,7 +60,7 @@ class ShardWriter:
         wanted = frozenset(sink.family for sink in job.table_sinks) | tables
         events = frozenset(sink.number for sink in job.ordered_sinks)
         order = ("position",) if job.families else ORDER[:3]
-        return cls(locations, wanted, tables, events, order, epoch)
+        return cls(locations, wanted, tables, events, order, epoch, settings().server_token)
 
     @property
     def columns(self) -> list[str]:
@@ -82,7 +85,7 @@ class ShardWriter:
         is_event = pc.is_in(cells.column("cell"), pa.array(self.events, pa.int32()))
         events, cells = cells.filter(is_event), cells.filter(pc.invert(is_event))
         latest = self._latest(cells)
-        with Shard.open(self.locations[worker], to_write=True) as shard:
+        with Shard.open(self.locations[worker], to_write=True, token=self.token) as shard:
             written = shard.write(current_batch(), rows_of(latest.select([*CELL, "value"])), self.epoch)
             checksum = shard.checksum(current_batch())
         yield from self._returned(latest, worker)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.engine.handoff import Handoff
 from sluice.engine.source import BatchClock, batch_positions, last_batch
-from sluice.errors import EngineError, StateError
+from sluice.errors import EngineError, StateError, Unreachable
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger import Ledger
+from sluice.state.places import Places
 from sluice.state.shard import Shard, location
 
 
@@ -40,6 +41,17 @@ class Storage:
         folder = f"{settings.checkpoints}/{pipeline.name}/{job.name}/g{generation}"
         shards = (location(settings.shards, pipeline.name, job.name, generation, n) for n in range(pipeline.workers))
         return cls(job, generation, folder, f"{folder}/spark", Handoff(f"{folder}/handoff"), tuple(shards))
+
+    def placed(self, places: Places) -> Storage:
+        """The same, with the shards where state servers keep them; EngineError if the job cannot have them there."""
+        shards = places.written_at(self.job.pipeline.name, self.job.name, self.generation, self.locations)
+        if shards != self.locations and not self.job.families:
+            raise EngineError(
+                f"{self.job.pipeline.name} has ordered operators, which keep what they remember in the shards' files; "
+                "these cannot be behind state servers yet.",
+                next_step="Keep its shards on PostgreSQL, or without state servers.",
+            )
+        return replace(self, locations=shards)
 
     def positions(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         """By topic and partition: up to where batches are done, and up to where they were begun."""
@@ -106,6 +118,8 @@ def damage(location: str, published: int, checksum: str | None) -> str:
     try:
         with Shard.open(location, to_write=True) as shard:
             found = shard.checksum(published)
+    except Unreachable:
+        raise  # it may be as it was: nobody has looked
     except StateError as error:
         return error.detail
     return "" if checksum in (None, found) else f"its checksum is {found}, and {checksum} was published."

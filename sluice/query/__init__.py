@@ -1,6 +1,10 @@
 """Queries: one pinned cut, a key from its owner, everything else from all workers at once."""
 
-from sluice.query.answers import Answer, Entry, Page, Pin, WorkerStatus
+from sluice.query.answers import Answer, Changes, Combined, Counted, Entry, Page, Pin, WorkerStatus
+from sluice.query.combine import Group
+from sluice.query.moments import When
 from sluice.query.reader import Reader
 
-__all__ = ["Answer", "Entry", "Page", "Pin", "Reader", "WorkerStatus"]
+__all__ = [
+    "Answer", "Changes", "Combined", "Counted", "Entry", "Group", "Page", "Pin", "Reader", "When", "WorkerStatus",
+]  # fmt: skip

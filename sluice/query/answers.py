@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from sluice.errors import StateError
-from sluice.state.model import Cell, Cut, JobInfo, StoreInfo, WorkerInfo
+from sluice.state.model import Cut, JobInfo, StoreInfo, WorkerInfo
+
+if TYPE_CHECKING:
+    from sluice.query.combine import Group
 
 _VALUES = msgspec.json.Decoder(list[msgspec.Raw])
 _NULL = b"null"
@@ -27,6 +31,16 @@ class Pin:
         """The workers of the cut's generation."""
         return self.job.workers
 
+    @cached_property
+    def of(self) -> tuple[int, int, int]:
+        """Where the store's values are: cell, slot, batch."""
+        return self.store.cell, self.store.slot, self.cut.batch
+
+    @cached_property
+    def name(self) -> str:
+        """What tells apart all that is pinned: pipeline, job and cut."""
+        return f"{self.store.pipeline}/{self.store.job}/{self.cut.id}"
+
 
 class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one of the asked workers said."""
@@ -36,7 +50,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True):
     """One value of a store."""
 
     key: str
@@ -48,17 +62,23 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Entries of one cut; partial as soon as an asked worker could not be read."""
+class Result:
+    """An answer of one cut; partial as soon as an asked worker could not be read."""
 
     pin: Pin
-    entries: list[Entry]
     workers: tuple[WorkerStatus, ...]
 
     @property
     def partial(self) -> bool:
-        """Whether entries may be missing because a worker is unavailable."""
+        """Whether something may be missing because a worker is unavailable."""
         return any(worker.status != "ok" for worker in self.workers)
+
+
+@dataclass(frozen=True)
+class Answer(Result):
+    """Entries of one cut."""
+
+    entries: list[Entry]
 
 
 @dataclass(frozen=True)
@@ -68,18 +88,34 @@ class Page(Answer):
     after: tuple[str, int] | None
 
 
-def entry(store: StoreInfo, cell: Cell) -> Entry | None:
-    """The store's own value out of a cell; None if the cell holds none for it."""
-    value = slot(store, cell.value)
-    return None if value is None else Entry(cell.key, cell.window_start, cell.window_end, value)
+@dataclass(frozen=True)
+class Counted(Result):
+    """How many entries there are."""
+
+    entries: int
 
 
-def slot(store: StoreInfo, value: str | None) -> msgspec.Raw | None:
-    """The store's own value out of a cell's JSON array; raises StateError if the array is damaged."""
+@dataclass(frozen=True)
+class Combined(Result):
+    """Figures of one cut, by group."""
+
+    groups: list[Group]
+
+
+@dataclass(frozen=True)
+class Changes(Result):
+    """What was changed since an earlier batch: keys and window starts, in order; `more` if there are others."""
+
+    keys: list[tuple[str, int]]
+    more: bool
+
+
+def slot(number: int, value: str | None) -> msgspec.Raw | None:
+    """A store's own value out of a cell's JSON array; raises StateError if the array is damaged."""
     if value is None:
         return None
     try:
-        found = _VALUES.decode(value)[store.slot]
+        found = _VALUES.decode(value)[number]
     except (msgspec.DecodeError, IndexError):
-        raise StateError(f"A value of store {store.name!r} is damaged.") from None
+        raise StateError("A value is damaged.") from None
     return None if bytes(found) == _NULL else found

@@ -5,89 +5,162 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
-from sluice.errors import NotFound, NotReady, QueryError
+from sluice.errors import Gone, NotFound, NotReady
 from sluice.query.answers import Pin
+from sluice.query.moments import NEWEST, When, find_cut
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut, JobInfo, StoreInfo
 
 T = TypeVar("T")
 
+_EARLY = 0.8
+
 FRESH_SECONDS = 0.05
 """How long an answer of the ledger is taken for current: a new cut is seen by every query that begins this long after
 it was published."""
+SELDOM = 20
+"""As many times longer is the list of stores, and where workers are, taken for current while no new cut comes."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the ledger said, and when it was asked."""
+
+    asked_at: float
+    value: Any
+
+
+class _Newest:
+    """A cut, and what its job said of itself."""
+
+    def __init__(self, cut: Cut, job: JobInfo) -> None:
+        self.cut = cut
+        self.job = job
+        self._stores = {store.name: store for store in job.stores}
+        self._pins: dict[str, Pin] = {}
+
+    def pin(self, name: str) -> Pin:
+        """A store at the cut; NotFound if it was not there yet."""
+        if name not in self._pins:
+            if name not in self._stores:
+                raise NotFound(f"There was no store {name!r} in cut {self.cut.id}.")
+            self._pins[name] = Pin(self._stores[name], self.cut, self.job)
+        return self._pins[name]
 
 
 class Catalogue:
-    """The ledger, asked at most every `FRESH_SECONDS` for the same thing."""
+    """The ledger, asked at most every `FRESH_SECONDS` for the same thing, a little earlier while it is in demand."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._known: dict[Hashable, tuple[float, Any]] = {}
+        self._known: dict[Hashable, _Known] = {}
+        self._reading: dict[Hashable, asyncio.Future[Any]] = {}
+        self._jobs: dict[tuple[str, str], tuple[float, str, JobInfo]] = {}
 
     async def stores(self) -> list[StoreInfo]:
         """All stores, sorted by pipeline and name."""
-        return await self._fresh("stores", self._ledger.stores)
+        return await self._fresh("stores", self._ledger.stores, times=SELDOM)
+
+    async def named(self, name: str) -> list[StoreInfo]:
+        """The stores of a name, one for each pipeline that has it."""
+        by_name: dict[str, list[StoreInfo]] = await self._fresh("names", self._names, times=SELDOM)
+        return by_name.get(name, [])
 
     async def jobs(self) -> list[JobInfo]:
         """All jobs, sorted by pipeline and name."""
-        return await self._fresh("jobs", self._all_jobs)
+        return await self._fresh("jobs", self._all_jobs, times=SELDOM)
 
     async def cuts(self, pipeline: str, job: str, limit: int) -> list[Cut]:
         """The newest cuts of a job, newest first."""
         return await asyncio.to_thread(self._ledger.cuts, pipeline, job, limit)
 
-    async def pin(self, store: StoreInfo, as_of: str | None = None) -> Pin:
-        """Pin a store to the newest cut of its job, or to the cut `as_of` ("generation.batch").
+    async def pin(self, store: StoreInfo, when: When = NEWEST) -> Pin:
+        """Pin a store to the newest cut of its job, or to that of an earlier moment.
 
-        Raises NotReady before the job's first cut, and NotFound if there is no such cut, or no longer.
+        Raises NotReady before the job's first cut, NotFound if there is no such cut, Gone if it is no longer kept, and
+        NotReached if it has not come as far as demanded.
         """
         of = (store.pipeline, store.job)
-        newest = await self._fresh(of, lambda: self._newest(*of))
+        newest: _Newest | None = await self._fresh(of, lambda: self._newest(*of))
+        if newest is not None and when.has_bounds and not when.is_reached(newest.cut):
+            # What was remembered may be a moment old: stale is never said to be all there is.
+            newest = await self._fresh(of, lambda: self._newest(*of), since=self._clock())
         if newest is None:
             raise NotReady(f"Job {store.job!r} of pipeline {store.pipeline!r} has published nothing yet.")
-        cut, job = newest
-        if as_of is not None and as_of != cut.id:
-            cut, job = await asyncio.to_thread(self._earlier, cut, as_of)
-        found = next((known for known in job.stores if known.name == store.name), None)
-        if found is None:
-            raise NotFound(f"There was no store {store.name!r} in cut {cut.id}.")
-        return Pin(found, cut, job)
+        if when.as_of is not None and when.as_of != newest.cut.id:
+            newest = await asyncio.to_thread(self._earlier, newest.cut, when.as_of)
+        when.demand(newest.cut)
+        return newest.pin(store.name)
 
-    def _newest(self, pipeline: str, job: str) -> tuple[Cut, JobInfo] | None:
+    async def demand_kept(self, pin: Pin) -> None:
+        """Raise Gone if the pinned cut was given up meanwhile: what was read may lack what only that cut could show."""
+        newest = self._known.get((pin.store.pipeline, pin.store.job))
+        if newest is not None and newest.value is not None and newest.value.cut.id == pin.cut.id:
+            return
+        cut = pin.cut
+        if await asyncio.to_thread(self._ledger.cut, cut.pipeline, cut.job, cut.generation, cut.batch) is None:
+            raise Gone(f"Cut {cut.id} was given up while it was being read.", next_step="Ask for a newer one.")
+
+    def _newest(self, pipeline: str, job: str) -> _Newest | None:
         cut = self._ledger.latest_cut(pipeline, job)
-        info = None if cut is None else self._ledger.job(pipeline, job, cut.generation)
-        return None if cut is None or info is None else (cut, info)
+        if cut is None:
+            return None
+        asked_at, of_cut, info = self._jobs.get((pipeline, job), (0.0, "", None))
+        if info is None or of_cut != cut.id or asked_at + FRESH_SECONDS * SELDOM <= self._clock():
+            asked_at, info = self._clock(), self._ledger.job(pipeline, job, cut.generation)
+            if info is None:
+                return None
+            self._jobs[pipeline, job] = asked_at, cut.id, info
+        known = self._known.get((pipeline, job))
+        if known is not None and known.value is not None and known.value.cut == cut and known.value.job is info:
+            return cast("_Newest", known.value)  # with the pins that were made of it
+        return _Newest(cut, info)
 
-    def _earlier(self, newest: Cut, as_of: str) -> tuple[Cut, JobInfo]:
-        generation, batch = _parse_cut(as_of)
-        cut = self._ledger.cut(newest.pipeline, newest.job, generation, batch)
-        job = self._ledger.job(newest.pipeline, newest.job, generation)
-        if cut is None or job is None:
-            raise NotFound(
-                f"There is no cut {as_of} of job {newest.job!r}, or no longer.",
-                next_step=f"The newest is {newest.id}; leave as_of out to read it.",
-            )
-        return cut, job
+    def _earlier(self, newest: Cut, as_of: str) -> _Newest:
+        cut = find_cut(self._ledger, newest, as_of)
+        job = self._ledger.job(cut.pipeline, cut.job, cut.generation)
+        if job is None:
+            raise NotFound(f"There is no generation {cut.generation} of job {cut.job!r}.")
+        return _Newest(cut, job)
 
     def _all_jobs(self) -> list[JobInfo]:
         return [job for pipeline in self._ledger.pipelines() for job in self._ledger.jobs(pipeline)]
 
-    async def _fresh(self, name: Hashable, read: Callable[[], T]) -> T:
-        found = self._known.get(name)
-        if found is not None and found[0] > self._clock():
-            value: T = found[1]
-            return value
+    def _names(self) -> dict[str, list[StoreInfo]]:
+        by_name: dict[str, list[StoreInfo]] = {}
+        for store in self._ledger.stores():
+            by_name.setdefault(store.name, []).append(store)
+        return by_name
+
+    async def _fresh(self, name: Hashable, read: Callable[[], T], *, times: int = 1, since: float | None = None) -> T:
+        """What the ledger says; at most `times` `FRESH_SECONDS` old, or asked at `since` or later."""
+        now, most = self._clock(), FRESH_SECONDS * times
+        known = self._known.get(name)
+        if known is not None and since is None and now - known.asked_at < most:
+            if now - known.asked_at > most * _EARLY and name not in self._reading:
+                self._read(name, read)  # so that nobody has to wait for it
+            return cast("T", known.value)
+        reading = None if since is not None else self._reading.get(name)
+        found: _Known = await asyncio.shield(reading or self._read(name, read))
+        if reading is not None and now - found.asked_at >= most:
+            found = await asyncio.shield(self._read(name, read))
+        return cast("T", found.value)
+
+    def _read(self, name: Hashable, read: Callable[[], T]) -> asyncio.Future[_Known]:
         asked_at = self._clock()
-        value = await asyncio.to_thread(read)
-        self._known[name] = asked_at + FRESH_SECONDS, value
-        return value
+        reading = asyncio.ensure_future(asyncio.to_thread(lambda: _Known(asked_at, read())))
+        self._reading[name] = reading
+        reading.add_done_callback(lambda done: self._remember(name, done))
+        return reading
 
-
-def _parse_cut(text: str) -> tuple[int, int]:
-    generation, _, batch = text.partition(".")
-    if not (generation.isascii() and generation.isdigit() and batch.isascii() and batch.isdigit() and len(text) < 30):
-        raise QueryError(f"{text[:40]!r} is no cut.", next_step="A cut is named generation.batch, for example 1.42.")
-    return int(generation), int(batch)
+    def _remember(self, name: Hashable, done: asyncio.Future[_Known]) -> None:
+        if self._reading.get(name) is done:
+            del self._reading[name]
+        if not done.cancelled() and done.exception() is None:
+            known = self._known.get(name)
+            if known is None or known.asked_at <= done.result().asked_at:
+                self._known[name] = done.result()

@@ -3,52 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Awaitable, Callable, Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from sluice.errors import QueryError, StateError
-from sluice.query.answers import Answer, Entry, Page, Pin, WorkerStatus, entry, slot
+from sluice.query.answers import Answer, Changes, Combined, Counted, Entry, Page, Pin, WorkerStatus
 from sluice.query.catalogue import Catalogue
-from sluice.query.workers import LocalWorker, WorkerReader
+from sluice.query.combine import Groups, Order, largest
+from sluice.query.limits import Gate
+from sluice.query.questions import Changed, Combine, Count, Question, Scan, Top, Value, Values
+from sluice.query.workers import Own, Workers
 from sluice.state.ledger import Ledger
-from sluice.state.model import NO_WINDOW, Cell, WorkerInfo, owner
-from sluice.state.shard import EVERYTHING, Range
+from sluice.state.model import NO_WINDOW, WorkerInfo, owner
+from sluice.state.ranges import EVERYTHING, Range
 
 T = TypeVar("T")
 
 MOST_ENTRIES = 100_000
 """As many entries as one answer may hold."""
+MOST_KEYS = 1_000
+"""As many keys as may be asked for at once."""
+_MANY = 2_000
+"""More entries than this are put together beside the event loop, which others wait for."""
 
 
 class Reader:
-    """Reads stores, each query at one pinned cut. One reader serves a whole process.
+    """Reads stores, each query at one pinned cut. One reader serves a whole process, in one event loop.
 
-    Every query raises StateError if the ledger, or the owner of the one key asked for, cannot be read.
+    `own` gives the shard's address of workers that are at this process's own state server. Every query raises
+    StateError if the ledger, or the owner of the one key asked for, cannot be read; Gone if the cut was given up while
+    it was read; Busy if too many queries look through stores already.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, own: Own = lambda _: None) -> None:
         self.catalogue = Catalogue(ledger)
-        self._workers: dict[str, LocalWorker] = {}
-        self._counts: dict[tuple[str, str, int], tuple[str, int]] = {}
+        self.workers = Workers(own)
+        self._gate = Gate()
+        self._counts: dict[tuple[str, str, str], tuple[str, int]] = {}
 
     async def get(self, pin: Pin, key: str) -> Answer:
         """The value of one key of a store without windows: one entry, or none."""
-        if pin.store.kind == "window":
-            raise QueryError(f"Store {pin.store.name!r} has windows.", next_step="Ask for the windows of the key.")
-        found, status = await self._ask_owner(pin, key, lambda one: one.get(pin.store.cell, key, pin.cut.batch))
-        value = slot(pin.store, found)
-        return Answer(pin, [] if value is None else [Entry(key, NO_WINDOW, NO_WINDOW, value)], (status,))
+        _demand_windows(pin, are_there=False)
+        value, status = await self._ask_owner(pin, key, Value(*pin.of, key))
+        if value is None:
+            await self.catalogue.demand_kept(pin)
+            return Answer(pin, (status,), [])
+        return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
+
+    async def multi_get(self, pin: Pin, keys: Iterable[str]) -> Answer:
+        """The values of up to `MOST_KEYS` keys, in the order asked; keys without one are left out."""
+        _demand_windows(pin, are_there=False)
+        wanted = list(dict.fromkeys(keys))
+        if len(wanted) > MOST_KEYS:
+            raise QueryError(f"{len(wanted):,} keys are more than {MOST_KEYS:,}.", next_step="Ask in several queries.")
+        shares: dict[int, list[str]] = defaultdict(list)
+        for key in wanted:
+            shares[0 if pin.store.kind == "global" else owner(key, len(pin.workers))].append(key)
+        asked = [(pin.workers[number], Values(*pin.of, share)) for number, share in sorted(shares.items())]
+        found, statuses = await self._ask_each(pin, asked)
+        values = {key: value for some in found for key, value in some.items()}
+        entries = [Entry(key, NO_WINDOW, NO_WINDOW, values[key]) for key in wanted if key in values]
+        return Answer(pin, statuses, entries)
 
     async def windows(self, pin: Pin, key: str, start: int | None = None, end: int | None = None) -> Answer:
         """The windows of one key whose start lies between two times (epoch ms, both inclusive), in order."""
-        if pin.store.kind != "window":
-            raise QueryError(f"Store {pin.store.name!r} has no windows.", next_step="Leave the times out.")
+        _demand_windows(pin, are_there=True)
         within = Range.of_key(key, start, end)
-        cells, status = await self._ask_owner(
-            pin, key, lambda one: one.scan(pin.store.cell, pin.cut.batch, within, None, MOST_ENTRIES)
-        )
-        return Answer(pin, _entries(pin, cells), (status,))
+        entries, status = await self._ask_owner(pin, key, Scan(*pin.of, within, None, MOST_ENTRIES))
+        await self.catalogue.demand_kept(pin)
+        return Answer(pin, (status,), entries)
 
     async def scan(
         self,
@@ -60,15 +84,14 @@ class Reader:
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Page:
         """A page of entries sorted by key and window, from all workers or from `workers` only."""
-        asked = pin.workers if workers is None else tuple(workers)
         # One more than wanted, to know whether there is another page.
-        pages, statuses = await self._ask_all(
-            pin, asked, lambda one: one.scan(pin.store.cell, pin.cut.batch, within, after, limit + 1)
-        )
-        cells = list(heapq.merge(*pages, key=_order))
-        page = cells[:limit]
-        more = _order(page[-1]) if len(cells) > limit else None
-        return Page(pin, _entries(pin, page), statuses, more)
+        pages, statuses = await self._ask_all(pin, Scan(*pin.of, within, after, limit + 1), workers)
+        if sum(map(len, pages)) > _MANY:
+            found = await asyncio.to_thread(_merged, pages, limit + 1)
+        else:
+            found = _merged(pages, limit + 1)
+        more = _order(found[limit - 1]) if len(found) > limit else None
+        return Page(pin, statuses, found[:limit], more)
 
     async def all(self, pin: Pin, within: Range = EVERYTHING, *, workers: Iterable[WorkerInfo] | None = None) -> Answer:
         """Everything in one answer; QueryError if that is more than `MOST_ENTRIES`."""
@@ -80,74 +103,107 @@ class Reader:
             )
         return page
 
-    async def count(self, pin: Pin) -> int:
-        """How many entries a store has on the workers that can be read; whole counts are kept as long as their cut."""
-        cells = (pin.store.pipeline, pin.store.job, pin.store.cell)
-        known = self._counts.get(cells)
-        if known is not None and known[0] == pin.cut.id:
-            return known[1]
-        counts, statuses = await self._ask_all(pin, pin.workers, lambda one: one.count(pin.store.cell, pin.cut.batch))
-        if all(status.status == "ok" for status in statuses):
-            self._counts[cells] = pin.cut.id, sum(counts)
-        return sum(counts)
+    async def count(self, pin: Pin, within: Range = EVERYTHING) -> Counted:
+        """How many entries the workers that can be read hold; whole counts are kept as long as their cut."""
+        of = (pin.store.pipeline, pin.store.job, pin.store.name)
+        known = self._counts.get(of)
+        if within == EVERYTHING and known is not None and known[0] == pin.cut.id:
+            return Counted(pin, tuple(WorkerStatus(one.number, "ok") for one in pin.workers), known[1])
+        counts, statuses = await self._ask_all(pin, Count(*pin.of, within))
+        found = Counted(pin, statuses, sum(counts))
+        if within == EVERYTHING and not found.partial:
+            self._counts[of] = pin.cut.id, found.entries
+        return found
+
+    async def combine(
+        self,
+        pin: Pin,
+        field: str = "",
+        group_by: str = "_all",
+        *,
+        within: Range = EVERYTHING,
+        order: Order = "group",
+        limit: int | None = None,
+    ) -> Combined:
+        """Number of entries, and sum, least and greatest of `field`, by group; `Groups` says what the names mean."""
+        found, statuses = await self._ask_all(pin, Combine(*pin.of, within, field, group_by))
+        groups = Groups(field, group_by)
+        for some in found:
+            groups.merge(some)
+        return Combined(pin, statuses, groups.found(order, limit))
+
+    async def top(
+        self, pin: Pin, field: str = "", limit: int = 10, *, within: Range = EVERYTHING, smallest: bool = False
+    ) -> Answer:
+        """The entries with the largest numbers in `field`, or with the smallest, the first first."""
+        found, statuses = await self._ask_all(pin, Top(*pin.of, within, field, limit, smallest))
+        entries = [entry for some in found for entry in some]
+        return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
+
+    async def changed(self, pin: Pin, since: int, limit: int = MOST_KEYS) -> Changes:
+        """Keys (and window starts) that the batches after `since` have changed in the pinned cut."""
+        found, statuses = await self._ask_all(pin, Changed(*pin.of, since, limit + 1))
+        keys = sorted(key for some in found for key in some)
+        return Changes(pin, statuses, keys[:limit], len(keys) > limit)
 
     async def statuses(self, pin: Pin) -> tuple[WorkerStatus, ...]:
         """Whether each worker can be read, without reading much."""
-        said = await asyncio.gather(
-            *(self._ask_one(info, lambda one: one.get(pin.store.cell, "", pin.cut.batch)) for info in pin.workers)
-        )
+        said = await asyncio.gather(*(self.workers.ask(info, Value(*pin.of, "")) for info in pin.workers))
         return tuple(status for _, status in said)
 
-    def _worker(self, info: WorkerInfo) -> WorkerReader:
-        if info.location not in self._workers:
-            self._workers[info.location] = LocalWorker(info.location)
-        return self._workers[info.location]
-
-    async def _ask_owner(
-        self, pin: Pin, key: str, ask: Callable[[WorkerReader], Awaitable[T]]
-    ) -> tuple[T, WorkerStatus]:
-        everyone = pin.store.kind == "global"
-        asked = pin.workers if everyone else (pin.workers[owner(key, len(pin.workers))],)
-        found, statuses = await self._ask_all(pin, asked, ask)
+    async def _ask_owner(self, pin: Pin, key: str, question: Question[T]) -> tuple[T, WorkerStatus]:
+        if pin.store.kind == "global":
+            found, statuses = await self._ask_any(pin.workers, question)
+        else:
+            found, status = await self.workers.ask(pin.workers[owner(key, len(pin.workers))], question)
+            statuses = (status,)
         if not found:
             failed = statuses[0]
             raise StateError(f"Worker {failed.number}, which has the key, is unavailable. {failed.reason}")
         return found[0], statuses[0]
 
     async def _ask_all(
-        self, pin: Pin, asked: tuple[WorkerInfo, ...], ask: Callable[[WorkerReader], Awaitable[T]]
+        self, pin: Pin, question: Question[T], workers: Iterable[WorkerInfo] | None = None
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
-        if pin.store.kind == "global":
-            return await self._ask_any(asked, ask)
-        said = await asyncio.gather(*(self._ask_one(info, ask) for info in asked))
-        return [one for found, _ in said for one in found], tuple(status for _, status in said)
+        return await self._ask_each(pin, [(info, question) for info in (pin.workers if workers is None else workers)])
+
+    async def _ask_each(
+        self, pin: Pin, asked: Sequence[tuple[WorkerInfo, Question[T]]]
+    ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
+        async with self._gate:
+            if pin.store.kind == "global" and asked:
+                found, statuses = await self._ask_any(pin.workers, asked[0][1])
+            else:
+                said = await asyncio.gather(*(self.workers.ask(info, question) for info, question in asked))
+                found, statuses = [one for some, _ in said for one in some], tuple(status for _, status in said)
+        await self.catalogue.demand_kept(pin)
+        return found, statuses
 
     async def _ask_any(
-        self, asked: tuple[WorkerInfo, ...], ask: Callable[[WorkerReader], Awaitable[T]]
+        self, asked: Iterable[WorkerInfo], question: Question[T]
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
         """Ask one after the other until one answers: a global table is the same on every worker."""
         failed = []
-        for info in asked:
-            found, status = await self._ask_one(info, ask)
+        for info in sorted(asked, key=lambda info: not self.workers.is_here(info)):
+            found, status = await self.workers.ask(info, question)
             if found:
                 return found, (status,)
             failed.append(status)
         return [], tuple(failed)
 
-    async def _ask_one(
-        self, info: WorkerInfo, ask: Callable[[WorkerReader], Awaitable[T]]
-    ) -> tuple[list[T], WorkerStatus]:
-        if info.unavailable:
-            return [], WorkerStatus(info.number, "unavailable", info.unavailable)
-        try:
-            return [await ask(self._worker(info))], WorkerStatus(info.number, "ok")
-        except StateError as error:
-            return [], WorkerStatus(info.number, "unavailable", error.detail)
+
+def _demand_windows(pin: Pin, *, are_there: bool) -> None:
+    if (pin.store.kind == "window") == are_there:
+        return
+    if are_there:
+        raise QueryError(f"Store {pin.store.name!r} has no windows.", next_step="Leave the times out.")
+    raise QueryError(f"Store {pin.store.name!r} has windows.", next_step="Ask for the windows of the key.")
 
 
-def _order(cell: Cell) -> tuple[str, int]:
-    return cell.key, cell.window_start
+def _order(entry: Entry) -> tuple[str, int]:
+    return entry.key, entry.window_start
 
 
-def _entries(pin: Pin, cells: list[Cell]) -> list[Entry]:
-    return [found for cell in cells if (found := entry(pin.store, cell)) is not None]
+def _merged(pages: list[list[Entry]], limit: int) -> list[Entry]:
+    # Sorting runs that are sorted already is what Python's sort is best at.
+    return sorted((entry for page in pages for entry in page), key=_order)[:limit]

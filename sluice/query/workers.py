@@ -1,33 +1,44 @@
-"""Asking one worker."""
+"""Asking workers: those whose shards this process opens itself, and those behind state servers."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Protocol, TypeVar
 
-from sluice.state.model import Cell
-from sluice.state.shard import Range, Shard
+from sluice.errors import StateError
+from sluice.query.answers import WorkerStatus
+from sluice.query.questions import Question
+from sluice.query.remote import RemoteWorker
+from sluice.state.model import WorkerInfo
+from sluice.state.shard import Shard
 
 T = TypeVar("T")
+Own = Callable[[WorkerInfo], str | None]
+
+WORKER_SECONDS = 15.0
+"""How long a worker may take; longer than a server's own limit for a query, so that its reason is heard."""
+REST_SECONDS = 1.0
+"""How long a worker that took longer is not asked again: nobody shall wait for it in vain meanwhile."""
+
+# Of the process: scans take the interpreter's lock in turns, so more of them at once make nothing quicker.
+_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-shards")
 
 
-class WorkerReader(Protocol):
-    """What can be asked of a worker, wherever it is. Raises StateError if it does not answer."""
+class Worker(Protocol):
+    """A worker, wherever it is."""
 
-    async def get(self, cell: int, key: str, as_of: int) -> str | None:
-        """The value of a cell without windows."""
+    async def ask(self, question: Question[T]) -> T:
+        """Its answer; StateError if it gives none, QueryError if the question does not fit what it holds."""
 
-    async def scan(self, cell: int, as_of: int, within: Range, after: tuple[str, int] | None, limit: int) -> list[Cell]:
-        """A page of cells, sorted by key and window start."""
-
-    async def count(self, cell: int, as_of: int) -> int:
-        """How many cells there are."""
+    async def close(self) -> None:
+        """Close the connections."""
 
 
-class LocalWorker:
+class LocalWorker(Worker):
     """A worker whose shard this process reads itself.
 
     Connections stay open, one for single keys and one for everything else, so that a long scan holds up no look-up.
@@ -38,26 +49,23 @@ class LocalWorker:
         self._opening = Lock()
         self._shards: dict[str, Shard] = {}
 
-    async def get(self, cell: int, key: str, as_of: int) -> str | None:
-        """The value of a cell without windows; in a SQLite shard quicker than a hop to another thread."""
-        shard = self._shards.get("get")
-        if shard is None or shard.blocking or not shard.is_current():
-            return await self._in_thread("get", lambda shard: shard.get(cell, key, as_of))
-        return shard.get(cell, key, as_of)
+    async def ask(self, question: Question[T]) -> T:
+        """Its answer; a few keys of a SQLite shard are looked up quicker than a hop to another thread."""
+        if question.is_quick:
+            shard = self._shards.get("get")
+            if shard is not None and not shard.blocking and shard.is_current():
+                return question.answer(shard)
+        purpose = "get" if question.is_quick else "scan"
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, self._answer, purpose, question)
 
-    async def scan(self, cell: int, as_of: int, within: Range, after: tuple[str, int] | None, limit: int) -> list[Cell]:
-        """A page of cells, sorted by key and window start."""
-        return await self._in_thread("scan", lambda shard: shard.scan(cell, as_of, within, after=after, limit=limit))
+    async def close(self) -> None:
+        """Close the connections."""
+        for shard in self._shards.values():
+            shard.close()
+        self._shards.clear()
 
-    async def count(self, cell: int, as_of: int) -> int:
-        """How many cells there are."""
-        return await self._in_thread("scan", lambda shard: shard.count(cell, as_of))
-
-    async def _in_thread(self, purpose: str, ask: Callable[[Shard], T]) -> T:
-        return await asyncio.to_thread(partial(self._ask, purpose, ask))
-
-    def _ask(self, purpose: str, ask: Callable[[Shard], T]) -> T:
-        return ask(self._shard(purpose))
+    def _answer(self, purpose: str, question: Question[T]) -> T:
+        return question.answer(self._shard(purpose))
 
     def _shard(self, purpose: str) -> Shard:
         with self._opening:
@@ -68,3 +76,50 @@ class LocalWorker:
                 self._shards.pop(purpose, None)
                 shard = self._shards[purpose] = Shard.open(self._location)
             return shard
+
+
+class Workers:
+    """All workers that this process asks. `own` gives the shard's address of those that are at its own state server."""
+
+    def __init__(self, own: Own = lambda _: None) -> None:
+        self._own = own
+        self._known: dict[str, Worker] = {}
+        self._resting: dict[str, float] = {}
+
+    def is_here(self, info: WorkerInfo) -> bool:
+        """Whether this process opens the worker's shard itself."""
+        return isinstance(self._worker(info), LocalWorker)
+
+    async def ask(self, info: WorkerInfo, question: Question[T]) -> tuple[list[T], WorkerStatus]:
+        """A worker's answer, if it gives one, and its status."""
+        if info.unavailable:
+            return [], _unavailable(info, info.unavailable)
+        if self._resting and self._resting.get(info.server, 0.0) > time.monotonic():
+            return [], _unavailable(info, "It did not answer in time a moment ago.")
+        worker = self._worker(info)
+        try:
+            if isinstance(worker, LocalWorker):
+                return [await worker.ask(question)], WorkerStatus(info.number, "ok")
+            async with asyncio.timeout(WORKER_SECONDS):
+                return [await worker.ask(question)], WorkerStatus(info.number, "ok")
+        except TimeoutError:
+            self._resting[info.server] = time.monotonic() + REST_SECONDS
+            return [], _unavailable(info, f"It did not answer within {WORKER_SECONDS:g} s.")
+        except StateError as error:
+            return [], _unavailable(info, error.detail)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(worker.close() for worker in self._known.values()))
+
+    def _worker(self, info: WorkerInfo) -> Worker:
+        place = info.server or info.location
+        known = self._known.get(place)
+        if known is None:
+            own = self._own(info) if info.server else info.location
+            known = self._known[place] = RemoteWorker(place) if own is None else LocalWorker(own)
+        return known
+
+
+def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:
+    return WorkerStatus(info.number, "unavailable", reason)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, MetaData, Table, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.schema import CreateColumn, CreateTable
 
 from sluice.errors import SettingsError, StateError
 
@@ -74,13 +74,22 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 
 def create_tables(engine: Engine, metadata: MetaData) -> None:
-    """Create what is missing; several processes may do so at the same time."""
+    """Create what is missing, columns of older tables included; several processes may do so at the same time."""
     with writing(engine) as connection:
         if engine.dialect.name == "postgresql":
             # Two `CREATE TABLE IF NOT EXISTS` at once collide in PostgreSQL's catalogue.
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
         for table in metadata.sorted_tables:
             connection.execute(CreateTable(table, if_not_exists=True))
+            _add_columns(connection, table)
+
+
+def _add_columns(connection: Connection, table: Table) -> None:
+    there = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    for column in table.columns:
+        if column.name not in there:
+            told = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {told}")
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:

@@ -78,6 +78,12 @@ class Driver(Protocol):
     def is_current(self) -> bool:
         """Whether what was opened is still what stands at the shard's address."""
 
+    def is_sealed(self) -> bool:
+        """Whether the shard was moved away; asked within a transaction, it stays so until its end."""
+
+    def seal(self, sealed: bool) -> None:
+        """Say that the shard was moved away, or that it was not."""
+
     def close(self) -> None:
         """Close the connection."""
 
@@ -157,6 +163,15 @@ class SqliteDriver(Driver):
     @override
     def is_current(self) -> bool:
         return _identity(self._path) == self._identity
+
+    @override
+    def is_sealed(self) -> bool:
+        return bool(self.fetch("PRAGMA user_version", ())[0][0])
+
+    @override
+    def seal(self, sealed: bool) -> None:
+        with self.transaction():
+            self._connection.execute(f"PRAGMA user_version = {sealed:d}")
 
     @override
     def close(self) -> None:
@@ -246,6 +261,14 @@ class PostgresDriver(Driver):
     @override
     def is_current(self) -> bool:
         return True
+
+    @override
+    def is_sealed(self) -> bool:
+        return False  # a database is never moved: whichever server reads it, it stays where it is
+
+    @override
+    def seal(self, sealed: bool) -> None:
+        raise StateError("A shard in PostgreSQL stays where it is.")
 
     @override
     def close(self) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 import msgspec
-from sqlalchemy import Connection, Engine, RowMapping, Table, and_, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, RowMapping, Table, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.sql import ColumnElement, Select
 
 from sluice.errors import NotFound, StateError
@@ -16,6 +16,7 @@ from sluice.state.damages import Damages
 from sluice.state.database import create_tables, database_url, open_engine, speaking_to, writing
 from sluice.state.leases import Leases, require_epoch
 from sluice.state.model import Cut, JobInfo, StoreInfo, WorkerInfo
+from sluice.state.places import place_workers
 from sluice.state.sources import Sources
 from sluice.state.tables import (
     AUDITS,
@@ -45,6 +46,11 @@ class Ledger:
         self.audits = Audits(engine)
         self.sources = Sources(engine)
         self.damages = Damages(engine)
+
+    @property
+    def engine(self) -> Engine:
+        """For what else is kept in the ledger's database."""
+        return self._engine
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -111,8 +117,9 @@ class Ledger:
 
     def latest_cut(self, pipeline: str, job: str) -> Cut | None:
         """The newest cut of the generation readers see; None before the first."""
-        found = self.cuts(pipeline, job, limit=1)
-        return found[0] if found else None
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            row = connection.execute(_NEWEST_CUT, {"of_pipeline": pipeline, "of_job": job}).mappings().first()
+        return None if row is None else _cut(row)
 
     def cut(self, pipeline: str, job: str, generation: int, batch: int) -> Cut | None:
         """One cut, if it was published and is still kept."""
@@ -124,6 +131,24 @@ class Ledger:
         """The newest cuts of the generation readers see, newest first."""
         statement = _current(CUTS).where(_is(CUTS, pipeline, job)).order_by(CUTS.c.batch.desc()).limit(limit)
         return [_cut(row) for row in self._read(statement)]
+
+    def cut_at(self, pipeline: str, job: str, moment: datetime) -> Cut | None:
+        """The newest cut of the generation readers see that was published by `moment`."""
+        by_then = CUTS.c.published_at <= moment.astimezone(UTC).isoformat()
+        return self._newest(_is(CUTS, pipeline, job), by_then)
+
+    def cut_of_run(self, pipeline: str, job: str, run: str) -> Cut | None:
+        """The last cut that a run published in the generation readers see."""
+        return self._newest(_is(CUTS, pipeline, job), CUTS.c.run == run)
+
+    def oldest_cut(self, pipeline: str, job: str) -> Cut | None:
+        """The oldest cut that is kept of the generation readers see."""
+        rows = self._read(_current(CUTS).where(_is(CUTS, pipeline, job)).order_by(CUTS.c.batch).limit(1))
+        return _cut(rows[0]) if rows else None
+
+    def _newest(self, *where: ColumnElement[bool]) -> Cut | None:
+        rows = self._read(_current(CUTS).where(*where).order_by(CUTS.c.batch.desc()).limit(1))
+        return _cut(rows[0]) if rows else None
 
     def generation(self, pipeline: str, job: str) -> int | None:
         """The generation of a job that readers see; None if it never ran."""
@@ -167,6 +192,11 @@ class Ledger:
         rows = self._read(_current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline).order_by(GENERATIONS.c.job))
         return [self._job(row) for row in rows]
 
+    def all_jobs(self, pipeline: str) -> list[JobInfo]:
+        """The pipeline's jobs in all their generations, sorted by name and generation."""
+        mine = select(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline)
+        return [self._job(row) for row in self._read(mine.order_by(GENERATIONS.c.job, GENERATIONS.c.generation))]
+
     def job(self, pipeline: str, job: str, generation: int) -> JobInfo | None:
         """What one generation of a job said of itself."""
         rows = self._read(select(GENERATIONS).where(_is(GENERATIONS, pipeline, job, generation)))
@@ -208,13 +238,19 @@ class Ledger:
 
     def _workers(self, pipeline: str, job: str, generation: int) -> list[WorkerInfo]:
         of = (pipeline, job, generation)
-        rows = self._read(select(WORKERS).where(_is(WORKERS, *of)).order_by(WORKERS.c.number))
+        statement = select(WORKERS).where(_is(WORKERS, *of)).order_by(WORKERS.c.number)
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            found = place_workers(connection, connection.execute(statement).mappings().all())
         damages = self.damages.get(*of)
-        return [WorkerInfo(**_without_generation(row), unavailable=damages.get(row["number"], "")) for row in rows]
+        return [msgspec.structs.replace(one, unavailable=damages.get(one.number, "")) for one in found]
 
     def _read(self, statement: Select[Any]) -> list[RowMapping]:
         with speaking_to("Reading the ledger"), self._engine.connect() as connection:
             return list(connection.execute(statement).mappings())
+
+
+def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(worker).items() if name in WORKERS.c}
 
 
 def _is(table: Table, pipeline: str, job: str, generation: int | None = None) -> ColumnElement[bool]:
@@ -242,10 +278,6 @@ def _replace(connection: Connection, table: Table, where: dict[str, Any], rows: 
         connection.execute(insert(table), values)
 
 
-def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.structs.asdict(worker).items() if name != "unavailable"}
-
-
 def _select_cut(cut: Cut) -> Select[Any]:
     return select(CUTS).where(_is(CUTS, cut.pipeline, cut.job, cut.generation), CUTS.c.batch == cut.batch)
 
@@ -271,3 +303,12 @@ def _without_generation(row: RowMapping) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+# Asked many times a second by every server: made once.
+_NEWEST_CUT = (
+    _current(CUTS)
+    .where(CUTS.c.pipeline == bindparam("of_pipeline"), CUTS.c.job == bindparam("of_job"))
+    .order_by(CUTS.c.batch.desc())
+    .limit(1)
+)

@@ -49,6 +49,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """SQLAlchemy URL of the shard; may hold a password, so it never leaves the server."""
     host: str = "127.0.0.1"
     port: int = 0
+    """Port of the state server that answers for the worker; 0 if its shard is opened by whoever reads it."""
+    server: str = ""
+    """Address of the worker's shard at that server; empty without one."""
     unavailable: str = ""
     """Why its shard must not be read: found damaged, and not rebuilt yet. Empty if it may be."""
 
@@ -85,6 +88,8 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """`operator/topic/partition` → largest event time seen there, in ms."""
     counts: dict[str, int]
     """The batch's records: `read`, `applied`, `dead_letter/REASON`, `late/STORE`, `output/TOPIC`, `rows`."""
+    run: str = ""
+    """Name of the run that published it, as Airflow has it; empty for a run without a name."""
 
     @property
     def id(self) -> str:

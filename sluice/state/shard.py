@@ -5,26 +5,32 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from sluice.errors import LeaseError, SettingsError, StateError
+import msgspec
+
+from sluice.errors import LeaseError, Refused, SettingsError, StateError
+from sluice.state.checksums import NO_CHECKSUM, add_up
 from sluice.state.database import database_url
 from sluice.state.drivers import Driver, Mode, PostgresDriver, Row, SqliteDriver, drop_schema
 from sluice.state.model import NO_WINDOW, Cell
+from sluice.state.ranges import EVERYTHING, Range, conditions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _SORT = ("cell", "key", "window_start")
 _COMPACT_ROWS = 5_000
+_KEYS_AT_ONCE = 500
+FEW_KEYS = 32
+"""As many keys of a file are looked up quicker one by one than together."""
 _PAGE_ROWS = 20_000
 _POSTGRES_NAME_BYTES = 63
-_END = (2**31 - 1, "", NO_WINDOW, -1)
+_BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
+_SEALED = "The shard has been moved away from here."
 
 _GET = (
     "SELECT value FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"
@@ -43,35 +49,41 @@ _SUPERSEDED = """FROM cells AS c WHERE (cell, key, window_start, batch) > (?, ?,
     value IS NULL OR EXISTS (
         SELECT 1 FROM cells AS n WHERE n.cell = c.cell AND n.key = c.key AND n.window_start = c.window_start
         AND n.batch > c.batch AND n.batch <= ?))"""
+_CHANGED = """SELECT DISTINCT key, window_start FROM cells WHERE cell = ? AND batch > ? AND batch <= ?
+    ORDER BY key, window_start LIMIT ?"""
+_WRITTEN = 'INSERT INTO batches (batch, "rows", checksum, epoch) VALUES (?, ?, ?, ?)'
+_JOURNAL = 'SELECT batch, "rows", checksum, epoch FROM batches ORDER BY batch'
+_VERSIONS = """SELECT cell, key, window_start, window_end, batch, value FROM cells
+    WHERE (cell, key, window_start, batch) > (?, ?, ?, ?) AND batch >= ?
+    ORDER BY cell, key, window_start, batch LIMIT ?"""
 _NEXT_SUPERSEDED = f"""SELECT cell, key, window_start, batch {_SUPERSEDED}
     ORDER BY cell, key, window_start, batch LIMIT 1 OFFSET ?"""
 _DELETE_SUPERSEDED = f"DELETE {_SUPERSEDED} AND (cell, key, window_start, batch) <= (?, ?, ?, ?)"
 
 
-@dataclass(frozen=True)
-class Range:
-    """Which cells a scan is about.
+class Version(msgspec.Struct, frozen=True, array_like=True):
+    """One version of one cell, as it goes from shard to shard."""
 
-    Keys from `first` to `last`, both inclusive, or with a prefix; windows whose start lies between two times, epoch ms,
-    both inclusive.
-    """
+    cell: int
+    key: str
+    window_start: int
+    window_end: int
+    batch: int
+    value: str | None
 
-    first: str | None = None
-    last: str | None = None
-    prefix: str = ""
-    start_from: int | None = None
-    start_to: int | None = None
-
-    @classmethod
-    def of_key(cls, key: str, start_from: int | None = None, start_to: int | None = None) -> Self:
-        """All windows of one key."""
-        return cls(first=key, last=key, start_from=start_from, start_to=start_to)
+    @property
+    def row(self) -> Row:
+        """The version without its batch."""
+        return self.cell, self.key, self.window_start, self.window_end, self.value
 
 
-EVERYTHING = Range()
+class Written(msgspec.Struct, frozen=True, array_like=True):
+    """What a shard keeps of a batch."""
 
-NO_CHECKSUM = "0" * 16
-"""The checksum of nothing."""
+    batch: int
+    rows: int
+    checksum: str
+    epoch: int
 
 
 class Shard:
@@ -84,17 +96,33 @@ class Shard:
         self._driver = driver
         self.blocking = driver.blocking
         self.is_current = driver.is_current
+        self.is_sealed = driver.is_sealed
         self.close = driver.close
 
     @classmethod
-    def open(cls, url: str, *, to_write: bool = False) -> Self:
-        """Open a shard; StateError if it is not there: a shard that is lost is never an empty one."""
+    def open(cls, url: str, *, to_write: bool = False, token: str = "") -> Self:
+        """Open a shard; StateError if it is not there: a shard that is lost is never an empty one.
+
+        `token` is shown to a state server; by default that of the settings.
+        """
+        if _is_remote(url):
+            return cast("Self", _remote().open(url, to_write=to_write, token=token))
         return cls(open_driver(url, "write" if to_write else "read"))
 
     @classmethod
-    def create(cls, url: str) -> Self:
-        """Open a shard for writing, and make it if it is not there: for a generation that has no cut yet."""
-        return cls(open_driver(url, "create"))
+    def create(cls, url: str, *, anew: bool = False) -> Self:
+        """Open a shard for writing, and make it if it is not there: for a generation that has no cut yet.
+
+        With `anew` it is to be filled from another one: it is sealed, and takes the place of one that is.
+        """
+        if _is_remote(url):
+            return cast("Self", _remote().create(url, anew=anew))
+        if anew:
+            discard_sealed(url)
+        shard = cls(open_driver(url, "create"))
+        if anew:
+            shard.seal()
+        return shard
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +138,8 @@ class Shard:
         """
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
         with self._driver.transaction():
+            if self._driver.is_sealed():
+                raise Refused(_SEALED, next_step="Run the job again: it asks where the worker is when it starts.")
             if self._last("epoch", sys.maxsize, 0) > epoch:
                 raise LeaseError("This driver has lost its lease: its successor has written to the shard already.")
             if self._driver.execute("DELETE FROM batches WHERE batch = ?", (batch,)):
@@ -119,7 +149,7 @@ class Shard:
             checksum = add_up(ordered, int(before or "0", 16), minus=replaced)
             self._driver.insert_cells(batch, ordered)
             values = (batch, len(ordered), f"{checksum:016x}", epoch)
-            self._driver.execute('INSERT INTO batches (batch, "rows", checksum, epoch) VALUES (?, ?, ?, ?)', values)
+            self._driver.execute(_WRITTEN, values)
         return len(ordered)
 
     def checksum(self, as_of: int) -> str:
@@ -157,6 +187,23 @@ class Shard:
         found = self._driver.fetch(_GET, (cell, key, window_start, as_of))
         return found[0][0] if found else None
 
+    def get_many(self, cell: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
+        """The values of several keys at a batch; keys without a value are left out."""
+        if len(keys) <= FEW_KEYS and not self.blocking:
+            values = ((key, self.get(cell, key, as_of)) for key in keys)
+            return {key: value for key, value in values if value is not None}
+        found: dict[str, str] = {}
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            some = keys[start : start + _KEYS_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            sql = f"SELECT key, value {_AS_OF} AND c.window_start = ? AND c.key IN ({marks})"
+            found.update(self._driver.fetch(sql, (cell, as_of, as_of, NO_WINDOW, *some)))
+        return found
+
+    def changed(self, cell: int, since: int, until: int, limit: int) -> list[tuple[str, int]]:
+        """Keys and window starts of the cells that batches after `since`, up to `until`, have changed, in order."""
+        return [(key, start) for key, start in self._driver.fetch(_CHANGED, (cell, since, until, limit))]
+
     def windows(self, cell: int, key: str, as_of: int, start: int | None = None, end: int | None = None) -> list[Cell]:
         """The windows of a key whose start lies between two times (epoch ms, both inclusive), in order."""
         return self.scan(cell, as_of, Range.of_key(key, start, end), limit=sys.maxsize)
@@ -171,13 +218,13 @@ class Shard:
         limit: int = 1_000,
     ) -> list[Cell]:
         """A page of cells sorted by key and window start, from right after the key and window start `after`."""
-        where, values = _conditions(within, after)
+        where, values = conditions(within, after)
         sql = f"SELECT key, window_start, window_end, value {_AS_OF}{where} ORDER BY key, window_start LIMIT ?"
         return [Cell(cell, *row) for row in self._driver.fetch(sql, (cell, as_of, as_of, *values, limit))]
 
     def count(self, cell: int, as_of: int, within: Range = EVERYTHING) -> int:
         """How many cells a scan without a limit would give."""
-        where, values = _conditions(within, None)
+        where, values = conditions(within, None)
         counted: int = self._driver.fetch(f"SELECT count(*) {_AS_OF}{where}", (cell, as_of, as_of, *values))[0][0]
         return counted
 
@@ -187,13 +234,64 @@ class Shard:
         Works in small transactions, so that it may run beside a writer, and be ended at any time.
         """
         removed = 0
-        position: tuple[Any, ...] | None = (-1, "", NO_WINDOW, -1)
+        position: tuple[Any, ...] | None = _BEGIN
         while position is not None:
             since = (*position, keep_from, keep_from)
             position = next(iter(self._driver.fetch(_NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None)
             with self._driver.transaction():
                 removed += self._driver.execute(_DELETE_SUPERSEDED, (*since, *(position or _END)))
         return removed
+
+    def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+        """A page of all versions of batch `since` and later, sorted, after the cell, key, start and batch `after`."""
+        return [Version(*row) for row in self._driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))]
+
+    def absorb(self, versions: Iterable[Version]) -> None:
+        """Take versions over from another shard into a sealed one, in one transaction; their batches follow."""
+        by_batch: dict[int, list[Row]] = {}
+        for one in versions:
+            by_batch.setdefault(one.batch, []).append(one.row)
+        with self._driver.transaction():
+            self._demand_sealed()
+            for batch, rows in by_batch.items():
+                self._driver.insert_cells(batch, rows)
+
+    def journal(self) -> list[Written]:
+        """The batches written so far, oldest first, each with all that is kept of it."""
+        return [Written(*row) for row in self._driver.fetch(_JOURNAL, ())]
+
+    def settle(self, since: int, batches: Iterable[Written]) -> None:
+        """Forget the versions of batch `since` and later, and take `batches` for those that are written."""
+        with self._driver.transaction():
+            self._demand_sealed()
+            self._driver.execute("DELETE FROM cells WHERE batch >= ?", (since,))
+            self._driver.execute("DELETE FROM batches")
+            for one in batches:
+                values = (one.batch, one.rows, one.checksum, one.epoch)
+                self._driver.execute(_WRITTEN, values)
+
+    def seal(self, *, sealed: bool = True) -> None:
+        """Refuse every batch from now on, because the shard is moved away; or, not `sealed`, take them again."""
+        self._driver.seal(sealed)
+
+    def _demand_sealed(self) -> None:
+        if not self._driver.is_sealed():
+            raise Refused("The shard is in use: nothing can be moved into it.")
+
+
+def discard_sealed(url: str) -> None:
+    """Remove the file of a shard that was moved away, so that it can come back; Refused if it was not."""
+    path = Path(database_url(url).database or "")
+    if not path.exists():
+        return
+    with Shard.open(url) as shard:
+        if not shard.is_sealed() and shard.batches():
+            raise Refused(
+                "There is a shard of this worker already, and it was not moved away.",
+                next_step="If it is the very shard that is used now, start the state server with --workers.",
+            )
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def rows_of(table: pa.Table) -> Iterator[Row]:
@@ -204,30 +302,17 @@ def rows_of(table: pa.Table) -> Iterator[Row]:
 
 def drop(url: str) -> None:
     """Remove a shard and all it holds; does nothing if it is not there."""
+    if _is_remote(url):
+        from sluice.state.remote import RemoteShard
+
+        RemoteShard.open(url).drop()
+        return
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
         for ending in ("", "-wal", "-shm"):
             Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
     else:
         drop_schema(parsed)
-
-
-def add_up(rows: Iterable[Row], checksum: int = 0, minus: Iterable[Row] = ()) -> int:
-    """The checksum of cells, added to what it was before and less that of the versions they replace.
-
-    It is a sum, modulo 2**64, of a hash of each cell as it stands: so it does not depend on any order, nor on the
-    batches by which the cells became what they are. Tombstones add nothing.
-    """
-    for row in rows:
-        if row[4] is not None:
-            checksum += _digest(row)
-    for row in minus:
-        checksum -= _digest(row)
-    return checksum % 2**64
-
-
-def _digest(row: Row) -> int:
-    return int.from_bytes(blake2b("{}\0{}\0{}\0{}\0{}".format(*row).encode(), digest_size=8).digest(), "little")
 
 
 def location(base_url: str, pipeline: str, job: str, generation: int, worker: int) -> str:
@@ -243,6 +328,17 @@ def location(base_url: str, pipeline: str, job: str, generation: int, worker: in
     return base.update_query_dict({"schema": schema}).render_as_string(hide_password=False)
 
 
+def _is_remote(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+def _remote() -> type[Shard]:
+    # Only where there are state servers is a client of HTTP needed.
+    from sluice.state.remote import RemoteShard
+
+    return RemoteShard
+
+
 def open_driver(url: str, mode: Mode) -> Driver:
     """A connection to the shard at an address."""
     parsed = database_url(url)
@@ -256,32 +352,3 @@ def _name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
         raise SettingsError(f"{text!r} cannot be part of a shard's address: letters, digits, _ and - only.")
     return text
-
-
-def _conditions(within: Range, after: tuple[str, int] | None) -> tuple[str, list[Any]]:
-    first = max(within.first or "", within.prefix)
-    bounds: list[tuple[str, tuple[Any, ...]]] = []
-    if after is not None and after[0] >= first:
-        bounds.append(("(c.key, c.window_start) > (?, ?)", after))
-    elif first and within.last != first:
-        bounds.append(("c.key >= ?", (first,)))
-    if within.last is not None:
-        # One key is told from a range of keys: only so do its windows come in the index's order.
-        bounds.append((f"c.key {'=' if within.last == first else '<='} ?", (within.last,)))
-    if (end := _after_prefix(within.prefix)) is not None:
-        bounds.append(("c.key < ?", (end,)))
-    if within.start_from is not None:
-        bounds.append(("c.window_start >= ?", (within.start_from,)))
-    if within.start_to is not None:
-        bounds.append(("c.window_start <= ?", (within.start_to,)))
-    return "".join(f" AND {sql}" for sql, _ in bounds), [value for _, values in bounds for value in values]
-
-
-def _after_prefix(prefix: str) -> str | None:
-    """The least text greater than every text that begins with `prefix`; None if there is none."""
-    for index in range(len(prefix) - 1, -1, -1):
-        code = ord(prefix[index])
-        if code < sys.maxunicode:
-            # The surrogates are no characters: the one after U+D7FF is U+E000.
-            return prefix[:index] + chr(0xE000 if code == 0xD7FF else code + 1)
-    return None

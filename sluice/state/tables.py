@@ -6,7 +6,7 @@ Everything a job says of itself is kept by generation, so that a new one can be 
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, MetaData, Table, Text
 
 METADATA = MetaData()
 
@@ -70,6 +70,25 @@ CUTS = Table(
     Column("positions", Text, nullable=False, comment="JSON object"),
     Column("stream_times", Text, nullable=False, comment="JSON object"),
     Column("counts", Text, nullable=False, comment="JSON object"),
+    Column("run", Text, nullable=False, server_default="", comment="the run that published it"),
+)
+
+PLACES = Table(
+    "places",
+    METADATA,
+    Column("pipeline", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("host", Text, nullable=False),
+    Column("port", Integer, nullable=False),
+    Column("tls", Boolean, nullable=False),
+)
+"""The workers that a state server answers for; the others' shards are opened by whoever reads them."""
+
+SECRETS = Table(
+    "secrets",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
 )
 
 LEASES = Table(

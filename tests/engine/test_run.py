@@ -11,8 +11,9 @@ import pytest
 from sluice import Pipeline
 from sluice.engine.handoff import Handoff
 from sluice.state.audits import SourceAudit
+from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import owner
-from sluice.state.shard import NO_CHECKSUM, Shard
+from sluice.state.shard import Shard
 from sluice.topology.loader import load_file
 from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Names, address, millis, sale, sales_of, shop

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import LeaseError, SettingsError, StateError
+from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import NO_WINDOW, Cell
-from sluice.state.shard import NO_CHECKSUM, Range, Shard, location, rows_of
+from sluice.state.ranges import Range
+from sluice.state.shard import Shard, location, rows_of
 
 pytestmark = pytest.mark.unit
 

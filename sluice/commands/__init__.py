@@ -1,0 +1,1 @@
+"""Commands of `sluice` that are many lines."""

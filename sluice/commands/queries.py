@@ -1,0 +1,251 @@
+"""Asking stores from the command line: `sluice query`."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from sluice.commands.console import err, out, said
+from sluice.settings import settings
+
+if TYPE_CHECKING:
+    from sluice.client import Client
+    from sluice.client.answers import Part, Reply
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Ask stores by the REST view at SLUICE_URL, with SLUICE_TOKEN or as SLUICE_USER with SLUICE_PASSWORD.",
+)
+
+
+class Form(StrEnum):
+    """How an answer is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+Store = Annotated[str, typer.Argument(help="The store's name.", metavar="STORE")]
+Field = Annotated[str, typer.Option(help="A field of the value, with points for fields within; none: the value.")]
+Printed = Annotated[Form, typer.Option("--format", help="How it is printed.")]
+Pipeline = Annotated[str | None, typer.Option(help="Where several pipelines have a store of this name.")]
+AsOf = Annotated[str | None, typer.Option(help="A cut 1.42, run:NAME, or a time; default: the newest cut.")]
+Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is unavailable.")]
+Prefix = Annotated[str | None, typer.Option(help="Keys that begin with this.")]
+First = Annotated[str | None, typer.Option(help="The least key.")]
+Last = Annotated[str | None, typer.Option(help="The greatest key.")]
+From = Annotated[str | None, typer.Option("--from", help="Windows that start at this time or later.")]
+To = Annotated[str | None, typer.Option("--to", help="Windows that start at this time or earlier.")]
+Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
+
+
+@app.command("stores")
+def list_stores(form: Printed = Form.TABLE) -> None:
+    """List all stores you may read."""
+    with said(), _client() as client:
+        found = client.stores(entries=True)
+        rows = [
+            {"pipeline": one.pipeline, "store": one.store, "kind": one.kind, "entries": one.entries,
+             "cut": one.cut.id if one.cut else None, "partial": one.partial}
+            for one in found
+        ]  # fmt: skip
+        _print(rows, form)
+
+
+@app.command()
+def get(
+    store: Store,
+    keys: Annotated[list[str], typer.Argument(help="One key or several.", metavar="KEY...")],
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    complete: Complete = False,
+    form: Printed = Form.TABLE,
+) -> None:
+    """Look up keys; of a store with windows, one key's windows."""
+    moment: Any = _part(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
+    with said(), _client() as client:
+        found = client.get(store, keys[0], **moment) if len(keys) == 1 else client.multi_get(store, keys, **moment)
+        _entries(found, found.entries, form)
+
+
+@app.command("range")
+def scan(
+    store: Store,
+    prefix: Prefix = None,
+    first: First = None,
+    last: Last = None,
+    start: From = None,
+    end: To = None,
+    limit: Limit = 1_000,
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    complete: Complete = False,
+    form: Printed = Form.TABLE,
+) -> None:
+    """Print the entries of a store, or of a part of it, in order, all of one cut."""
+    part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of,
+                 require="complete" if complete else None)  # fmt: skip
+    with said(), _client() as client:
+        found = client.page(store, limit=min(limit, 1_000), **part)
+        entries, page = list(found.entries), found
+        while page.cursor and len(entries) < limit:
+            page = client.page(store, limit=min(limit - len(entries), 1_000), cursor=page.cursor, **part)
+            entries += page.entries
+        _entries(found, entries, form)
+        if page.cursor:
+            err.print(f"There are more than {limit:,}; --limit says how many are printed.")
+
+
+@app.command()
+def count(
+    store: Store,
+    prefix: Prefix = None,
+    first: First = None,
+    last: Last = None,
+    start: From = None,
+    end: To = None,
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    form: Printed = Form.TABLE,
+) -> None:
+    """Count the entries of a store, or of a part of it."""
+    part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    with said(), _client() as client:
+        found = client.count(store, **part)
+        _print([{"count": found.count, "cut": found.cut.id}], form)
+        _warn(found)
+
+
+@app.command()
+def top(
+    store: Store,
+    field: Field = "",
+    limit: Limit = 10,
+    smallest: Annotated[bool, typer.Option("--smallest", help="The smallest in place of the largest.")] = False,
+    prefix: Prefix = None,
+    start: From = None,
+    end: To = None,
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    form: Printed = Form.TABLE,
+) -> None:
+    """Print the entries with the largest numbers."""
+    part = _part(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    with said(), _client() as client:
+        found = client.top(store, field, limit=limit, smallest=smallest, **part)
+        _entries(found, found.entries, form)
+
+
+@app.command()
+def combine(
+    store: Store,
+    field: Field = "",
+    group_by: Annotated[str, typer.Option(help="A field; _key; _start of the window; _all for one group.")] = "_all",
+    order: Annotated[str, typer.Option(help="group, entries, sum, min or max.")] = "group",
+    limit: Limit = 1_000,
+    prefix: Prefix = None,
+    start: From = None,
+    end: To = None,
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    form: Printed = Form.TABLE,
+) -> None:
+    """Add up the entries: how many, and sum, least and greatest of a field, by group."""
+    part = _part(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    with said(), _client() as client:
+        found = client.combine(store, field, group_by=group_by, order=order, limit=limit, **part)
+        _print([msgspec.structs.asdict(group) for group in found.groups], form)
+        _warn(found)
+
+
+@app.command()
+def changes(
+    store: Store,
+    pipeline: Pipeline = None,
+    since: Annotated[str | None, typer.Option(help="Begin with what came after this cut.")] = None,
+) -> None:
+    """Print every new cut and the keys it changed, a line of JSON each, until Ctrl-C."""
+    with said(), _client() as client:
+        for change in client.changes(store, pipeline=pipeline, since=since):
+            out.print(_ENCODER.encode(change).decode(), markup=False, soft_wrap=True)
+
+
+def _client() -> Client:
+    from sluice.client import Client
+
+    known = settings()
+    return Client(known.url, token=known.token or None, user=known.user or None, password=known.password or None)
+
+
+def _part(**given: str | None) -> Part:
+    known: Any = {name: value for name, value in given.items() if value is not None}
+    part: Part = known
+    return part
+
+
+def _entries(found: Reply, entries: Iterable[Any], form: Form) -> None:
+    rows = []
+    for one in entries:
+        at = {"start": one.start.isoformat(), "end": one.end.isoformat()} if one.start and one.end else {}
+        rows.append({"key": one.key, **at, **(one.value if isinstance(one.value, dict) else {"value": one.value})})
+    _print(rows, form)
+    _warn(found)
+
+
+def _print(rows: list[dict[str, Any]], form: Form) -> None:
+    {Form.TABLE: _as_table, Form.JSON: _as_json, Form.CSV: _as_csv}[form](rows)
+
+
+def _as_json(rows: list[dict[str, Any]]) -> None:
+    out.print(_ENCODER.encode(rows).decode(), markup=False, soft_wrap=True)
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> None:
+    writer = csv.DictWriter(sys.stdout, _columns(rows))
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+
+def _as_table(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None)
+    names = _columns(rows)
+    for name in names:
+        figures = all(isinstance(row.get(name), int | Decimal | None) for row in rows)
+        table.add_column(name, justify="right" if figures else "left")
+    for row in rows:
+        table.add_row(*(_escaped(_cell(row.get(name))) for name in names))
+    out.print(table)
+
+
+def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else _ENCODER.encode(value).decode()
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape("".join(letter if letter.isprintable() else "�" for letter in text))
+
+
+def _warn(found: Reply) -> None:
+    if found.partial:
+        lost = [f"worker {one.number}: {one.reason}" for one in found.workers if one.status != "ok"]
+        err.print(f"[yellow]Something is missing:[/] {_escaped('; '.join(lost))}")

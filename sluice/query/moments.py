@@ -1,0 +1,120 @@
+"""As of when a query is asked: a cut, a run or a time, and how far the state must have come at least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from sluice.errors import Gone, NotFound, NotReached, QueryError
+from sluice.query.times import parse_time
+from sluice.state.ledger import Ledger
+from sluice.state.model import Cut
+
+_RUN = "run:"
+_CUT_LENGTH = 30
+
+
+@dataclass(frozen=True)
+class When:
+    """`as_of` is a cut ("1.42"), a run ("run:NAME") or a time; None is the newest cut.
+
+    `min_cut` and `min_positions` (topic → partition → next offset) are what the cut must have reached.
+    """
+
+    as_of: str | None = None
+    min_cut: str | None = None
+    min_positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether the cut must have reached anything."""
+        return self.min_cut is not None or bool(self.min_positions)
+
+    def is_reached(self, cut: Cut) -> bool:
+        """Whether a cut keeps to the bounds."""
+        if self.min_cut is not None and (cut.generation, cut.batch) < parse_cut(self.min_cut):
+            return False
+        return all(
+            cut.positions.get(topic, {}).get(partition, 0) >= offset
+            for topic, partitions in self.min_positions.items()
+            for partition, offset in partitions.items()
+        )
+
+    def demand(self, cut: Cut) -> None:
+        """Raise NotReached, with how far the state is, if the cut does not keep to the bounds."""
+        if not self.is_reached(cut):
+            said = {"cut": cut.id, "positions": cut.positions}
+            raise NotReached(f"The state is at cut {cut.id}, which is before what is demanded.", extensions=said)
+
+
+NEWEST = When()
+
+
+def find_cut(ledger: Ledger, newest: Cut, as_of: str) -> Cut:
+    """The cut that `as_of` names; NotFound if there is none, Gone if it is no longer kept."""
+    pipeline, job = newest.pipeline, newest.job
+    if as_of.startswith(_RUN):
+        found = ledger.cut_of_run(pipeline, job, as_of.removeprefix(_RUN))
+        if found is None:
+            raise NotFound(
+                f"No cut is known that the run {as_of.removeprefix(_RUN)[:100]!r} has published.",
+                next_step="The run found nothing to read, or its cuts are no longer kept.",
+            )
+        return found
+    if "." in as_of and not _is_time(as_of):
+        generation, batch = parse_cut(as_of)
+        found = ledger.cut(pipeline, job, generation, batch)
+        return found or _missing(ledger, newest, f"There is no cut {as_of} of job {job!r}", (generation, batch))
+    moment = datetime.fromtimestamp((_time(as_of) or 0) / 1_000, UTC)
+    found = ledger.cut_at(pipeline, job, moment)
+    return found or _missing(ledger, newest, f"No cut is kept that was there at {moment.isoformat()}", (-1, -1))
+
+
+def parse_cut(text: str) -> tuple[int, int]:
+    """Generation and batch of a cut's name; QueryError if it is none."""
+    generation, _, batch = text.partition(".")
+    digits = generation + batch
+    if not (generation and batch and digits.isascii() and digits.isdigit() and len(text) < _CUT_LENGTH):
+        raise _no_cut(text)
+    return int(generation), int(batch)
+
+
+def parse_positions(text: str) -> dict[str, dict[str, int]]:
+    """Positions from `topic:partition:offset`, several with commas between them; QueryError if it is something else."""
+    found: dict[str, dict[str, int]] = {}
+    for part in text.split(","):
+        topic, _, rest = part.strip().partition(":")
+        partition, _, offset = rest.partition(":")
+        if not (topic and (partition + offset).isascii() and partition.isdigit() and offset.isdigit()):
+            raise QueryError(
+                "min_position is no position.", next_step="Write TOPIC:PARTITION:OFFSET, several with commas between."
+            )
+        found.setdefault(topic, {})[str(int(partition))] = int(offset)
+    return found
+
+
+def _missing(ledger: Ledger, newest: Cut, what: str, asked: tuple[int, int]) -> Cut:
+    oldest = ledger.oldest_cut(newest.pipeline, newest.job) or newest
+    kept = f"Cuts {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."
+    if asked < (oldest.generation, oldest.batch):
+        raise Gone(f"{what} any more.", next_step=kept, extensions={"oldest": oldest.id, "newest": newest.id})
+    raise NotFound(f"{what}.", next_step=kept)
+
+
+def _is_time(text: str) -> bool:
+    return "-" in text or ":" in text
+
+
+def _time(text: str) -> int | None:
+    try:
+        return parse_time("as_of", text)
+    except QueryError:
+        raise _no_cut(text) from None
+
+
+def _no_cut(text: str) -> QueryError:
+    return QueryError(
+        f"{text[:40]!r} is no cut, run or time.",
+        next_step="Write generation.batch, for example 1.42, or run:NAME, or a time.",
+    )

@@ -1,0 +1,33 @@
+"""Times as people and programs write them, and as they are shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sluice.errors import QueryError
+
+
+def time_text(ms: int) -> str:
+    """Epoch milliseconds as an ISO 8601 date and time in UTC, without a zone."""
+    moment = datetime.fromtimestamp(ms / 1_000, UTC).replace(tzinfo=None)
+    return moment.isoformat(timespec="milliseconds" if ms % 1_000 else "seconds")
+
+
+def parse_time(name: str, text: str | None) -> int | None:
+    """Epoch milliseconds from themselves, or from ISO 8601, where no zone means UTC; QueryError names `name`."""
+    if text is None:
+        return None
+    try:
+        return _milliseconds(text)
+    except (ValueError, OverflowError, OSError):
+        raise QueryError(
+            f"{name} is not a time.", next_step="Write 2022-12-05T08:55:15 (UTC), or epoch milliseconds."
+        ) from None
+
+
+def _milliseconds(text: str) -> int:
+    if text.isascii() and text.lstrip("-").isdigit():
+        datetime.fromtimestamp(int(text) / 1_000, UTC)  # a time that can be shown again
+        return int(text)
+    moment = datetime.fromisoformat(text)
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)

@@ -1,0 +1,1 @@
+"""State servers: a process that answers for the shards on its host, and never asks on."""

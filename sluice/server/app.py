@@ -1,0 +1,207 @@
+"""What a state server answers at `/local`: questions about its own shards, and what a run or a move writes to them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sluice.api.problems import of_error, problem
+from sluice.api.visitors import Visitor, let_in, unauthorized
+from sluice.errors import QueryError, SluiceError
+from sluice.query.limits import Gate
+from sluice.query.questions import AnyQuestion
+from sluice.server.shards import Name, OwnShards
+from sluice.state.drivers import Row
+from sluice.state.ranges import Range
+from sluice.state.shard import Shard, Version, Written, drop
+
+T = TypeVar("T")
+
+SHARD = "/local/{pipeline}/{job}/{generation:int}/{number:int}"
+MOST_BYTES_ASKED = 4 * 2**20
+
+_QUESTION = msgspec.json.Decoder(AnyQuestion)
+_ROWS = msgspec.msgpack.Decoder(list[Row])
+_VERSIONS = msgspec.msgpack.Decoder(list[Version])
+
+
+class _Page(msgspec.Struct, frozen=True):
+    cell: int
+    as_of: int
+    within: Range
+    after: tuple[str, int] | None
+    limit: int
+
+
+class TokenRequired(Visitor):
+    """ASGI middleware: 401 for every request that does not show the servers' token. Who has it may read everything."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._expected = f"bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through, or answer 401."""
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, token = given.partition(b" ")
+        if not hmac.compare_digest(scheme.lower() + b" " + token, self._expected):
+            how = "Send the token that the server was started with as Authorization: Bearer."
+            await unauthorized(how)(scope, receive, send)
+            return
+        let_in(scope, self, self._again)
+        await self._app(scope, receive, send)
+
+    async def may_read(self, pipeline: str) -> bool:
+        """Whether the holder of the token may read a pipeline."""
+        return True
+
+    async def _again(self) -> Visitor:
+        return self
+
+
+class LocalApp:
+    """The routes of one server's own shards. None of them asks another server."""
+
+    def __init__(self, shards: OwnShards) -> None:
+        self._shards = shards
+        self._gate = Gate()
+        routes: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
+            ("GET", "/local", self._who),
+            ("POST", f"{SHARD}/ask", self._ask),
+            ("POST", f"{SHARD}/cells", self._cells),
+            ("GET", f"{SHARD}/batches", self._batches),
+            ("PUT", f"{SHARD}/batches/{{batch:int}}", self._write),
+            ("POST", f"{SHARD}/compact", self._compact),
+            ("POST", f"{SHARD}/verify", self._verify),
+            ("PUT", SHARD, self._create),
+            ("DELETE", SHARD, self._drop),
+            ("POST", f"{SHARD}/versions", self._versions),
+            ("PUT", f"{SHARD}/versions", self._absorb),
+            ("POST", f"{SHARD}/settle", self._settle),
+            ("POST", f"{SHARD}/seal", self._seal),
+        ]
+        self.app = Starlette(routes=[Route(path, _answered(answer), methods=[how]) for how, path, answer in routes])
+
+    async def _who(self, _request: Request) -> dict[str, Any]:
+        """Which server this is, so that nobody takes another one for it."""
+        return {"host": self._shards.host, "port": self._shards.port}
+
+    async def _ask(self, request: Request) -> Any:
+        question = _decoded(_QUESTION, await _body(request))
+        worker = await self._shards.worker(_name(request))
+        if question.is_quick:
+            return await worker.ask(question)
+        async with self._gate:
+            return await worker.ask(question)
+
+    async def _cells(self, request: Request) -> Any:
+        asked = _decoded(msgspec.json.Decoder(_Page), await _body(request))
+        return await self._on(
+            request,
+            lambda shard: shard.scan(asked.cell, asked.as_of, asked.within, after=asked.after, limit=asked.limit),
+        )
+
+    async def _batches(self, request: Request) -> Any:
+        return await self._on(request, lambda shard: shard.journal())
+
+    async def _write(self, request: Request) -> Any:
+        rows, epoch = _decoded(_ROWS, await request.body()), _number(request, "epoch")
+        return await self._on(request, lambda shard: shard.write(request.path_params["batch"], rows, epoch))
+
+    async def _verify(self, request: Request) -> None:
+        as_of, checksum = _decoded(msgspec.json.Decoder(tuple[int, str | None]), await _body(request))
+        await self._on(request, lambda shard: shard.verify(as_of, checksum))
+
+    async def _drop(self, request: Request) -> None:
+        place = await self._shards.location(_name(request))
+        await asyncio.to_thread(drop, place)
+
+    async def _compact(self, request: Request) -> Any:
+        keep_from = _number(request, "keep_from")
+        return await self._on(request, lambda shard: shard.compact(keep_from))
+
+    async def _create(self, request: Request) -> None:
+        name, anew = _name(request), request.query_params.get("anew") == "true"
+        place = self._shards.expect(name) if anew else await self._shards.location(name)
+        await asyncio.to_thread(lambda: Shard.create(place, anew=anew).close())
+
+    async def _versions(self, request: Request) -> Response:
+        since, after, limit = _decoded(
+            msgspec.json.Decoder(tuple[int, tuple[int, str, int, int] | None, int]), await _body(request)
+        )
+        found = await self._on(request, lambda shard: shard.versions(since, after, limit))
+        return Response(msgspec.msgpack.encode(found), media_type="application/msgpack")
+
+    async def _absorb(self, request: Request) -> None:
+        versions = _decoded(_VERSIONS, await request.body())
+        await self._on(request, lambda shard: shard.absorb(versions))
+
+    async def _settle(self, request: Request) -> None:
+        since, batches = _decoded(msgspec.json.Decoder(tuple[int, list[Written]]), await _body(request))
+        await self._on(request, lambda shard: shard.settle(since, batches))
+
+    async def _seal(self, request: Request) -> None:
+        sealed = request.query_params.get("sealed") == "true"
+        await self._on(request, lambda shard: shard.seal(sealed=sealed))
+
+    async def _on(self, request: Request, do: Callable[[Shard], T]) -> T:
+        place = await self._shards.location(_name(request))
+
+        def run() -> T:
+            with Shard.open(place, to_write=True) as shard:
+                return do(shard)
+
+        return await asyncio.to_thread(run)
+
+
+def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        try:
+            found = await answer(request)
+        except SluiceError as error:
+            return of_error(error)
+        return found if isinstance(found, Response) else Response(msgspec.json.encode(found), media_type=_JSON)
+
+    return respond
+
+
+_JSON = "application/json"
+
+
+def _name(request: Request) -> Name:
+    path = request.path_params
+    return path["pipeline"], path["job"], path["generation"], path["number"]
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise QueryError(f"{name} is no number.")
+    return int(text)
+
+
+async def _body(request: Request) -> bytes:
+    if int(request.headers.get("content-length", "0")) > MOST_BYTES_ASKED:
+        raise QueryError("The question is too big.")
+    return await request.body()
+
+
+def _decoded(decoder: Any, body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise QueryError(f"The request cannot be understood: {error}") from None
+
+
+def not_found() -> Response:
+    """What stands at every other path."""
+    return problem(404, "There is nothing at this path.")

@@ -1,0 +1,147 @@
+"""The process of a state server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sluice.api.access import State
+from sluice.api.app import generic_app, orders_app
+from sluice.errors import Refused, SettingsError, StateError
+from sluice.query import Reader
+from sluice.server.app import LocalApp, TokenRequired, not_found
+from sluice.server.shards import OwnShards
+from sluice.settings import Settings
+from sluice.state.ledger import Ledger
+from sluice.state.places import Place, Places
+from sluice.state.shard import Shard, location
+
+_BACKLOG = 512
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a state server is started."""
+
+    port: int
+    bind: str = "127.0.0.1"
+    """The address it listens on."""
+    host: str = ""
+    """The name under which others reach it; empty: as it listens."""
+    certificate: Path | None = None
+    key: Path | None = None
+    rest: bool = False
+    """Whether it also has the REST view, for whoever has the token."""
+
+    @property
+    def name(self) -> str:
+        """The name under which others reach it."""
+        return self.host or self.bind
+
+    def place(self, pipeline: str, number: int) -> Place:
+        """A worker at this server."""
+        return Place(pipeline, number, self.name, self.port, self.certificate is not None)
+
+
+def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
+    """Take workers over that no server has; Refused if another one has them, or if their state is not here."""
+    jobs = ledger.all_jobs(pipeline)
+    for number in numbers:
+        for job in jobs:
+            if ledger.last_batch(pipeline, job.job, job.generation) is not None:
+                place = location(known.shards, pipeline, job.job, job.generation, number)
+                try:
+                    Shard.open(place).close()
+                except StateError as error:
+                    raise Refused(
+                        f"Worker {number} of {pipeline!r} has state, and its shard is not here. {error.detail}",
+                        next_step=f"Start without --workers, then: sluice move {pipeline} {number} "
+                        f"{options.name}:{options.port}",
+                    ) from None
+        Places(ledger).claim(options.place(pipeline, number))
+
+
+def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
+    """The server's ASGI app: `/local`, and the REST view if it is wanted, for whoever has the token."""
+    if not known.server_token:
+        raise SettingsError(
+            "A state server needs a token that those who ask must show.",
+            next_step="Set SLUICE_SERVER_TOKEN, or SLUICE_SERVER_TOKEN_FILE: python -c 'import secrets; "
+            "print(secrets.token_urlsafe())' makes one.",
+        )
+    shards = OwnShards(ledger, known.shards, options.name, options.port)
+    mounted: dict[str, ASGIApp] = {"/local": LocalApp(shards).app}
+    if options.rest:
+        state = State(ledger, Reader(ledger, shards.here))
+        mounted |= {"/sluice": _With(generic_app(), state, "/sluice"), "/v1": _With(orders_app(), state, "/v1")}
+    return TokenRequired(_Mounts(mounted), known.server_token)
+
+
+def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
+    """Answer until the process is told to end."""
+    config = uvicorn.Config(
+        app,
+        host=options.bind,
+        port=options.port,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
+        http="httptools",
+        loop="uvloop",
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=10,
+    )
+    server = _Server(config, started)
+    server.run()
+    if not server.started:
+        raise StateError(f"The server could not listen on {options.bind}:{options.port}.")
+
+
+class _Server(uvicorn.Server):
+    """Says when it can be asked."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._told = started
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Begin to listen."""
+        await super().startup(sockets)  # type: ignore[arg-type]
+        if self.started:
+            self._told()
+
+
+class _With:
+    """An app that is given the process's own state, under its prefix."""
+
+    def __init__(self, app: ASGIApp, state: State, prefix: str) -> None:
+        self._app = app
+        self._state = state
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["sluice_state"] = self._state
+        scope["root_path"] = scope.get("root_path", "") + self._prefix
+        await self._app(scope, receive, send)
+
+
+class _Mounts:
+    """The app whose prefix a path begins with."""
+
+    def __init__(self, apps: dict[str, ASGIApp]) -> None:
+        self._apps = apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        prefix = "/" + scope["path"][1:].partition("/")[0]
+        app = self._apps.get(prefix)
+        await (app or not_found())(scope, receive, send)

@@ -1,0 +1,46 @@
+"""Runs that write their workers' shards through state servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice.server.moves import move
+from sluice.settings import settings
+from sluice.state.model import owner
+from sluice.state.places import Place, Places
+from tests.engine.conftest import Start
+from tests.engine.shop import address, sale, shop
+from tests.servers.hosts import TOKEN, Host
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
+    settings.cache_clear()
+
+
+def test_workers_live_on_two_hosts_and_one_moves_between_runs(start: Start, token: None, tmp_path: Path) -> None:
+    running = start(shop, sales=2)
+    name = running.pipeline.name
+    with running.ledger() as ledger:
+        hosts = [Host(ledger, tmp_path / f"host{n}").start(n, pipeline=name) for n in range(2)]
+        running.send("shops", address("a", "Aachen"))
+        running.send("sales", sale("a", "1.10"), sale("b", "5.00"))
+        assert running.run() == 3
+        assert running.store("n") == {"a": 1, "b": 1}
+        assert [len(list(host.folder.rglob("*.sqlite"))) for host in hosts] == [1, 1]
+
+        move(ledger, Place(name, owner("a", 2), "127.0.0.1", hosts[1 - owner("a", 2)].port))
+        running.send("sales", sale("a", "2.20"), sale("b", "1.00"))
+        assert running.run() == 2
+        assert running.store("n") == {"a": 2, "b": 2}
+        assert running.output("with_city") == [
+            ("a", {"shop": "a", "amount": 1.1, "city": "Aachen"}),
+            ("a", {"shop": "a", "amount": 3.3, "city": "Aachen"}),
+        ]
+        assert len({place.port for place in Places(ledger).of(name).values()}) == 1
+        for host in hosts:
+            host.stop()
+    settings.cache_clear()

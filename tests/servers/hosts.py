@@ -1,0 +1,86 @@
+"""Hosts with a state server each, in threads of this process: folders of their own, one ledger, every call counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sluice.server.run import Options, claim, make_app
+from sluice.settings import settings
+from sluice.state.ledger import Ledger
+from tests.airflow_server import free_port
+
+TOKEN = "a-token-of-these-tests"
+CLIENT = httpx.Client(timeout=30, trust_env=False)
+
+
+@dataclass
+class Host:
+    """A host: its own folder of shards, and a state server with the REST view."""
+
+    ledger: Ledger
+    folder: Path
+    port: int = field(default_factory=free_port)
+    calls: Counter[str] = field(default_factory=Counter)
+    """How often each path was asked for."""
+
+    def start(self, *numbers: int, pipeline: str = "orders") -> Host:
+        """Start the server; it takes these workers over."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        known = replace(settings(), shards=f"sqlite:///{self.folder}")
+        claim(self.ledger, known, self.options, pipeline, numbers)
+        app = _Counting(make_app(self.ledger, known, self.options), self.calls)
+        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, lifespan="off", log_level="error")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + 20
+        while not self._server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return self
+
+    def stop(self) -> None:
+        """Stop it at once; connections are cut."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(10)
+
+    @property
+    def options(self) -> Options:
+        return Options(self.port, rest=True)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def get(self, path: str, **parameters: Any) -> httpx.Response:
+        """Ask its REST view."""
+        return self.ask("GET", path, params=parameters or None)
+
+    def ask(self, method: str, path: str, *, token: str | None = TOKEN, **more: Any) -> httpx.Response:
+        """Send a request, with the servers' token or another one."""
+        headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        return CLIENT.request(method, f"http://{self.address}{path}", headers=headers, **more)
+
+    @property
+    def questions(self) -> int:
+        """How often one of its shards was asked."""
+        return sum(count for path, count in self.calls.items() if path.endswith("/ask"))
+
+
+class _Counting:
+    def __init__(self, app: ASGIApp, calls: Counter[str]) -> None:
+        self._app = app
+        self._calls = calls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._calls[scope["path"]] += 1
+        await self._app(scope, receive, send)

@@ -1,0 +1,109 @@
+"""State servers that share nothing but a network: each in a namespace of its own. `make test-namespaces`, as root.
+
+Not among the tests that always run: not every machine lets one make network namespaces.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sluice.server.moves import move
+from sluice.state.ledger import Ledger
+from sluice.state.model import owner
+from sluice.state.places import Place
+from tests.api.states import orders_states, totals
+from tests.servers.conftest import LOCATIONS
+from tests.servers.hosts import Host
+from tests.servers.processes import ServerProcess, environment
+from tests.states import ledger_url, make_cut
+
+PORT = 7070
+COUNT = "/v1/orders/count/general_orders"
+
+
+class Namespace:
+    """A network namespace with one address; this machine's end of the cable has another."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"sluice-{number}"
+        self.inner, self.outer = f"10.231.{number}.2", f"10.231.{number}.1"
+        self._cable = f"sluice{number}"
+
+    def __enter__(self) -> Namespace:
+        ends = (f"{self._cable}a", f"{self._cable}b")
+        _ip("netns", "add", self.name)
+        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1], "netns", self.name)
+        _ip("addr", "add", f"{self.outer}/24", "dev", ends[0])
+        _ip("link", "set", ends[0], "up")
+        _ip("-n", self.name, "addr", "add", f"{self.inner}/24", "dev", ends[1])
+        _ip("-n", self.name, "link", "set", ends[1], "up")
+        _ip("-n", self.name, "link", "set", "lo", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _ip("netns", "del", self.name)
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """What goes before a command that is to run in it."""
+        return "ip", "netns", "exec", self.name
+
+    def unplug(self) -> None:
+        """Cut the cable: packets go nowhere, and nobody says so."""
+        _ip("-n", self.name, "link", "set", f"{self._cable}b", "down")
+
+    def plug_in(self) -> None:
+        _ip("-n", self.name, "link", "set", f"{self._cable}b", "up")
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[Namespace]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Namespace(number)) for number in (1, 2, 3)]
+
+
+def test_workers_on_hosts_that_share_nothing_but_a_network(namespaces: list[Namespace], tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}"
+    ledger = Ledger.open(ledger_url(database))
+    with ExitStack() as stack:
+        for number, one in enumerate(namespaces):
+            variables = environment(tmp_path, tmp_path / f"host{number}", ledger_url(database))
+            options = ("--bind", one.inner, "--pipeline", "orders", *(("--workers", str(number)) if number < 2 else ()))
+            stack.enter_context(ServerProcess(variables, *options, port=PORT, before=one.inside))
+        states = orders_states(database, workers=2)
+        states.publish(list(totals("general", {location: (n + 1, "0.00") for n, location in enumerate(LOCATIONS)})))
+        front = Host(ledger, tmp_path / "front").start()
+        stack.callback(front.stop)
+
+        def counts() -> dict[str, int]:
+            return {row["locationId"]: row["orderCount"] for row in front.get(COUNT).json()}
+
+        expected = {location: n + 1 for n, location in enumerate(LOCATIONS)}
+        assert counts() == expected
+        mine = next(location for location in LOCATIONS if owner(location, 2) == 1)
+        found = front.get(f"/v1/metadata/general_orders/{mine}").json()
+        assert found == {"host": namespaces[1].inner, "port": PORT, "key": mine}
+
+        move(ledger, Place("orders", 1, namespaces[2].inner, PORT))
+        states.publish(totals("general", {mine: (99, "0.00")}))
+        assert front.get(COUNT, location_id=mine).json()["orderCount"] == 99
+
+        namespaces[0].unplug()
+        states.ledger.publish(make_cut(states.batch + 1))
+        assert set(counts()) == {location for location in LOCATIONS if owner(location, 2) == 1}
+        assert front.get(COUNT).headers["X-Sluice-Unavailable"] == "0"
+        namespaces[0].plug_in()
+        until = time.monotonic() + 30
+        while len(counts()) < len(LOCATIONS) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert counts() == expected | {mine: 99}

@@ -1,0 +1,218 @@
+"""The Python client and `sluice query`, against the REST view of two hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sluice import AsyncClient, Client
+from sluice.api import changes as changes_module
+from sluice.cli import app
+from sluice.client import Change
+from sluice.errors import Busy, Gone, Incomplete, NotFound, NotReached, QueryError, Refused, StateError
+from sluice.settings import settings
+from tests.api.states import totals
+from tests.servers.conftest import LOCATIONS
+from tests.servers.hosts import TOKEN, Host
+from tests.states import States
+
+COUNT, REVENUE, WINDOWS = "general_orders_count", "general_orders_revenue", "general_orders_count_window"
+
+
+@pytest.fixture
+def client(hosts: list[Host], states: States) -> Iterator[Client]:
+    with Client(f"http://{hosts[0].address}", token=TOKEN) as made:
+        yield made
+
+
+def test_every_method(client: Client) -> None:
+    assert {store.store for store in client.stores()} >= {COUNT, REVENUE, "stores"}
+    revenue = client.get(REVENUE, "store_7")
+    assert revenue.value == {"runningOrderCount": 8, "runningRevenue": Decimal("7.00")}
+    assert (str(revenue.value["runningRevenue"]), revenue.cut.id, revenue.partial) == ("7.00", "1.0", False)
+    assert [entry.key for entry in client.multi_get(COUNT, ["store_2", "none", "store_1"]).entries] == [
+        "store_2",
+        "store_1",
+    ]
+    (window,) = client.windows(WINDOWS, "store_1", start="2022-12-05T08:55:00").entries
+    assert (window.value, str(window.start)) == (1, "2022-12-05 08:55:15+00:00")
+    assert client.windows(WINDOWS, "store_1", end="2022-12-05T08:55:15").entries == [window]
+    assert [entry.key for entry in client.range(COUNT, limit=7)] == sorted(LOCATIONS)
+    assert {entry.key for entry in client.range(COUNT, prefix="store_3", limit=3)} == {
+        "store_3", *(f"store_3{n}" for n in range(10)),
+    }  # fmt: skip
+    assert client.count(COUNT).count == 40
+    assert client.count(COUNT, prefix="store_3").count == 11
+    assert [entry.value for entry in client.top(COUNT, limit=2, smallest=True).entries] == [1, 2]
+    (group,) = client.combine(REVENUE, "runningRevenue").groups
+    assert (group.entries, group.sum, group.max) == (40, Decimal("780.00"), Decimal("39.00"))
+    assert len(client.page(COUNT, worker=0).entries) < 40
+
+
+def test_keys_may_hold_anything(client: Client, states: States) -> None:
+    for key in ("a/b?c#d&e=f", "ключ", "..", "%2e", "a b+c"):
+        states.publish(totals("general", {key: (5, "1.00")}))
+        assert client.get(COUNT, key, min_cut=f"1.{states.batch}").value == 5
+
+
+def test_errors_are_what_they_are_in_the_server(client: Client, states: States, hosts: list[Host]) -> None:
+    states.publish(totals("general", {"store_1": (5, "1.00")}))
+    states.ledger.forget_cuts("orders", "totals", 1, 1)
+    cases = {NotFound: {"key": "none"}, NotReached: {"min_cut": "9.9"}, QueryError: {"as_of": "x"}}
+    for kind, asked in cases.items():
+        with pytest.raises(kind):
+            client.get(COUNT, **({"key": "store_1"} | asked))  # type: ignore[arg-type]
+    with pytest.raises(Gone) as gone:
+        client.get(COUNT, "store_1", as_of="1.0", min_cut="1.0")
+    assert gone.value.extensions["newest"] == "1.1"
+    hosts[1].stop()
+    with pytest.raises(StateError, match="Not every worker"):
+        client.count(COUNT, require="complete")
+    assert client.count(REVENUE).partial
+    assert issubclass(Incomplete, StateError)
+
+
+def test_a_refused_token_and_a_server_that_is_not_there() -> None:
+    with Client("http://127.0.0.1:9", token="x") as client, pytest.raises(StateError, match="cannot be reached"):
+        client.stores()
+
+
+def test_a_wrong_token(hosts: list[Host]) -> None:
+    with Client(f"http://{hosts[0].address}", token="wrong") as client, pytest.raises(Refused, match="no log-in"):
+        client.stores()
+
+
+def test_the_same_can_be_awaited(hosts: list[Host], states: States) -> None:
+    async def run() -> tuple[object, int, list[str]]:
+        async with AsyncClient(f"http://{hosts[1].address}", token=TOKEN) as client:
+            several = await asyncio.gather(*(client.get(COUNT, location) for location in LOCATIONS))
+            return (
+                (await client.get(REVENUE, "store_7")).value["runningRevenue"],
+                sum(one.value for one in several),
+                [entry.key async for entry in client.range(COUNT, limit=9)],
+            )
+
+    assert asyncio.run(run()) == (Decimal("7.00"), 820, sorted(LOCATIONS))
+
+
+class Listening(threading.Thread):
+    """Collects changes until there are as many as wanted."""
+
+    def __init__(self, client: Client, wanted: int, since: str | None = None) -> None:
+        super().__init__(daemon=True)
+        self.client, self.wanted, self.since = client, wanted, since
+        self.found: list[Change] = []
+        self.heard = threading.Event()
+
+    def run(self) -> None:
+        for change in self.client.changes(COUNT, since=self.since):
+            self.found.append(change)
+            self.heard.set()
+            if len(self.found) == self.wanted:
+                return
+
+
+def test_changes_tell_new_cuts_and_the_keys_they_changed(client: Client, states: States) -> None:
+    listening = Listening(client, 2)
+    listening.start()
+    assert listening.heard.wait(10)
+    states.publish(totals("general", {"store_3": (50, "1.00"), "store_1": (51, "1.00")}))
+    listening.join(10)
+    first, second = listening.found
+    assert (first.cut.id, first.changed) == ("1.0", [])
+    assert (second.cut.id, second.changed, second.more) == ("1.1", [{"key": "store_1"}, {"key": "store_3"}], False)
+
+    # A stream that was cut off goes on behind the cut it had last.
+    states.publish(totals("general", {"store_4": (52, "1.00")}))
+    again = Listening(client, 1, since="1.1")
+    again.start()
+    again.join(10)
+    assert [(one.event, one.cut.id, one.changed) for one in again.found] == [("cut", "1.2", [{"key": "store_4"}])]
+    unknown = Listening(client, 1, since="2.7")
+    unknown.start()
+    unknown.join(10)
+    assert [one.event for one in unknown.found] == ["reset"]
+
+
+def test_streams_of_changes_are_not_without_number(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes_module, "MOST_STREAMS", 0)
+    with pytest.raises(Busy, match="0 streams"):
+        next(client.changes(COUNT))
+
+
+@pytest.fixture
+def sluice(hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliRunner]:
+    monkeypatch.setenv("SLUICE_URL", f"http://{hosts[0].address}")
+    monkeypatch.setenv("SLUICE_TOKEN", TOKEN)
+    settings.cache_clear()
+    yield CliRunner()
+    settings.cache_clear()
+
+
+def query(runner: CliRunner, *arguments: str) -> Result:
+    result = runner.invoke(app, ["query", *arguments])
+    assert TOKEN not in result.output
+    return result
+
+
+def test_the_command_prints_tables_json_and_csv(sluice: CliRunner) -> None:
+    table = query(sluice, "get", REVENUE, "store_7", "store_1").stdout.splitlines()
+    assert [line.split() for line in table] == [
+        ["key", "runningOrderCount", "runningRevenue"], ["store_7", "8", "7.00"], ["store_1", "2", "1.00"],
+    ]  # fmt: skip
+    told = query(sluice, "get", REVENUE, "store_7", "--format", "json").stdout
+    assert '"runningRevenue":7.00' in told
+    assert json.loads(told) == [{"key": "store_7", "runningOrderCount": 8, "runningRevenue": 7.0}]
+    rows = list(csv.DictReader(io.StringIO(query(sluice, "range", COUNT, "--format", "csv").stdout)))
+    assert {row["key"]: int(row["value"]) for row in rows} == {key: n + 1 for n, key in enumerate(LOCATIONS)}
+    window = query(sluice, "range", WINDOWS, "--from", "2022-12-05", "--format", "csv").stdout.splitlines()
+    assert window[1] == "store_1,2022-12-05T08:55:15+00:00,2022-12-05T08:55:30+00:00,1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("stores",), COUNT),
+        (("count", COUNT, "--prefix", "store_3"), "11"),
+        (("top", COUNT, "--limit", "1"), "store_39"),
+        (("combine", REVENUE, "--field", "runningRevenue"), "780.00"),
+        (("get", WINDOWS, "store_1"), "2022-12-05T08:55:15"),
+    ],
+)
+def test_what_can_be_asked(sluice: CliRunner, arguments: tuple[str, ...], found: str) -> None:
+    result = query(sluice, *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert found in result.stdout
+
+
+def test_more_than_a_page(sluice: CliRunner) -> None:
+    result = query(sluice, "range", COUNT, "--limit", "3")
+    assert len(result.stdout.splitlines()) == 4
+    assert "There are more than 3" in result.stderr
+
+
+def test_a_mistake_gets_a_sentence(sluice: CliRunner) -> None:
+    result = query(sluice, "get", "nothing", "k")
+    assert result.exit_code == 1
+    assert "There is no store 'nothing'" in result.stderr
+
+
+def test_what_is_missing_is_said(sluice: CliRunner, hosts: list[Host]) -> None:
+    hosts[1].stop()
+    result = query(sluice, "combine", COUNT)
+    assert "Something is missing: worker 1" in result.stderr
+
+
+def test_what_a_store_holds_does_not_reach_the_terminal_as_it_is(sluice: CliRunner, states: States) -> None:
+    states.publish(totals("general", {"\x1b]0;owned\x07[red]x": (1, "1.00")}))
+    told = query(sluice, "range", COUNT, "--as-of", "1.1", "--prefix", "\x1b").stdout
+    assert "\x1b]0;" not in told
+    assert "[red]x" in told

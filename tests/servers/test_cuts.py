@@ -1,0 +1,67 @@
+"""Cuts published under constant queries over two hosts: every answer is of one cut, and none goes backward."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from sluice.state.model import owner
+from sluice.state.shard import Shard
+from tests.api.states import totals
+from tests.servers.conftest import LOCATIONS
+from tests.servers.hosts import Host
+from tests.states import States, make_cut
+
+CUTS = int(os.environ.get("CUTS", "60"))
+PATHS = [
+    "/sluice/v1/stores/general_orders_count",
+    "/sluice/v1/stores/general_orders_count/keys?" + "&".join(f"key={location}" for location in LOCATIONS),
+    "/sluice/v1/stores/general_orders_count/top?limit=40",
+]
+
+
+class Reader(threading.Thread):
+    """Asks one host all the time; notes what cannot be."""
+
+    def __init__(self, host: Host, path: str) -> None:
+        super().__init__(daemon=True)
+        self.host, self.path = host, path
+        self.done = threading.Event()
+        self.wrong: list[str] = []
+        self.looks, self.newest = 0, 0
+
+    def run(self) -> None:
+        while not self.done.is_set():
+            body = self.host.get(self.path).json()
+            batch = int(body["cut"]["id"].partition(".")[2])
+            values = {entry["value"] for entry in body["entries"]}
+            if values != {batch} or len(body["entries"]) != len(LOCATIONS) or body["partial"]:
+                self.wrong.append(f"torn: cut {batch} has {values}")
+            if batch < self.newest:
+                self.wrong.append(f"backward: {self.newest} to {batch}")
+            self.newest, self.looks = batch, self.looks + 1
+
+
+def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
+    """Every location's count becomes the number of the batch."""
+    rows = list(totals("general", dict.fromkeys(LOCATIONS, (batch, "0.00"))))
+    for number, shard in enumerate(places):
+        shard.write(batch, [row for row in rows if owner(row[1], states.workers) == number])
+    assert states.ledger.publish(make_cut(batch))
+
+
+def test_no_torn_and_no_backward_answer(hosts: list[Host], states: States) -> None:
+    places = tuple(Shard.open(place, to_write=True) for place in states.written_at)
+    publish(states, places, 1)
+    readers = [Reader(host, path) for host, path in zip(hosts, PATHS, strict=True)]
+    for reader in readers:
+        reader.start()
+    for batch in range(2, CUTS + 1):
+        publish(states, places, batch)
+    for reader in readers:
+        reader.done.set()
+        reader.join(20)
+    for shard in places:
+        shard.close()
+    assert [reader.wrong for reader in readers] == [[], [], []]
+    assert all(reader.looks > 5 for reader in readers)

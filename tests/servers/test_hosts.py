@@ -1,0 +1,286 @@
+"""Queries over several hosts: right, and with as few calls as there can be."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sluice.errors import NotFound, Refused, StateError
+from sluice.server.moves import move
+from sluice.server.run import Options, claim
+from sluice.settings import settings
+from sluice.state.model import owner
+from sluice.state.places import Place, Places
+from sluice.state.retention import retain
+from sluice.state.shard import Shard
+from tests.api.states import totals
+from tests.servers.conftest import LOCATIONS
+from tests.servers.hosts import Host
+from tests.states import NOON, States
+
+COUNT = "/sluice/v1/stores/general_orders_count"
+
+
+def of_worker(number: int) -> str:
+    """A location whose owner is this worker."""
+    return next(location for location in LOCATIONS if owner(location, 4) == number)
+
+
+def counts(answer: httpx.Response) -> dict[str, int]:
+    return {row["locationId"]: row["orderCount"] for row in answer.json()}
+
+
+def test_shards_lie_on_the_hosts_of_their_workers(hosts: list[Host], states: States) -> None:
+    found = [sorted(path.stem for path in host.folder.rglob("*.sqlite")) for host in hosts]
+    assert found == [["worker-0", "worker-3"], ["worker-1"], ["worker-2"]]
+
+
+def test_every_host_gives_every_answer(hosts: list[Host], states: States) -> None:
+    for host in hosts:
+        assert counts(host.get("/v1/orders/count/general_orders")) == {
+            location: number + 1 for number, location in enumerate(LOCATIONS)
+        }
+        one = host.get("/v1/orders/count/general_orders", location_id="store_7")
+        assert one.json() == {"locationId": "store_7", "orderCount": 8}
+        window = host.get("/v1/orders/windows/count/general_orders").json()
+        assert [row["startWindow"] for row in window] == ["2022-12-05T08:55:15"]
+        figures = host.get(f"{COUNT}/combine").json()["groups"]
+        assert figures == [{"group": None, "entries": 40, "sum": 820, "min": 1, "max": 40}]
+        top = host.get(f"{COUNT}/top", limit=2).json()["entries"]
+        assert [entry["key"] for entry in top] == ["store_39", "store_38"]
+        several = host.get(f"{COUNT}/keys?key=store_3&key=store_1&key=none").json()
+        assert [(entry["key"], entry["value"]) for entry in several["entries"]] == [("store_3", 4), ("store_1", 2)]
+        assert len(host.get(COUNT, limit=7).json()["entries"]) == 7
+
+
+def test_a_host_alone_tells_its_own_workers_share(hosts: list[Host], states: States) -> None:
+    shares = [counts(host.get("/v1/orders/count/general_orders", query_other_hosts=False)) for host in hosts]
+    assert [sorted({owner(location, 4) for location in share}) for share in shares] == [[0, 3], [1], [2]]
+    assert sum(map(len, shares)) == 40
+
+
+def test_metadata_tells_where_each_worker_is(hosts: list[Host], states: States) -> None:
+    addresses = [{"host": "127.0.0.1", "port": host.port} for host in hosts]
+    assert sorted(hosts[1].get("/v1/metadata/all").json(), key=str) == sorted(addresses, key=str)
+    found = hosts[1].get(f"/v1/metadata/general_orders/{of_worker(2)}").json()
+    assert found == addresses[2] | {"key": of_worker(2)}
+    workers = hosts[0].get("/sluice/v1/pipelines/orders/workers").json()
+    assert [(one["number"], one["port"]) for one in workers] == [
+        (0, hosts[0].port), (1, hosts[1].port), (2, hosts[2].port), (3, hosts[0].port),
+    ]  # fmt: skip
+    assert {one["status"] for one in workers} == {"ok"}
+    assert "general_orders_count" in workers[0]["stores"]
+
+
+def test_a_key_makes_one_hop_at_most_and_no_server_asks_on(hosts: list[Host], states: States) -> None:
+    for asked in hosts:
+        for location in LOCATIONS:
+            for host in hosts:
+                host.calls.clear()
+            assert asked.get("/v1/orders/count/general_orders", location_id=location).status_code == 200
+            has = {0: 0, 3: 0, 1: 1, 2: 2}[owner(location, 4)]
+            expected = [int(number == has and hosts[has] is not asked) for number in range(3)]
+            assert [host.questions for host in hosts] == expected
+            others = [host for host in hosts if host is not asked]
+            assert sum(sum(host.calls.values()) for host in others) == sum(expected)
+
+
+def test_everything_makes_one_call_for_each_worker_elsewhere(hosts: list[Host], states: States) -> None:
+    for host in hosts:
+        host.calls.clear()
+    hosts[1].get("/v1/orders/count/general_orders")
+    assert [host.questions for host in hosts] == [2, 0, 1]
+
+
+def test_a_global_table_is_read_here(hosts: list[Host], states: States) -> None:
+    hosts[2].calls.clear()
+    assert hosts[2].get("/sluice/v1/stores/stores/keys/store_1").status_code == 200
+    assert sum(host.questions for host in hosts) == 0
+
+
+def test_keys_that_are_asked_for_at_once_travel_together(hosts: list[Host], states: States) -> None:
+    mine = [location for location in LOCATIONS if owner(location, 4) == 1]
+    hosts[0].get("/v1/orders/count/general_orders", location_id=mine[0])
+    hosts[1].calls.clear()
+    answers: dict[str, Any] = {}
+
+    def ask(location: str) -> None:
+        answers[location] = hosts[0].get("/v1/orders/count/general_orders", location_id=location).json()["orderCount"]
+
+    threads = [threading.Thread(target=ask, args=(location,)) for location in mine]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {location: LOCATIONS.index(location) + 1 for location in mine}
+    assert hosts[1].questions <= len(mine)
+
+
+def test_one_host_down_makes_answers_partial_and_they_are_whole_again_with_it(
+    hosts: list[Host], states: States
+) -> None:
+    hosts[1].stop()
+    answer = hosts[0].get("/v1/orders/count/general_orders")
+    assert set(counts(answer)) == {location for location in LOCATIONS if owner(location, 4) != 1}
+    assert (answer.headers["X-Sluice-Partial"], answer.headers["X-Sluice-Unavailable"]) == ("true", "1")
+    assert "ETag" not in answer.headers
+    page = hosts[0].get(COUNT).json()
+    assert page["partial"]
+    assert [one["status"] for one in page["workers"]] == ["ok", "unavailable", "ok", "ok"]
+    assert "cannot be reached" in page["workers"][1]["reason"]
+    complete = hosts[0].get(COUNT, require="complete")
+    assert (complete.status_code, complete.json()["title"]) == (503, "Incomplete")
+    gone = hosts[0].get("/v1/orders/count/general_orders", location_id=of_worker(1))
+    assert (gone.status_code, gone.headers["Retry-After"]) == (503, "2")
+    assert hosts[0].get("/v1/orders/count/general_orders", location_id=of_worker(2)).status_code == 200
+
+    hosts[1].start()
+    whole = hosts[0].get("/v1/orders/count/general_orders")
+    assert (len(counts(whole)), whole.headers["X-Sluice-Partial"]) == (40, "false")
+
+
+class Asking(threading.Thread):
+    """Asks for everything, and for one key, all the time."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(daemon=True)
+        self.host, self.looks, self.wrong, self.done = host, 0, [], threading.Event()  # type: ignore[var-annotated]
+
+    def run(self) -> None:
+        while not self.done.is_set():
+            everything = self.host.get("/v1/orders/count/general_orders")
+            one = self.host.get("/v1/orders/count/general_orders", location_id=of_worker(1))
+            self.looks += 1
+            if len(counts(everything)) != 40 or everything.headers["X-Sluice-Partial"] != "false":
+                self.wrong.append(everything.headers)
+            if one.status_code != 200:
+                self.wrong.append(one.text)
+
+    def __enter__(self) -> Asking:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.join(20)
+
+
+def test_a_worker_moves_to_another_host_while_it_is_asked(hosts: list[Host], states: States) -> None:
+    with Asking(hosts[0]) as asking:
+        assert move(states.ledger, Place("orders", 1, "127.0.0.1", hosts[2].port)) > 0
+        states.publish(totals("general", {of_worker(1): (100, "1.00")}))
+        deadline = threading.Event()
+        for _ in range(100):
+            if hosts[0].get("/v1/orders/count/general_orders", location_id=of_worker(1)).json()["orderCount"] == 100:
+                break
+            deadline.wait(0.05)
+    assert (asking.wrong, asking.looks > 3) == ([], True)
+    assert hosts[0].get("/v1/metadata/general_orders/" + of_worker(1)).json()["port"] == hosts[2].port
+    assert sorted(path.stem for path in hosts[2].folder.rglob("*.sqlite")) == ["worker-1", "worker-2"]
+
+    # What was at the old place is sealed; earlier cuts have come along; and it may come back.
+    (old,) = hosts[1].folder.rglob("*.sqlite")
+    with Shard.open(f"sqlite:///{old}", to_write=True) as shard, pytest.raises(Refused, match="moved away"):
+        shard.write(2, [])
+    assert len(counts(hosts[1].get("/v1/orders/count/general_orders"))) == 40
+    assert hosts[1].get(COUNT, as_of="1.0", require="complete").json()["cut"]["id"] == "1.0"
+    move(states.ledger, Place("orders", 1, "127.0.0.1", hosts[1].port))
+    states.publish(totals("general", {of_worker(1): (101, "1.00")}))
+    answer = hosts[1].get("/v1/orders/count/general_orders", location_id=of_worker(1), min_cut="1.2")
+    assert answer.json()["orderCount"] == 101
+
+
+def test_a_run_that_began_before_a_move_cannot_write_to_the_old_place(hosts: list[Host], states: States) -> None:
+    with Shard.open(states.written_at[1], to_write=True) as begun:
+        begun.write(1, [(0, of_worker(1), -1, -1, "[1]")])
+        move(states.ledger, Place("orders", 1, "127.0.0.1", hosts[0].port))
+        with pytest.raises(Refused, match="moved away"):
+            begun.write(2, [])
+    with Shard.open(states.written_at[1]) as moved:
+        assert moved.batches() == {0: moved.batches()[0], 1: 1}
+
+
+def test_a_move_that_was_interrupted_is_done_again(
+    hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place("orders", 1, "127.0.0.1", hosts[2].port)
+    for broken in ("absorb", "settle"):
+        with monkeypatch.context() as patch:
+            from sluice.state.remote import RemoteShard
+
+            patch.setattr(RemoteShard, broken, _fail)
+            with pytest.raises(StateError, match="cut off"):
+                move(states.ledger, place)
+        assert Places(states.ledger).of("orders")[1].port == hosts[1].port
+    assert len(counts(hosts[0].get("/v1/orders/count/general_orders"))) == 40
+    move(states.ledger, place)
+    assert Places(states.ledger).of("orders")[1].port == hosts[2].port
+    assert len(counts(hosts[1].get("/v1/orders/count/general_orders"))) == 40
+    assert move(states.ledger, place) == 0
+
+
+def _fail(*_: object) -> None:
+    raise StateError("The network was cut off.")
+
+
+def test_state_that_was_local_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> None:
+    local = States(f"sqlite:///{tmp_path}/local", pipeline="local", workers=2)
+    local.publish({f"k{number}": f"[{number}]" for number in range(10)})
+    with pytest.raises(Refused, match="its shard is not here"):
+        claim(local.ledger, settings(), Options(1), "local", [0])
+    for number in range(2):
+        move(local.ledger, Place("local", number, "127.0.0.1", hosts[number].port))
+    assert {one.port for one in local.ledger.workers("local", "totals")} == {hosts[0].port, hosts[1].port}
+    local.publish({"k3": "[33]"})
+    with Shard.open(local.ledger.workers("local", "totals")[owner("k3", 2)].location) as shard:
+        assert shard.get(0, "k3", 1) == "[33]"
+
+
+def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: States) -> None:
+    for number in range(3):
+        states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
+    (done,) = retain(states.ledger, "orders", keep_cuts=1, keep_seconds=0, now=NOON.replace(year=2030))
+    assert (done.cuts, done.versions, done.failed) == (3, 3 * 40, {})
+
+
+def test_places_are_taken_by_who_has_them_only(hosts: list[Host], states: States) -> None:
+    with pytest.raises(Refused, match=r"Worker 1 of 'orders' is at .* sluice move orders 1"):
+        Places(states.ledger).claim(Place("orders", 1, "127.0.0.1", 9))
+    # The same server, started again, has what it had.
+    Places(states.ledger).claim(Place("orders", 1, "127.0.0.1", hosts[1].port))
+
+
+def test_a_move_goes_to_a_state_server_only(hosts: list[Host], states: States) -> None:
+    with pytest.raises(StateError, match="No state server answers"):
+        move(states.ledger, Place("orders", 1, "127.0.0.1", 9))
+    with pytest.raises(Refused, match="calls itself 127"):
+        move(states.ledger, Place("orders", 1, "localhost", hosts[2].port))
+    with pytest.raises(NotFound, match="no worker 4"):
+        move(states.ledger, Place("orders", 4, "127.0.0.1", hosts[2].port))
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sluice.query import workers
+
+    monkeypatch.setattr(workers, "WORKER_SECONDS", 0.3)
+
+
+def test_a_worker_that_hangs_is_unavailable_after_its_time_and_not_waited_for_again_at_once(
+    hosts: list[Host], states: States, hurried: None
+) -> None:
+    import socket
+    import time
+
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        Places(states.ledger).move(Place("orders", 1, "127.0.0.1", hanging.getsockname()[1]))
+        time.sleep(1.1)
+        began = time.monotonic()
+        page = hosts[0].get(COUNT).json()
+        assert page["workers"][1]["reason"] == "It did not answer within 0.3 s."
+        assert 0.3 <= time.monotonic() - began < 3
+        assert hosts[0].get(COUNT).json()["workers"][1]["reason"] == "It did not answer in time a moment ago."

@@ -1,0 +1,228 @@
+"""State servers as processes, with Airflow's API server in front: killed, restarted, strangers turned away."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sluice.settings import settings
+from sluice.state.ledger import Ledger
+from sluice.state.model import owner
+from sluice.state.places import Places
+from tests.airflow_server import AirflowServer
+from tests.api.states import orders_states, totals
+from tests.servers.conftest import LOCATIONS
+from tests.servers.hosts import CLIENT, TOKEN
+from tests.servers.processes import SLUICE, ServerProcess, environment
+from tests.states import States, ledger_url
+
+PLUGINS = Path(__file__).parents[2] / "plugins"
+COUNT = "/v1/orders/count/general_orders"
+SHARD = "/local/orders/totals/1"
+QUESTION = b'{"type":"Value","cell":0,"slot":0,"as_of":0,"key":"store_1"}'
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="module")
+def servers(home: Path) -> Iterator[list[ServerProcess]]:
+    """Four hosts with a worker each."""
+    ledger = ledger_url(f"sqlite:///{home}")
+    Ledger.open(ledger).close()
+    found = [
+        ServerProcess(environment(home, home / f"host{n}", ledger), "--workers", str(n), "--pipeline", "orders")
+        for n in range(4)
+    ]
+    with ExitStack() as stack:
+        for server in found:
+            stack.callback(server.start().kill)
+        for server in found:
+            server.wait()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def airflow(home: Path, servers: list[ServerProcess]) -> Iterator[AirflowServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
+        settings.cache_clear()
+        states = orders_states(f"sqlite:///{home}", workers=4)
+        states.publish(totals("general", {location: (n + 1, f"{n}.00") for n, location in enumerate(LOCATIONS)}))
+    variables = {"SLUICE_HOME": str(home), "SLUICE_SERVER_TOKEN": TOKEN}
+    with AirflowServer(home / "airflow", plugins_folder=PLUGINS, env=variables) as server:
+        yield server
+
+
+@pytest.fixture
+def viewer(airflow: AirflowServer) -> Iterator[httpx.Client]:
+    with airflow.client("viewer") as client:
+        yield client
+
+
+@pytest.fixture
+def states(home: Path, airflow: AirflowServer) -> States:
+    return orders_states(f"sqlite:///{home}", workers=4)
+
+
+def counts(answer: httpx.Response) -> dict[str, int]:
+    return {row["locationId"]: row["orderCount"] for row in answer.json()}
+
+
+def test_airflow_answers_for_all_of_them(viewer: httpx.Client, servers: list[ServerProcess]) -> None:
+    expected = {location: number + 1 for number, location in enumerate(LOCATIONS)}
+    assert counts(viewer.get(COUNT)) == expected
+    for location, count in expected.items():
+        found = viewer.get(COUNT, params={"location_id": location})
+        assert found.text == f'{{"locationId":"{location}","orderCount":{count}}}'
+        at = viewer.get(f"/v1/metadata/general_orders/{location}").json()
+        assert at == {"host": "127.0.0.1", "port": servers[owner(location, 4)].port, "key": location}
+    assert viewer.get("/v1/metadata/all").json() == [{"host": "127.0.0.1", "port": one.port} for one in servers]
+    assert viewer.get(COUNT, params={"query_other_hosts": False}).json() == []
+
+
+def test_one_of_four_killed_is_said_and_back_it_is_whole(viewer: httpx.Client, servers: list[ServerProcess]) -> None:
+    servers[2].kill()
+    time.sleep(1.0)  # a complete answer may be told again for as long
+    answer = viewer.get(COUNT)
+    assert set(counts(answer)) == {location for location in LOCATIONS if owner(location, 4) != 2}
+    assert answer.headers["X-Sluice-Unavailable"] == "2"
+    assert viewer.get("/sluice/v1/stores/general_orders_count?require=complete").status_code == 503
+    page = viewer.get("/sluice/v1/pipelines/orders/workers").json()
+    assert [one["status"] for one in page] == ["ok", "ok", "unavailable", "ok"]
+
+    # It was told its workers once: the ledger knows what is here.
+    servers[2] = ServerProcess(servers[2].variables, port=servers[2].port).start().wait()
+    whole = viewer.get(COUNT)
+    assert (len(counts(whole)), whole.headers["X-Sluice-Partial"]) == (40, "false")
+
+
+def test_a_server_that_is_told_to_end_ends(home: Path) -> None:
+    with ServerProcess(environment(home, home / "host9", ledger_url(f"sqlite:///{home}"))) as server:
+        assert server.kill(signal.SIGTERM) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE"])
+@pytest.mark.parametrize("path", ["/", "/local", f"{SHARD}/0", f"{SHARD}/0/ask", f"{SHARD}/0/batches/1", "/sluice/"])
+def test_without_the_token_every_path_is_401(servers: list[ServerProcess], path: str, method: str) -> None:
+    url = f"http://127.0.0.1:{servers[0].port}{path}"
+    for given in (None, "Bearer", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN):
+        headers = {"Authorization": given} if given is not None else {}
+        assert CLIENT.request(method, url, headers=headers, content=QUESTION).status_code == 401
+
+
+def ask(server: ServerProcess, method: str, path: str, content: bytes = b"") -> httpx.Response:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return CLIENT.request(method, f"http://127.0.0.1:{server.port}{path}", headers=headers, content=content)
+
+
+def test_a_server_answers_for_its_own_shards_only(servers: list[ServerProcess], states: States) -> None:
+    assert ask(servers[0], "POST", f"{SHARD}/0/ask", QUESTION).status_code == 200
+    for method, path in (
+        ("POST", f"{SHARD}/1/ask"),
+        ("GET", f"{SHARD}/1/batches"),
+        ("PUT", f"{SHARD}/1"),
+        ("POST", f"{SHARD}/1/seal?sealed=true"),
+        ("POST", "/local/payroll/main/1/0/ask"),
+    ):
+        refused = ask(servers[0], method, path, QUESTION)
+        assert (refused.status_code, refused.headers["Content-Type"]) == (403, "application/problem+json")
+        assert "is not at this server" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        (f"{SHARD}/0/ask", b"", 400),
+        (f"{SHARD}/0/ask", b'{"type":"Drop","cell":0}', 400),
+        (f"{SHARD}/0/ask", b'{"type":"Value","cell":"0 OR 1=1","slot":0,"as_of":0,"key":"a"}', 400),
+        (f"{SHARD}/0/ask", b"x" * 5_000_000, 400),
+        (f"{SHARD}/0/versions", b"\x80\x04K\x01.", 400),
+        (f"{SHARD}/0/compact?keep_from=1;x", b"", 400),
+        ("/local/orders/..%2f..%2fetc/1/0/ask", QUESTION, 404),
+        ("/local/orders/totals/x/0/ask", QUESTION, 404),
+        ("/elsewhere", b"", 404),
+    ],
+)
+def test_what_cannot_be_understood_is_refused(
+    servers: list[ServerProcess], states: States, path: str, content: bytes, status: int
+) -> None:
+    assert ask(servers[0], "POST", path, content).status_code == status
+
+
+def test_a_second_server_cannot_claim_a_worker(home: Path, servers: list[ServerProcess], states: States) -> None:
+    variables = environment(home, home / "host0", ledger_url(f"sqlite:///{home}"))
+    thief = ServerProcess(variables, "--workers", "0", "--pipeline", "orders").start()
+    said, _ = thief.process.communicate(timeout=30)
+    assert thief.process.returncode == 1
+    assert f"Worker 0 of 'orders' is at 127.0.0.1:{servers[0].port}, not here." in said
+    assert Places(states.ledger).of("orders")[0].port == servers[0].port
+
+
+def test_a_server_without_a_token_does_not_start(home: Path) -> None:
+    variables = environment(home, home / "host0", ledger_url(f"sqlite:///{home}"))
+    del variables["SLUICE_SERVER_TOKEN"]
+    ran = subprocess.run([SLUICE, "serve"], env=variables, capture_output=True, text=True, check=False, timeout=30)
+    assert ran.returncode == 1
+    assert "A state server needs a token" in ran.stderr
+
+
+def test_the_commands_say_and_change_where_workers_are(
+    home: Path, servers: list[ServerProcess], viewer: httpx.Client
+) -> None:
+    variables = servers[0].variables
+    there = f"127.0.0.1:{servers[0].port}"
+    moved = subprocess.run(
+        [SLUICE, "move", "orders", "1", there], env=variables, capture_output=True, text=True, check=False
+    )
+    assert (moved.returncode, moved.stderr) == (0, "")
+    assert f"Worker 1 of orders is at {there} now" in moved.stdout
+    told = subprocess.run([SLUICE, "workers", "orders"], env=variables, capture_output=True, text=True, check=True)
+    assert told.stdout.count(there) == 2
+    assert TOKEN not in moved.stdout + told.stdout
+    assert len(counts(viewer.get(COUNT))) == 40
+
+
+def test_tls_is_spoken_and_the_certificate_checked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = _certificate(home)
+    states = States(f"sqlite:///{home}/tls", workers=1)
+    states.publish({"a": "[1]"})
+    variables = environment(home, home / "tls-host", ledger_url(states.database))
+    with ServerProcess(variables, "--certificate", str(certificate), "--key", str(key)) as server:
+        command = [SLUICE, "move", "orders", "0", f"127.0.0.1:{server.port}", "--tls"]
+        unknown = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        assert unknown.returncode == 1
+        trusting = variables | {"SLUICE_SERVER_CA": str(certificate)}
+        assert subprocess.run(command, env=trusting, check=False, capture_output=True).returncode == 0
+        (worker,) = states.ledger.workers("orders", "totals")
+        assert worker.server == f"https://127.0.0.1:{server.port}/local/orders/totals/1/0"
+        answer = httpx.post(
+            f"{worker.server}/ask",
+            content=b'{"type":"Value","cell":0,"slot":0,"as_of":0,"key":"a"}',
+            headers={"Authorization": f"Bearer {TOKEN}"},
+            verify=ssl.create_default_context(cafile=str(certificate)),
+        )
+        assert answer.text == "1"
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    openssl = shutil.which("openssl")
+    assert openssl is not None
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=sluice",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key

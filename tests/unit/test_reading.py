@@ -1,0 +1,279 @@
+"""Everything that can be asked beside single keys and pages, at whichever cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from decimal import Context, Decimal, localcontext
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, TooSlow
+from sluice.query import Answer, Combined, Entry, Pin, Reader, When, questions
+from sluice.query import catalogue as catalogue_module
+from sluice.query.combine import Groups
+from sluice.query.cursors import Cursor, read_cursor, write_cursor
+from sluice.query.limits import Gate
+from sluice.query.moments import parse_positions
+from sluice.state.ranges import Range
+from sluice.state.retention import retain
+from tests.states import NOON, States
+
+pytestmark = pytest.mark.unit
+
+T = TypeVar("T")
+CITIES = {"a": ("Rome", "27.00"), "b": ("Oslo", "0.10"), "c": ("Rome", "0.20"), "d": ("Bern", None)}
+
+
+@pytest.fixture(autouse=True)
+def _always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_module, "FRESH_SECONDS", 0.0)
+
+
+@pytest.fixture
+def states(database: str) -> States:
+    """Three workers; four keys in slot 1 of cell 0, each with a city and a sum."""
+    states = States(database, workers=3)
+    rows = {
+        key: json.dumps([n, {"at": {"city": city}, "sum": "?"}]) for n, (key, (city, _)) in enumerate(CITIES.items())
+    }
+    for key, (_, amount) in CITIES.items():
+        rows[key] = rows[key].replace('"?"', amount or "null")
+    states.publish(rows, run="first")
+    return states
+
+
+def ask(states: States, query: Callable[[Reader, Pin], Awaitable[T]], store: str = "revenue", **when: Any) -> T:
+    async def run() -> T:
+        reader = Reader(states.ledger)
+        (found,) = await reader.catalogue.named(store)
+        return await query(reader, await reader.catalogue.pin(found, When(**when)))
+
+    return asyncio.run(run())
+
+
+def keys(answer: Answer) -> list[str]:
+    return [entry.key for entry in answer.entries]
+
+
+def figures(found: Combined) -> dict[Any, Any]:
+    return {json.loads(bytes(one.group)): (one.entries, one.sum, one.min, one.max) for one in found.groups}
+
+
+def test_several_keys_in_the_order_asked(states: States) -> None:
+    answer = ask(states, lambda reader, pin: reader.multi_get(pin, ["d", "none", "a", "a", "b"]))
+    assert keys(answer) == ["d", "a", "b"]
+    assert [one.status for one in answer.workers] == ["ok"] * len(answer.workers)
+
+
+def test_too_many_keys_are_refused(states: States) -> None:
+    with pytest.raises(QueryError, match="1,001 keys"):
+        ask(states, lambda reader, pin: reader.multi_get(pin, map(str, range(1_001))))
+
+
+@pytest.mark.parametrize(
+    ("within", "found"),
+    [
+        (Range(), 4),
+        (Range(first="b"), 3),
+        (Range(first="b", last="c"), 2),
+        (Range(prefix="d"), 1),
+        (Range(prefix="x"), 0),
+    ],
+)
+def test_count(states: States, within: Range, found: int) -> None:
+    assert ask(states, lambda reader, pin: reader.count(pin, within)).entries == found
+    assert ask(states, lambda reader, pin: reader.count(pin, within), "totals").entries == found
+
+
+def test_a_count_leaves_out_cells_that_hold_another_stores_value_only(states: States) -> None:
+    states.publish({"e": "[5,null]"})
+    assert ask(states, lambda reader, pin: reader.count(pin), "totals").entries == 5
+    assert ask(states, lambda reader, pin: reader.count(pin), "revenue").entries == 4
+
+
+def test_figures_over_all_workers_are_exact(states: States) -> None:
+    everything = ask(states, lambda reader, pin: reader.combine(pin, "sum"))
+    assert figures(everything) == {None: (4, Decimal("27.30"), Decimal("0.10"), Decimal("27.00"))}
+
+
+def test_figures_by_a_field(states: States) -> None:
+    found = ask(states, lambda reader, pin: reader.combine(pin, "sum", "at.city", order="sum"))
+    assert list(figures(found)) == ["Rome", "Oslo", "Bern"]
+    assert figures(found) == {
+        "Rome": (2, Decimal("27.20"), Decimal("0.20"), Decimal("27.00")),
+        "Oslo": (1, Decimal("0.10"), Decimal("0.10"), Decimal("0.10")),
+        "Bern": (1, None, None, None),
+    }
+    (first,) = ask(states, lambda reader, pin: reader.combine(pin, "sum", "at.city", order="sum", limit=1)).groups
+    assert bytes(first.group) == b'"Rome"'
+
+
+def test_figures_by_window(states: States) -> None:
+    states.publish([(1, key, start, start + 15_000, f"[{start}]") for key in "abc" for start in (0, 15_000)])
+    found = ask(states, lambda reader, pin: reader.combine(pin, "", "_start"), "windows")
+    assert figures(found) == {0: (3, 0, 0, 0), 15_000: (3, 45_000, 15_000, 15_000)}
+
+
+def test_a_figure_must_be_a_number(states: States) -> None:
+    with pytest.raises(QueryError, match=r"'at\.city' of key .* is no number"):
+        ask(states, lambda reader, pin: reader.combine(pin, "at.city"))
+
+
+def test_the_largest_and_the_smallest(states: States) -> None:
+    assert keys(ask(states, lambda reader, pin: reader.top(pin, "sum", 2))) == ["a", "c"]
+    assert keys(ask(states, lambda reader, pin: reader.top(pin, "sum", 9, smallest=True))) == ["b", "c", "a"]
+
+
+@given(st.dictionaries(st.text("abc", min_size=1), st.decimals(-(10**30), 10**30, places=9), min_size=1))
+def test_sums_are_those_of_plain_python(values: dict[str, Decimal]) -> None:
+
+    shares: list[Groups] = [Groups("", "_all") for _ in range(3)]
+    for number, (key, value) in enumerate(values.items()):
+        shares[number % 3].add([Entry(key, -1, -1, msgspec.Raw(format(value, "f").encode()))])
+    whole = Groups("", "_all")
+    for share in shares:
+        whole.merge(share.found())
+    (found,) = whole.found()
+    with localcontext(Context(prec=200)):
+        assert found.sum == sum(values.values())
+    assert (found.min, found.max, found.entries) == (min(values.values()), max(values.values()), len(values))
+
+
+def test_what_changed_since_a_batch(states: States) -> None:
+    states.publish({"a": "[9,null]"})
+    states.publish({"c": None, "b": "[1,2]"})
+    assert ask(states, lambda reader, pin: reader.changed(pin, 0)).keys == [("a", -1), ("b", -1), ("c", -1)]
+    assert ask(states, lambda reader, pin: reader.changed(pin, 1)).keys == [("b", -1), ("c", -1)]
+    found = ask(states, lambda reader, pin: reader.changed(pin, 0, limit=2))
+    assert (len(found.keys), found.more) == (2, True)
+
+
+def test_as_of_a_cut_a_run_or_a_time(states: States) -> None:
+    states.publish({"a": "[7]"}, run="second", published_at=NOON + timedelta(seconds=10))
+    states.publish({"a": "[8]"}, run="second", published_at=NOON + timedelta(seconds=10.5))
+
+    def seen(as_of: str | None) -> str:
+        answer = ask(states, lambda reader, pin: reader.get(pin, "a"), "totals", as_of=as_of)
+        return bytes(answer.entries[0].value).decode()
+
+    assert [seen(as_of) for as_of in (None, "1.0", "1.1", "run:first", "run:second")] == ["8", "0", "7", "0", "8"]
+    times = (
+        "2026-11-21T12:00:09",
+        "2026-11-21T12:00:10Z",
+        "2026-11-21T13:00:10.400+01:00",
+        "2026-11-22",
+        "1795262410500",
+    )
+    assert [seen(time) for time in times] == ["0", "7", "7", "8", "8"]
+
+
+def test_a_run_that_published_nothing(states: States) -> None:
+    with pytest.raises(NotFound, match="run 'third'"):
+        ask(states, lambda reader, pin: reader.get(pin, "a"), as_of="run:third")
+
+
+def test_a_cut_that_is_no_longer_kept_is_gone_and_the_kept_ones_are_named(states: States) -> None:
+    for _ in range(3):
+        states.publish({"a": "[7,1]"})
+    states.ledger.forget_cuts("orders", "totals", 1, 2)
+    for as_of in ("1.0", "1.1", "2026-11-21T11:00:00"):
+        with pytest.raises(Gone, match="any more") as gone:
+            ask(states, lambda reader, pin: reader.get(pin, "a"), as_of=as_of)
+        assert gone.value.extensions == {"oldest": "1.2", "newest": "1.3"}
+    with pytest.raises(NotFound) as missing:
+        ask(states, lambda reader, pin: reader.get(pin, "a"), as_of="1.9")
+    assert missing.value.status == 404
+
+
+def test_a_cut_that_is_given_up_while_it_is_read_is_gone_not_torn(states: States) -> None:
+    states.publish({"a": "[1,1]"})
+
+    async def read(reader: Reader, pin: Pin) -> Answer:
+        states.publish(dict.fromkeys(CITIES, "[2,2]"), published_at=NOON)
+        retain(states.ledger, "orders", keep_cuts=1, keep_seconds=0, now=NOON + timedelta(days=1))
+        return await reader.all(pin)
+
+    with pytest.raises(Gone, match=r"Cut 1\.0 was given up"):
+        ask(states, read, as_of="1.0")
+
+
+def test_bounds_that_are_not_reached_are_refused_with_what_is(states: States) -> None:
+    reached: dict[str, Any] = {"min_cut": "1.0", "min_positions": {"orders": {"0": 10, "1": 5}}}
+    assert len(ask(states, lambda reader, pin: reader.all(pin), **reached).entries) == 4
+    cuts: list[dict[str, Any]] = [{"min_cut": "1.1"}, {"min_cut": "2.0"}]
+    positions: list[dict[str, Any]] = [{"min_positions": {"orders": {"0": 11}}}, {"min_positions": {"other": {"0": 1}}}]
+    for bound in cuts + positions:
+        with pytest.raises(NotReached) as refused:
+            ask(states, lambda reader, pin: reader.all(pin), **bound)
+        assert refused.value.extensions == {"cut": "1.0", "positions": {"orders": {"0": 10, "1": 5}}}
+
+
+def test_a_bound_sees_past_what_was_remembered(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_module, "FRESH_SECONDS", 3_600.0)
+
+    async def run() -> list[str]:
+        reader = Reader(states.ledger)
+        (store,) = await reader.catalogue.named("totals")
+        seen = [await reader.catalogue.pin(store)]
+        states.publish({"a": "[1]"})
+        seen += [await reader.catalogue.pin(store), await reader.catalogue.pin(store, When(min_cut="1.1"))]
+        return [pin.cut.id for pin in seen]
+
+    assert asyncio.run(run()) == ["1.0", "1.0", "1.1"]
+
+
+@pytest.mark.parametrize(
+    "text", ["orders", "orders:0", ":0:1", "orders:x:1", "orders:0:-1", "orders:0:1,", "orders:٣:1"]
+)
+def test_positions_that_are_none(text: str) -> None:
+    with pytest.raises(QueryError, match="min_position"):
+        parse_positions(text)
+    assert parse_positions("a:0:1, a:1:2,b:0:3") == {"a": {"0": 1, "1": 2}, "b": {"0": 3}}
+
+
+def test_a_query_that_takes_too_long_is_ended(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "QUERY_SECONDS", -1.0)
+    monkeypatch.setattr(questions, "_PAGE", 1)
+    monkeypatch.setattr(questions._pages, "__defaults__", (None, 1))
+    with pytest.raises(TooSlow, match="not through its cells"):
+        ask(states, lambda reader, pin: reader.combine(pin, "sum"))
+
+
+def test_a_gate_lets_a_few_in_and_turns_away_the_rest() -> None:
+    async def run() -> tuple[int, int]:
+        gate, inside, most, refused = Gate(running=2, waiting=3), 0, 0, 0
+
+        async def enter() -> None:
+            nonlocal inside, most, refused
+            try:
+                async with gate:
+                    inside, most = inside + 1, max(most, inside + 1)
+                    await asyncio.sleep(0.01)
+                    inside -= 1
+            except Busy:
+                refused += 1
+
+        await asyncio.gather(*(enter() for _ in range(9)))
+        await enter()
+        return most, refused
+
+    assert asyncio.run(run()) == (2, 4)
+
+
+def test_a_cursor_is_taken_only_from_whoever_has_the_key() -> None:
+    cursor = Cursor("orders", "totals", "1.1", "ключ/\x00", -1)
+    text = write_cursor(cursor, b"key")
+    assert read_cursor(text, b"key", "totals") == cursor
+    changed = text[:-1] + ("A" if text[-1] != "A" else "B")
+    others = [(changed, b"key", "totals"), (text, b"other", "totals"), (text, b"key", "revenue")]
+    others += [(forged, b"key", "totals") for forged in ("", "é", "A" * 40)]
+    for forged, key, store in others:
+        with pytest.raises(QueryError, match="no cursor"):
+            read_cursor(forged, key, store)
