@@ -129,6 +129,19 @@ def explain(pipeline: Name) -> None:
 
 
 @app.command()
+def check(pipeline: Annotated[str, typer.Argument(help="The pipeline's name; all of them if left out.")] = "") -> None:
+    """Check pipelines as a run would before it reads anything: that they can be built, and go on from their state."""
+    from sluice.plan import plan
+    from sluice.topology import load_pipelines
+
+    with said():
+        found = [_load(pipeline)] if pipeline else load_pipelines(settings().pipelines)
+        for one in found:
+            jobs = plan(one).jobs
+            out.print(f"{one.name}: {len(one.nodes)} steps, {len(jobs)} job{'s' if len(jobs) > 1 else ''}, no error")
+
+
+@app.command()
 def describe(
     pipeline: Name,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="As a Mermaid flowchart.")] = False,

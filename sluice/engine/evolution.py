@@ -42,6 +42,9 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
             yield f"store {name} is new, and would lack what came before"
         elif changed := _changed(old[name], new[name]):
             yield f"store {name}: {changed}"
+    for name in sorted(before.operators.keys() | now.operators.keys()):
+        if name not in {*old, *new} and before.operators.get(name) != now.operators.get(name):
+            yield f"step {name} is another one, or in another place"
     if gone := sorted({*before.topics} - {*now.topics}):
         yield f"{', '.join(gone)} is not read any more"
     if added := sorted({*now.topics} - {*before.topics}):

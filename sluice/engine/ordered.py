@@ -51,7 +51,8 @@ class Stage:
     number: int
     handoff: Handoff
     batches: BatchClock
-    locations: tuple[str, ...]
+    states: tuple[str, ...]
+    """Addresses of the workers' states."""
     operators: tuple[Hosted, ...]
     partitions: Mapping[str, int]
     idle_ms: int | None
@@ -74,7 +75,7 @@ class Stage:
         batch = current_batch()
         clocks = pc.equal(rows.column("side"), CLOCK)
         times = self._times(batch, rows.filter(clocks))
-        with OperatorStates.open(self.locations[worker]) as states:
+        with OperatorStates.open(self.states[worker]) as states:
             run = StageRun.of(self, states, batch, times)
             run.take(rows.filter(pc.invert(clocks)))
             run.close()

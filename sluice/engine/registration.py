@@ -24,6 +24,7 @@ def job_info(storage: Storage, types: Mapping[str, str]) -> JobInfo:
         ),
         stores=(*_family_stores(job, types), *_ordered_stores(job, types), *_table_stores(job)),
         topics=job.topics,
+        operators=dict(_operators(job)),
         description=drawing.text(pipeline),
         drawing=drawing.mermaid(pipeline),
         picture=drawing.svg(pipeline),
@@ -81,6 +82,13 @@ def _ordered_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 value=types[operator.store],
                 made=f"{_made(operator.node)} > {drawing.title(operator.node)} {drawing.detail(operator.node)}",
             )
+
+
+def _operators(job: Job) -> Iterator[tuple[str, str]]:
+    """Every ordered operator: its states are found by its number, and mean what the steps before it make of them."""
+    for operator in job.operators:
+        node = operator.node
+        yield operator.name, f"{operator.number}: {_made(node)} > {drawing.title(node)} {drawing.detail(node)}"
 
 
 def _table_stores(job: Job) -> Iterator[StoreInfo]:

@@ -26,6 +26,8 @@ class Storage:
     handoff: Handoff
     locations: tuple[str, ...]
     """Addresses of the workers' shards."""
+    states: tuple[str, ...]
+    """Where ordered operators keep what they remember: beside the shards, unless these are served by other hosts."""
     moved: str = ""
     """A test's file that says by how many ms its clock is ahead."""
 
@@ -39,18 +41,13 @@ class Storage:
         """The places that the settings give to the job."""
         pipeline = job.pipeline
         folder = f"{settings.checkpoints}/{pipeline.name}/{job.name}/g{generation}"
-        shards = (location(settings.shards, pipeline.name, job.name, generation, n) for n in range(pipeline.workers))
-        return cls(job, generation, folder, f"{folder}/spark", Handoff(f"{folder}/handoff"), tuple(shards))
+        of = (settings.shards, pipeline.name, job.name, generation)
+        shards = tuple(location(*of, number) for number in range(pipeline.workers))
+        return cls(job, generation, folder, f"{folder}/spark", Handoff(f"{folder}/handoff"), shards, shards)
 
     def placed(self, places: Places) -> Storage:
-        """The same, with the shards where state servers keep them; EngineError if the job cannot have them there."""
+        """The same, with the shards where state servers keep them."""
         shards = places.written_at(self.job.pipeline.name, self.job.name, self.generation, self.locations)
-        if shards != self.locations and not self.job.families:
-            raise EngineError(
-                f"{self.job.pipeline.name} has ordered operators, which keep what they remember in the shards' files; "
-                "these cannot be behind state servers yet.",
-                next_step="Keep its shards on PostgreSQL, or without state servers.",
-            )
         return replace(self, locations=shards)
 
     def positions(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
@@ -80,7 +77,7 @@ class Storage:
             )
         self._check_positions(published, ledger)
         if published is None:
-            for place in self.locations:
+            for place in {*self.locations, *(self.states if self.job.operators else ())}:
                 Shard.create(place).close()
         else:
             self._check_shards(published, ledger)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from sluice.plan.jobs import Plan
+from sluice.plan.jobs import Job, Plan
+from sluice.plan.ordered import why_ordered
+from sluice.topology import drawing
+
+
+def _what(job: Job) -> str:
+    if job.families:
+        return f"{len(job.families)} cell families in one stateful operator"
+    if not job.operators:
+        return "nothing to remember"
+    return f"{len(job.operators)} ordered operators in {job.stages} stage{'s' if job.stages > 1 else ''}"
 
 
 def explain(plan: Plan) -> str:
     """The jobs in words: what each reads, holds and writes, and why it is a job."""
-    lines = [f"pipeline {plan.pipeline.name}: {len(plan.jobs)} job, {plan.pipeline.workers} workers"]
+    jobs = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
+    lines = [f"pipeline {plan.pipeline.name}: {jobs}, {plan.pipeline.workers} workers"]
     for job in plan.jobs:
-        lines.append(f"job {job.name}: one streaming query, {len(job.families)} cell families in one stateful operator")
+        lines.append(f"job {job.name}: one streaming query, {_what(job)}")
         lines += [f"  reads   {source.topic} as {source.serde.contract.__name__}" for source in job.streams]
         lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
         for family in job.families:
             window = f", {family.window}" if family.window else ""
             lines.append(f"  holds   by {family.at.key}{window}: {', '.join(slot.store for slot in family.slots)}")
+        for operator in job.operators:
+            why = why_ordered(plan.pipeline, operator.node)
+            steps = f"{drawing.title(operator.node)} {drawing.detail(operator.node)}".strip()
+            lines.append(f"  stage {operator.stage} {steps}: {why}")
         lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
     return "\n".join(lines)

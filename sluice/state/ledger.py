@@ -77,7 +77,12 @@ class Ledger:
         with speaking_to("Registering the job"), writing(self._engine) as connection:
             if _generation(connection, job.pipeline, job.job) is None:
                 connection.execute(insert(JOBS), where)
-            _replace(connection, GENERATIONS, where, [texts | {"topics": _json(job.topics)}])
+            _replace(
+                connection,
+                GENERATIONS,
+                where,
+                [texts | {"topics": _json(job.topics), "operators": _json(job.operators)}],
+            )
             _replace(connection, STORES, where, map(msgspec.structs.asdict, job.stores))
             _replace(connection, WORKERS, where, map(_worker_row, job.workers))
 
@@ -231,6 +236,7 @@ class Ledger:
         stores = self._read(select(STORES).where(_is(STORES, *of)).order_by(STORES.c.name))
         known: dict[str, Any] = dict(row) | {
             "topics": tuple(msgspec.json.decode(row["topics"])),
+            "operators": msgspec.json.decode(row["operators"]),
             "stores": tuple(StoreInfo(**_without_generation(store)) for store in stores),
             "workers": tuple(self._workers(*of)),
         }

@@ -66,6 +66,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreInfo, ...]
     topics: tuple[str, ...]
     """Topics the job reads."""
+    operators: dict[str, str] = {}
+    """The operators that keep a state for each key: name → what it is a state of."""
     description: str = ""
     """The topology as text."""
     drawing: str = ""

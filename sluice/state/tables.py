@@ -31,6 +31,7 @@ GENERATIONS = Table(
     METADATA,
     *_generation_columns(),
     Column("topics", Text, nullable=False, comment="JSON array"),
+    Column("operators", Text, nullable=False, comment="JSON object: the ordered operators' names and what they do"),
     Column("description", Text, nullable=False),
     Column("drawing", Text, nullable=False, comment="Mermaid"),
     Column("picture", Text, nullable=False, comment="SVG"),
