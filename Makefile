@@ -47,6 +47,10 @@ docs: $(INSTALLED) ## Write docs/reference.md and the drawings anew from the cod
 bench: $(JARS) ## Time a million orders; PEER=folder of the Kafka Streams program to measure against
 	@$(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)")
 
+.PHONY: bench-operators
+bench-operators: $(JARS) ## Time a million records through each kind of operator; ARGS='--records N --keys N'
+	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(ARGS)
+
 .PHONY: bench-query
 bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a big shard
 	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)

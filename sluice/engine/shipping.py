@@ -37,12 +37,16 @@ class Shipped:
     @cached_property
     def value(self) -> Any:
         """The same value, on whichever machine this is."""
-        load_by_name(self.module, self.file)
+        if self.module != "__main__":  # whose functions travel whole
+            load_by_name(self.module, self.file)
         return cloudpickle.loads(self.data)
 
 
 def load_by_name(module: str, file: str) -> Any:
     """The module of that name: imported, or loaded from its file as Spark brought it to this machine."""
+    if module == "__main__" and file:
+        # The author's script: a task's own main module is Spark's.
+        return load_module(local(file))
     if module in sys.modules:
         return sys.modules[module]
     if not module.startswith("sluice-pipeline:"):

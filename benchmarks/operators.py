@@ -1,0 +1,178 @@
+"""A million records through each kind of operator, on the real broker: `operators.py [--records N] [--keys N]`.
+
+Each pipeline runs in a process of its own, one after the other: a fused count, a count by a Python function in order, a
+processor, and a join of two streams (half of the records each). What is timed is the run itself, session included; what
+is shown beside it is the most memory that the driver's processes held together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import psutil
+import typer
+from confluent_kafka import Producer
+from rich.console import Console
+from rich.table import Table
+
+from sluice import Pipeline, within
+from sluice.settings import settings
+from sluice.testing.kafka import EmbeddedKafka
+
+START_MS = 1_670_000_000_000
+
+
+class Click(msgspec.Struct):
+    """A record of the benchmark."""
+
+    number: int
+
+
+class Counting:
+    """The records of each key so far."""
+
+    def init(self, context: Any) -> None:
+        """Keep the context."""
+        self.context = context
+
+    def process(self, record: Any) -> None:
+        """Count and say so."""
+        count = self.context.store("count").get("n") or 0
+        self.context.store("count").put("n", count + 1)
+        if (count + 1) % 100 == 0:
+            self.context.forward(count + 1)
+
+
+def fused(name: str) -> Pipeline:
+    """Counted by Spark's operator."""
+    pipeline = Pipeline(name)
+    pipeline.stream("clicks", value=Click).group_by_key().count(store="clicks_count")
+    return pipeline
+
+
+def ordered(name: str) -> Pipeline:
+    """Counted by a Python function, record by record."""
+    pipeline = Pipeline(name)
+    clicks = pipeline.stream("clicks", value=Click).group_by_key()
+    clicks.aggregate(int, _one_more, store="clicks_ordered", returns=int)
+    return pipeline
+
+
+def process(name: str) -> Pipeline:
+    """Through a processor with a store."""
+    pipeline = Pipeline(name)
+    pipeline.stream("clicks", value=Click).process(Counting, stores={"count": None}, returns=int).output.to("hundreds")
+    return pipeline
+
+
+def join(name: str) -> Pipeline:
+    """Two streams within a second of each other."""
+    pipeline = Pipeline(name)
+    left, right = (pipeline.stream(topic, value=Click) for topic in ("left", "right"))
+    left.join(right, within("1 second", grace="1 second")).to("joined")
+    return pipeline
+
+
+def _one_more(key: str, value: Any, count: int) -> int:
+    return count + 1
+
+
+KINDS: dict[str, Callable[[str], Pipeline]] = {"fused": fused, "ordered": ordered, "process": process, "join": join}
+
+
+def main(
+    records: Annotated[int, typer.Option(help="How many records.")] = 1_000_000,
+    keys: Annotated[int, typer.Option(help="Of how many keys.")] = 50_000,
+) -> None:
+    """Run the pipelines in turn, and print records per second and memory."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder, "kafka")) as kafka:
+        kafka.create_topics({"clicks": 2, "left": 2, "right": 2})
+        produce(kafka.bootstrap, {"clicks": records, "left": records // 2, "right": records // 2}, keys)
+        table = Table("pipeline", "seconds", "records/s", "to fused", "memory GB")
+        first = 0.0
+        for kind in KINDS:
+            seconds, memory = run(kind, kafka.bootstrap, Path(folder, kind))
+            first = first or seconds
+            table.add_row(
+                kind, f"{seconds:.1f}", f"{records / seconds:,.0f}", f"{seconds / first:.2f}", f"{memory:.2f}"
+            )
+        Console().print(table)
+
+
+def produce(bootstrap: str, counts: dict[str, int], keys: int) -> None:
+    """Write the records: keys at random, a millisecond apart, each up to two seconds out of order."""
+    chance = random.Random(7)
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+    for topic, count in counts.items():
+        for number in range(count):
+            timestamp = START_MS + number - chance.randrange(2_000) * (chance.random() < 0.1)
+            while True:
+                try:
+                    producer.produce(
+                        topic, key=f"key-{chance.randrange(keys)}", value=b'{"number":%d}' % number, timestamp=timestamp
+                    )
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            producer.poll(0)
+    producer.flush()
+
+
+def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float]:
+    """Run one pipeline in a process of its own; seconds, and the most memory in GB."""
+    told = {"SLUICE_HOME": str(home), "SLUICE_KAFKA": json.dumps({"bootstrap.servers": bootstrap})}
+    environment = {**os.environ, **told, "SLUICE_JARS": str(settings().jars), "PYSPARK_PYTHON": sys.executable}
+    begun = time.monotonic()
+    child = subprocess.Popen([sys.executable, __file__, kind], env=environment)
+    most = [0.0]
+    watcher = threading.Thread(target=_watch, args=(child.pid, most), daemon=True)
+    watcher.start()
+    if child.wait():
+        raise SystemExit(f"{kind} failed with status {child.returncode}")
+    return time.monotonic() - begun, most[0]
+
+
+def _watch(pid: int, most: list[float]) -> None:
+    while psutil.pid_exists(pid):
+        try:
+            parent = psutil.Process(pid)
+            total = sum(one.memory_info().rss for one in (parent, *parent.children(recursive=True)))
+            most[0] = max(most[0], total / 1e9)
+        except psutil.Error:
+            pass
+        time.sleep(0.2)
+
+
+def child(kind: str) -> None:
+    """One pipeline, in this process."""
+    from sluice.engine.job import JobRun
+    from sluice.engine.session import session
+    from sluice.plan import plan
+
+    known = settings()
+    jars = ",".join(sorted(map(str, known.jars.glob("*.jar"))))
+    conf = {"spark.master": "local[2]", "spark.jars": jars, "spark.driver.memory": "3g",
+            "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}  # fmt: skip
+    spark = session(replace(known, spark_conf=conf), kind)
+    for job in plan(KINDS[kind](f"bench_{kind}")).jobs:
+        JobRun(spark, job, known, max_records=200_000).run()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2 and sys.argv[1] in KINDS:
+        child(sys.argv[1])
+    else:
+        typer.run(main)
