@@ -56,12 +56,13 @@ test-namespaces: $(INSTALLED) ## Queries over state servers in network namespace
 	@$(BIN)/pytest tests/servers/namespaces.py
 
 .PHONY: conformance
-conformance: ## Compare with Kafka Streams' answers, CASES=folder (comes with the full set of operators)
-	@echo "make conformance is not there yet: it comes with the full set of operators; 'make test' runs all there is." >&2; exit 2
+conformance: $(JARS) ## Compare with Kafka Streams' answers: CASES=file, CUTS=one|each|random, FEATURES=a,b
+	@test -n "$(CASES)" || { echo "Say which cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }
+	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES))
 
 .PHONY: faults
-faults: ## Kill, cut off and starve every part (comes with exactly-once)
-	@echo "make faults is not there yet: it comes with the work on exactly-once; 'make test' runs all there is." >&2; exit 2
+faults: $(JARS) ## Kill, cut off and starve every part, and compare with what must be; ARGS='F3 F7' for some, KILLS=
+	@KILLS="$(or $(KILLS),100)" $(BIN)/python -m tests.faults $(ARGS)
 
 .PHONY: lock
 lock: $(INSTALLED) ## Resolve pyproject.toml into requirements.txt anew and write the jars' checksums

@@ -63,6 +63,7 @@ def main(
     orders: Annotated[int, typer.Option(help="How many orders.")] = 1_000_000,
     stores: Annotated[int, typer.Option(help="How many stores they come from.")] = 1_000,
     runs: Annotated[int, typer.Option(help="How many runs of each.")] = 3,
+    at_least_once: Annotated[bool, typer.Option(help="Beside exactly-once also at-least-once output.")] = False,
 ) -> None:
     """Produce the orders, run each side in turn, print the times and their ratio."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -74,15 +75,20 @@ def main(
             rival = _build(peer, home) if peer else None
             pairs = []
             for number in range(1, runs + 1):
-                pairs.append(_pair(home, kafka, rival, orders + stores, number))
+                pairs.append(_pair(home, kafka, rival, orders + stores, number, at_least_once))
                 console.print(f"run {number} of {runs}: {_said(pairs[-1])}")
             wrong = _differences(home / "sluice", config)
     _report(pairs, orders, wrong)
     raise typer.Exit(1 if wrong else 0)
 
 
-def _pair(home: Path, kafka: EmbeddedKafka, rival: Path | None, records: int, number: int) -> dict[str, Result]:
+def _pair(
+    home: Path, kafka: EmbeddedKafka, rival: Path | None, records: int, number: int, at_least_once: bool
+) -> dict[str, Result]:
     pair = {}
+    if at_least_once:
+        with console.status("Sluice, at least once"):
+            pair["Sluice, at least once"] = _sluice(home / "sluice", kafka, records, "at_least_once")
     with console.status("Sluice"):
         pair["Sluice"] = _sluice(home / "sluice", kafka, records)
     if rival is not None:
@@ -91,7 +97,7 @@ def _pair(home: Path, kafka: EmbeddedKafka, rival: Path | None, records: int, nu
     return pair
 
 
-def _sluice(home: Path, kafka: EmbeddedKafka, records: int) -> Result:
+def _sluice(home: Path, kafka: EmbeddedKafka, records: int, delivery: str = "exactly_once") -> Result:
     config = {"bootstrap.servers": kafka.bootstrap}
     shutil.rmtree(home, ignore_errors=True)
     _renew_outputs(config)
@@ -101,6 +107,7 @@ def _sluice(home: Path, kafka: EmbeddedKafka, records: int) -> Result:
         "SLUICE_JARS": str(settings().jars),
         "SLUICE_PIPELINES": str(ROOT / "spark_jobs"),
         "SLUICE_KAFKA": json.dumps(config),
+        "SLUICE_DELIVERY": delivery,
     }
     command = [str(Path(sys.executable).parent / "sluice"), "run", "orders"]
     log = (home.parent / "sluice.log").open("w+")
@@ -231,11 +238,12 @@ def _value(cell: str | None, slot: int, store: str) -> Any:
 
 def _said(pair: dict[str, Result]) -> str:
     said = ", ".join(f"{name} {result.wall_s:.1f} s ({result.cpu_s:.0f} CPU s)" for name, result in pair.items())
-    return said if len(pair) == 1 else f"{said}; ratio {_ratio(pair):.2f}"
+    others = (f"Sluice / {name} {_ratio(pair, name):.2f}" for name in pair if name != "Sluice")
+    return "; ".join((said, *others))
 
 
-def _ratio(pair: dict[str, Result]) -> float:
-    return pair["Sluice"].wall_s / pair["Kafka Streams"].wall_s
+def _ratio(pair: dict[str, Result], other: str) -> float:
+    return pair["Sluice"].wall_s / pair[other].wall_s
 
 
 def _report(pairs: list[dict[str, Result]], orders: int, wrong: dict[str, int]) -> None:
@@ -251,9 +259,9 @@ def _report(pairs: list[dict[str, Result]], orders: int, wrong: dict[str, int]) 
             name, *(f"{s:.1f}" for s in (walls[0], middle, walls[-1])), f"{orders / middle:,.0f}", f"{cpu:.0f}"
         )
     Console().print(table)
-    if len(pairs[0]) == 2:
-        ratios = sorted(_ratio(pair) for pair in pairs)
-        print(f"ratio Sluice / Kafka Streams: {statistics.median(ratios):.2f} (of {ratios[0]:.2f} to {ratios[-1]:.2f})")
+    for name in pairs[0].keys() - {"Sluice"}:
+        ratios = sorted(_ratio(pair, name) for pair in pairs)
+        print(f"ratio Sluice / {name}: {statistics.median(ratios):.2f} (of {ratios[0]:.2f} to {ratios[-1]:.2f})")
     print(f"WRONG: {wrong}" if wrong else "all eight stores equal the independent computation")
 
 

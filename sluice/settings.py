@@ -11,6 +11,7 @@
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | JSON of librdkafka settings for reading and writing Kafka |
 | SLUICE_SPARK_CONF | {} | JSON of further Spark settings |
 | SLUICE_MAX_RECORDS | 2000000 | records of the streams in one batch, at most; a longer backlog takes several |
+| SLUICE_DELIVERY | exactly_once | of outputs that say nothing else; or at_least_once |
 | SLUICE_RUN | | the run that a driver works for; Airflow's operator sets it |
 | SLUICE_SERVER_TOKEN | none | what state servers and those who ask them show each other; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | a file that holds it instead |
@@ -49,6 +50,7 @@ class Settings:
     kafka: dict[str, str]
     spark_conf: dict[str, str]
     max_records: int
+    delivery: str
     run: str
     server_token: str = field(default="", repr=False)
     server_token_file: Path | None = None
@@ -72,6 +74,7 @@ class Settings:
             kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),
             spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
             max_records=_positive(environ, "SLUICE_MAX_RECORDS", 2_000_000),
+            delivery=_one_of(environ, "SLUICE_DELIVERY", "exactly_once", "at_least_once"),
             run=environ.get("SLUICE_RUN", ""),
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
@@ -104,6 +107,13 @@ def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise SettingsError(f"{name} is {text!r}.", next_step="Write a whole number above 0.")
     return int(text)
+
+
+def _one_of(environ: Mapping[str, str], name: str, default: str, *others: str) -> str:
+    text = environ.get(name) or default
+    if text not in (default, *others):
+        raise SettingsError(f"{name} is {text!r}.", next_step=f"Write {' or '.join((default, *others))}.")
+    return text
 
 
 def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> dict[str, str]:

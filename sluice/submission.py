@@ -60,6 +60,7 @@ def environment(known: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_SPARK_CONF": json.dumps(known.spark_conf),
         "SLUICE_MAX_RECORDS": str(known.max_records),
+        "SLUICE_DELIVERY": known.delivery,
         "SLUICE_SERVER_TOKEN": known.server_token,
         "SLUICE_SERVER_CA": str(known.server_ca or ""),
         # Unset, Spark's workers pick another Python.

@@ -19,16 +19,20 @@ _USER = "sluice"
 
 
 @contextmanager
-def postgres_server(folder: Path) -> Iterator[str]:
-    """Start a server below `folder`; yields the URL of an empty database. Skips where PostgreSQL is not installed."""
+def postgres_server(folder: Path, port: int | None = None) -> Iterator[str]:
+    """Start a server below `folder`; yields the URL of a database, empty unless the folder was used before.
+
+    Skips where PostgreSQL is not installed.
+    """
     binaries = _binaries()
     if binaries is None:
         pytest.skip("PostgreSQL's server is not installed (apt-get install postgresql)")
-    data, log, port = folder / "data", folder / "log", _free_port()
+    data, log, port = folder / "data", folder / "log", port or _free_port()
     folder.mkdir(parents=True, exist_ok=True)
     as_user = _unprivileged(folder)
     initdb = [*as_user, str(binaries / "initdb"), "-D", str(data), "-U", _USER, "-A", "trust", "-E", "UTF8", "-N"]
-    subprocess.run(initdb, check=True, capture_output=True)
+    if not data.exists():
+        subprocess.run(initdb, check=True, capture_output=True)
     options = ["-k", "", "-h", "127.0.0.1", "-p", str(port), "-c", "max_connections=200"]
     with log.open("wb") as output:
         server = subprocess.Popen(

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
 from sluice.engine.handoff import Handoff
 from sluice.engine.rows import CLOCK, SCHEMA, places, rows
-from sluice.engine.source import batch_clock, current_batch
+from sluice.engine.source import BatchClock, current_batch
 from sluice.engine.tasks import Mask, Part, PartFacts, RecordSinks, truth
 from sluice.plan import Feed, Job, Ordered
 from sluice.topology import nodes
@@ -128,7 +128,7 @@ class Feeder:
     """Rows of one task's records. `interleaved`: all topics come in this task, in the order of `_sequence`."""
 
     handoff: Handoff
-    checkpoint: str
+    batches: BatchClock
     sinks: RecordSinks
     operators: tuple[OperatorSpec, ...]
     partitions: Mapping[str, int]
@@ -138,14 +138,14 @@ class Feeder:
 
     @classmethod
     def of(
-        cls, job: Job, handoff: Handoff, checkpoint: str, partitions: Mapping[str, int], *, interleaved: bool
+        cls, job: Job, handoff: Handoff, batches: BatchClock, partitions: Mapping[str, int], *, interleaved: bool
     ) -> Self:
         """The feeder of a job, given each topic's number of partitions."""
         operators = specs_of(job)
         sinks = RecordSinks.of(job, handoff)
         counts = {topic: partitions[topic] for topic in sinks.topics.values()}
         return cls(
-            handoff, checkpoint, sinks, operators, counts, job.pipeline.idle_ms, job.pipeline.workers,
+            handoff, batches, sinks, operators, counts, job.pipeline.idle_ms, job.pipeline.workers,
             interleaved,
         )  # fmt: skip
 
@@ -157,7 +157,7 @@ class Feeder:
             if not batch.num_rows:
                 continue
             if task is None:
-                now = batch_clock(self.checkpoint, number)
+                now = self.batches.begun(number)
                 clock = Clock(self.handoff.times(number - 1), self.partitions, now, self.idle_ms)
                 task = _Task(clock, number)
             yield from self._rows(batch, task)

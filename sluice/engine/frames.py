@@ -64,7 +64,7 @@ class Frames:
         """The streams' records, decoded and through every stateless step: only what is read of them from here on."""
         job, storage = self.job, self.storage
         interleaved = self.input.interleaved and not job.families
-        reader = StreamReader.of(job, storage.handoff, storage.checkpoint, interleaved=interleaved)
+        reader = StreamReader.of(job, storage.handoff, storage.batches, interleaved=interleaved)
         schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
         frame = self.input.read([source.topic for source in job.streams], self.max_records)
         return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers)
@@ -91,7 +91,7 @@ class Frames:
         self.types = slot_types(self.job, records)
         inputs = sorted({name for family in self.job.families for name in family.inputs})
         types = {name: to_arrow_type(records.schema[name].dataType) for name in inputs}
-        placer = Placer.of(self.job, self.storage.handoff, self.storage.checkpoint, self.partitions, types)
+        placer = Placer.of(self.job, self.storage.handoff, self.storage.batches, self.partitions, types)
         combiner = Combiner.of(self.job, types)
         placed = records.mapInArrow(Combined(placer, combiner).__call__, _placed_schema(combiner))
         return fuse(self.job, placed, combiner)
@@ -99,9 +99,7 @@ class Frames:
     def _ordered(self, records: DataFrame) -> DataFrame:
         """Cells and output rows of the ordered operators, stage after stage."""
         job, storage = self.job, self.storage
-        feeder = Feeder.of(
-            job, storage.handoff, storage.checkpoint, self.partitions, interleaved=self.input.interleaved
-        )
+        feeder = Feeder.of(job, storage.handoff, storage.batches, self.partitions, interleaved=self.input.interleaved)
         stages = Stages(job, storage, feeder)
         fed = stages.fed(records)
         columns = self._kept()
@@ -126,7 +124,7 @@ class Frames:
         """The global tables' changes as cells. Without a limit: a batch has all of them that there are."""
         if not self.job.tables:
             return None
-        reader = TableReader.of(self.job, self.storage.handoff, self.storage.checkpoint)
+        reader = TableReader.of(self.job, self.storage.handoff, self.storage.batches)
         source = self.input.read([table.source.topic for table in self.job.tables], None)
         cells = source.mapInArrow(reader.__call__, TableReader.columns)
         if self.job.families:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables
+from sluice.engine.delivery import AtLeastOnce
+from sluice.engine.evolution import require_compatible
 from sluice.engine.frames import Frames
 from sluice.engine.guard import Guard, Positions
 from sluice.engine.kafka import KafkaInput
@@ -19,6 +24,7 @@ from sluice.engine.publish import Publisher
 from sluice.engine.registration import job_info
 from sluice.engine.replay import Sink, replay
 from sluice.engine.storage import Storage
+from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger import Ledger
@@ -60,25 +66,32 @@ class JobRun:
         self._make_topics(partitions, writer)
         if self.job.pipeline.file is not None:
             self.spark.sparkContext.addPyFile(str(self.job.pipeline.file))
+        direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery)
+        direct = direct if self.replay_to is None else None  # a replay writes nothing, by no road
+        self.storage = replace(self.storage, handoff=replace(self.storage.handoff, direct=direct))
         source = KafkaInput(self.spark, self.settings.kafka)
+        self.storage = self.storage.placed(Places(ledger))
         frames = Frames(self.spark, self.job, self.storage, source, self.max_records, partitions)
         cells = frames.shared_out()
-        types = frames.types
+        info, published = job_info(self.storage, frames.types), ledger.last_batch(*of)
+        require_compatible(None if published is None else ledger.job(*of), info)
         with TransactionalOutput(self.settings.kafka, writer) as output:
-            published = ledger.last_batch(self.job.pipeline.name, self.job.name, self.generation)
-            self.storage = self.storage.placed(Places(ledger))
             self.storage.prepare(published, output.last_batch, ledger)
-            ledger.register(job_info(self.storage, types))
+            ledger.register(info)
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
             auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts, ledger.audits.checksums(*of))
-            publisher = Publisher(self.storage, ledger, lease, guard, output, tables, auditor, types)
-            if self.replay_to is None:
-                self._stream(cells, publisher)
-            else:
-                publisher.silent = True
-                once = partial(self._stream, cells, once=True)
-                replay(self.storage, self.replay_to, self.max_records, publisher, once)
+            publisher = Publisher(self.storage, ledger, lease, guard, output, tables, auditor, frames.types, direct)
+            with query_errors(publisher, self.storage):
+                self._read(cells, publisher)
         return publisher.read
+
+    def _read(self, cells: DataFrame, publisher: Publisher) -> None:
+        if self.replay_to is None:
+            self._stream(cells, publisher)
+            return
+        publisher.silent = True
+        once = partial(self._stream, cells, once=True)
+        replay(self.storage, self.replay_to, self.max_records, publisher, once)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> None:
         widest = max(partitions[source.topic] for source in self.job.streams)
@@ -95,3 +108,29 @@ class JobRun:
             .start()
         )
         query.awaitTermination()
+
+
+@contextmanager
+def query_errors(publisher: Publisher, storage: Storage) -> Iterator[None]:
+    """Spark's errors as ours: what the publisher raised as it was, anything else with what Spark says is the cause."""
+    try:
+        yield
+    except StreamingQueryException as failed:
+        if publisher.error is not None:
+            raise publisher.error from None
+        raise EngineError(
+            f"The query of {storage.job.pipeline.name} failed: {_cause(str(failed))}",
+            next_step="Nothing of the batch is visible; the next run does it again. If it is the checkpoint "
+            f"{storage.checkpoint} that is damaged: sluice rebuild {storage.job.pipeline.name}.",
+        ) from failed
+
+
+def _cause(said: str) -> str:
+    """The innermost cause that Spark tells of, without its stack."""
+    lines = [line.strip() for line in said.splitlines()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    raised = [line for line in lines if _PYTHON_ERROR.match(line)]
+    return (causes or raised or lines)[-1][:500]
+
+
+_PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")

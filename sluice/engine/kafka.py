@@ -20,6 +20,9 @@ _KAFKA_OPTIONS = {
     "kafka.max.poll.records": "20000",
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.fetch.max.bytes": "67108864",
+    # A broker that is gone ends the run within a bound; the next one goes on.
+    "kafkaConsumer.pollTimeoutMs": "60000",
+    "kafka.default.api.timeout.ms": "30000",
 }
 
 

@@ -18,7 +18,7 @@ from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
 from sluice.engine.feeder import OperatorSpec
 from sluice.engine.handoff import Facts, Handoff, no_garbage_collection
 from sluice.engine.rows import CLOCK, SCHEMA, SUBS, in_order
-from sluice.engine.source import batch_clock, current_batch
+from sluice.engine.source import BatchClock, current_batch
 from sluice.operators.base import Operator, Row, Window
 from sluice.operators.process import Process
 from sluice.state.model import NO_WINDOW
@@ -50,7 +50,7 @@ class Stage:
 
     number: int
     handoff: Handoff
-    checkpoint: str
+    batches: BatchClock
     locations: tuple[str, ...]
     operators: tuple[Hosted, ...]
     partitions: Mapping[str, int]
@@ -89,7 +89,7 @@ class Stage:
         names = clocks.column("output").to_pylist()
         now = dict(zip(names, clocks.column("after").to_pylist(), strict=True))
         sides = zip(*(clocks.column(name).to_pylist() for name in ("left_time", "right_time")), strict=True)
-        clock = batch_clock(self.checkpoint, batch)
+        clock = self.batches.begun(batch)
         return StageTimes(
             Clock(carried, self.partitions, clock, self.idle_ms),
             Clock(carried | now, self.partitions, clock, self.idle_ms),

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
 from sluice.engine.handoff import Handoff
-from sluice.engine.source import batch_clock, current_batch
+from sluice.engine.source import BatchClock, current_batch
 from sluice.engine.tasks import Fate, Part, PartFacts, RecordSinks, truth
 from sluice.plan import Family, Job
 from sluice.state.model import NO_WINDOW
@@ -96,7 +96,7 @@ class Placer:
     """The task after the stateless steps: cells go on to the stateful operator, output records to the driver."""
 
     handoff: Handoff
-    checkpoint: str
+    batches: BatchClock
     families: tuple[FamilySpec, ...]
     sinks: RecordSinks
     partitions: Mapping[str, int]
@@ -108,7 +108,7 @@ class Placer:
         cls,
         job: Job,
         handoff: Handoff,
-        checkpoint: str,
+        batches: BatchClock,
         partitions: Mapping[str, int],
         inputs: Mapping[str, pa.DataType],
     ) -> Self:
@@ -116,7 +116,7 @@ class Placer:
         families = tuple(FamilySpec.of(family) for family in job.families)
         sinks = RecordSinks.of(job, handoff)
         counts = {topic: partitions[topic] for topic in sinks.topics.values()}
-        return cls(handoff, checkpoint, families, sinks, counts, job.pipeline.idle_ms, dict(inputs))
+        return cls(handoff, batches, families, sinks, counts, job.pipeline.idle_ms, dict(inputs))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Place the records of one task."""
@@ -126,7 +126,7 @@ class Placer:
             if not batch.num_rows:
                 continue
             if task is None:
-                now = batch_clock(self.checkpoint, number)
+                now = self.batches.begun(number)
                 clock = Clock(self.handoff.times(number - 1), self.partitions, now, self.idle_ms)
                 task = _Task(clock, self.closed(clock))
             for part, mask in self.sinks.parts(batch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +21,8 @@ from confluent_kafka.cimpl import NewTopic
 from sluice.errors import EngineError
 
 TIMEOUT_S = 30
+COMMIT_TIMEOUT_S = 120
+"""A transaction whose end is not known by then fails the run; the next one ends it, and learns from the marker how."""
 _FAST = {
     "linger.ms": "20",
     "batch.size": "1000000",
@@ -92,31 +95,16 @@ class TransactionalOutput:
                     self._produce(topic, table)
             if write:
                 self._producer.produce(self._writer.markers, key=self._writer.name, value=str(batch))
-                self._producer.commit_transaction(-1)
+                self._producer.commit_transaction(COMMIT_TIMEOUT_S)
         self.last_batch = max(batch, self.last_batch)
         return counts
 
     def _produce(self, topic: str, table: pa.Table) -> None:
         if "headers" in table.column_names or "timestamp" in table.column_names:
-            self._produce_singly(topic, table)
+            _produce_one_by_one(self._producer, topic, table)
             return
         for chunk in table.to_batches(max_chunksize=_CHUNK):
             self._produce_chunk(topic, chunk.to_pylist())
-
-    def _produce_singly(self, topic: str, table: pa.Table) -> None:
-        """Records with headers or with a time of their own."""
-        for row in table.to_pylist():
-            more: dict[str, Any] = {}
-            if "headers" in row:
-                more["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
-            if row.get("timestamp") is not None:
-                more["timestamp"] = row["timestamp"]
-            while True:
-                try:
-                    self._producer.produce(topic, key=row["key"], value=row["value"], **more)
-                    break
-                except BufferError:  # the queue is full
-                    self._producer.poll(0.1)
 
     def _produce_chunk(self, topic: str, messages: list[dict[str, Any]]) -> None:
         while messages:
@@ -124,8 +112,11 @@ class TransactionalOutput:
             # What did not fit into the queue is marked; it goes again once some of the queue is out.
             messages = [m for m in messages if "_error" in m] if queued < len(messages) else []
             for message in messages:
-                if message.pop("_error").code() != KafkaError._QUEUE_FULL:
-                    raise EngineError(f"{topic}: the broker's client refuses a record.")
+                if (error := message.pop("_error")).code() != KafkaError._QUEUE_FULL:
+                    raise EngineError(
+                        f"A record for {topic} cannot be written: {error.str()}.",
+                        next_step="Nothing of the batch is visible. Let the pipeline write less, or Kafka take more.",
+                    )
             self._producer.poll(0.1 if messages else 0)
 
     def _read_marker(self) -> int:
@@ -139,6 +130,45 @@ class TransactionalOutput:
             return max(
                 (int(m.value()) for m in _to_the_end(consumer) if m.key() == self._writer.name.encode()), default=-1
             )
+
+
+def send_at_least_once(kafka: Mapping[str, str], records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    """Write records without a transaction; the number by topic, once Kafka has them all. Tried again, they are twice.
+
+    Tasks call it for themselves, all at once: nothing goes through the driver, and no transaction holds readers up.
+    """
+    failed: list[KafkaError] = []
+    producer = Producer({**kafka, **_FAST, "enable.idempotence": True, "on_delivery": partial(_note, failed)})
+    counts: dict[str, int] = {}
+    with kafka_errors("Writing the output"):
+        for topic, table in records:
+            counts[topic] = counts.get(topic, 0) + table.num_rows
+            _produce_one_by_one(producer, topic, table)
+        left = producer.flush(COMMIT_TIMEOUT_S)
+    if failed or left:
+        why = failed[0].str() if failed else f"no answer within {COMMIT_TIMEOUT_S} s"
+        raise EngineError(f"{len(failed) + left} records were not written: {why}.", next_step="Is the broker up?")
+    return counts
+
+
+def _note(failed: list[KafkaError], error: KafkaError | None, _: object) -> None:
+    if error is not None:
+        failed.append(error)
+
+
+def _produce_one_by_one(producer: Producer, topic: str, table: pa.Table) -> None:
+    for row in table.to_pylist():
+        more: dict[str, Any] = {}
+        if row.get("headers"):
+            more["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
+        if row.get("timestamp") is not None:
+            more["timestamp"] = row["timestamp"]
+        while True:
+            try:
+                producer.produce(topic, key=row["key"], value=row["value"], **more)
+                break
+            except BufferError:  # the queue is full
+                producer.poll(0.1)
 
 
 def _to_the_end(consumer: Consumer) -> Iterator[Any]:

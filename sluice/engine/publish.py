@@ -16,16 +16,20 @@ from pyspark.sql import DataFrame
 from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables, change_records
 from sluice.engine.clock import CLOSED, SEEN
+from sluice.engine.delivery import AtLeastOnce
 from sluice.engine.rows import in_order
 from sluice.engine.shards import WRITTEN, ShardWriter
 from sluice.engine.sinks import encoded
 from sluice.engine.source import batch_positions
 from sluice.engine.storage import Storage
+from sluice.errors import SluiceError
 from sluice.plan import Job
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut
 
 log = structlog.get_logger()
+
+_OUTPUT = "output/"
 
 
 _SQL = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING"}
@@ -76,13 +80,23 @@ class Publisher:
     tables: GlobalTables
     auditor: Auditor | None
     types: Mapping[str, str]
+    at_least_once: AtLeastOnce | None = None
     silent: bool = False
     """Whether no output is written, since another generation has written it."""
     read: int = 0
     """Records read so far."""
+    error: SluiceError | None = None
+    """Why the last batch could not be published: what Spark raises says it only in the text of a traceback."""
 
     def __call__(self, cells: DataFrame, batch: int) -> None:
         """What Spark calls for each batch, with the changed cells. They are computed once, by writing the shards."""
+        try:
+            self._publish(cells, batch)
+        except SluiceError as error:
+            self.error = error
+            raise
+
+    def _publish(self, cells: DataFrame, batch: int) -> None:
         handoff = self.storage.handoff
         self.lease.check()
         handoff.start(batch)
@@ -96,7 +110,8 @@ class Publisher:
         audit = None if self.auditor is None else self.auditor.audit(batch, returned)
         self.guard.check_identity()
         written = {} if self.silent else self._write_output(cells, batch, returned)
-        cut = self._cut(batch, times, counts | {f"output/{topic}": n for topic, n in written.items()})
+        written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
+        cut = self._cut(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
         new = self.ledger.publish(cut, audit and msgspec.structs.replace(audit, outputs=written))
         self.read += counts.get("read", 0)
         log.info("batch published" if new else "batch was published already", cut=cut.id, **cut.counts)
@@ -120,7 +135,10 @@ class Publisher:
         records += [(letters, table) for table in handoff.records(batch, letters)]
         records += ordered_records(job, returned)
         records += change_records(cells.sparkSession, job, returned, self.tables, self.types)
-        return self.output.send(batch, records)
+        if self.at_least_once is None:
+            return self.output.send(batch, records)
+        sent, rest = self.at_least_once.send(records)
+        return sent | self.output.send(batch, rest)
 
     def _cut(self, batch: int, times: dict[str, int], counts: dict[str, int]) -> Cut:
         job = self.storage.job

@@ -44,7 +44,24 @@ def _family_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 window_ms=family.window.size_ms if family.window else None,
                 grace_ms=family.window.grace_ms if family.window else None,
                 value=types[slot.store],
+                made=f"{_made(family.at)} > {', '.join(' = '.join(column) for column in slot.columns)}",
             )
+
+
+def _made(node: nodes.Node) -> str:
+    """The steps before an aggregate, in the author's words; of a contract only the fields that are used matter."""
+    return " > ".join(
+        f"stream {one.topic}, event time {one.event_time} {one.zone}"
+        if isinstance(one, nodes.Source)
+        else f"{drawing.title(one)} {drawing.detail(one)}".strip()
+        for one in _ancestors(node)
+    )
+
+
+def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:
+    for parent in nodes.parents(node):
+        yield from _ancestors(parent)
+        yield parent
 
 
 def _ordered_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
@@ -62,6 +79,7 @@ def _ordered_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 window_ms=window.size_ms if window else None,
                 grace_ms=window.grace_ms if window else None,
                 value=types[operator.store],
+                made=f"{_made(operator.node)} > {drawing.title(operator.node)} {drawing.detail(operator.node)}",
             )
 
 

@@ -7,6 +7,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -44,10 +45,23 @@ def current_batch() -> int:
 
 
 def batch_log(checkpoint: str, batch: int) -> list[str]:
-    """Spark's log of a batch, written before it runs: its version, its facts, then each source's end positions."""
+    """Spark's log of a batch, written before it runs: its version, its facts, then each source's end positions.
+
+    Raises EngineError if it is not there, or damaged.
+    """
     filesystem, path = open_path(checkpoint)
-    with filesystem.open_input_stream(f"{path}/offsets/{batch}") as file:
-        return str(file.read().decode()).splitlines()
+    try:
+        with filesystem.open_input_stream(f"{path}/offsets/{batch}") as file:
+            version, *lines = str(file.read().decode()).splitlines()
+        for line in lines:
+            if line != "-":
+                json.loads(line)
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"The checkpoint is damaged: {path}/offsets/{batch} cannot be read: {error}.",
+            next_step="Restore it, or build the state anew from the topics: sluice rebuild PIPELINE.",
+        ) from error
+    return [version, *lines]
 
 
 def last_batch(checkpoint: str, log: str) -> int:
@@ -60,6 +74,19 @@ def last_batch(checkpoint: str, log: str) -> int:
 def batch_clock(checkpoint: str, batch: int) -> int:
     """When the batch was first begun, epoch ms: the same however often it is tried."""
     return int(json.loads(batch_log(checkpoint, batch)[1])["batchTimestampMs"])
+
+
+@dataclass(frozen=True)
+class BatchClock:
+    """When the batches of a checkpoint were begun. A test moves the clock on by the ms in the file `moved`."""
+
+    checkpoint: str
+    moved: str = ""
+
+    def begun(self, batch: int) -> int:
+        """When the batch was first begun, epoch ms."""
+        ahead = int(Path(self.moved).read_text()) if self.moved else 0
+        return batch_clock(self.checkpoint, batch) + ahead
 
 
 def batch_positions(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
@@ -105,7 +132,7 @@ class Reader:
     """What streams and tables have in common: records in, letters set aside, facts handed over at the end."""
 
     handoff: Handoff
-    checkpoint: str
+    batches: BatchClock
     dead_letters: str
     decoders: dict[str, ValueDecoder]
 
@@ -113,7 +140,7 @@ class Reader:
         """Decode the records of one task."""
         parts: dict[tuple[str, int], _Part] = {}
         number = current_batch()
-        clock = batch_clock(self.checkpoint, number)
+        clock = self.batches.begun(number)
         for batch in batches:
             if batch.num_rows:
                 yield from self._read(batch, parts, clock)
@@ -184,7 +211,7 @@ class StreamReader(Reader):
     """Further columns of `_EXTRA` that the job needs."""
 
     @classmethod
-    def of(cls, job: Job, handoff: Handoff, checkpoint: str, *, interleaved: bool = False) -> StreamReader:
+    def of(cls, job: Job, handoff: Handoff, batches: BatchClock, *, interleaved: bool = False) -> StreamReader:
         """The reader of a job's streams; `interleaved`: the records say in which order they came."""
         decoders = {source.topic: ValueDecoder.of(source, job.fields.get(source.number, ())) for source in job.streams}
         wanted = {
@@ -193,7 +220,7 @@ class StreamReader(Reader):
             **dict.fromkeys(("_raw_key", "_raw_value", "_raw_headers"), bool(job.failures)),
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-        return cls(handoff, checkpoint, job.pipeline.dead_letters, decoders, job.metadata, extra)
+        return cls(handoff, batches, job.pipeline.dead_letters, decoders, job.metadata, extra)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -362,12 +389,12 @@ class TableReader(Reader):
     columns = "cell INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, position BIGINT"
 
     @classmethod
-    def of(cls, job: Job, handoff: Handoff, checkpoint: str) -> TableReader:
+    def of(cls, job: Job, handoff: Handoff, batches: BatchClock) -> TableReader:
         """The reader of a job's global tables."""
         decoders = {table.source.topic: ValueDecoder.of(table.source, ()) for table in job.tables}
         families = {table.source.topic: table.family for table in job.tables}
         keys = {table.source.topic: table.source.key for table in job.tables}
-        return cls(handoff, checkpoint, job.pipeline.dead_letters, decoders, families, keys)
+        return cls(handoff, batches, job.pipeline.dead_letters, decoders, families, keys)
 
     def _decode(self, batch: pa.RecordBatch, part: _Part, clock: int) -> pa.RecordBatch:
         raw = batch.column("value").to_pylist()

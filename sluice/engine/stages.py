@@ -97,7 +97,7 @@ class Stages:
         specs = {spec.number: spec for spec in self.feeder.operators}
         operators = [operator for operator in job.operators if operator.stage == number]
         stage = Stage(
-            number, self.storage.handoff, self.storage.checkpoint, self.storage.locations,
+            number, self.storage.handoff, self.storage.batches, self.storage.locations,
             tuple(hosted(one, specs[one.number], self.arguments) for one in operators), self.feeder.partitions,
             job.pipeline.idle_ms,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sluice.engine.handoff import Handoff
-from sluice.engine.source import batch_positions, last_batch
+from sluice.engine.source import BatchClock, batch_positions, last_batch
 from sluice.errors import EngineError, StateError, Unreachable
 from sluice.plan import Job
 from sluice.settings import Settings
@@ -26,6 +26,13 @@ class Storage:
     handoff: Handoff
     locations: tuple[str, ...]
     """Addresses of the workers' shards."""
+    moved: str = ""
+    """A test's file that says by how many ms its clock is ahead."""
+
+    @property
+    def batches(self) -> BatchClock:
+        """When the batches were begun."""
+        return BatchClock(self.checkpoint, self.moved)
 
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
@@ -71,11 +78,26 @@ class Storage:
                 next_step="Restore the checkpoint, or build the state anew from the topics: "
                 f"sluice rebuild {self.job.pipeline.name}.",
             )
+        self._check_positions(published, ledger)
         if published is None:
             for place in self.locations:
                 Shard.create(place).close()
         else:
             self._check_shards(published, ledger)
+
+    def _check_positions(self, published: int | None, ledger: Ledger) -> None:
+        """EngineError unless the checkpoint says of the published batch, and of empty ones after it, what it says."""
+        of = (self.job.pipeline.name, self.job.name, self.generation)
+        cut = None if published is None else ledger.cut(*of, published)
+        if cut is None:
+            return
+        for batch in {cut.batch, max(cut.batch, last_batch(self.checkpoint, "commits"))}:
+            if (said := batch_positions(self.checkpoint, batch)) != cut.positions:
+                raise EngineError(
+                    f"The checkpoint {self.checkpoint} is damaged: batch {batch} ends at {said} there, and at "
+                    f"{cut.positions} in the ledger.",
+                    next_step=f"Restore it, or build the state anew from the topics: sluice rebuild {of[0]}.",
+                )
 
     def _check_shards(self, published: int, ledger: Ledger) -> None:
         """StateError if a shard is lost, or is not as it was published; nobody reads it then, until it is rebuilt."""

@@ -26,9 +26,9 @@ Part = tuple[str, int]
 class Fate:
     """What becomes of each of a batch's rows; a record that had any effect is applied, whatever else it was."""
 
-    def __init__(self, records: npt.NDArray[np.int64], applied: Mask, failed: Mask) -> None:
+    def __init__(self, records: npt.NDArray[np.int64] | None, applied: Mask, failed: Mask) -> None:
         self.records = records
-        """A number for each row's record: steps may have made several rows of one."""
+        """A number for each row's record, where steps may have made several rows of one."""
         self.applied, self.failed = applied, failed
         self.late = np.zeros_like(applied)
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
@@ -51,15 +51,22 @@ class PartFacts:
         """Count each record once, by the best that became of it."""
         kinds = [fate.applied, fate.late, *fate.dropped.values(), fate.failed]
         best = np.select(kinds, range(len(kinds)), default=len(kinds))
+        if fate.records is None:
+            self._add(best)
+            return
         first = np.flatnonzero(np.concatenate(([True], fate.records[1:] != fate.records[:-1])))
         of_records = np.minimum.reduceat(best, first)
         if self._last is not None and self._last[0] == fate.records[0]:
             of_records[0] = min(of_records[0], self._last[1])
         elif self._last is not None:
             self.counts[_FATES[self._last[1]]] += 1
-        for kind, number in Counter(of_records[:-1].tolist()).items():
-            self.counts[_FATES[kind]] += number
+        self._add(of_records[:-1])
         self._last = int(fate.records[-1]), int(of_records[-1])
+
+    def _add(self, fates: npt.NDArray[np.int64]) -> None:
+        for kind, number in enumerate(np.bincount(fates, minlength=len(_FATES)).tolist()):
+            if number or _FATES[kind] in ("applied", "filtered"):
+                self.counts[_FATES[kind]] += number
 
     def end(self) -> None:
         """Count the last record too."""
@@ -120,7 +127,7 @@ class RecordSinks:
             if error.null_count < count:
                 letters = failures(batch.filter(error.is_valid()), error.drop_null())
                 facts.outputs.setdefault(self.dead_letters, []).append(letters)
-        records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else np.arange(count)
+        records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
         return Fate(records, applied, failed)
 
     def hand_over(self, number: int, part: Part, facts: PartFacts, now: int) -> None:
@@ -129,7 +136,8 @@ class RecordSinks:
         name = f"place-{topic}-{partition:05}"
         facts.end()
         for output, tables in facts.outputs.items():
-            self.handoff.write_records(number, output, name, pa.concat_tables(tables))
+            if sent := self.handoff.write_records(number, output, name, pa.concat_tables(tables)):
+                facts.counts[f"output/{output}"] += sent
         times = facts.times | {f"{SEEN}/{topic}/{partition}": now}
         self.handoff.write_facts(number, name, Facts(dict(facts.counts), times))
 

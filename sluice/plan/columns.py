@@ -142,10 +142,12 @@ def _source_env(draft: Draft, node: nodes.Source) -> Env:
     if node.key is not None:
         columns["_key"] = f"key{node.number}"
         draft.used.setdefault(node.number, {})[node.key] = None
-        # Where the value is null there is no field to be the key.
-        draft.metadata.add("_key")
         text = f"CAST({columns[node.key]} AS STRING)"
-        add(draft, 0, 1, columns["_key"], f"coalesce({text}, _key)" if node.nulls == "keep" else text)
+        if node.nulls == "keep":
+            # Where the value is null there is no field to be the key.
+            draft.metadata.add("_key")
+            text = f"coalesce({text}, _key)"
+        add(draft, 0, 1, columns["_key"], text)
     scalar = not is_object(node.serde.contract)
     is_null = "_null" if node.nulls == "keep" else "false"
     return Env(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)

@@ -35,6 +35,8 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     grace_ms: int | None = None
     value: str = ""
     """The value's type as Spark SQL DDL, for people."""
+    made: str = ""
+    """The steps that make it, from its source on: a store whose steps change cannot go on with its state."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):

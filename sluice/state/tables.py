@@ -48,6 +48,7 @@ STORES = Table(
     Column("window_ms", BigInteger),
     Column("grace_ms", BigInteger),
     Column("value", Text, nullable=False),
+    Column("made", Text, nullable=False, comment="the steps from its source on"),
 )
 
 WORKERS = Table(

@@ -48,11 +48,13 @@ class Output:
 class TopologyTestDriver:
     """A pipeline under test. Use as a context manager; one Spark session, on two cores, serves all of a process.
 
-    Whatever a record's value is, it is written as its topic's producers would: a str, bytes or None as they are,
-    anything else as JSON.
+    Topics have one partition, or as many as `partitions` says. Whatever a record's value is, it is written as its
+    topic's producers would: a str, bytes or None as they are, anything else as JSON.
     """
 
-    def __init__(self, pipeline: Pipeline, *, spark: SparkSession | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, *, spark: SparkSession | None = None, partitions: Mapping[str, int] | None = None
+    ) -> None:
         self.pipeline = pipeline
         self._home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
         self._settings = Settings.read({"SLUICE_HOME": str(self._home)})
@@ -62,7 +64,9 @@ class TopologyTestDriver:
         self._piped = 0
         self._time = 0
         self._read: dict[str, int] = {}
-        self._runs = [PipedRun(spark or shared_session(), job, self._settings) for job in plan(pipeline).jobs]
+        self._runs = [
+            PipedRun(spark or shared_session(), job, self._settings, partitions or {}) for job in plan(pipeline).jobs
+        ]
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +113,7 @@ class TopologyTestDriver:
                 run.take(waiting)
 
     def advance(self, milliseconds: int) -> None:
-        """Move the wall clock on, for timers that go by it and for partitions that are idle."""
+        """Move the wall clock on, for timers that go by it and for partitions that are idle: seen with the next cut."""
         self.cut()
         for run in self._runs:
             run.advance(milliseconds)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -98,9 +99,12 @@ class OnlyWriter:
 class PipedRun:
     """One job of the pipeline under test."""
 
-    def __init__(self, spark: SparkSession, job: Job, settings: Settings) -> None:
+    def __init__(self, spark: SparkSession, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
         self.job = job
-        self.storage = Storage.of(job, 1, settings)
+        self._moved = Path(settings.home, "clock")
+        self._moved.parent.mkdir(parents=True, exist_ok=True)
+        self._moved.write_text("0")
+        self.storage = replace(Storage.of(job, 1, settings), moved=str(self._moved))
         self.output = KeptOutput()
         self.counts: Counter[str] = Counter()
         self.batch = -1
@@ -108,8 +112,8 @@ class PipedRun:
         self._ledger = Ledger.open(settings.ledger)
         for place in self.storage.locations:
             Shard.create(place).close()
-        partitions = self._input.partitions(job.topics)
-        frames = Frames(spark, job, self.storage, self._input, 2_000_000, partitions)
+        counts = self._input.partitions(job.topics) | dict(partitions)
+        frames = Frames(spark, job, self.storage, self._input, 2_000_000, counts)
         cells = frames.shared_out()
         self._ledger.register(job_info(self.storage, frames.types))
         tables = GlobalTables.load(job, self.storage.locations[0], None)
@@ -131,8 +135,8 @@ class PipedRun:
             raise _root(error) from error
 
     def advance(self, milliseconds: int) -> None:
-        """Move the clock on."""
-        raise NotImplementedError
+        """Move the clock of the next batches on."""
+        self._moved.write_text(str(int(self._moved.read_text()) + milliseconds))
 
     def stop(self) -> None:
         """Let go of the query and the ledger."""

@@ -62,7 +62,8 @@ def load_file(file: Path) -> Pipeline:
 
 def load_module(file: Path, name: str = "") -> ModuleType:
     """Import a pipeline's file once a process, by default under a name of its own that no installed module can have."""
-    name = name or f"sluice-pipeline:{file.absolute()}"
+    # A dot would make it a module in a package, which pickle would look for.
+    name = name or f"sluice-pipeline:{file.absolute()}".replace(".", "_")
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from sluice import Pipeline
 from sluice.errors import SluiceError
 from sluice.testing import TopologyTestDriver

@@ -19,6 +19,8 @@ from sluice.settings import settings
 from sluice.state.ledger import Ledger
 from tests.dags.conftest import ROOT, Connections
 
+PIPELINES = ("greetings", "orders", "pos", "products", "words", "words_global")
+
 
 @pytest.fixture(scope="module")
 def bag() -> DagBag:
@@ -33,13 +35,14 @@ def dag(bag: DagBag, name: str) -> DAG:
 
 def test_every_dag_loads(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"orders", "produce_sample_orders", "sluice_retention"}
+    assert set(bag.dags) == {*PIPELINES, "produce_sample_orders", "sluice_retention"}
 
 
 @pytest.mark.parametrize(
     ("name", "tasks"),
     [
         ("orders", ["main"]),
+        ("words", ["main", "ordered"]),
         ("produce_sample_orders", ["topics", "stores", "orders"]),
         ("sluice_retention", ["retain"]),
     ],
@@ -49,7 +52,7 @@ def test_tasks(bag: DagBag, name: str, tasks: list[str]) -> None:
     assert [task.task_id for task in found] == tasks
 
 
-@pytest.mark.parametrize("name", ["orders", "produce_sample_orders", "sluice_retention"])
+@pytest.mark.parametrize("name", [*PIPELINES, "produce_sample_orders", "sluice_retention"])
 def test_one_run_at_a_time_and_no_catching_up(bag: DagBag, name: str) -> None:
     found = dag(bag, name)
     assert (found.max_active_runs, found.catchup) == (1, False)

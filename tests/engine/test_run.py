@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -58,7 +59,6 @@ def test_a_run_reads_what_there_is_and_publishes_one_cut(start: Start) -> None:
     assert cut.counts == {
         "read": 5,
         "applied": 5,
-        "filtered": 0,
         # Two keys of totals, three windows, and the table's record on both workers.
         "rows": 2 + 3 + 2,
         f"output/{running.names('copies')}": 4,
@@ -210,3 +210,24 @@ def test_a_pipelines_file_is_all_that_executors_need(start: Start, tmp_path: Pat
     assert job.description.startswith(f"pipeline {running.names.prefix}, 1 workers\n  stream ")
     assert job.drawing.startswith("flowchart LR")
     assert job.picture.startswith("<svg ")
+
+
+def test_output_at_least_once_is_written_again_with_its_batch_and_the_rest_is_not(start: Start) -> None:
+    running = start(shop, sales=2)
+    running.settings = dataclasses.replace(running.settings, delivery="at_least_once")
+    running.send("shops", address("a", "Aachen"))
+    running.send("sales", sale("a"), b"{")
+    running.send("sales", sale("b"), partition=1)
+    running.run()
+    copies, with_city = running.names("copies"), running.names("with_city")
+    assert (running.cut().counts[f"output/{copies}"], running.cut().counts[f"output/{with_city}"]) == (2, 1)
+    with running.ledger() as ledger:
+        (audit,) = ledger.audits.all(running.pipeline.name, "main", 1)
+    assert (audit.outputs[copies], audit.outputs[with_city]) == (2, 1)
+    running.forget_commit()
+    running.forget_commit(running.cut().batch)
+    running.run()
+    assert sorted(key or "" for key, _ in running.output("copies")) == ["a", "a", "b", "b"]
+    assert len(running.output("with_city")) == 2
+    assert running.store("n") == {"a": 1, "b": 1}
+    assert running.reasons() == ["malformed"]

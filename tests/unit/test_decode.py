@@ -20,7 +20,7 @@ from sluice import Decimal2, Pipeline
 from sluice.engine import source as sourcing
 from sluice.engine.decode import Letter, ValueDecoder, key_texts
 from sluice.engine.handoff import Handoff
-from sluice.engine.source import StreamReader, TableReader
+from sluice.engine.source import BatchClock, StreamReader, TableReader
 from sluice.plan import plan
 from sluice.topology import nodes
 
@@ -427,13 +427,13 @@ class Reading:
         given: dict[str, Any] = {"value": Order, "event_time": "at"} | stream
         self.pipeline.stream("orders", **given).group_by(reads).count(store="n")
         (job,) = plan(self.pipeline).jobs
-        self.reader: StreamReader | TableReader = StreamReader.of(job, self.handoff, "nowhere")
+        self.reader: StreamReader | TableReader = StreamReader.of(job, self.handoff, BatchClock("nowhere"))
         return self
 
     def table(self, key: str | None = None) -> Reading:
         self.pipeline.global_table("orders", value=Order, key=key)
         (job,) = plan(self.pipeline).jobs
-        self.reader = TableReader.of(job, self.handoff, "nowhere")
+        self.reader = TableReader.of(job, self.handoff, BatchClock("nowhere"))
         return self
 
     def read(

@@ -26,6 +26,7 @@ def test_everything_has_a_default_below_one_folder() -> None:
         kafka={"bootstrap.servers": "127.0.0.1:9092"},
         spark_conf={},
         max_records=2_000_000,
+        delivery="exactly_once",
         run="",
     )
 
@@ -76,6 +77,12 @@ def test_what_is_no_json_object_of_texts_is_refused_without_repeating_it(name: s
 def test_a_batch_has_a_whole_number_of_records(text: str) -> None:
     with pytest.raises(SettingsError, match="SLUICE_MAX_RECORDS"):
         Settings.read({"SLUICE_MAX_RECORDS": text})
+
+
+def test_a_delivery_is_one_of_two() -> None:
+    assert Settings.read({"SLUICE_DELIVERY": "at_least_once"}).delivery == "at_least_once"
+    with pytest.raises(SettingsError, match="Write exactly_once or at_least_once"):
+        Settings.read({"SLUICE_DELIVERY": "at most once"})
 
 
 def test_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Which outputs are written at least once, by the tasks themselves, instead of exactly once, by the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sluice.engine.produce import send_at_least_once
+from sluice.engine.sinks import encoded
+from sluice.plan import Job
+from sluice.topology import nodes
+
+AT_LEAST_ONCE = "at_least_once"
+
+Records = list[tuple[str, pa.Table]]
+"""Topics and tables of records for them."""
+
+
+@dataclass(frozen=True)
+class AtLeastOnce:
+    """Writes the records of some topics without a transaction, wherever it is called."""
+
+    kafka: dict[str, str]
+    topics: frozenset[str]
+    streams: dict[str, nodes.Sink]
+    """Of these topics those that single records go to: tasks write them."""
+
+    @classmethod
+    def of(cls, job: Job, kafka: dict[str, str], default: str) -> AtLeastOnce | None:
+        """For the outputs of a job that say `at_least_once`, or for all if that is the default; None if there are none.
+
+        Dead letters are never among them.
+        """
+        sinks = [node for node in job.pipeline.nodes if isinstance(node, nodes.Sink) and node.topic in job.outputs]
+        topics = frozenset(sink.topic for sink in sinks if AT_LEAST_ONCE in (sink.delivery, default))
+        streams = {sink.topic: sink.node for sink in job.stream_sinks if sink.topic in topics}
+        return cls(kafka, topics, streams) if topics else None
+
+    def __call__(self, topic: str, table: pa.Table) -> int:
+        """Write a task's records if they are for one of these topics; how many were written."""
+        if topic not in self.streams:
+            return 0
+        return sum(send_at_least_once(self.kafka, [(topic, encoded(self.streams[topic], table))]).values())
+
+    def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
+        """Write what is for these topics, and is encoded; how many by topic, and what is left."""
+        mine: Records = []
+        rest: Records = []
+        for topic, table in records:
+            (mine if topic in self.topics else rest).append((topic, table))
+        return (send_at_least_once(self.kafka, mine) if mine else {}), rest

@@ -1,0 +1,59 @@
+"""Whether a changed pipeline can go on with the state it has: found out before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sluice.errors import EngineError
+from sluice.state.model import JobInfo, StoreInfo
+
+_MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "cell", "slot")
+"""What of a store may not change while its state stays."""
+
+
+class EvolutionError(EngineError):
+    """The pipeline was changed in a way in which it cannot go on with the state it has."""
+
+    status = 409
+    title = "The pipeline has changed"
+
+
+def require_compatible(before: JobInfo | None, now: JobInfo) -> None:
+    """Raise EvolutionError if the state of `before` has not the meaning that it would have for `now`."""
+    if before is None:
+        return
+    changes = list(_changes(before, now))
+    if changes:
+        raise EvolutionError(
+            f"{now.pipeline} has changed since its state was made: {'; '.join(changes)}. Nothing was read.",
+            next_step="Build the state anew from the topics, while the old one goes on being read: "
+            f"sluice rebuild {now.pipeline}. Or undo the change, or give the pipeline another name.",
+        )
+
+
+def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
+    if len(before.workers) != len(now.workers):
+        yield f"{len(before.workers)} workers became {len(now.workers)}"
+    old, new = ({store.name: store for store in info.stores} for info in (before, now))
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            yield f"store {name} is gone"
+        elif name not in old:
+            yield f"store {name} is new, and would lack what came before"
+        elif changed := _changed(old[name], new[name]):
+            yield f"store {name}: {changed}"
+    if gone := sorted({*before.topics} - {*now.topics}):
+        yield f"{', '.join(gone)} is not read any more"
+    if added := sorted({*now.topics} - {*before.topics}):
+        yield f"{', '.join(added)} is read now"
+
+
+def _changed(old: StoreInfo, new: StoreInfo) -> str:
+    for name in _MEANING:
+        was, is_now = getattr(old, name), getattr(new, name)
+        if was != is_now:
+            return f"{_NAMES.get(name, name)} {was!r} became {is_now!r}"
+    return ""
+
+
+_NAMES = {"made": "made by", "cell": "its family", "slot": "its place in the family", "value": "its value's type"}

@@ -1,0 +1,67 @@
+"""Greetings in two languages: merged, cleaned, in capitals; and taken apart into words and letters.
+
+A greeting is a plain text, or JSON that says when it was sent. It goes out in the form in which it came.
+"""
+
+import logging
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from sluice import Pipeline, Serde
+
+log = logging.getLogger("greetings")
+
+
+class Greeting(msgspec.Struct):
+    """What someone said, and when; a plain text does not say when."""
+
+    message: str
+    timeStamp: datetime | None = None
+
+
+def decode(data: bytes) -> Greeting:
+    """A greeting of the bytes of a record, text or JSON."""
+    if data.startswith(b"{"):
+        return msgspec.json.decode(data, type=Greeting)
+    return Greeting(data.decode())
+
+
+def encode(greeting: dict[str, Any]) -> bytes:
+    """The bytes of a greeting: JSON if it has a time, which names no zone here as it did not when it came."""
+    if greeting["timeStamp"] is None:
+        return str(greeting["message"]).encode()
+    return msgspec.json.encode(greeting | {"timeStamp": greeting["timeStamp"].removesuffix("Z")})
+
+
+def note(key: str | None, greeting: Greeting) -> None:
+    """Tell the task's log of a greeting."""
+    log.debug("%s: %s", key, greeting.message)
+
+
+def letters(key: str | None, word: str) -> list[tuple[str | None, str]]:
+    """The letters of a word, each under the word's key in capitals."""
+    return [(key and key.upper(), letter) for letter in word]
+
+
+GREETING = Serde(Greeting, decode=decode, encode=encode)
+
+pipeline = Pipeline("greetings", workers=1)
+english = pipeline.stream("greetings", value=GREETING)
+spanish = pipeline.stream("greetings_spanish", value=GREETING)
+
+greetings = (
+    english.merge(spanish)
+    .peek(note)
+    .filter("length(message) > 5")
+    .filter_not("message LIKE 'Transient %'")
+    .map_values("timeStamp", message="trim(message)")
+)
+greetings.map(key="upper(_key)", message="upper(message)", timeStamp="timeStamp").to(
+    "greetings_uppercase", value=GREETING
+)
+
+words = greetings.flat_map_values("split(message, ' +')")
+words.to("greetings_words", value=str)
+words.filter("length(value) <= 3").flat_map(letters, returns=str).to("greetings_letters", value=str)

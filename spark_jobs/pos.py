@@ -1,0 +1,107 @@
+"""Point of sale: shipments, loyalty points, and masked invoices line by line, from the invoices of all stores."""
+
+from decimal import Decimal
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from sluice import Decimal2, Digits, Pipeline
+from sluice.operators.processor import Context, Record
+
+Points = Annotated[Decimal, Digits(16, 4)]
+
+
+class Address(Struct):
+    """Where an order is brought."""
+
+    AddressLine: str
+    City: str
+    State: str
+    PinCode: str
+    ContactNumber: str
+
+
+class LineItem(Struct):
+    """One line of an invoice."""
+
+    ItemCode: str
+    ItemDescription: str
+    ItemPrice: Decimal2
+    ItemQty: int
+    TotalValue: Decimal2
+
+
+class Invoice(Struct):
+    """What a till sends, keyed by its store. `CreatedTime` is in epoch ms."""
+
+    InvoiceNumber: str
+    CreatedTime: int
+    StoreID: str
+    PosID: str
+    CashierID: str
+    CustomerType: Literal["PRIME", "NON-PRIME"]
+    CustomerCardNo: str
+    TotalAmount: Decimal2
+    NumberOfItems: int
+    PaymentMethod: str
+    TaxableAmount: Decimal2
+    CGST: Decimal2
+    SGST: Decimal2
+    CESS: Decimal2
+    DeliveryType: Literal["HOME-DELIVERY", "TAKEAWAY"]
+    InvoiceLineItems: list[LineItem]
+    DeliveryAddress: Address | None = None
+
+
+class Notification(Struct):
+    """What a customer of the loyalty programme is told."""
+
+    InvoiceNumber: str
+    CustomerCardNo: str
+    TotalAmount: Decimal2
+    EarnedLoyaltyPoints: Points
+    TotalLoyaltyPoints: Points
+
+
+class Loyalty:
+    """Adds up each card's points; keyed by card, so that invoices of several stores count together."""
+
+    def init(self, context: Context) -> None:
+        """Keep the context."""
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        """Tell of the points of one invoice, and of all so far."""
+        invoice: Invoice = record.value
+        earned = invoice.TotalAmount * Decimal("0.02")
+        points = self.context.store("points")
+        total = Decimal(points.get("total", 0)) + earned
+        points.put("total", str(total))
+        self.context.forward(
+            record.key,
+            Notification(invoice.InvoiceNumber, invoice.CustomerCardNo, invoice.TotalAmount, earned, total),
+        )
+
+
+pipeline = Pipeline("pos", workers=2)
+invoices = pipeline.stream("pos", value=Invoice, key="StoreID")
+at_home = "DeliveryType = 'HOME-DELIVERY'"
+
+invoices.filter(at_home).to("shipment")
+
+prime = invoices.filter("CustomerType = 'PRIME'").select_key("CustomerCardNo")
+prime.process(Loyalty, stores={"points": None}, returns=Notification).output.to("loyalty")
+
+named = ("InvoiceNumber", "CreatedTime", "StoreID", "PosID", "CustomerType", "PaymentMethod", "DeliveryType")
+masked = invoices.map_values(
+    *named,
+    "InvoiceLineItems",
+    CustomerCardNo="CAST(NULL AS STRING)",
+    DeliveryAddress=f"IF({at_home}, named_struct('AddressLine', CAST(NULL AS STRING), 'City', DeliveryAddress.City, "
+    "'State', DeliveryAddress.State, 'PinCode', DeliveryAddress.PinCode, 'ContactNumber', CAST(NULL AS STRING)), NULL)",
+)
+of_invoice = ", ".join(f"'{name}', {name}" for name in named)
+of_address = ", ".join(f"'{name}', DeliveryAddress.{name}" for name in ("City", "State", "PinCode"))
+of_line = ", ".join(f"'{name}', line.{name}" for name in LineItem.__struct_fields__)
+flat = f"named_struct({of_invoice}, {of_address}, {of_line})"
+masked.flat_map_values(f"transform(InvoiceLineItems, line -> {flat})").to("hadoop-sink")

@@ -1,0 +1,146 @@
+"""The page "From Kafka Streams to Sluice": all its Python is one pipeline, which is built and run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sluice.plan import plan
+from sluice.testing import TopologyTestDriver
+from sluice.topology import Pipeline
+from sluice.topology.loader import load_file
+from tests.docs.pages import read
+
+PAGE = "docs/from-kafka-streams.md"
+_ROW = re.compile(r"^\| (?:.* )?\| `(.+)` \|$")
+
+
+def code() -> str:
+    """The page's Python in its order: blocks, and the right column of its tables."""
+    lines, block = [], False
+    for line in read(PAGE).splitlines():
+        if line.startswith("```"):
+            block = line == "```python"
+        elif block:
+            lines.append(line)
+        elif found := _ROW.match(line):
+            lines.append(found[1])
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    file = tmp_path_factory.mktemp("pipelines") / "page.py"
+    file.write_text(code())
+    return load_file(file)
+
+
+@pytest.fixture(scope="module")
+def driver(page: Pipeline, spark: SparkSession) -> Iterator[TopologyTestDriver]:
+    """The page's pipeline, with a few records of each topic."""
+    with TopologyTestDriver(page, spark=spark) as made:
+        for shop, city, floors in (("s1", "Pune", 2), ("s2", "Pune", 1), ("s3", "Goa", 3)):
+            made.pipe("shops", {"city": city, "floors": floors}, key=shop, timestamp=0)
+        made.pipe("cities", "a city", key="tea")
+        for key, note in (("s1", "quiet"), ("s1", "rain"), ("Goa", "sun")):
+            made.pipe("notes", note, key=key, timestamp=1_000)
+        for key, item, amount, tags in (("s1", "tea", 5, ["hot", "wet"]), ("s1", "pot", 20, []), ("s3", "tea", 7, [])):
+            made.pipe("sales", {"item": item, "amount": amount, "tags": tags}, key=key, timestamp=5_000)
+        made.pipe("rows", "a,b", key="r")
+        for second in (0, 2, 59):
+            made.pipe("clicks", {"page": "home", "at": f"2026-01-01T00:00:{second:02}"})
+        made.pipe("clicks", {"page": "home", "at": "2026-01-01T00:01:15"})
+        yield made
+
+
+def records(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]:
+    return [(one.key, one.value) for one in driver.output(topic)]
+
+
+def test_every_row_of_the_tables_is_in_the_pipeline(page: Pipeline) -> None:
+    rows = [line for line in read(PAGE).splitlines() if line.startswith("| ") and "---" not in line]
+    headings = [row for row in rows if row == "| Kafka Streams | Sluice |"]
+    assert len([row for row in rows if _ROW.match(row)]) == len(rows) - len(headings)
+    written = {topic for job in plan(page).jobs for topic in job.outputs}
+    assert written == set(re.findall(r'\.to\("(\w+)"', code()))
+
+
+def test_topics(driver: TopologyTestDriver) -> None:
+    assert records(driver, "notes_copied") == [("s1", b"quiet"), ("s1", b"rain"), ("Goa", b"sun")]
+    assert records(driver, "notes_copied_too")[0] == ("note s1", "quiet")
+    assert records(driver, "rows_copied") == [("r", b"a,b")]
+    assert records(driver, "shop_changes")[-1] == ("s3", {"city": "Goa", "floors": 3})
+
+
+def test_stateless_steps(driver: TopologyTestDriver) -> None:
+    pot = [("s1", {"item": "pot", "amount": 20, "tags": []})]
+    assert records(driver, "large") == records(driver, "large_too") == pot
+    assert records(driver, "cheap") == records(driver, "small")
+    assert [value["item"] for _, value in records(driver, "small")] == ["tea", "tea"]
+    assert records(driver, "doubled")[0] == ("s1", {"item": "tea", "double": 10})
+    assert records(driver, "amounts") == [("s1", 5), ("s1", 20), ("s3", 7)]
+    assert records(driver, "lengths") == [("s1", 3), ("s1", 3), ("s3", 3)]
+    assert records(driver, "by_item")[1] == ("pot", {"shop": "s1", "amount": 20})
+    assert records(driver, "by_item_too") == [("tea", 5), ("pot", 20), ("tea", 7)]
+    assert records(driver, "tags") == records(driver, "tags_too") == [("s1", b"hot"), ("s1", b"wet")]
+    assert records(driver, "tagged") == [("hot", b"s1"), ("wet", b"s1")]
+    assert [key for key, _ in records(driver, "sales_by_item")] == ["tea", "pot", "tea"]
+    assert len(records(driver, "seen")) == len(records(driver, "repartitioned")) == 3
+    assert {value for _, value in records(driver, "merged")} == {b"quiet", b"rain", b"sun", b"hot", b"wet"}
+
+
+def test_tables(driver: TopologyTestDriver) -> None:
+    assert driver.store("newest_note") == {"s1": "rain", "Goa": "sun"}
+    assert driver.store("cities") == {"tea": "a city"}
+    assert [key for key, value in records(driver, "tall_shops") if value] == ["s1", "s3"]
+    assert driver.store("shops_in_city") == {"Pune": 2, "Goa": 1}
+    assert driver.store("floors_in_city") == {"Pune": {"floors": 3}, "Goa": {"floors": 3}}
+    assert driver.store("floors_too") == {"Pune": 3, "Goa": 3}
+    driver.pipe("shops", {"city": "Goa", "floors": 4}, key="s1")
+    driver.pipe("shops", None, key="s2")
+    assert driver.store("shops_in_city") == {"Pune": 0, "Goa": 2}
+    assert driver.store("floors_too") == {"Pune": 0, "Goa": 7}
+
+
+def test_aggregations(driver: TopologyTestDriver) -> None:
+    assert driver.store("sales_count") == {"s1": 2, "s3": 1}
+    assert driver.store("joined") == {"s1": "quiet-rain", "Goa": "sun"}
+    assert driver.store("amount") == {"s1": 25, "s3": 7}
+    assert driver.store("amounts")["s1"] == {"sum": 25, "least": 5, "most": 20, "mean": 12.5}
+    assert driver.store("lists")["s1"] == {"all": ["tea", "pot"], "different": ["tea", "pot"], "dearest": [20, 5]}
+
+
+def test_windows(driver: TopologyTestDriver) -> None:
+    assert sorted(driver.store("per_minute").values()) == [1, 3]
+    assert sorted(driver.store("per_overlapping_minute").values()) == [1, 2, 2, 3]
+    assert sorted(driver.store("per_slide").values()) == [1, 1, 1, 1, 2]
+    assert list(driver.store("visits").values()) == [4]
+    ((key, count),) = records(driver, "per_closed_minute")
+    assert (key, count) == ("home", 3), "the first minute's grace was over at the last click"
+
+
+def test_joins(driver: TopologyTestDriver) -> None:
+    assert ("s1", {"item": "tea", "note": "rain"}) in records(driver, "sale_with_note")
+    assert len(records(driver, "sale_with_note")) == 4
+    assert {value["right"] and "found" for _, value in records(driver, "sale_or_note")} >= {"found"}
+    assert records(driver, "sale_in_city") == [
+        ("s1", {"item": "tea", "city": "Pune"}),
+        ("s1", {"item": "pot", "city": "Pune"}),
+        ("s3", {"item": "tea", "city": "Goa"}),
+    ]
+    assert [value["right"] for _, value in records(driver, "item_is_a_city")] == ["a city", "a city"]
+    assert [value["right"] for _, value in records(driver, "item_is_perhaps_a_city")] == ["a city", None, "a city"]
+    assert ("s1", {"left": {"city": "Pune", "floors": 2}, "right": "rain"}) in records(driver, "shop_and_note")
+    assert ("s3", {"left": {"city": "Goa", "floors": 3}, "right": "sun"}) in records(driver, "shop_and_citys_note")
+    assert ("Goa", {"left": None, "right": "sun"}) in records(driver, "shop_or_note")
+
+
+def test_processors(driver: TopologyTestDriver) -> None:
+    assert records(driver, "running") == [("s1", 5), ("s1", 25), ("s3", 7)]
+    assert [value["item"] for _, value in records(driver, "new_items")] == ["tea", "pot"]
+    driver.pipe("sales", {"item": "cup", "amount": 1}, key="s3", timestamp=5_000 + 3_600_000)
+    assert records(driver, "quiet") == [("s1", b"an hour without a sale")], "the other's own sale put its timer off"

@@ -1,0 +1,183 @@
+"""Faults of what runs: drivers, brokers, databases, disks and clocks, as processes that are really killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sluice.errors import StateError
+from sluice.provision.checks import free_port
+from sluice.testing.kafka import running as running_broker
+from tests.faults.conftest import Seen
+from tests.faults.kills import Kills
+from tests.faults.truth import Watching, compare
+from tests.faults.world import Driver, World, wait_until, world
+from tests.postgres import postgres_server
+
+pytestmark = pytest.mark.timeout(7200)
+
+KILLS = int(os.environ.get("KILLS", "100"))
+
+
+@pytest.mark.fault("F1", "kill -9 of driver and JVM, twice (a sample; `make faults` has a hundred)")
+def test_two_kills(orders: World, seen: Seen) -> None:
+    kills = Kills(orders, seed=int(time.time()))
+    found = kills.run(2)
+    seen(f"died {dict(kills.phases)}; {found}")
+
+
+@pytest.mark.heavy
+@pytest.mark.fault("F1", f"kill -9 of driver, JVM or both, {KILLS} times at random moments over one long input")
+def test_a_hundred_kills(orders: World, seen: Seen) -> None:
+    kills = Kills(orders)
+    found = kills.run(KILLS)
+    assert kills.killed == KILLS
+    seen(f"died {dict(kills.phases)}; a reader saw {kills.watching.asked} times one whole cut; {found}")
+
+
+@contextmanager
+def working(orders: World, batches: int = 2) -> Iterator[Driver]:
+    """A driver in the middle of a long input."""
+    orders.produce(20_000)
+    driver = orders.start(SLUICE_MAX_RECORDS="400", SLUICE_RUN="orders/one/main")
+    assert wait_until(lambda: orders.published() >= batches - 1 or not driver.runs, 180), driver.said
+    assert driver.runs, driver.said[-3000:]
+    yield driver
+
+
+@pytest.mark.heavy
+@pytest.mark.fault("F3", "a second driver while the first works; then the first is stopped (SIGSTOP), and wakes later")
+def test_two_drivers(orders: World, seen: Seen) -> None:
+    with working(orders) as first:
+        second = orders.start(SLUICE_RUN="orders/two/main")
+        assert second.wait() == 1
+        refused = next(line for line in second.said.splitlines() if "is being worked on by another driver" in line)
+        program = first.python()
+        assert program is not None
+        program.suspend()
+        third = orders.start(SLUICE_RUN="orders/three/main")
+        assert wait_until(lambda: "lease taken over" in third.said or not third.runs, 180), third.said
+        assert third.runs, third.said[-3000:]
+        wait_until(lambda: third.said.count("batch published") >= 1 or not third.runs, 180)
+        program.resume()
+        assert first.wait() == 1, first.said[-2000:]
+        assert third.wait() == 0, third.said[-3000:]
+    fenced = next(line for line in first.said.splitlines()[::-1] if line.startswith(("Another driver", "The job")))
+    seen(f"{refused[:130]}; the stopped one, awake: {fenced[:110]}; {compare(orders)}")
+
+
+@pytest.mark.heavy
+@pytest.mark.fault("F7", "no broker at the start; the broker killed (-9) in mid-batch, gone until the driver has ended")
+def test_no_broker(orders: World, seen: Seen) -> None:
+    orders.produce(6_000)
+    orders.kafka.stop()
+    begun = time.monotonic()
+    driver = orders.start()
+    assert driver.wait() == 1
+    at_start, why = time.monotonic() - begun, driver.said.strip().splitlines()[-1]
+    orders.kafka.start()
+    driver = orders.start(SLUICE_MAX_RECORDS="400")
+    assert wait_until(lambda: orders.published() >= 1 or not driver.runs, 180), driver.said
+    broker = running_broker(orders.kafka.folder)
+    assert broker is not None
+    psutil.Process(broker.pid).kill()
+    begun = time.monotonic()
+    assert driver.wait(400) == 1, driver.said[-3000:]
+    in_batch = time.monotonic() - begun
+    orders.kafka.start()
+    orders.run()
+    seen(f"failed after {at_start:.0f} s ({why[:90]}) and {in_batch:.0f} s; then resumed: {compare(orders)}")
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+    """A disk of so many megabytes."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.fail("A small disk cannot be mounted here: run this as root.")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("what", ["CHECKPOINTS", "SHARDS", "LEDGER"])
+@pytest.mark.fault("F13", "the disk runs full under the checkpoint, the shards, the ledger, in turn")
+def test_a_full_disk(orders: World, seen: Seen, what: str) -> None:
+    with small_disk(orders.folder / "disk", 24) as disk:
+        address = {"CHECKPOINTS": str(disk), "SHARDS": f"sqlite:///{disk}", "LEDGER": f"sqlite:///{disk}/ledger.sqlite"}
+        orders.environment[f"SLUICE_{what}"] = address[what]
+        orders.produce(12_000)
+        driver = orders.start(SLUICE_MAX_RECORDS="400")
+        assert wait_until(lambda: orders.published() >= 1 or not driver.runs, 180), driver.said
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"\0" * 4096)
+            except OSError:
+                pass
+        status = driver.wait()
+        assert status == 1, f"{status}: {driver.said[-1500:]}"
+        why = next(line for line in driver.said.splitlines()[::-1] if line.startswith(("The job", "State")))
+        watching = Watching(orders)
+        filler.unlink()
+        watching.look()
+        orders.run()
+        watching.look()
+        seen(f"{what.lower()}: {why[:120]}; with space again: {compare(orders)}")
+
+
+@pytest.mark.heavy
+@pytest.mark.fault("F14", "PostgreSQL, which holds ledger and shards, restarted during queries and in mid-run")
+def test_a_restarted_database(tmp_path: Path, seen: Seen) -> None:
+    port = free_port()
+    with world() as orders:
+        with postgres_server(tmp_path / "postgres", port) as url:
+            orders.environment |= {"SLUICE_LEDGER": url, "SLUICE_SHARDS": url}
+            orders.produce(8_000)
+            driver = orders.start(SLUICE_MAX_RECORDS="400")
+            assert wait_until(lambda: orders.published() >= 2 or not driver.runs, 180), driver.said
+            watching = Watching(orders)
+            watching.look()
+        with pytest.raises(StateError) as down:
+            watching.look()
+        assert down.value.status == 503
+        time.sleep(3)
+        with postgres_server(tmp_path / "postgres", port):
+            status = driver.wait()
+            watching.look()
+            orders.run()
+            watching.look()
+            found = compare(orders)
+    seen(f"queries 503 while it was down, whole cuts before and after; the driver ended with {status}; {found}")
+
+
+@pytest.mark.heavy
+@pytest.mark.fault("F18", "drivers whose clock is an hour ahead, an hour behind, and jumps; one behind holds the lease")
+def test_clocks(orders: World, seen: Seen) -> None:
+    if subprocess.run(["which", "faketime"], capture_output=True, check=False).returncode:
+        pytest.fail("faketime is not installed: apt-get install faketime.")
+    how = {"SLUICE_MAX_RECORDS": "400", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    for number, shift in enumerate(("+3600s", "-3600s")):
+        orders.produce(2_000, seed=number, start_ms=1_670_230_527_000 + number * 600_000)
+        driver = orders.start(under=("faketime", "-f", shift), **how)
+        assert driver.wait() == 0, driver.said[-3000:]
+    orders.produce(20_000, seed=9, start_ms=1_670_230_527_000 + 2 * 600_000)
+    behind = orders.start(under=("faketime", "-f", "-3600s"), SLUICE_RUN="a/behind/b", **how)
+    last = orders.published()
+    assert wait_until(lambda: orders.published() > last or not behind.runs, 180), behind.said
+    ahead = orders.start(under=("faketime", "-f", "+3600s"), SLUICE_RUN="a/ahead/b", **how)
+    assert ahead.wait() == 1
+    assert "is being worked on by another driver" in ahead.said, ahead.said[-2000:]
+    assert behind.wait() == 0, behind.said[-3000:]
+    seen(f"two hours apart, the second driver was refused while the first lived; {compare(orders)}")

@@ -1,0 +1,207 @@
+"""Faults of what is kept: checkpoint, shards, versions of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from sluice import Decimal2, Pipeline, tumbling
+from sluice.auditing import report
+from sluice.engine.evolution import EvolutionError
+from sluice.errors import SluiceError, StateError, TopologyError
+from tests.engine.conftest import Start
+from tests.engine.shop import Names, Sale, sale, shop
+from tests.engine.test_rebuild import a_shard, rebuild, run
+from tests.engine.test_replay import a_busy_day
+from tests.faults.conftest import Seen
+
+SAME = ("stores", "outputs", "letters")
+
+
+@pytest.mark.heavy
+@pytest.mark.fault("F2", "the last commits/N of the checkpoint is deleted, of two batches one after the other")
+def test_a_lost_commit(start: Start, seen: Seen) -> None:
+    running = start(shop, sales=3)
+    a_busy_day(running)
+    running.run(max_records=30)
+    before = running.everything()
+    for batch in (None, before["cuts"][-1].batch):  # the last of all may be one without data
+        running.forget_commit(batch)
+        read = running.run(max_records=30)
+        after = running.everything()
+        assert [after[what] for what in SAME] == [before[what] for what in SAME]
+    assert read > 0
+    seen(f"{read} records read again, nothing applied or written twice")
+
+
+Damage = Callable[[Path], None]
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)
+
+
+def digit(file: Path) -> None:
+    """The last position, one less."""
+    text = file.read_text()
+    place = max(place for place, sign in enumerate(text) if sign.isdigit())
+    file.write_text(text[:place] + str(int(text[place]) - 1) + text[place + 1 :])
+    file.with_name(f".{file.name}.crc").unlink()
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.heavy
+@pytest.mark.fault("F11", "in the checkpoint a byte flipped, a file missing, a file empty; of offsets, commits, state")
+def test_a_damaged_checkpoint(start: Start, seen: Seen) -> None:
+    said = []
+    for kind in ("offsets", "commits", "state"):
+        for damage in (flip, Path.unlink, empty, *((digit,) if kind == "offsets" else ())):
+            running = start(shop)
+            for at in ("08:00:00", "08:05:00", "08:06:00"):
+                running.send("sales", sale("a", at=at), sale("b", at=at))
+                running.run()
+            before = running.everything()
+            for file in newest(running.checkpoint / kind):
+                damage(file)
+            running.send("sales", sale("a", at="08:10:00"))
+            error = None
+            try:
+                running.run()
+            except SluiceError as refused:
+                error = str(refused)
+            how = "no harm"
+            if error is not None:
+                assert "sluice rebuild" in error
+                print(kind, damage, error)
+                assert running.everything() == before
+                rebuild(running)
+                assert running.everything()["stores"] == before["stores"]
+                run(running)
+                how = "refused, rebuilt"
+            assert running.store("n") == {"a": 4, "b": 3}
+            assert len(running.output("copies")) == 7
+            said.append(f"{kind} {damage.__name__}: {how}")
+    seen("; ".join(said))
+
+
+def newest(folder: Path) -> list[Path]:
+    """The newest file of a log; of the state the newest of each partition."""
+    if folder.name != "state":
+        return [max((file for file in folder.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))]
+    parts = {file.parent for file in folder.rglob("*.changelog")}
+    return [max(part.glob("*.changelog"), key=lambda file: int(file.stem.split("_")[0])) for part in parts]
+
+
+@pytest.mark.heavy
+@pytest.mark.fault("F12", "a worker's shard in turn missing, cut in half, emptied, and with a digit of a value changed")
+def test_a_damaged_shard(start: Start, seen: Seen) -> None:
+    def changed(data: bytes) -> bytes:
+        place = data.index(b'"amount":7.00')
+        return data[: place + 9] + b"8" + data[place + 10 :]
+
+    said = []
+    damages: dict[str, Callable[[bytes], bytes] | None] = {
+        "missing": None, "half": lambda data: data[: len(data) // 2], "empty": lambda _: b"", "changed": changed
+    }  # fmt: skip
+    for name, damage in damages.items():
+        running = start(shop)
+        running.send("sales", *(sale(key, "7.00") for key in "abcdefgh"))
+        running.run()
+        before = running.everything()
+        a_shard(running, damage)
+        if name == "changed":
+            assert not report(running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True)
+        running.send("sales", sale("a", "7.00"))
+        with pytest.raises(StateError, match="Worker 0 has no shard to go on with"):
+            running.run()
+        with running.ledger() as ledger:
+            (worker, other) = ledger.workers(running.pipeline.name, "main")
+        assert worker.unavailable
+        assert not other.unavailable
+        rebuild(running)
+        after = running.everything()
+        assert [after[what] for what in SAME] == [before[what] for what in SAME]
+        run(running)
+        assert running.store("n")["a"] == 2
+        said.append(name)
+    seen(f"{', '.join(said)}: found, the worker marked, runs refused; rebuilt from the topics with the same checksums")
+
+
+class SaleWithNote(Sale):
+    note: str | None = None
+
+
+class SaleWithoutQuantity(msgspec.Struct):
+    shop: str
+    amount: Decimal2
+    at: datetime
+
+
+class SaleOfWholeAmounts(msgspec.Struct):
+    shop: str
+    amount: int
+    at: datetime
+
+
+def version(
+    contract: type[msgspec.Struct] = Sale, workers: int = 2, total: str = "sum(amount)", where: str = "amount > 0",
+    minutes: int = 1, more: bool = False, copies: bool = False,
+) -> Callable[[Names], Pipeline]:  # fmt: skip
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline(workers=workers)
+        sales = pipeline.stream(names("sales"), value=contract, event_time="at").filter(where)
+        groups = sales.group_by("shop")
+        groups.aggregate(store="total", amount=total)
+        groups.windowed_by(tumbling(f"{minutes} minutes")).count(store="n_window")
+        if more:
+            groups.count(store="n")
+        if copies:
+            sales.map_values("shop").to(names("copies"))
+        return pipeline
+
+    return build
+
+
+@pytest.mark.heavy
+@pytest.mark.fault("F19", "fields added and removed, an output added; type, workers, stores, filter, window changed")
+def test_versions_of_a_pipeline(start: Start, seen: Seen) -> None:
+    running = start(version())
+    running.send("sales", sale("a", 2), sale("b", 3))
+    running.run()
+    total = 2
+    for fine in (version(SaleWithNote), version(SaleWithoutQuantity), version(copies=True), version()):
+        running.pipeline = fine(running.names)
+        running.send("sales", sale("a", 1))
+        run(running)
+        total += 1
+        assert running.store("total")["a"] == {"amount": float(total)}
+    before = running.everything()
+    refused = {
+        "type": version(SaleOfWholeAmounts), "workers": version(workers=3), "store": version(more=True),
+        "aggregate": version(total="max(amount)"), "filter": version(where="amount > 1"), "window": version(minutes=2),
+    }  # fmt: skip
+    running.send("sales", sale("a", 1))
+    for build in refused.values():
+        running.pipeline = build(running.names)
+        with pytest.raises(EvolutionError, match=r"has changed since.*Nothing was read.*sluice rebuild"):
+            run(running)
+    with pytest.raises(TopologyError):
+        version(SaleWithoutQuantity, where="quantity > 1")(running.names)
+    running.pipeline = version()(running.names)
+    assert running.everything() == before
+    # Four workers instead of two: by building anew.
+    running.pipeline = version(workers=4)(running.names)
+    rebuild(running)
+    run(running)
+    assert running.store("total") == {"a": {"amount": float(total + 1)}, "b": {"amount": 3.0}}
+    seen(f"4 compatible versions went on; refused before reading: {', '.join(refused)}; 4 workers for 2 by rebuild")

@@ -1,0 +1,221 @@
+"""Where a fault happens: a broker, a home of its own, and drivers as real processes that can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from confluent_kafka.admin import AdminClient
+
+from sluice.engine.source import last_batch
+from sluice.samples.topics import produce_orders
+from sluice.settings import Settings, settings
+from sluice.state.ledger import Ledger
+from sluice.submission import submission
+from sluice.testing.kafka import EmbeddedKafka
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME, JOB = "orders", "main"
+LONGEST_S = 240.0
+
+
+@dataclass
+class Driver:
+    """A driver: spark-submit's JVM, and the Python program in it."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout: float = LONGEST_S) -> int:
+        """Its status once it has ended; TimeoutExpired, and it is killed, if it does not."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill("all")
+            raise
+
+    def python(self) -> psutil.Process | None:
+        """The Python program that drives."""
+        return next((one for one in self._members() if "run.py" in " ".join(_command(one)) and not _is_java(one)), None)
+
+    def java(self) -> psutil.Process | None:
+        """The JVM."""
+        return next((one for one in self._members() if _is_java(one)), None)
+
+    def kill(self, what: str) -> None:
+        """kill -9 of `java`, `python` or `all`; returns when neither the JVM nor the program is there any more."""
+        chosen = {"java": self.java, "python": self.python}.get(what, lambda: None)()
+        driving = [one for one in (self.java(), self.python()) if one is not None]
+        if chosen is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                chosen.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs(driving, 15)
+        for one in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        self.process.wait(30)
+
+    def _members(self) -> list[psutil.Process]:
+        try:
+            parent = psutil.Process(self.process.pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+
+@dataclass
+class World:
+    """One pipeline, its broker and its state; `environment` is added to that of every driver."""
+
+    folder: Path
+    kafka: EmbeddedKafka
+    environment: dict[str, str] = field(default_factory=dict)
+    drivers: list[Driver] = field(default_factory=list)
+    home: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.home = self.folder / "home"
+
+    @property
+    def config(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.kafka.bootstrap}
+
+    @property
+    def settings(self) -> Settings:
+        own = {
+            "SLUICE_HOME": str(self.home),
+            "SLUICE_JARS": str(settings().jars),
+            "SLUICE_PIPELINES": str(ROOT / "spark_jobs"),
+            "SLUICE_KAFKA": json.dumps(self.config),
+        }
+        return Settings.read(own | {n: v for n, v in self.environment.items() if n.startswith("SLUICE_")})
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's folder in the generation that is read."""
+        with Ledger.open(self.settings.ledger) as ledger:
+            generation = ledger.generation(NAME, JOB) or 1
+        return Path(self.settings.checkpoints) / NAME / JOB / f"g{generation}" / "spark"
+
+    def produce(self, count: int, **how: Any) -> None:
+        """Bring orders, some of them bad and some late."""
+        given = {"stores": 20, "bad_share": 0.02, "late_share": 0.05}
+        produce_orders(self.config, count=count, **(given | how))
+
+    def start(self, *arguments: str, under: tuple[str, ...] = (), **environment: str) -> Driver:
+        """Start a driver; `under` is a command that it runs under."""
+        known = self.settings
+        with submission(known, known.kafka, "local[2]") as told:
+            command = [
+                *under,
+                *(str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"),
+                *("--driver-class-path", told.driver_class_path),
+                *("--driver-java-options", told.driver_java_options),
+                *(str(known.pipelines / "run.py"), *arguments, NAME),
+            ]
+            inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+            log = self.folder / f"driver-{len(self.drivers)}.log"
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                    env=inherited | told.environment | self.environment | environment,
+                )  # fmt: skip
+        driver = Driver(process, log)
+        self.drivers.append(driver)
+        return driver
+
+    def run(self, *arguments: str, expect: int = 0, **environment: str) -> Driver:
+        """Run a driver to its end; AssertionError if it does not end with the status."""
+        driver = self.start(*arguments, under=(), **environment)
+        status = driver.wait()
+        assert status == expect, f"it ended with {status}:\n{driver.said[-3000:]}"
+        return driver
+
+    def ledger(self) -> Ledger:
+        return Ledger.open(self.settings.ledger)
+
+    def published(self) -> int:
+        """The newest batch in the ledger, -1 if none."""
+        try:
+            with self.ledger() as ledger:
+                latest = ledger.latest_cut(NAME, JOB)
+        except Exception:
+            return -1
+        return -1 if latest is None else latest.batch
+
+    def begun(self) -> int:
+        """The newest batch that Spark has written down, -1 if none."""
+        return last_batch(str(self.checkpoint), "offsets")
+
+    def done(self) -> int:
+        """The newest batch that Spark has committed, -1 if none."""
+        return last_batch(str(self.checkpoint), "commits")
+
+    def admin(self) -> AdminClient:
+        return AdminClient({**self.config})
+
+    def close(self) -> None:
+        for driver in self.drivers:
+            if driver.runs:
+                driver.kill("all")
+
+
+@contextlib.contextmanager
+def world(environment: Mapping[str, str] | None = None) -> Iterator[World]:
+    """A world that ends with the block, its processes and its folder too."""
+    folder = Path(tempfile.mkdtemp(prefix="sluice-fault-"))
+    try:
+        with EmbeddedKafka(folder / "kafka") as kafka:
+            made = World(folder, kafka, dict(environment or {}))
+            try:
+                yield made
+            finally:
+                made.close()
+    finally:
+        if os.environ.get("KEEP_FAULTS") != "1":
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until(true: Callable[[], bool], timeout: float = 60.0, every: float = 0.02) -> bool:
+    """Whether it became true in time."""
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if true():
+            return True
+        time.sleep(every)
+    return False
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _is_java(process: psutil.Process) -> bool:
+    return any(part.endswith("java") for part in _command(process)[:1])

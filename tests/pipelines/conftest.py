@@ -1,0 +1,33 @@
+"""Drivers of the repository's own pipelines, which run the engine without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sluice import Pipeline
+from sluice.testing import TopologyTestDriver
+from sluice.topology import load_pipeline
+
+PIPELINES = Path(__file__).parents[2] / "spark_jobs"
+
+Drive = Callable[[Pipeline | str], TopologyTestDriver]
+
+
+@pytest.fixture
+def drive(spark: SparkSession) -> Iterator[Drive]:
+    """Makes a driver of a pipeline, or of the one in `spark_jobs` that has the name; it is closed after the test."""
+    made: list[TopologyTestDriver] = []
+
+    def driver(pipeline: Pipeline | str) -> TopologyTestDriver:
+        if isinstance(pipeline, str):
+            pipeline = load_pipeline(PIPELINES, pipeline)
+        made.append(TopologyTestDriver(pipeline, spark=spark))
+        return made[-1]
+
+    yield driver
+    for one in made:
+        one.__exit__(None, None, None)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from sluice.auditing import report
+from sluice.errors import NotFound
+from sluice.state.audits import SourceAudit
+from sluice.state.leases import Holder
+from sluice.state.model import NO_WINDOW
+from sluice.state.shard import Shard
+from tests.states import States, ledger_url, make_audit, make_cut
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def states(database: str) -> Iterator[States]:
+    made = States(database)
+    assert made.ledger.leases.take("orders", "totals", 1, Holder(host="h", pid=1, process=""), None)
+    yield made
+    made.ledger.close()
+
+
+def source(**counts: int) -> SourceAudit:
+    return SourceAudit(topic="orders", partition=0, start=0, end=10, **counts)  # type: ignore[arg-type]
+
+
+def said(states: States, run: str = "", *, verify: bool = False) -> tuple[bool, str]:
+    text = io.StringIO()
+    fine = report(ledger_url(states.database), "orders", run, Console(file=text, width=200), verify=verify)
+    return fine, text.getvalue()
+
+
+def test_a_run_is_told_by_partition_and_balances(states: States) -> None:
+    states.ledger.publish(make_cut(0), make_audit(0, 1, source(read=10, applied=9, late=1)))
+    fine, text = said(states)
+    assert fine
+    assert "Every record read is accounted for" in text
+    assert "written to out: 3" in text
+    assert "state of worker 0: 00ff" in text
+    for name in ("r", "1.0"):
+        assert said(states, name)[0]
+    with pytest.raises(NotFound, match="no audit of other"):
+        said(states, "other")
+
+
+def test_what_does_not_balance_is_said(states: States) -> None:
+    states.ledger.publish(make_cut(0), make_audit(0, 1, source(read=10, applied=9)))
+    fine, text = said(states)
+    assert not fine
+    assert "orders/0: 10 records were read, and 9 are accounted for" in text
+
+
+def test_a_damaged_shard_is_found_and_marked_until_it_is_right_again(states: States) -> None:
+    with Shard.open(states.location(0), to_write=True) as shard:
+        shard.write(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
+        checksum = shard.checksum(0)
+    audit = make_audit(0, 1, source(read=10, applied=10))
+    audit.checksums["0"] = "0123456789abcdef"
+    states.ledger.publish(make_cut(0), audit)
+    fine, text = said(states, verify=True)
+    assert not fine
+    assert f"its checksum is {checksum}, and was 0123456789abcdef" in text
+    assert [bool(worker.unavailable) for worker in states.ledger.workers("orders", "totals")] == [True, False]
+
+    right = make_audit(1, 1, source(read=10, applied=10))
+    right.checksums["0"] = checksum
+    states.ledger.publish(make_cut(1), right)
+    assert said(states, "1.1", verify=True)[0]
+    assert not any(worker.unavailable for worker in states.ledger.workers("orders", "totals"))
+
+
+def test_an_unknown_pipeline_is_named(states: States) -> None:
+    with pytest.raises(NotFound, match="knows no pipeline 'others'"):
+        report(ledger_url(states.database), "others", "", Console(quiet=True))
