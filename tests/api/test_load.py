@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections import Counter
 
@@ -17,8 +16,8 @@ pytestmark = pytest.mark.api
 
 QUERIES = 500
 ROWS = 30_000
-PATIENCE_SECONDS = 2.0
-"""What half of the UI's requests stay below. The slowest says more of the machine than of the server."""
+TIMES = 4
+"""The UI may have to wait as many times longer than behind as many of Airflow's own cheapest requests, and a second."""
 
 
 @pytest.fixture
@@ -44,9 +43,9 @@ async def ask_all(address: str, token: str, path: str) -> tuple[Counter[int], li
                 assert answer.headers["Retry-After"]
             return answer.status_code
 
-        asking = [asyncio.create_task(ask(number)) for number in range(QUERIES)]
         took = []
-        await asyncio.sleep(0.5)
+        asking = [asyncio.create_task(ask(number)) for number in range(QUERIES)]
+        await asyncio.sleep(0.1)
         while not all(task.done() for task in asking):
             began = time.monotonic()
             assert (await client.get("/api/v2/monitor/health")).status_code == 200
@@ -55,9 +54,20 @@ async def ask_all(address: str, token: str, path: str) -> tuple[Counter[int], li
         return Counter([await task for task in asking]), took
 
 
+async def ask_cheaply(address: str) -> None:
+    """As many requests at once, for which Airflow looks nothing up."""
+    limits = httpx.Limits(max_connections=QUERIES)
+    async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120) as client:
+        await asyncio.gather(*(client.get("/api/v2/version") for _ in range(QUERIES)))
+
+
 def test_heavy_queries_are_turned_away_and_the_ui_stays_usable(airflow: AirflowServer, heavy: str) -> None:
-    statuses, took = asyncio.run(ask_all(airflow.url, airflow.token("admin"), heavy))
+    token = airflow.token("admin")
+    began = time.monotonic()
+    asyncio.run(ask_cheaply(airflow.url))
+    cheap = time.monotonic() - began
+    statuses, took = asyncio.run(ask_all(airflow.url, token, heavy))
     assert set(statuses) <= {200, 429, 503}
     assert statuses[200] >= 4
     assert statuses[429] > QUERIES / 2
-    assert statistics.median(took) < PATIENCE_SECONDS
+    assert max(took) < TIMES * cheap + 1

@@ -244,7 +244,8 @@ def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: Stat
     for number in range(3):
         states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
     (done,) = retain(states.ledger, "orders", keep_cuts=1, keep_seconds=0, now=NOON.replace(year=2030))
-    assert (done.cuts, done.versions, done.failed) == (3, 3 * 40, {})
+    # The version before the newest stays: the newest batch may be written again.
+    assert (done.cuts, done.versions, done.failed) == (3, 2 * 40, {})
 
 
 def test_places_are_taken_by_who_has_them_only(hosts: list[Host], states: States) -> None:
