@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from sluice import Decimal2, Digits, Pipeline
-from sluice.operators.processor import Context, Record
+from sluice import Context, Decimal2, Digits, Pipeline, Record
 
 Points = Annotated[Decimal, Digits(16, 4)]
 
