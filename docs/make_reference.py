@@ -14,27 +14,31 @@ import typer
 
 from sluice import Client, client, errors, query, settings, topology
 from sluice.cli import app
+from sluice.operators import processor
 from sluice.query import Reader
-from sluice.testing import kafka
+from sluice.testing import Output, TopologyTestDriver, kafka
 from sluice.topology import contracts, drawing, expressions, load_pipeline
 
 HERE = Path(__file__).parent
 PUBLIC: dict[str, list[Any]] = {
     "Topology": [
-        topology.Pipeline, topology.Stream, topology.GroupedStream, topology.WindowedStream, topology.Table,
-        topology.GlobalTable, topology.tumbling, topology.Window, contracts.Digits, topology.load_pipeline,
-        topology.load_pipelines,
+        topology.Pipeline, topology.Serde, topology.Stream, topology.GroupedStream, topology.WindowedStream,
+        topology.Table, topology.GlobalTable, topology.GroupedTable, topology.tumbling, topology.hopping,
+        topology.sliding, topology.session, topology.within, topology.Window, contracts.Digits,
+        topology.load_pipeline, topology.load_pipelines,
     ],
+    "Processors": [processor.Processor, processor.Record, processor.Context, processor.Store, processor.Firing],
     "Asking the REST view from Python": [
         Client, client.Entries, client.Entry, client.Groups, client.Group, client.Change,
     ],
     "Asking shards from Python": [Reader, query.When, query.Answer, query.Entry],
-    "Testing": [kafka.EmbeddedKafka],
+    "Testing": [TopologyTestDriver, Output, kafka.EmbeddedKafka],
 }  # fmt: skip
 """What the page describes; everything else may change without notice."""
-_HIDDEN = {"add", "claim"}
+_HIDDEN = {"add", "claim", "expire", "turn_to"}
 _MADE_BY_METHODS = {
-    topology.Stream, topology.GroupedStream, topology.WindowedStream, topology.Table, topology.GlobalTable
+    topology.Stream, topology.GroupedStream, topology.WindowedStream, topology.Table, topology.GlobalTable,
+    topology.GroupedTable, processor.Processor, processor.Context, processor.Store,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from sluice.operators.processor import Context, Firing, Processor, Record
 from sluice.topology import (
     Decimal2,
     Digits,
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "Client",
+    "Context",
     "Decimal2",
     "Digits",
+    "Firing",
     "Pipeline",
+    "Processor",
+    "Record",
     "Serde",
     "Stream",
     "Table",

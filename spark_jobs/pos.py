@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from sluice import Decimal2, Digits, Pipeline
-from sluice.operators.processor import Context, Record
+from sluice import Context, Decimal2, Digits, Pipeline, Record
 
 Points = Annotated[Decimal, Digits(16, 4)]
 
@@ -75,8 +74,8 @@ class Loyalty:
         invoice: Invoice = record.value
         earned = invoice.TotalAmount * Decimal("0.02")
         points = self.context.store("points")
-        total = Decimal(points.get("total", 0)) + earned
-        points.put("total", str(total))
+        total = points.get("total", Decimal(0)) + earned
+        points.put("total", total)
         self.context.forward(
             record.key,
             Notification(invoice.InvoiceNumber, invoice.CustomerCardNo, invoice.TotalAmount, earned, total),
@@ -90,7 +89,7 @@ at_home = "DeliveryType = 'HOME-DELIVERY'"
 invoices.filter(at_home).to("shipment")
 
 prime = invoices.filter("CustomerType = 'PRIME'").select_key("CustomerCardNo")
-prime.process(Loyalty, stores={"points": None}, returns=Notification).output.to("loyalty")
+prime.process(Loyalty, stores={"points": Decimal}, returns=Notification).output.to("loyalty")
 
 named = ("InvoiceNumber", "CreatedTime", "StoreID", "PosID", "CustomerType", "PaymentMethod", "DeliveryType")
 masked = invoices.map_values(

@@ -76,11 +76,12 @@ def _author(node: nodes.Node) -> Make:
     if isinstance(node, nodes.Deduplicate):
         return partial(Deduplicate, node.within_ms)
     assert isinstance(node, nodes.Process)
-    return partial(_process, Shipped.of(node.processor), dict(node.stores), _shipped(node.takes))
+    stores = {name: (Shipped.of(kind), ttl) for name, (kind, ttl) in node.stores.items()}
+    return partial(_process, Shipped.of(node.processor), stores, _shipped(node.takes))
 
 
-def _process(processor: Shipped, stores: dict[str, int | None], takes: Shipped | None) -> Operator[Any]:
-    options = {name: StoreOptions(Any, ttl) for name, ttl in stores.items()}
+def _process(processor: Shipped, stores: dict[str, tuple[Shipped, int | None]], takes: Shipped | None) -> Operator[Any]:
+    options = {name: StoreOptions(kind.value, ttl) for name, (kind, ttl) in stores.items()}
     return Process(processor.value, options, argument_type=takes.value if takes else Any)
 
 

@@ -18,7 +18,7 @@ Clock = Literal["event", "wall"]
 
 @dataclass(frozen=True)
 class Record:
-    """What a processor sees. The value is decoded as the processor's `argument_type`; None is a null value."""
+    """What a processor sees. The value is of the stream's type, its contract's Struct perhaps; None is a null value."""
 
     key: str
     value: Any

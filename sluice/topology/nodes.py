@@ -204,8 +204,8 @@ class Process(Node):
 
     parent: Node
     processor: type
-    stores: Mapping[str, int | None]
-    """Name → time to live in ms."""
+    stores: Mapping[str, tuple[Any, int | None]]
+    """Name → type of the values, and time to live in ms."""
     takes: type | None
     returns: Mapping[str, type | None]
     """Output → type of its values."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Literal, overload
 
 from sluice.errors import TopologyError
@@ -187,19 +189,20 @@ class Stream(Handle):
         self,
         processor: type,
         *,
-        stores: dict[str, Duration | None] | None = None,
+        stores: Mapping[str, Any] | None = None,
         returns: type | None = None,
         outputs: dict[str, type | None] | None = None,
     ) -> grouped.Processed:
         """Run an author's processor over each key's records, in order: see `sluice.Processor`.
 
-        `stores` names its key-value stores, each with a time to live or None. What it forwards is the stream's next
+        `stores` names its key-value stores, each with the type of its values (`Any`: what JSON gives), or with type
+        and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. What it forwards is the stream's next
         value, of type `returns`; `outputs` names further outputs with their types.
         """
-        stores_ms = {name: None if ttl is None else milliseconds(ttl) for name, ttl in (stores or {}).items()}
+        kept = {name: _kept(given) for name, given in (stores or {}).items()}
         named = {"output": returns, **(outputs or {})}
         node = self.pipeline.add(
-            nodes.Process, parent=self.node, processor=processor, stores=stores_ms, takes=self.shape.contract,
+            nodes.Process, parent=self.node, processor=processor, stores=kept, takes=self.shape.contract,
             returns=named,
         )  # fmt: skip
         return grouped.Processed(self.pipeline, node)
@@ -239,6 +242,17 @@ class _Not:
 
     def __call__(self, value: Any) -> bool:
         return not self.condition(value)
+
+
+def _kept(given: Any) -> tuple[Any, int | None]:
+    """A store's type and its time to live in ms."""
+    kind, ttl = given if isinstance(given, tuple) else (given, None)
+    if kind is None or isinstance(kind, str | int | timedelta):
+        raise TopologyError(
+            f"process at {line()}: {given!r} is not the type of a store's values.",
+            next_step='Write for example {"points": Decimal} or {"points": (Decimal, "7 days")}.',
+        )
+    return kind, None if ttl is None else milliseconds(ttl)
 
 
 def _texts(picked: tuple[str | Function, ...]) -> tuple[str, ...]:

@@ -238,12 +238,12 @@ def test_planning_needs_neither_spark_nor_airflow_nor_kafka() -> None:
     code = (
         "import sys; from pathlib import Path; from sluice.plan import explain, plan;"
         " from sluice.topology import load_pipelines, drawing;"
-        " print([explain(plan(p)) and drawing.svg(p)[:4] for p in load_pipelines(Path('spark_jobs'))]);"
+        " print({explain(plan(p)) and drawing.svg(p)[:4] for p in load_pipelines(Path('spark_jobs'))});"
         " print(sorted({name.split('.')[0] for name in sys.modules}"
         " & {'pyspark', 'airflow', 'confluent_kafka', 'sqlalchemy', 'pyarrow', 'numpy', 'fastapi'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["['<svg']", "[]"]
+    assert done.stdout.splitlines() == ["{'<svg'}", "[]"]
 
 
 def test_the_selected_key_is_the_key_from_there_on() -> None:

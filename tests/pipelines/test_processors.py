@@ -1,0 +1,94 @@
+"""Functions with state: an author's stores, timers and outputs, and duplicates dropped."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from msgspec import Struct
+
+from sluice import Context, Decimal2, Firing, Pipeline, Record
+from sluice.testing import TopologyTestDriver
+from tests.pipelines.conftest import Drive
+
+
+class Payment(Struct):
+    """An amount, and the id that a producer who tries again gives it again."""
+
+    id: str
+    amount: Decimal2
+
+
+class Account:
+    """Sums up payments; tells when nothing came for a minute of event time, and for an hour by the clock."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        payment: Payment = record.value
+        sums, seen = self.context.store("sums"), self.context.store("seen")
+        total = sums.get("total", Decimal(0)) + payment.amount
+        sums.put("total", total)
+        last: datetime | None = seen.get("last")
+        now = datetime(1970, 1, 1) + timedelta(milliseconds=record.time)
+        seen.put("last", now)
+        self.context.schedule("quiet", record.time + 60_000)
+        self.context.schedule("asleep", 0, clock="wall", every=3_600_000)
+        since = None if last is None else (now - last).total_seconds()
+        self.context.forward(record.key, {"total": total, "since": since})
+
+    def on_timer(self, firing: Firing) -> None:
+        self.context.forward(firing.key, firing.name, to=firing.clock)
+
+
+def accounts() -> Pipeline:
+    pipeline = Pipeline("accounts", workers=2)
+    payments = pipeline.stream("payments", value=Payment).deduplicate("id", within="10 seconds")
+    stores = {"sums": Decimal, "seen": (datetime, "2 minutes")}
+    account = payments.process(Account, stores=stores, outputs={"event": str, "wall": str})
+    account.output.to("sums")
+    account["event"].to("quiet", value=str)
+    account["wall"].to("asleep", value=str)
+    return pipeline
+
+
+def pay(driver: TopologyTestDriver, number: str, amount: float, key: str, at: int) -> None:
+    driver.pipe("payments", {"id": number, "amount": amount}, key=key, timestamp=1_000 * at)
+
+
+def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]:
+    return [(one.key, one.value) for one in driver.read(topic)]
+
+
+def test_a_processor_keeps_what_it_has_seen_and_a_duplicate_is_not_seen_twice(drive: Drive) -> None:
+    driver = drive(accounts())
+    pay(driver, "1", 10.5, key="ann", at=0)
+    pay(driver, "1", 10.5, key="ann", at=5)
+    pay(driver, "2", 1, key="bob", at=6)
+    assert read(driver, "sums") == [("ann", {"total": 10.5, "since": None}), ("bob", {"total": 1, "since": None})]
+    assert sum(number for name, number in driver.counts().items() if name.startswith("duplicate/")) == 1
+
+    pay(driver, "3", 0.25, key="ann", at=30)
+    assert read(driver, "sums") == [("ann", {"total": 10.75, "since": 30.0})], "what was put is what is got, cut or not"
+    assert read(driver, "quiet") == []
+
+    pay(driver, "4", 2, key="bob", at=66)
+    assert read(driver, "quiet") == [], "it was put off just in time"
+    pay(driver, "5", 2, key="bob", at=90)
+    assert read(driver, "quiet") == [("ann", b"quiet")], "another key brings the time"
+    pay(driver, "6", 2, key="ann", at=151)
+    assert [value["since"] for key, value in read(driver, "sums") if key == "ann"] == [None], "two minutes have gone by"
+
+
+def test_a_timer_of_the_wall_clock_fires_when_the_clock_has_moved(drive: Drive) -> None:
+    driver = drive(accounts())
+    pay(driver, "1", 10, key="ann", at=0)
+    assert len(read(driver, "asleep")) == 1, "it was due at once"
+    pay(driver, "2", 1, key="bob", at=1)
+    read(driver, "asleep")
+
+    driver.advance(2 * 3_600_000)
+    pay(driver, "3", 1, key="bob", at=2)
+    assert ("ann", b"asleep") in read(driver, "asleep"), "in the first batch after"
