@@ -1,0 +1,76 @@
+"""Where the input is cut makes no difference: to states, late counts, closed windows and joined records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sluice import Pipeline, session, sliding, tumbling, within
+from sluice.testing import TopologyTestDriver
+from tests.conformance.adapter import Value
+
+PARTITIONS = {"clicks": 3, "views": 2}
+STORES = ("per_window", "per_session", "per_slide", "listed", "by_group", "latest")
+
+records = st.lists(
+    st.tuples(
+        st.sampled_from(["clicks", "clicks", "views", "groups"]),
+        st.sampled_from(["a", "b", None]),
+        st.one_of(st.none(), st.integers(0, 9)),
+        st.integers(0, 120),
+        st.integers(0, 2),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+def everything(name: str) -> Pipeline:
+    """Windows of every kind, what is held back, a table grouped anew, and joins."""
+    pipeline = Pipeline(name, workers=2)
+    clicks = pipeline.stream("clicks", value=Value, nulls="keep")
+    views = pipeline.stream("views", value=Value, nulls="keep")
+    groups = pipeline.table("groups", value=Value, store="latest")
+    keyed = clicks.group_by_key()
+    windowed = keyed.windowed_by(tumbling(10, grace=5))
+    windowed.count(store="per_window")
+    windowed.aggregate(store="held", c="count(*)", s="sum(n)").suppress_until_window_closes().to("closed")
+    keyed.windowed_by(session(4, grace=6)).aggregate(store="per_session", c="count(*)", m="max(n)")
+    keyed.windowed_by(sliding(6, grace=8)).aggregate(store="per_slide", c="count(*)")
+    keyed.aggregate(store="listed", ns="collect_list(n)")
+    groups.group_by("g").aggregate(store="by_group", c="count(*)", s="sum(n)")
+    clicks.join(views, within(5, grace=3)).to("joined")
+    clicks.left_join(groups).to("enriched")
+    return pipeline
+
+
+def results(found: list[tuple[Any, ...]], cuts: set[int], name: str) -> dict[str, Any]:
+    """All that can be seen once the records are in, cut after the records of these numbers."""
+    with TopologyTestDriver(everything(name), partitions=PARTITIONS) as driver:
+        for number, (topic, key, n, time, partition) in enumerate(found):
+            value = None if n is None else {"n": n, "g": "even" if n % 2 == 0 else "odd"}
+            driver.pipe(topic, value, key, timestamp=time, partition=partition % PARTITIONS.get(topic, 1))
+            if number in cuts:
+                driver.cut()
+        told: dict[str, Any] = {store: driver.store(store) for store in STORES}
+        for topic in ("closed", "joined", "enriched"):
+            told[topic] = Counter(
+                json.dumps([one.key, one.headers, one.value], sort_keys=True) for one in driver.output(topic)
+            )
+        dropped = ("late/", "null_key/", "null_value/", "dropped/")
+        told["counts"] = {name: n for name, n in driver.counts().items() if name.startswith(dropped) and n}
+        return told
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(found=records, cuts=st.sets(st.integers(0, 39), min_size=1, max_size=3))
+def test_the_same_records_give_the_same_answers_however_they_are_cut(
+    found: list[tuple[Any, ...]], cuts: set[int]
+) -> None:
+    assert results(found, cuts, "cut") == results(found, set(), "whole")
