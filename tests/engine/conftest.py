@@ -129,9 +129,7 @@ class Running:
         """All that anyone could see of the pipeline."""
         with self.ledger() as ledger:
             stores = [store.name for store in ledger.stores(self.pipeline.name)]
-        topics = [
-            sink.topic for sink in plan(self.pipeline).jobs[0].stream_sinks + plan(self.pipeline).jobs[0].table_sinks
-        ]
+        topics = plan(self.pipeline).jobs[0].outputs
         outputs = {topic: [(m.key(), m.value()) for m in self.messages(topic)] for topic in topics}
         letters = [(letter.key(), letter.value(), letter.headers()) for letter in self.dead_letters()]
         return {

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from sluice import Pipeline, session
 from sluice.engine.produce import TransactionalOutput
 from sluice.errors import EngineError, StateError
 from sluice.state.ledger import Ledger
 from sluice.state.shard import Shard
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import address, sale, shop
+from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of, shop
 
 
 def a_busy_day(running: Running) -> None:
@@ -54,6 +55,43 @@ def test_the_last_batch_done_again_changes_nothing(start: Start) -> None:
     running.send("sales", sale("a", at="08:30:00"))
     running.run()
     assert running.store("n")["a"] == before["stores"]["n"]["a"] + 1
+
+
+def in_order(names: Names) -> Pipeline:
+    """Nothing but ordered operators, in two stages: sessions, an aggregate in Python, a table grouped anew, a join."""
+    pipeline = names.pipeline()
+    sales = sales_of(pipeline, names)
+    shops = pipeline.table(names("shops"), value=Shop, key="shop", store="shop")
+    by_shop = sales.group_by("shop")
+    by_shop.windowed_by(session("3 minutes", grace="1 minute")).count(store="visits")
+    by_shop.reduce(larger, store="largest")
+    shops.group_by("city").count(store="shops_in_city")
+    sales.join(shops).map_values(amount="left.amount", city="right.city").to(names("with_city"))
+    return pipeline
+
+
+def larger(so_far: Sale, sale: Sale) -> Sale:
+    return max(so_far, sale, key=lambda one: one.amount)
+
+
+def test_what_is_done_in_order_can_be_done_again_too(start: Start) -> None:
+    running = start(in_order, sales=3)
+    a_busy_day(running)
+    running.run()
+    running.send("shops", address("a", "elsewhere"), (b"b", None))
+    running.send("sales", sale("a", "950", at="08:30:00"), sale("b", at="08:00:00"), b"{")
+    running.run()
+    before = running.everything()
+    assert before["stores"]["shops_in_city"] == {"city of a": 0, "city of b": 0, "city of c": 1, "elsewhere": 1}
+    assert before["stores"]["largest"]["a"]["amount"] == 950
+
+    running.forget_commit(before["cuts"][-1].batch)
+    assert running.run() == 5
+    assert running.everything() == before
+    # And the next batch goes on from there.
+    running.send("sales", sale("a", "951", at="08:31:00"))
+    running.run()
+    assert running.store("largest")["a"]["amount"] == 951
 
 
 def test_cuts_of_the_input_make_no_difference(start: Start) -> None:
