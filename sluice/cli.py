@@ -129,7 +129,11 @@ def explain(pipeline: Name) -> None:
 
 
 @app.command()
-def check(pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; all of them if left out.")] = "") -> None:
+def check(
+    pipeline: Annotated[
+        str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; all of them if left out.")
+    ] = "",
+) -> None:
     """Check pipelines as a run would before it reads anything: that they can be built, and go on from their state."""
     from sluice.plan import plan
     from sluice.topology import load_pipelines

@@ -171,6 +171,8 @@ class Feeder:
         for part, mask in parts:
             facts = task.parts.setdefault(part, PartFacts())
             facts.count(self.sinks.collect(batch if mask is None else batch.filter(pa.array(mask)), facts))
+        if not self.operators:
+            return
         orders = self._orders(batch, parts, task)
         for operator in self._timed():
             yield from self._fed(batch, operator, parts, orders, task)

@@ -67,7 +67,7 @@ class Frames:
         reader = StreamReader.of(job, storage.handoff, storage.batches, interleaved=interleaved)
         schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
         frame = self.input.read([source.topic for source in job.streams], self.max_records)
-        return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers)
+        return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers, job.transforms)
 
     def _kept(self) -> list[str]:
         """What every task after the stateless steps reads of a record."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -15,21 +15,40 @@ from sluice.engine.ordered import Stage
 from sluice.engine.rows import PLACE_BITS, ROW, ROW_DDL
 from sluice.engine.shards import OWNER
 from sluice.engine.storage import Storage
-from sluice.plan import TO_JSON, VALUE_JSON, Feed, Job, Layers, Ordered, literal, typed_json
+from sluice.errors import EngineError
+from sluice.plan import TO_JSON, TRANSFORM, VALUE_JSON, Feed, Job, Layers, Ordered, Transformation, literal, typed_json
 from sluice.topology import nodes
 from sluice.topology.serdes import TEXT_FIELD, fields_of
 
 assert PLACE_BITS == 40, "the plan reads places too"
 
 
-def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
+def with_layers(frame: DataFrame, layers: Layers, transforms: Mapping[int, Transformation]) -> DataFrame:
     """The frame with the columns of every layer."""
     for layer in layers:
+        if layer[0][0] == TRANSFORM:
+            frame = _transformed(frame, transforms[int(layer[0][1])])
+            continue
         # A step that makes several rows of one has two columns.
-        frame = frame.selectExpr(
-            "*", *(f"{sql} AS {f'({name})' if ',' in name else f'`{name}`'}" for name, sql in layer)
-        )
+        names = (f"({name})" if "," in name else f"`{name}`" for name, _ in layer)
+        frame = frame.selectExpr("*", *(f"{sql} AS {name}" for (_, sql), name in zip(layer, names, strict=True)))
     return frame
+
+
+_ROW = "_row"
+
+
+def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
+    """The frame with the columns that an author's function of it made."""
+    given = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS `{name}`" for name, sql in step.given))
+    made: DataFrame = step.function(given)
+    missing = {_ROW, *(name for name, _ in step.made)} - set(made.columns)
+    if missing:
+        raise EngineError(
+            f"The function at {step.at} returns a frame without {', '.join(sorted(missing))}.",
+            next_step="Return the frame it is given with further columns, as withColumn does.",
+        )
+    return made.selectExpr(f"{_ROW}.*", *(f"`{name}` AS `{column}`" for name, column in step.made))
 
 
 @dataclass
@@ -147,7 +166,7 @@ class Stages:
             if name in used and self._is_of(name, number)
         ]
         frame = rows.selectExpr("*", *typed) if typed else rows
-        frame = self._with_feeds(with_layers(frame, layers), feeds)
+        frame = self._with_feeds(with_layers(frame, layers, self.job.transforms), feeds)
         ways = [f"IF(emitted, NULL, {_struct({})})", *(f"IF({feed.name}, {_on(feed)}, NULL)" for feed in feeds)]
         return frame.selectExpr(f"inline(filter(array({', '.join(ways)}), way -> way IS NOT NULL))")
 

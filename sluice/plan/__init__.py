@@ -4,6 +4,7 @@ from sluice.plan.columns import column_name, literal, typed_json
 from sluice.plan.explain import explain
 from sluice.plan.jobs import (
     TO_JSON,
+    TRANSFORM,
     VALUE_JSON,
     Family,
     Feed,
@@ -17,11 +18,13 @@ from sluice.plan.jobs import (
     StreamSink,
     TableInput,
     TableSink,
+    Transformation,
 )
 from sluice.plan.planner import plan
 
 __all__ = [
     "TO_JSON",
+    "TRANSFORM",
     "VALUE_JSON",
     "Family",
     "Feed",
@@ -35,6 +38,7 @@ __all__ = [
     "StreamSink",
     "TableInput",
     "TableSink",
+    "Transformation",
     "column_name",
     "explain",
     "literal",

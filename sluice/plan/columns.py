@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sluice.errors import TopologyError
-from sluice.plan.jobs import TO_JSON, VALUE_JSON
+from sluice.plan.jobs import TO_JSON, TRANSFORM, VALUE_JSON, Transformation
 from sluice.topology import nodes
 from sluice.topology.expressions import METADATA, Parts, in_order, parse, quoted
 from sluice.topology.pipeline import Pipeline
@@ -40,6 +40,7 @@ class Draft:
     functions: dict[int, nodes.Apply] = field(default_factory=dict)
     failures: list[int] = field(default_factory=list)
     """Functions right after the sources, where a record that one cannot take can be set aside as it was read."""
+    transforms: dict[int, Transformation] = field(default_factory=dict)
     explosions: dict[int, list[int]] = field(default_factory=dict)
     """Stage → the nodes there that make several records of one."""
     operators: dict[int, int] = field(default_factory=dict)
@@ -129,6 +130,8 @@ def _step_env(draft: Draft, node: nodes.Node, env: Env) -> Env:
             return _elements(draft, node, env, sql_of(draft, env, items), fields)
         case nodes.Apply():
             return _applied(draft, node, env)
+        case nodes.Transform():
+            return _transformed(draft, node, env)
         case nodes.ToStream():
             return replace(env, passed=f"({env.passed} AND NOT old)") if env.stage else env
         case _:
@@ -332,6 +335,18 @@ def _applied(draft: Draft, node: nodes.Apply, env: Env) -> Env:
             return _results(draft, node, _elements(draft, node, after, f"{name}.items", {}), f"x{node.number}")
         case _:
             return _results(draft, node, after, name)
+
+
+def _transformed(draft: Draft, node: nodes.Transform, env: Env) -> Env:
+    """A function of the whole frame, in a layer of its own: what it is given, and what it makes."""
+    depth = _below(draft, env.stage)
+    given = tuple((name, f"IF({env.passed}, {column_read(draft, env, name)}, NULL)") for name in env.fields)
+    made = {name: column_name(f"n{node.number}", name) for name in node.fields}
+    draft.transforms[node.number] = Transformation(node.function, node.at, given, tuple(made.items()))
+    add(draft, env.stage, depth, TRANSFORM, str(node.number))
+    kept = {name: sql for name, sql in env.columns.items() if name not in env.fields}
+    scalar = list(node.fields) == [TEXT_FIELD]
+    return replace(env, depth=depth, columns=kept | made, scalar=scalar, is_null="false", raw=None)
 
 
 def _results(draft: Draft, node: nodes.Apply, env: Env, result: str) -> Env:

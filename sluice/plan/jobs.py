@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sluice.errors import TopologyError
 from sluice.topology import nodes
@@ -18,6 +19,21 @@ VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
 
 
 Layers = tuple[tuple[tuple[str, str], ...], ...]
+
+
+TRANSFORM = "transform"
+"""The name of a layer's entry that stands for a function of the whole frame; its SQL is the node's number."""
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """A function from DataFrame to DataFrame: the SQL of the columns it is given, the names of those it makes."""
+
+    function: Callable[[Any], Any]
+    at: str
+    given: tuple[tuple[str, str], ...]
+    made: tuple[tuple[str, str], ...]
+    """Field and the job's column for it."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +206,7 @@ class Job:
     """Stage → the columns made of its operators' results."""
     functions: Mapping[int, nodes.Apply] = field(default_factory=dict)
     """The Python functions that the layers call."""
+    transforms: Mapping[int, Transformation] = field(default_factory=dict)
     failures: tuple[int, ...] = ()
     """Those of them that set records aside which they cannot take; the others end the run."""
     ordered_sinks: tuple[nodes.Sink, ...] = ()

@@ -83,6 +83,7 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
         feeds=feeds,
         later_layers={stage: _layers(draft, stage) for stage in draft.stages if stage},
         functions=draft.functions,
+        transforms=draft.transforms,
         failures=tuple(draft.failures),
         ordered_sinks=tuple(mine),
     )

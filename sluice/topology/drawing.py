@@ -52,7 +52,7 @@ def _detail(node: nodes.Node) -> str:  # noqa: C901  (one line for each kind)
             return node.value
         case nodes.FlatMapValues():
             return node.items
-        case nodes.Apply():
+        case nodes.Apply() | nodes.Transform():
             return getattr(node.function, "__name__", "")
         case nodes.MapValues():
             return ", ".join(name if name == text else f"{name} = {text}" for name, text in node.columns.items())

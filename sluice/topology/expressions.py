@@ -57,9 +57,8 @@ def parse(text: str) -> Expression:
     except SqlglotError as error:
         problem = (getattr(error, "errors", None) or [{}])[0]
         where = f" (column {problem['col']})" if problem.get("col") else ""
-        what = (
-            str(problem.get("description") or error).replace("<class 'sqlglot.expressions.core.", "").replace("'>", "")
-        )
+        told = str(problem.get("description") or error)
+        what = re.sub(r"<class 'sqlglot\.expressions\.(?:\w+\.)*(\w+)'>", r"\1", told)
         raise TopologyError(f"{text!r} is not a Spark SQL expression{where}: {what}.") from None
     if tree is None or more:
         raise TopologyError(f"{text!r} holds {'more than one' if more else 'no'} expression.")

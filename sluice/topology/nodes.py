@@ -103,6 +103,15 @@ class Apply(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Transform(Node):
+    """A function from DataFrame to DataFrame: the value becomes the columns that it makes."""
+
+    parent: Node
+    function: Callable[..., Any]
+    fields: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
 class FlatMapValues(Node):
     """A record for each element of an array expression. Of structs the fields become the value's."""
 

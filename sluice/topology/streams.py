@@ -56,6 +56,17 @@ class Stream(Handle):
         columns = self._columns(_texts(picked), named)
         return self._next(self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns), self._mapped(columns))
 
+    def transform(self, function: Function, *, returns: type) -> Stream:
+        """The value becomes columns that `function(frame)` makes of a Spark DataFrame of the value's fields.
+
+        `returns`, a Struct, says which columns. The function may compute columns with all that Spark has, but not add,
+        drop or reorder rows, and it leaves the column `_row` alone: that is for filters, flat_map_values and stores. It
+        is given a row for every record, with nulls for those that did not get here.
+        """
+        fields = fields_of(returns)
+        node = self.pipeline.add(nodes.Transform, parent=self.node, function=function, fields=fields)
+        return self._next(node, Shape.of(returns, fields))
+
     def map_value(self, value: str) -> Stream:
         """The value becomes the expression's own, no object: later expressions call it `value`."""
         self._check(value, "map_value")

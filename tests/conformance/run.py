@@ -43,7 +43,8 @@ def main(arguments: list[str]) -> int:
         problems = run_all(mine, given.cuts, 1 if given.alone else TOGETHER)
         good = len(mine) - len(problems)
         passed, failed = passed + good, failed + len(problems)
-        print(f"{feature} {good}/{len(mine)}  ({time.monotonic() - begun:.1f} s)", flush=True)
+        print(f"{feature} {good}/{len(mine)}", flush=True)
+        print(f"  {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
         for case, why in problems:
             print(f"  {case}: {why}", flush=True)
     print(f"{passed} passed, {failed} failed")

@@ -1,0 +1,57 @@
+"""A step that is a function from DataFrame to DataFrame: all that Spark has for columns, and no more rows or fewer."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import Struct
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from sluice import Pipeline
+from sluice.errors import EngineError
+from tests.pipelines.conftest import Drive
+
+
+class Reading(Struct):
+    """What a sensor says."""
+
+    sensor: str
+    samples: list[float]
+
+
+class Summary(Struct):
+    """What is made of it."""
+
+    sensor: str
+    mean: float
+
+
+def summarized(frame: DataFrame) -> DataFrame:
+    """The mean of a reading's values."""
+    total = F.aggregate("samples", F.lit(0.0), lambda so_far, value: so_far + value)
+    return frame.withColumn("mean", total / F.size("samples"))
+
+
+def without_rows(frame: DataFrame) -> DataFrame:
+    """Drops what is not the author's."""
+    return frame.select("sensor", F.lit(1.0).alias("mean"))
+
+
+def test_a_frame_gets_further_columns_and_other_branches_do_not_notice(drive: Drive) -> None:
+    pipeline = Pipeline("sensors")
+    readings = pipeline.stream("readings", value=Reading)
+    readings.filter("size(samples) > 1").transform(summarized, returns=Summary).filter("mean > 1").to("means")
+    readings.map_values("sensor").to("all")
+    driver = drive(pipeline)
+    driver.pipe("readings", {"sensor": "a", "samples": [1, 2]})
+    driver.pipe("readings", {"sensor": "b", "samples": [1]})
+    driver.pipe("readings", {"sensor": "c", "samples": [0, 1, 2]})
+    assert [one.value for one in driver.output("means")] == [{"sensor": "a", "mean": 1.5}]
+    assert [one.value["sensor"] for one in driver.output("all")] == ["a", "b", "c"]
+
+
+def test_a_function_that_loses_the_rows_is_named(drive: Drive) -> None:
+    pipeline = Pipeline("careless")
+    pipeline.stream("readings", value=Reading).transform(without_rows, returns=Summary).to("means")
+    with pytest.raises(EngineError, match=r"test_transform.py:\d+ returns a frame without _row"):
+        drive(pipeline)
