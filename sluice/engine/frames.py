@@ -87,6 +87,7 @@ class Frames:
         columns = self._kept()
         for family in self.job.families:
             columns += [family.passed, family.key, *([family.null] if family.null else []), *family.inputs]
+            columns += [f"late{family.number}_{name}" for name in ("key", "value") if family.at.late is not None]
         records = records.selectExpr(*dict.fromkeys(columns))
         self.types = slot_types(self.job, records)
         inputs = sorted({name for family in self.job.families for name in family.inputs})

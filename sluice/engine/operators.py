@@ -36,7 +36,8 @@ Make = Callable[[], Operator[Any]]
 
 def hosted(operator: Ordered, spec: OperatorSpec, arguments: Mapping[int, list[spark.DataType]]) -> Hosted:
     """The operator for its stage, given the types of every aggregate's arguments."""
-    return Hosted(spec, _make(operator, arguments.get(operator.number, [])), operator.inline)
+    late = None if operator.late is None else operator.late.number
+    return Hosted(spec, _make(operator, arguments.get(operator.number, [])), operator.inline, late)
 
 
 def _make(operator: Ordered, arguments: list[spark.DataType]) -> Make:

@@ -37,6 +37,8 @@ class Hosted:
     spec: OperatorSpec
     make: Callable[[], Operator[Any]]
     inline: int | None = None
+    late: int | None = None
+    """The sink of records that are late for every window."""
 
     @property
     def number(self) -> int:
@@ -141,6 +143,8 @@ class StageOutput:
     place: tuple[int, int, int] = (_LAST, 0, 0)
     moment: tuple[int, int] = (BEFORE_ALL, BEFORE_ALL)
     listeners: dict[int, list[HostRun]] = field(default_factory=dict)
+    row: Row | None = None
+    """The row at hand."""
     _made: int = 0
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SCHEMA.names})
 
@@ -160,17 +164,7 @@ class StageOutput:
     ) -> None:
         """Send a result on."""
         assert self.host is not None
-        sequence, place, sub = self.place
-        start, end = window or (NO_WINDOW, NO_WINDOW)
-        columns = self._columns
-        for name, cell in (
-            ("target", self.host.number), ("side", 0), ("emitted", True), ("old", old), ("output", to), ("key", key),
-            ("value", value), ("foreign", None), ("time", time), ("before", self.moment[0]), ("after", self.moment[1]),
-            ("left_time", None), ("right_time", None), ("window_start", start), ("window_end", end),
-            ("sequence", sequence), ("place", place), ("sub", sub * SUBS + min(self._made, SUBS - 1)), ("worker", None),
-        ):  # fmt: skip
-            columns[name].append(cell)
-        self._made += 1
+        self._add(self.host.number, key, value, time, window, emitted=True, old=old, to=to)
         for listener in self.listeners.get(self.host.number, ()):
             before, after = self.moment
             if not listener.alone:
@@ -180,10 +174,36 @@ class StageOutput:
             listener.process(row, self)
             self.host = host
 
+    def _add(
+        self,
+        target: int,
+        key: str | None,
+        value: str | None,
+        time: int,
+        window: Window | None,
+        *,
+        emitted: bool,
+        old: bool = False,
+        to: str | None = None,
+    ) -> None:
+        sequence, place, sub = self.place
+        start, end = window or (NO_WINDOW, NO_WINDOW)
+        columns = self._columns
+        for name, cell in (
+            ("target", target), ("side", 0), ("emitted", emitted), ("old", old), ("output", to), ("key", key),
+            ("value", value), ("foreign", None), ("time", time), ("before", self.moment[0]), ("after", self.moment[1]),
+            ("left_time", None), ("right_time", None), ("window_start", start), ("window_end", end),
+            ("sequence", sequence), ("place", place), ("sub", sub * SUBS + min(self._made, SUBS - 1)), ("worker", None),
+        ):  # fmt: skip
+            columns[name].append(cell)
+        self._made += 1
+
     def count(self, reason: str) -> None:
         """Count the row at hand as dropped."""
         assert self.host is not None
         self.counts[f"{reason}/{self.host.spec.name}"] += 1
+        if reason == "late" and self.host.late is not None and self.row is not None:
+            self._add(self.host.late, self.row.key, self.row.foreign, self.row.time, None, emitted=False)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All that was sent on."""
@@ -223,7 +243,7 @@ class HostRun:
 
     def process(self, row: Row, output: StageOutput) -> None:
         """Take one row."""
-        output.host = self.host
+        output.host, output.row = self.host, row
         key = row.key
         if key is None:
             self.operator.process(self.operator.begin(), row, output)

@@ -73,13 +73,18 @@ class FamilySpec:
     null: str
     window: Window | None
     inputs: tuple[str, ...]
+    late: str | None = None
+    """The topic of its late records."""
 
     @classmethod
     def of(cls, family: Family) -> FamilySpec:
         """The same family, without what only the driver needs."""
         stores = tuple(slot.store for slot in family.slots)
         topics = tuple(source.topic for source in nodes.sources_of(family.at))
-        return cls(family.number, topics, stores, family.passed, family.key, family.null, family.window, family.inputs)
+        late = family.at.late.topic if family.at.late is not None else None
+        return cls(
+            family.number, topics, stores, family.passed, family.key, family.null, family.window, family.inputs, late
+        )
 
 
 @dataclass
@@ -176,7 +181,18 @@ class Placer:
         fate.applied[rows[placed.rows]] = True
         fate.late[rows] = True  # it counts where it was not applied
         self._count(facts, "late", family, placed.late)
+        if family.late is not None:
+            self._set_aside(batch, family, np.setdiff1d(rows, rows[placed.rows]), facts)
         return self._batch(batch, family, rows[placed.rows], placed.starts, task.closed)
+
+    @staticmethod
+    def _set_aside(batch: pa.RecordBatch, family: FamilySpec, rows: npt.NDArray[np.intp], facts: PartFacts) -> None:
+        """Hand over the records that are late for every window."""
+        if len(rows) and family.late is not None:
+            late = batch.take(pa.array(rows))
+            columns = {name: late.column(f"late{family.number}_{name}") for name in ("key", "value")}
+            table = pa.table(columns | {"timestamp": late.column("_time")})
+            facts.outputs.setdefault(family.late, []).append(table)
 
     @staticmethod
     def _count(facts: PartFacts, what: str, family: FamilySpec, number: int) -> None:

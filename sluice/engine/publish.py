@@ -131,6 +131,8 @@ class Publisher:
             for sink in job.stream_sinks
             for table in handoff.records(batch, sink.topic)
         ]
+        late = [family.at.late.topic for family in job.families if family.at.late is not None]
+        records += [(topic, table) for topic in dict.fromkeys(late) for table in handoff.records(batch, topic)]
         letters = job.pipeline.dead_letters
         records += [(letters, table) for table in handoff.records(batch, letters)]
         records += ordered_records(job, returned)

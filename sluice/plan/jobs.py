@@ -142,6 +142,8 @@ class Ordered:
     store: str | None = None
     functions: tuple[tuple[str, str | None, int], ...] = ()
     """Of an aggregate: function, its argument's SQL, and a number (of `top`)."""
+    late: nodes.Late | None = None
+    """Where its late records go; of several aggregates with the same topic one sends them."""
     plain: bool = True
     """Of an aggregate: its columns are the functions' results, nothing is computed of them."""
 
@@ -225,7 +227,8 @@ class Job:
     def outputs(self) -> tuple[str, ...]:
         """Every topic the job writes, dead letters left out."""
         topics = [sink.topic for sink in self.stream_sinks] + [sink.topic for sink in self.table_sinks]
-        return tuple(topics + [sink.topic for sink in self.ordered_sinks])
+        late = [family.at.late.topic for family in self.families if family.at.late is not None]
+        return tuple(topics + [sink.topic for sink in self.ordered_sinks] + late)
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ class Planner:
         return Ordered(
             number=node.number, stage=stage, node=node, feeds=tuple(feeds), retracts=node.number in self.retracting,
             inline=inline.number if inline else None, store=getattr(node, "store", None), functions=functions,
+            late=self._late(node),
             plain=not functions or not made_of(node),  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -176,14 +177,20 @@ class Planner:
     def _key(self, node: nodes.Node, side: int, env: Env) -> tuple[str, str | None]:
         own = column_read(self.draft, env, "_key")
         match node:
-            case nodes.Aggregate(key=key) if side == LEFT:
-                return _text(sql_of(self.draft, env, key)), None
+            case nodes.Aggregate(key=key, late=late) if side == LEFT:
+                # A late record goes out as it got here.
+                whole = None if late is None else env.json(self.draft)
+                return _text(sql_of(self.draft, env, key)), whole
             case nodes.Join(on=on) if side == LEFT and on is not None:
                 return _text(sql_of(self.draft, env, on)), own
             case nodes.Deduplicate(by=by):
                 return _text(sql_of(self.draft, env, by)), own
             case _:
                 return own, None
+
+    def _late(self, node: nodes.Node) -> nodes.Late | None:
+        late = node.late if isinstance(node, nodes.Aggregate) else None
+        return None if any(one.late is late for one in self.operators) else late
 
     def _functions(self, node: nodes.Node) -> Functions:
         """The functions that an aggregate's columns are made of."""

@@ -48,7 +48,7 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
     planner = Planner(draft)
     if ordered:
         planner.plan()
-    sinks = [node for node in pipeline.nodes if isinstance(node, nodes.Sink)]
+    sinks = [node for node in pipeline.nodes if isinstance(node, nodes.Sink) and not isinstance(node, nodes.Late)]
     mine = [sink for sink in sinks if ordered and _stage(draft, sink)]
     for sink in mine:
         planner.sink(sink)
@@ -85,7 +85,7 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
         functions=draft.functions,
         transforms=draft.transforms,
         failures=tuple(draft.failures),
-        ordered_sinks=tuple(mine),
+        ordered_sinks=(*mine, *(op.late for op in operators if op.late is not None)),
     )
 
 
@@ -130,9 +130,9 @@ def _layers(draft: Draft, stage: int) -> Layers:
 
 
 def _families(draft: Draft, fused: list[nodes.Aggregate]) -> list[Family]:
-    groups: dict[tuple[int, str, AnyWindow | None], list[nodes.Aggregate]] = {}
+    groups: dict[tuple[int, str, AnyWindow | None, nodes.Late | None], list[nodes.Aggregate]] = {}
     for node in fused:
-        groups.setdefault((node.parent.number, node.key, node.window), []).append(node)
+        groups.setdefault((node.parent.number, node.key, node.window, node.late), []).append(node)
     return _guarded([_family(draft, number, members) for number, members in enumerate(groups.values())])
 
 
@@ -183,6 +183,9 @@ def _family(draft: Draft, number: int, members: list[nodes.Aggregate]) -> Family
     window = first.window
     assert window is None or isinstance(window, Window)
     null = "" if env.is_null == "false" else column_of(draft, env, f"z{first.parent.number}", env.is_null)
+    if first.late is not None:
+        final(draft, f"late{number}_key", column_read(draft, env, "_key"))
+        final(draft, f"late{number}_value", env.json(draft, passed))
     return Family(number, first, passed, key, window, tuple(sorted(set(inputs.values()))), slots, null)
 
 

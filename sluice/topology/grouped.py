@@ -24,6 +24,7 @@ class _Grouped:
         self.parent = parent
         self.key = key
         self.window = window
+        self.late: nodes.Late | None = None
 
     def count(self, *, store: str) -> tables.Table:
         """The number of records: a JSON number."""
@@ -48,7 +49,7 @@ class _Grouped:
         pipeline.claim("store", store)
         node = pipeline.add(
             nodes.Aggregate, parent=self.parent.node, key=self.key, window=self.window, store=store, columns=columns,
-            **more,
+            late=self.late, **more,
         )  # fmt: skip
         return tables.Table(pipeline, node, shape)
 
@@ -56,9 +57,17 @@ class _Grouped:
 class GroupedStream(_Grouped):
     """Records grouped by a key."""
 
-    def windowed_by(self, window: AnyWindow) -> WindowedStream:
-        """Aggregate each window of event time by itself."""
-        return WindowedStream(self.parent, self.key, window)
+    def windowed_by(self, window: AnyWindow, *, late: str | None = None) -> WindowedStream:
+        """Aggregate each window of event time by itself.
+
+        Records that are late for every window are counted; to the topic `late` they are written too, with the value
+        that they have here.
+        """
+        windowed = WindowedStream(self.parent, self.key, window)
+        if late is not None:
+            self.parent.pipeline.claim("topic", late)
+            windowed.late = self.parent.pipeline.add(nodes.Late, parent=self.parent.node, topic=late)
+        return windowed
 
     def aggregate(
         self,

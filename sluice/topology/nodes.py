@@ -173,6 +173,8 @@ class Aggregate(Node):
     columns: dict[str, str]
     scalar: bool
     python: PythonAggregate | None = None
+    late: Late | None = None
+    """Where records go that are late for every window."""
 
     @property
     @override
@@ -252,6 +254,11 @@ class Sink(Node):
     @override
     def name(self) -> str:
         return self.topic
+
+
+@dataclass(frozen=True, eq=False)
+class Late(Sink):
+    """Records that are late for every window are written to `topic`, with the value that they had there."""
 
 
 def parents(node: Node) -> tuple[Node, ...]:

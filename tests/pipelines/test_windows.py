@@ -185,3 +185,28 @@ def test_a_full_buffer_that_may_not_send_early_ends_the_run(drive: Drive) -> Non
         driver.pipe("visits", "a visit", key=key, timestamp=0)
     with pytest.raises(EngineError, match="suppress step holds back"):
         driver.cut()
+
+
+class Tick(Struct):
+    """A record of the tests of late records."""
+
+    n: int
+
+
+@pytest.mark.parametrize("kind", ["added up in any order", "in order"])
+def test_late_records_are_counted_and_kept_in_a_topic_of_their_own(drive: Drive, kind: str) -> None:
+    pipeline = Pipeline("late")
+    ticks = pipeline.stream("ticks", value=Tick).filter("n > 0").group_by_key()
+    windowed = ticks.windowed_by(tumbling(10), late="late_ticks")
+    columns = {"n": "count(*)"} if kind != "in order" else {"n": "count(*)", "all": "collect_list(n)"}
+    windowed.aggregate(None, None, store="per_window", returns=None, merger=None, **columns)
+    driver = drive(pipeline)
+    for n, at in ((1, 5), (2, 25), (3, 7), (0, 1), (4, 29)):
+        driver.pipe("ticks", {"n": n}, "a", timestamp=at)
+    driver.cut()
+    driver.pipe("ticks", {"n": 5}, "a", timestamp=12)
+    assert [(one.key, one.value, one.timestamp) for one in driver.output("late_ticks")] == [
+        ("a", {"n": 3}, 7), ("a", {"n": 5}, 12),
+    ]  # fmt: skip
+    assert driver.counts()["late/per_window"] == 2
+    assert {key: value["n"] for key, value in driver.store("per_window").items()} == {("a", 0, 10): 1, ("a", 20, 30): 2}
