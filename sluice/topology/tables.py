@@ -79,8 +79,9 @@ class Table(Handle):
         foreign key. A global table is looked up when a row of this one changes.
         """
         where = f"{self.pipeline.name}: join at {line()}"
-        if nodes.window_of(self.node) is not None or nodes.window_of(other.node) is not None:
-            raise TopologyError(f"{where}: a windowed table's key matches no table's.")
+        for table in (self, other):
+            if nodes.window_of(table.node) is not None:
+                raise TopologyError(f"{where}: {table.node.name!r} is windowed; its key matches no table's.")
         if on is not None:
             self._check(on, "join")
         kind: Any = "table-table" if on is None else "foreign-key"

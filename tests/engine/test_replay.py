@@ -143,7 +143,7 @@ def test_a_crash_in_mid_batch_changes_no_result(
     running.send("sales", sale("a", "2.50"), sale("b"), b"[")
 
     def crash(*_: object) -> None:
-        raise Crash
+        raise Crash("in the middle")
 
     with monkeypatch.context() as patched:
         patched.setattr(where, method, crash)

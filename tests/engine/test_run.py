@@ -59,6 +59,7 @@ def test_a_run_reads_what_there_is_and_publishes_one_cut(start: Start) -> None:
     assert cut.counts == {
         "read": 5,
         "applied": 5,
+        "filtered": 0,
         # Two keys of totals, three windows, and the table's record on both workers.
         "rows": 2 + 3 + 2,
         f"output/{running.names('copies')}": 4,
