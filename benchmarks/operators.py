@@ -73,7 +73,7 @@ def ordered(name: str) -> Pipeline:
 def process(name: str) -> Pipeline:
     """Through a processor with a store."""
     pipeline = Pipeline(name)
-    pipeline.stream("clicks", value=Click).process(Counting, stores={"count": None}, returns=int).output.to("hundreds")
+    pipeline.stream("clicks", value=Click).process(Counting, stores={"count": int}, returns=int).output.to("hundreds")
     return pipeline
 
 
