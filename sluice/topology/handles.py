@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from sluice.errors import TopologyError
 from sluice.topology import expressions, nodes
 from sluice.topology.author import line
-from sluice.topology.serdes import TEXT_FIELD, Value, is_object, serde_of
+from sluice.topology.serdes import TEXT_FIELD, Serde, Value, is_object, serde_of
 
 if TYPE_CHECKING:
     from sluice.topology.pipeline import Pipeline
@@ -74,20 +74,22 @@ class Handle:
 
     def _sink(self, topic: str, value: Value | None, key: Function | None, delivery: Any) -> None:
         self.pipeline.claim("topic", topic)
-        encode = None if value is None else serde_of(value).encode
-        if value is not None and encode is None and serde_of(value).contract is not str:
+        encode = None if value is None else self._encoder(topic, serde_of(value))
+        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, delivery=delivery)
+
+    def _encoder(self, topic: str, serde: Serde) -> Function:
+        """The function that makes a record's bytes; TopologyError if the serde has none for the values here."""
+        where = f"{self.pipeline.name}: to({topic!r}) at {line()}"
+        if serde.is_text and not self.shape.scalar:
             raise TopologyError(
-                f"{self.pipeline.name}: to({topic!r}) at {line()}: {value!r} has no function that encodes.",
+                f"{where}: the value is an object, not a text.", next_step="Make one with map_value('...')."
+            )
+        if serde.encode is None and not serde.is_text:
+            raise TopologyError(
+                f"{where}: {serde.contract!r} has no function that encodes.",
                 next_step="Give a Serde with encode=, or leave value= out for JSON.",
             )
-        if serde_of(value).contract is str if value is not None else False:
-            encode = encode or _encode_text
-            if not self.shape.scalar:
-                raise TopologyError(
-                    f"{self.pipeline.name}: to({topic!r}) at {line()}: the value is an object, not a text.",
-                    next_step="Make one with map_value('...').",
-                )
-        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, delivery=delivery)
+        return serde.encode or _encode_text
 
 
 def _encode_text(value: Any) -> bytes:
