@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sluice.settings import Settings, settings
 from sluice.testing.kafka import EmbeddedKafka
 
 if TYPE_CHECKING:
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
+
+# Spark's Python workers find the tests' contracts as the tests themselves do, whichever test starts Spark.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,35 +43,15 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One small Spark for all engine tests, with the connector's jars; only this machine can reach it."""
-    from sluice.engine.session import session
+def spark() -> Iterator[SparkSession]:
+    """The one small Spark of all engine tests, and of every TopologyTestDriver; only this machine can reach it."""
+    from sluice.testing.driver import shared_session
 
-    folder = tmp_path_factory.mktemp("spark")
-    # Python workers find the tests' contracts as the tests themselves do.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    jars = sorted(str(jar) for jar in settings().jars.glob("*.jar"))
-    conf = {
-        "spark.master": "local[2]",
-        "spark.jars": ",".join(jars),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "1",
-        "spark.local.dir": str(folder),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }
     # Its connections say goodbye when Python ends, to a log that is closed by then.
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    made = session(Settings.read({"SLUICE_HOME": str(folder)} | {"SLUICE_SPARK_CONF": _json(conf)}), "sluice tests")
+    made = shared_session()
     yield made
     made.stop()
-
-
-def _json(value: object) -> str:
-    import msgspec
-
-    return msgspec.json.encode(value).decode()
 
 
 @pytest.fixture(scope="session")

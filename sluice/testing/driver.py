@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from sluice.errors import TopologyError
 from sluice.plan import plan
-from sluice.settings import Settings
+from sluice.settings import Settings, settings
 from sluice.state.ledger import Ledger
 from sluice.state.model import StoreInfo
 from sluice.state.shard import Shard
@@ -198,12 +198,21 @@ def _cells(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
 
 
 def shared_session() -> SparkSession:
-    """The session of this process's tests, or a new one: local, on two cores."""
+    """The session of this process's tests, or a new one: local, on two cores, with the jars that `make setup` fetched,
+    so that a test on a real broker may use it as well."""
     from sluice.engine.session import session
 
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    conf = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "1", "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}  # fmt: skip
+    mine = settings()
+    conf = {
+        "spark.master": "local[2]",
+        "spark.jars": ",".join(sorted(str(jar) for jar in mine.jars.glob("*.jar"))),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.log.level": "ERROR",
+        "spark.sql.shuffle.partitions": "1",
+    }
     return session(Settings.read({"SLUICE_SPARK_CONF": json.dumps(conf)}), "sluice tests")
