@@ -198,8 +198,10 @@ def _cells(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
 
 
 def shared_session() -> SparkSession:
-    """The session of this process's tests, or a new one: local, on two cores, with the jars that `make setup` fetched,
-    so that a test on a real broker may use it as well."""
+    """The session of this process's tests, or a new one: local, on two cores.
+
+    It has the jars that `make setup` fetched, so that a test on a real broker may use it as well.
+    """
     from sluice.engine.session import session
 
     active = SparkSession.getActiveSession()
