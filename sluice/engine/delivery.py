@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from sluice.engine.produce import send_at_least_once
-from sluice.engine.sinks import encoded
+from sluice.engine.sinks import SetAside, encoded
 from sluice.plan import Job
 from sluice.topology import nodes
 
@@ -26,23 +26,28 @@ class AtLeastOnce:
     topics: frozenset[str]
     streams: dict[str, nodes.Sink]
     """Of these topics those that single records go to: tasks write them."""
+    limits: Mapping[str, int]
+    """Topic → bytes of its largest record."""
 
     @classmethod
-    def of(cls, job: Job, kafka: dict[str, str], default: str) -> AtLeastOnce | None:
+    def of(cls, job: Job, kafka: dict[str, str], default: str, limits: Mapping[str, int]) -> AtLeastOnce | None:
         """For the outputs of a job that say `at_least_once`, or for all if that is the default; None if there are none.
 
         Dead letters are never among them.
         """
-        sinks = [node for node in job.pipeline.nodes if isinstance(node, nodes.Sink) and node.topic in job.outputs]
+        sinks = [sink for topic, sink in job.pipeline.sinks.items() if topic in job.outputs]
         topics = frozenset(sink.topic for sink in sinks if AT_LEAST_ONCE in (sink.delivery, default))
-        streams = {sink.topic: sink.node for sink in job.stream_sinks if sink.topic in topics}
-        return cls(kafka, topics, streams) if topics else None
+        # What may have to be set aside goes through the driver, who writes the dead letters.
+        mine = [sink.node for sink in job.stream_sinks if sink.topic in topics]
+        streams = {sink.topic: sink for sink in mine if sink.on_error == "fail"}
+        return cls(kafka, topics, streams, limits) if topics else None
 
     def __call__(self, topic: str, table: pa.Table) -> int:
         """Write a task's records if they are for one of these topics; how many were written."""
         if topic not in self.streams:
             return 0
-        return sum(send_at_least_once(self.kafka, [(topic, encoded(self.streams[topic], table))]).values())
+        records = [(topic, encoded(self.streams[topic], table, SetAside()))]
+        return sum(send_at_least_once(self.kafka, records, self.limits).values())
 
     def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
         """Write what is for these topics, and is encoded; how many by topic, and what is left."""
@@ -50,4 +55,4 @@ class AtLeastOnce:
         rest: Records = []
         for topic, table in records:
             (mine if topic in self.topics else rest).append((topic, table))
-        return (send_at_least_once(self.kafka, mine) if mine else {}), rest
+        return (send_at_least_once(self.kafka, mine, self.limits) if mine else {}), rest

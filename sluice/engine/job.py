@@ -19,7 +19,14 @@ from sluice.engine.frames import Frames
 from sluice.engine.guard import Guard, Positions
 from sluice.engine.kafka import KafkaInput
 from sluice.engine.lease import PATIENCE, Lease, Patience, this_process
-from sluice.engine.produce import TransactionalOutput, Writer, ensure_topics, partition_counts
+from sluice.engine.produce import (
+    TransactionalOutput,
+    Writer,
+    ensure_topics,
+    message_limits,
+    partition_counts,
+    room_for_letters,
+)
 from sluice.engine.publish import Publisher
 from sluice.engine.registration import job_info
 from sluice.engine.replay import Sink, replay
@@ -63,10 +70,10 @@ class JobRun:
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         pipeline = self.job.pipeline
         writer = Writer(pipeline.name, self.job.name, self.generation, pipeline.markers)
-        self._make_topics(partitions, writer)
+        limits = self._make_topics(partitions, writer)
         if self.job.pipeline.file is not None:
             self.spark.sparkContext.addPyFile(str(self.job.pipeline.file))
-        direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery)
+        direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         direct = direct if self.replay_to is None else None  # a replay writes nothing, by no road
         self.storage = replace(self.storage, handoff=replace(self.storage.handoff, direct=direct))
         source = KafkaInput(self.spark, self.settings.kafka)
@@ -75,12 +82,13 @@ class JobRun:
         cells = frames.shared_out()
         info, published = job_info(self.storage, frames.types), ledger.last_batch(*of)
         require_compatible(None if published is None else ledger.job(*of), info)
-        with TransactionalOutput(self.settings.kafka, writer) as output:
+        with TransactionalOutput(self.settings.kafka, writer, limits) as output:
             self.storage.prepare(published, output.last_batch, ledger)
             ledger.register(info)
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
             auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts, ledger.audits.checksums(*of))
-            publisher = Publisher(self.storage, ledger, lease, guard, output, tables, auditor, frames.types, direct)
+            known = (tables, auditor, frames.types, limits)
+            publisher = Publisher(self.storage, ledger, lease, guard, output, *known, direct)
             with query_errors(publisher, self.storage):
                 self._read(cells, publisher)
         return publisher.read
@@ -93,10 +101,18 @@ class JobRun:
         once = partial(self._stream, cells, once=True)
         replay(self.storage, self.replay_to, self.max_records, publisher, once)
 
-    def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> None:
+    def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, int]:
+        """Make the topics that are missing; returns the bytes of the largest record that each output takes."""
+        kafka, letters = self.settings.kafka, self.job.pipeline.dead_letters
         widest = max(partitions[source.topic] for source in self.job.streams)
-        wanted = dict.fromkeys(self.job.outputs, widest) | {self.job.pipeline.dead_letters: 1, writer.markers: 1}
-        ensure_topics(self.settings.kafka, wanted, frozenset({writer.markers}))
+        ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
+        limits = message_limits(kafka, (*self.job.outputs, *self.job.topics))
+        own = {
+            letters: {"max.message.bytes": str(room_for_letters(limits))},
+            writer.markers: {"cleanup.policy": "compact"},
+        }
+        ensure_topics(kafka, dict.fromkeys(own, 1), own)
+        return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [letters])
 
     def _stream(self, cells: DataFrame, sink: Sink, *, once: bool = False) -> None:
         query = (

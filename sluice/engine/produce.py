@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import EngineError
@@ -25,14 +25,20 @@ COMMIT_TIMEOUT_S = 120
 """A transaction whose end is not known by then fails the run; the next one ends it, and learns from the marker how."""
 _FAST = {
     "linger.ms": "20",
-    "batch.size": "1000000",
     "compression.type": "lz4",
     "queue.buffering.max.messages": "2000000",
     "queue.buffering.max.kbytes": "1048576",
     # As Java's clients do, so that a key's records land in the same partition whoever writes them.
     "partitioner": "murmur2_random",
     "transaction.timeout.ms": "600000",
+    # How large a record may be is for its topic to say, not for the client.
+    "message.max.bytes": "1000000000",
 }
+_BATCH_BYTES = 1_000_000
+_KAFKAS_LIMIT = 1_048_588
+"""Bytes of a topic's largest record or batch unless it or its broker says otherwise."""
+_LETTERS_HEADERS = 1 << 20
+"""Bytes that a dead letter may have more than the record that it is of."""
 _CHUNK = 50_000
 _MARKER_READER = {
     "enable.auto.commit": False,
@@ -62,10 +68,10 @@ class Writer:
 class TransactionalOutput:
     """Writes each batch's records exactly once. Use as a context manager: entering fences any older writer."""
 
-    def __init__(self, kafka: Mapping[str, str], writer: Writer) -> None:
+    def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, int]) -> None:
         self._kafka = dict(kafka)
         self._writer = writer
-        self._producer = Producer({**self._kafka, **_FAST, "transactional.id": writer.name})
+        self._producer = Producer({**self._kafka, **_fast(limits), "transactional.id": writer.name})
         self.last_batch = -1
 
     def __enter__(self) -> Self:
@@ -132,13 +138,20 @@ class TransactionalOutput:
             )
 
 
-def send_at_least_once(kafka: Mapping[str, str], records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+def _fast(limits: Mapping[str, int]) -> dict[str, str]:
+    """A quick producer's settings, with batches that each of the topics takes."""
+    return _FAST | {"batch.size": str(min(_BATCH_BYTES, *limits.values()))}
+
+
+def send_at_least_once(
+    kafka: Mapping[str, str], records: Iterable[tuple[str, pa.Table]], limits: Mapping[str, int]
+) -> dict[str, int]:
     """Write records without a transaction; the number by topic, once Kafka has them all. Tried again, they are twice.
 
     Tasks call it for themselves, all at once: nothing goes through the driver, and no transaction holds readers up.
     """
     failed: list[KafkaError] = []
-    producer = Producer({**kafka, **_FAST, "enable.idempotence": True, "on_delivery": partial(_note, failed)})
+    producer = Producer({**kafka, **_fast(limits), "enable.idempotence": True, "on_delivery": partial(_note, failed)})
     counts: dict[str, int] = {}
     with kafka_errors("Writing the output"):
         for topic, table in records:
@@ -147,7 +160,7 @@ def send_at_least_once(kafka: Mapping[str, str], records: Iterable[tuple[str, pa
         left = producer.flush(COMMIT_TIMEOUT_S)
     if failed or left:
         why = failed[0].str() if failed else f"no answer within {COMMIT_TIMEOUT_S} s"
-        raise EngineError(f"{len(failed) + left} records were not written: {why}.", next_step="Is the broker up?")
+        raise EngineError(f"{len(failed) + left} records were not written: {why}.", next_step=_way_out(why))
     return counts
 
 
@@ -191,16 +204,51 @@ def kafka_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        raise EngineError(f"{doing}: {error.args[0].str()}.", next_step="Is the broker up and reachable?") from error
+        said = error.args[0].str()
+        raise EngineError(f"{doing}: {said}.", next_step=_way_out(said)) from error
 
 
-def ensure_topics(kafka: Mapping[str, str], wanted: Mapping[str, int], compacted: frozenset[str]) -> None:
-    """Create the topics that are missing, each with so many partitions."""
+def _way_out(said: str) -> str:
+    if "size too large" in said:
+        return (
+            "Nothing of the batch is visible. Raise max.message.bytes of the output's topic, let the pipeline write "
+            'less, or have such records set aside: to(topic, on_error="dead_letter").'
+        )
+    return "Is the broker up and reachable?"
+
+
+def message_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
+    """Bytes of the largest record that each topic takes; Kafka's own default where it may not be asked for."""
+    admin = AdminClient(dict(kafka))
+    found = dict.fromkeys(topics, _KAFKAS_LIMIT)
+    asked = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in found])
+    with kafka_errors("Looking at the topics' settings"):
+        for resource, future in asked.items():
+            try:
+                found[resource.name] = int(future.result(TIMEOUT_S)["max.message.bytes"].value)
+            except KafkaException as error:
+                if error.args[0].code() not in _NOT_TOLD:
+                    raise
+    return found
+
+
+_NOT_TOLD = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+
+def room_for_letters(limits: Mapping[str, int]) -> int:
+    """The largest dead letter, in bytes, of records that the topics take."""
+    return max(limits.values()) + _LETTERS_HEADERS
+
+
+def ensure_topics(
+    kafka: Mapping[str, str], wanted: Mapping[str, int], settings: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Create the topics that are missing, each with so many partitions, and with settings if it has any."""
     admin = AdminClient(dict(kafka))
     with kafka_errors("Looking at the topics"):
         there = admin.list_topics(timeout=TIMEOUT_S).topics
         missing = [
-            NewTopic(topic, count, config={"cleanup.policy": "compact"} if topic in compacted else {})
+            NewTopic(topic, count, config=dict(settings.get(topic, {})))
             for topic, count in wanted.items()
             if topic not in there
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from sluice.engine.clock import CLOSED, SEEN
 from sluice.engine.delivery import AtLeastOnce
 from sluice.engine.rows import in_order
 from sluice.engine.shards import WRITTEN, ShardWriter
-from sluice.engine.sinks import encoded
+from sluice.engine.sinks import NO_LIMIT, SetAside, encoded, fitting
 from sluice.engine.source import batch_positions
 from sluice.engine.storage import Storage
 from sluice.errors import SluiceError
@@ -30,7 +30,7 @@ from sluice.state.model import Cut
 log = structlog.get_logger()
 
 _OUTPUT = "output/"
-
+_UNWRITTEN = "unwritten/"
 
 _SQL = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING"}
 
@@ -60,12 +60,12 @@ class Output(Protocol):
         """Write a batch's records, all or none; how many by topic."""
 
 
-def ordered_records(job: Job, returned: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+def ordered_records(job: Job, returned: pa.Table, aside: SetAside) -> Iterator[tuple[str, pa.Table]]:
     """What ordered operators sent to topics, each topic's records in order."""
     for sink in job.ordered_sinks:
         mine = returned.filter(pc.equal(returned.column("cell"), sink.number))
         if mine.num_rows:
-            yield sink.topic, encoded(sink, mine.take(pa.array(in_order(mine))))
+            yield sink.topic, encoded(sink, mine.take(pa.array(in_order(mine))), aside)
 
 
 @dataclass
@@ -80,6 +80,8 @@ class Publisher:
     tables: GlobalTables
     auditor: Auditor | None
     types: Mapping[str, str]
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Topic → bytes of the largest record that it takes, where that is known."""
     at_least_once: AtLeastOnce | None = None
     silent: bool = False
     """Whether no output is written, since another generation has written it."""
@@ -109,8 +111,10 @@ class Publisher:
             return  # Spark adds a batch without data to let go of closed windows: there is nothing to publish.
         audit = None if self.auditor is None else self.auditor.audit(batch, returned)
         self.guard.check_identity()
-        written = {} if self.silent else self._write_output(cells, batch, returned)
+        aside = SetAside()
+        written = {} if self.silent else self._write_output(cells, batch, returned, aside)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
+        counts |= {f"{_UNWRITTEN}{topic}": n for topic, n in aside.counts.items()}
         cut = self._cut(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
         new = self.ledger.publish(cut, audit and msgspec.structs.replace(audit, outputs=written))
         self.read += counts.get("read", 0)
@@ -121,22 +125,27 @@ class Publisher:
         returned = ", ".join(f"{one.name} {_SQL[one.type]}" for one in writer.returned)
         return cells.select(*writer.columns).mapInArrow(writer.__call__, returned).toArrow()
 
-    def _write_output(self, cells: DataFrame, batch: int, returned: pa.Table) -> dict[str, int]:
+    def _write_output(self, cells: DataFrame, batch: int, returned: pa.Table, aside: SetAside) -> dict[str, int]:
         job = self.storage.job
         self.lease.check()
         self.tables.apply(returned)
         handoff = self.storage.handoff
         records = [
-            (sink.topic, encoded(sink.node, table))
+            (sink.topic, encoded(sink.node, table, aside))
             for sink in job.stream_sinks
             for table in handoff.records(batch, sink.topic)
         ]
         late = [family.at.late.topic for family in job.families if family.at.late is not None]
         records += [(topic, table) for topic in dict.fromkeys(late) for table in handoff.records(batch, topic)]
-        letters = job.pipeline.dead_letters
-        records += [(letters, table) for table in handoff.records(batch, letters)]
-        records += ordered_records(job, returned)
+        records += ordered_records(job, returned, aside)
         records += change_records(cells.sparkSession, job, returned, self.tables, self.types)
+        sinks = job.pipeline.sinks
+        records = [
+            (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMIT), aside))
+            for topic, table in records
+        ]
+        letters = job.pipeline.dead_letters
+        records += [(letters, table) for table in (*handoff.records(batch, letters), *aside.letters)]
         if self.at_least_once is None:
             return self.output.send(batch, records)
         sent, rest = self.at_least_once.send(records)

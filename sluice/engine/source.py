@@ -71,6 +71,17 @@ def last_batch(checkpoint: str, log: str) -> int:
     return max((int(info.base_name) for info in found if info.base_name.isdigit()), default=-1)
 
 
+def forget_stray_checksums(checkpoint: str) -> None:
+    """Delete Hadoop's checksums of log files that are gone: Spark would refuse to write these files again."""
+    for log in ("offsets", "commits"):
+        filesystem, path = open_path(f"{checkpoint}/{log}")
+        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        there = {info.base_name for info in found}
+        for info in found:
+            if info.extension == "crc" and info.base_name.removeprefix(".").removesuffix(".crc") not in there:
+                filesystem.delete_file(info.path)
+
+
 def batch_clock(checkpoint: str, batch: int) -> int:
     """When the batch was first begun, epoch ms: the same however often it is tried."""
     return int(json.loads(batch_log(checkpoint, batch)[1])["batchTimestampMs"])

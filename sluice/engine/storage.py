@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sluice.engine.handoff import Handoff
-from sluice.engine.source import BatchClock, batch_positions, last_batch
+from sluice.engine.source import BatchClock, batch_positions, forget_stray_checksums, last_batch
 from sluice.errors import EngineError, StateError, Unreachable
 from sluice.plan import Job
 from sluice.settings import Settings
@@ -62,6 +62,7 @@ class Storage:
         `published` is the ledger's last batch, `written` the last one whose output records are out, -1 if none. A
         checkpoint that knows less than either would count records twice, or leave their output out.
         """
+        forget_stray_checksums(self.checkpoint)
         known, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
         if done >= written > (-1 if published is None else published):
             raise EngineError(

@@ -72,10 +72,10 @@ class Handle:
     def _mapped(self, columns: dict[str, str]) -> Shape:
         return Shape({name: self.fields.get(text, "") for name, text in columns.items()})
 
-    def _sink(self, topic: str, value: Value | None, key: Function | None, delivery: Any) -> None:
+    def _sink(self, topic: str, value: Value | None, key: Function | None, **how: Any) -> None:
         self.pipeline.claim("topic", topic)
         encode = None if value is None else self._encoder(topic, serde_of(value))
-        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, delivery=delivery)
+        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, **how)
 
     def _encoder(self, topic: str, serde: Serde) -> Function:
         """The function that makes a record's bytes; TopologyError if the serde has none for the values here."""

@@ -14,6 +14,8 @@ from sluice.topology.windows import AnyWindow, JoinWindow
 How = Literal["inner", "left", "outer"]
 OnNull = Literal["dead_letter", "keep"]
 OnTime = Literal["dead_letter", "skip", "fail", "clock"]
+Delivery = Literal["exactly_once", "at_least_once"]
+OnWriteError = Literal["fail", "dead_letter"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +250,9 @@ class Sink(Node):
     topic: str
     encode: Callable[..., bytes] | None = None
     encode_key: Callable[[str], bytes] | None = None
-    delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    delivery: Delivery = "exactly_once"
+    on_error: OnWriteError = "fail"
+    """What happens to a record that cannot be encoded, or is larger than `topic` takes."""
 
     @property
     @override

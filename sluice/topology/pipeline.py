@@ -62,6 +62,11 @@ class Pipeline:
         return f"{self.name}_dead_letters"
 
     @property
+    def sinks(self) -> dict[str, nodes.Sink]:
+        """The outputs by topic."""
+        return {node.topic: node for node in self.nodes if isinstance(node, nodes.Sink)}
+
+    @property
     def markers(self) -> str:
         """The topic that says which batches' output is out."""
         return f"{self.name}_markers"

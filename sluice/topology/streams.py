@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 from sluice.errors import TopologyError
 from sluice.topology import expressions, grouped, nodes, tables
@@ -23,13 +23,15 @@ class Stream(Handle):
         *,
         value: Value | None = None,
         key: Function | None = None,
-        delivery: Literal["exactly_once", "at_least_once"] = "exactly_once",
+        delivery: nodes.Delivery = "exactly_once",
+        on_error: nodes.OnWriteError = "fail",
     ) -> None:
         """Write every record to `topic`: the key as text, the value as JSON.
 
-        `value=str` writes a text as it is, a Serde by its `encode`; `key` makes the key's bytes of its text.
+        `value=str` writes a text as it is, a Serde by its `encode`; `key` makes the key's bytes of its text. A record
+        that cannot be encoded, or is larger than the topic takes, fails the run, or is a dead letter (`on_error`).
         """
-        self._sink(topic, value, key, delivery)
+        self._sink(topic, value, key, delivery=delivery, on_error=on_error)
 
     def filter(self, where: str | Function) -> Stream:
         """Keep the records for which the Spark SQL condition, or the Python function of the value, is true."""

@@ -26,13 +26,15 @@ class Table(Handle):
         *,
         value: Value | None = None,
         key: Function | None = None,
-        delivery: Literal["exactly_once", "at_least_once"] = "exactly_once",
+        delivery: nodes.Delivery = "exactly_once",
+        on_error: nodes.OnWriteError = "fail",
     ) -> None:
         """Write every change to `topic`: the key as text, the value as JSON; a deletion is a tombstone.
 
-        The window of a windowed store's change is in the headers `window_start` and `window_end`, as epoch ms.
+        The window of a windowed store's change is in the headers `window_start` and `window_end`, as epoch ms. A record
+        that cannot be encoded, or is larger than the topic takes, fails the run, or is a dead letter (`on_error`).
         """
-        self._sink(topic, value, key, delivery)
+        self._sink(topic, value, key, delivery=delivery, on_error=on_error)
 
     def to_stream(self) -> Stream:
         """The changes as records, a deletion as a record whose value is null."""

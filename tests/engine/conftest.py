@@ -123,7 +123,6 @@ class Running:
             for file in (self.checkpoint / folder).iterdir():
                 if file.name.isdigit() and int(file.name) >= first:
                     file.unlink()
-                    file.with_name(f".{file.name}.crc").unlink()
 
     def everything(self) -> dict[str, Any]:
         """All that anyone could see of the pipeline."""

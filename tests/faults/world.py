@@ -126,12 +126,11 @@ class World:
         given = {"stores": 20, "bad_share": 0.02, "late_share": 0.05}
         produce_orders(self.config, count=count, **(given | how))
 
-    def start(self, *arguments: str, under: tuple[str, ...] = (), **environment: str) -> Driver:
-        """Start a driver; `under` is a command that it runs under."""
+    def start(self, *arguments: str, **environment: str) -> Driver:
+        """Start a driver."""
         known = self.settings
         with submission(known, known.kafka, "local[2]") as told:
             command = [
-                *under,
                 *(str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"),
                 *("--driver-class-path", told.driver_class_path),
                 *("--driver-java-options", told.driver_java_options),
@@ -150,7 +149,7 @@ class World:
 
     def run(self, *arguments: str, expect: int = 0, **environment: str) -> Driver:
         """Run a driver to its end; AssertionError if it does not end with the status."""
-        driver = self.start(*arguments, under=(), **environment)
+        driver = self.start(*arguments, **environment)
         status = driver.wait()
         assert status == expect, f"it ended with {status}:\n{driver.said[-3000:]}"
         return driver
@@ -166,6 +165,11 @@ class World:
         except Exception:
             return -1
         return -1 if latest is None else latest.batch
+
+    def await_batch(self, driver: Driver, batch: int) -> None:
+        """Return when a batch is published and the driver still works; AssertionError if that does not happen."""
+        assert wait_until(lambda: self.published() >= batch or not driver.runs, 180), driver.said[-3000:]
+        assert driver.runs, driver.said[-3000:]
 
     def begun(self) -> int:
         """The newest batch that Spark has written down, -1 if none."""

@@ -1,0 +1,117 @@
+"""What becomes of output records that cannot be written: too large for their topic, or refused by their encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice import Pipeline, Serde
+from sluice.demo.answers import letter_headers
+from sluice.errors import EngineError
+from sluice.topology.nodes import OnWriteError
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import Build, Names, sale, sales_of
+
+LIMIT = 20_000
+
+
+def copied(on_error: OnWriteError) -> Build:
+    """Each sale counted, and copied with a note `quantity` times over."""
+
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        sales = sales_of(pipeline, names)
+        sales.group_by("shop").count(store="n")
+        sales.map_values("shop", note="repeat('n', quantity)").to(names("copies"), on_error=on_error)
+        return pipeline
+
+    return build
+
+
+def with_small_topic(start: Start, build: Build) -> Running:
+    running = start(build)
+    running.kafka.create_topics(
+        {running.names("copies"): 1}, {"max.message.bytes": str(LIMIT), "compression.type": "uncompressed"}
+    )
+    return running
+
+
+def test_a_record_too_large_for_its_topic_fails_the_run_with_the_choices(start: Start) -> None:
+    running = with_small_topic(start, copied("fail"))
+    # Even packed it is too large.
+    running.send("sales", sale("a"), sale("".join(chr(33 + (n * n) % 89) for n in range(60_000)), quantity=1))
+    with pytest.raises(EngineError, match="size too large") as failed:
+        running.run()
+    assert 'on_error="dead_letter"' in failed.value.next_step
+    assert running.output("copies") == []
+    with running.ledger() as ledger:
+        assert ledger.latest_cut(running.pipeline.name, "main") is None
+
+
+def test_a_record_too_large_for_its_topic_is_a_dead_letter_if_the_author_says_so(start: Start) -> None:
+    running = with_small_topic(start, copied("dead_letter"))
+    running.send("sales", sale("a"), sale("a", quantity=LIMIT), sale("a", quantity=LIMIT - 1_000), sale("b"))
+    assert running.run() == 4
+    assert [len(value["note"]) for _, value in running.output("copies")] == [1, LIMIT - 1_000, 1]
+    (letter,) = running.dead_letters()
+    said = letter_headers(letter)
+    assert said["sluice.reason"] == "too_large"
+    assert said["sluice.output"] == running.names("copies")
+    assert said["sluice.detail"].endswith(f"takes {LIMIT}")
+    assert len(letter.value() or b"") > LIMIT
+    assert running.store("n") == {"a": 3, "b": 1}
+    assert running.counts(f"unwritten/{running.names('copies')}") == 1
+    assert running.counts(f"output/{running.names('copies')}") == 3
+
+
+def test_many_small_records_fit_a_topic_that_takes_small_batches(start: Start) -> None:
+    running = with_small_topic(start, copied("fail"))
+    running.send("sales", *(sale(f"shop {n}", quantity=100) for n in range(2_000)))
+    running.run()
+    assert len(running.output("copies")) == 2_000
+
+
+def test_the_largest_record_that_kafka_takes_can_be_a_dead_letter(start: Start) -> None:
+    running = start(copied("fail"))
+    largest = b"x" * 1_048_400
+    producer = type(running.producer)({"bootstrap.servers": running.bootstrap, "message.max.bytes": 2_000_000})
+    producer.produce(running.names("sales"), largest)
+    assert producer.flush(20) == 0
+    assert running.run() == 1
+    assert [letter.value() for letter in running.dead_letters()] == [largest]
+
+
+def no_odd_amounts(value: dict[str, Any]) -> bytes:
+    if value["amount"] % 2:
+        raise ValueError(f"{value['amount']} is odd")
+    return str(value["amount"]).encode()
+
+
+def encoding(on_error: OnWriteError) -> Build:
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        even = Serde(dict, encode=no_odd_amounts)
+        sales_of(pipeline, names).map_values("amount").to(names("copies"), value=even, on_error=on_error)
+        return pipeline
+
+    return build
+
+
+def test_an_encoder_that_raises_fails_the_run(start: Start) -> None:
+    running = start(encoding("fail"))
+    running.send("sales", sale("a", 2), sale("b", 3))
+    with pytest.raises(EngineError, match=r"cannot be encoded: ValueError: 3.* is odd"):
+        running.run()
+    assert running.output("copies") == []
+
+
+def test_what_an_encoder_cannot_take_is_a_dead_letter_if_the_author_says_so(start: Start) -> None:
+    running = start(encoding("dead_letter"))
+    running.send("sales", sale("a", 2), sale("b", 3), sale("c", 4))
+    running.run()
+    assert [key for key, _ in running.output("copies")] == ["a", "c"]
+    (letter,) = running.dead_letters()
+    assert letter.key() == b"b"
+    assert letter_headers(letter)["sluice.reason"] == "not_encoded"
+    assert "is odd" in letter_headers(letter)["sluice.detail"]
