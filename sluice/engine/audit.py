@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.checkpoint import batch_positions
 from sluice.engine.shards import WRITTEN
-from sluice.engine.source import batch_positions
 from sluice.engine.storage import Storage
 from sluice.errors import EngineError
 from sluice.state.audits import Audit, SourceAudit

@@ -8,107 +8,28 @@ decides as if it had seen all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
+from sluice.engine.checkpoint import BatchClock, current_batch
+from sluice.engine.clock import BEFORE_ALL, CLOSED
 from sluice.engine.handoff import Handoff
 from sluice.engine.rows import CLOCK, SCHEMA, places, rows
-from sluice.engine.source import BatchClock, current_batch
-from sluice.engine.tasks import Mask, Part, PartFacts, RecordSinks, truth
-from sluice.plan import Feed, Job, Ordered
-from sluice.topology import nodes
-from sluice.topology.windows import SlidingWindow
+from sluice.engine.specs import FeedSpec, OperatorSpec, specs_of
+from sluice.engine.tasks import Clocks, Mask, Part, PartFacts, RecordSinks, Task, truth
+from sluice.plan import Job
 
 Times = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class FeedSpec:
-    """What making rows needs to know of one side of an operator."""
-
-    name: str
-    side: int
-    topics: tuple[str, ...]
-    valued: bool
-    """A record without a value does not move stream time, as one without a key never does."""
-    foreign: bool
-
-    @classmethod
-    def of(cls, feed: Feed, node: nodes.Node) -> Self:
-        """The same feed, without what only the driver needs."""
-        valued = isinstance(node, nodes.Join) or (
-            isinstance(node, nodes.Aggregate) and (node.window is None or isinstance(node.window, SlidingWindow))
-        )
-        topics = tuple(source.topic for source in feed.sources)
-        return cls(feed.name, feed.side, topics, valued, feed.foreign is not None)
-
-
-@dataclass(frozen=True)
-class OperatorSpec:
-    """What making rows needs to know of an operator. `sides` feed it records; `joint`: they share stream time."""
-
-    number: int
-    name: str
-    topics: tuple[str, ...]
-    sides: tuple[FeedSpec, ...]
-    joint: bool
-    clocked: bool
-    """Something of it waits for stream time."""
-    clock: str
-    """Whose stream time it goes by: its own name, or that of the operator whose results it takes as they come."""
-
-    @classmethod
-    def of(cls, operator: Ordered) -> Self:
-        """The same operator, without what only the driver needs."""
-        sides = tuple(FeedSpec.of(feed, operator.node) for feed in operator.feeds if feed.stage == 0)
-        joint = isinstance(operator.node, nodes.Join) and operator.node.kind == "stream-stream"
-        topics = tuple(source.topic for source in operator.sources)
-        clocked = is_clocked(operator.node)
-        return cls(operator.number, operator.name, topics, sides, joint, clocked, operator.name)
-
-    def time_name(self, side: int) -> str:
-        """The name of a side's stream time."""
-        return f"{self.clock}.{side}" if self.joint else self.clock
-
-
-def specs_of(job: Job) -> tuple[OperatorSpec, ...]:
-    """What the feeder and the stages need to know of a job's operators."""
-    names = {one.number: one.name for one in job.operators}
-    clocks = {one.number: names[one.inline] for one in job.operators if one.inline is not None}
-    waited_for = {one.inline for one in job.operators}
-    specs = []
-    for one in job.operators:
-        spec = OperatorSpec.of(one)
-        clocked = spec.clocked or one.number in waited_for
-        specs.append(replace(spec, clocked=clocked, clock=clocks.get(one.number, spec.name)))
-    return tuple(specs)
-
-
-def is_clocked(node: nodes.Node) -> bool:
-    """Whether something of an operator waits for stream time though no record comes."""
-    match node:
-        case nodes.Aggregate(window=window):
-            return window is not None
-        case nodes.Join(kind=kind):
-            return kind == "stream-stream"
-        case nodes.Suppress() | nodes.Process() | nodes.Deduplicate():
-            return True
-        case _:
-            return False
-
-
 @dataclass
-class _Task:
+class _Task(Task):
     """One task's records, while they become rows."""
 
-    clock: Clock
-    number: int
-    parts: dict[Part, PartFacts] = field(default_factory=dict)
     joint: dict[int, int] = field(default_factory=dict)
     """Operator → the stream time that both sides of a join share."""
     closed: dict[int, int] = field(default_factory=dict)
@@ -127,12 +48,9 @@ class _Task:
 class Feeder:
     """Rows of one task's records. `interleaved`: all topics come in this task, in the order of `_sequence`."""
 
-    handoff: Handoff
-    batches: BatchClock
+    clocks: Clocks
     sinks: RecordSinks
     operators: tuple[OperatorSpec, ...]
-    partitions: Mapping[str, int]
-    idle_ms: int | None
     workers: int
     interleaved: bool
 
@@ -141,30 +59,20 @@ class Feeder:
         cls, job: Job, handoff: Handoff, batches: BatchClock, partitions: Mapping[str, int], *, interleaved: bool
     ) -> Self:
         """The feeder of a job, given each topic's number of partitions."""
-        operators = specs_of(job)
-        sinks = RecordSinks.of(job, handoff)
-        counts = {topic: partitions[topic] for topic in sinks.topics.values()}
-        return cls(
-            handoff, batches, sinks, operators, counts, job.pipeline.idle_ms, job.pipeline.workers,
-            interleaved,
-        )  # fmt: skip
+        clocks = Clocks.of(job, handoff, batches, partitions)
+        return cls(clocks, RecordSinks.of(job, handoff), specs_of(job), job.pipeline.workers, interleaved)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Make rows of the records of one task."""
         number = current_batch()
         task: _Task | None = None
         for batch in batches:
-            if not batch.num_rows:
-                continue
-            if task is None:
-                now = self.batches.begun(number)
-                clock = Clock(self.handoff.times(number - 1), self.partitions, now, self.idle_ms)
-                task = _Task(clock, number)
-            yield from self._rows(batch, task)
+            if batch.num_rows:
+                task = task or _Task(self.clocks.at(number))
+                yield from self._rows(batch, task)
         if task is not None:
             yield from self._clocks(task)
-            for part, facts in task.parts.items():
-                self.sinks.hand_over(number, part, facts, task.clock.now)
+            task.hand_over(self.sinks, number)
 
     def _rows(self, batch: pa.RecordBatch, task: _Task) -> Iterator[pa.RecordBatch]:
         parts = list(self.sinks.parts(batch))

@@ -18,9 +18,10 @@ from sluice.engine.fuse import fuse, slot_types
 from sluice.engine.place import CELL, Placer
 from sluice.engine.rows import ROW_DDL
 from sluice.engine.shards import share_out
-from sluice.engine.source import StreamReader, TableReader
+from sluice.engine.source import StreamReader
 from sluice.engine.stages import Stages, with_layers
 from sluice.engine.storage import Storage
+from sluice.engine.tables import TableReader
 from sluice.errors import EngineError
 from sluice.plan import Job
 

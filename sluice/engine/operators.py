@@ -10,9 +10,9 @@ from typing import Any, Literal
 import msgspec
 from pyspark.sql import types as spark
 
-from sluice.engine.feeder import OperatorSpec
 from sluice.engine.ordered import Hosted
 from sluice.engine.shipping import Shipped
+from sluice.engine.specs import OperatorSpec
 from sluice.operators.aggregate import Aggregate, Hopping, WindowedAggregate
 from sluice.operators.base import Operator
 from sluice.operators.calculation import Calculation, Custom, Functions

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.checkpoint import current_batch
 from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
-from sluice.engine.feeder import OperatorSpec
-from sluice.engine.handoff import Facts, Handoff, no_garbage_collection
+from sluice.engine.handoff import Facts, no_garbage_collection
 from sluice.engine.rows import CLOCK, SCHEMA, SUBS, in_order
-from sluice.engine.source import BatchClock, current_batch
+from sluice.engine.specs import OperatorSpec
+from sluice.engine.tasks import Clocks
 from sluice.operators.base import Operator, Row, Window
 from sluice.operators.process import Process
 from sluice.state.model import NO_WINDOW
@@ -51,13 +52,10 @@ class Stage:
     """What the task of a stage needs to know."""
 
     number: int
-    handoff: Handoff
-    batches: BatchClock
+    clocks: Clocks
     states: tuple[str, ...]
     """Addresses of the workers' states."""
     operators: tuple[Hosted, ...]
-    partitions: Mapping[str, int]
-    idle_ms: int | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take one worker's rows; those for other stages go on as they are."""
@@ -84,18 +82,17 @@ class Stage:
             states.write(batch, run.hosts, run.changed())
         closed = {f"{CLOSED}/{one.spec.clock}": time for one in self.operators if (time := times.closed(one)) >= 0}
         facts = Facts(dict(run.output.counts), closed)
-        self.handoff.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
+        self.clocks.handoff.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
         yield from run.output.batches()
 
     def _times(self, batch: int, clocks: pa.Table) -> StageTimes:
-        carried = self.handoff.times(batch - 1)
         names = clocks.column("output").to_pylist()
         now = dict(zip(names, clocks.column("after").to_pylist(), strict=True))
         sides = zip(*(clocks.column(name).to_pylist() for name in ("left_time", "right_time")), strict=True)
-        clock = self.batches.begun(batch)
+        before = self.clocks.at(batch)
         return StageTimes(
-            Clock(carried, self.partitions, clock, self.idle_ms),
-            Clock(carried | now, self.partitions, clock, self.idle_ms),
+            before,
+            replace(before, times={**before.times, **now}),
             dict(zip(clocks.column("target").to_pylist(), sides, strict=True)),
         )
 

@@ -9,17 +9,17 @@ nothing depends on where the input is cut into batches. No Spark here but the ba
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.engine.checkpoint import BatchClock, current_batch
 from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
 from sluice.engine.handoff import Handoff
-from sluice.engine.source import BatchClock, current_batch
-from sluice.engine.tasks import Fate, Part, PartFacts, RecordSinks, truth
+from sluice.engine.tasks import Clocks, Fate, Part, PartFacts, RecordSinks, Task, truth
 from sluice.plan import Family, Job
 from sluice.state.model import NO_WINDOW
 from sluice.topology import nodes
@@ -88,24 +88,19 @@ class FamilySpec:
 
 
 @dataclass
-class _Task:
+class _Task(Task):
     """One task's records, while they are placed."""
 
-    clock: Clock
-    closed: int
-    parts: dict[Part, PartFacts] = field(default_factory=dict)
+    closed: int = BEFORE_ALL
 
 
 @dataclass(frozen=True)
 class Placer:
     """The task after the stateless steps: cells go on to the stateful operator, output records to the driver."""
 
-    handoff: Handoff
-    batches: BatchClock
+    clocks: Clocks
     families: tuple[FamilySpec, ...]
     sinks: RecordSinks
-    partitions: Mapping[str, int]
-    idle_ms: int | None
     inputs: Mapping[str, pa.DataType]
 
     @classmethod
@@ -119,28 +114,27 @@ class Placer:
     ) -> Self:
         """The placer of a job, given each topic's number of partitions and the types of the aggregates' columns."""
         families = tuple(FamilySpec.of(family) for family in job.families)
-        sinks = RecordSinks.of(job, handoff)
-        counts = {topic: partitions[topic] for topic in sinks.topics.values()}
-        return cls(handoff, batches, families, sinks, counts, job.pipeline.idle_ms, dict(inputs))
+        clocks = Clocks.of(job, handoff, batches, partitions)
+        return cls(clocks, families, RecordSinks.of(job, handoff), dict(inputs))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Place the records of one task."""
         number = current_batch()
         task: _Task | None = None
         for batch in batches:
-            if not batch.num_rows:
-                continue
-            if task is None:
-                now = self.batches.begun(number)
-                clock = Clock(self.handoff.times(number - 1), self.partitions, now, self.idle_ms)
-                task = _Task(clock, self.closed(clock))
-            for part, mask in self.sinks.parts(batch):
-                yield from self._part(part, batch if mask is None else batch.filter(pa.array(mask)), task)
+            if batch.num_rows:
+                task = task or self._begun(number)
+                for part, mask in self.sinks.parts(batch):
+                    yield from self._part(part, batch if mask is None else batch.filter(pa.array(mask)), task)
         if task is not None:
-            for part, facts in task.parts.items():
+            for facts in task.parts.values():
                 if task.closed > BEFORE_ALL:
                     facts.times[CLOSED] = task.closed
-                self.sinks.hand_over(number, part, facts, task.clock.now)
+            task.hand_over(self.sinks, number)
+
+    def _begun(self, number: int) -> _Task:
+        clock = self.clocks.at(number)
+        return _Task(clock, closed=self.closed(clock))
 
     def _part(self, part: Part, batch: pa.RecordBatch, task: _Task) -> Iterator[pa.RecordBatch]:
         facts = task.parts.setdefault(part, PartFacts())

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame
 
 from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables, change_records
+from sluice.engine.checkpoint import batch_positions
 from sluice.engine.clock import CLOSED, SEEN
 from sluice.engine.delivery import AtLeastOnce
 from sluice.engine.rows import in_order
 from sluice.engine.shards import WRITTEN, ShardWriter
 from sluice.engine.sinks import NO_LIMIT, SetAside, encoded, fitting
-from sluice.engine.source import batch_positions
 from sluice.engine.storage import Storage
 from sluice.errors import SluiceError
 from sluice.plan import Job

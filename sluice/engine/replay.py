@@ -10,9 +10,9 @@ from pyarrow import fs
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
+from sluice.engine.checkpoint import batch_log, batch_positions, last_batch
 from sluice.engine.guard import Positions
 from sluice.engine.handoff import open_path
-from sluice.engine.source import batch_log, batch_positions, last_batch
 from sluice.engine.storage import Storage
 
 Sink = Callable[[DataFrame, int], None]

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from sluice.engine.checkpoint import current_batch
 from sluice.engine.place import CELL
-from sluice.engine.source import current_batch
 from sluice.plan import Job
 from sluice.settings import settings
 from sluice.state.shard import Shard, rows_of

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.letters import HEADERS, header
 from sluice.errors import EngineError
 from sluice.topology import nodes
 
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 NO_LIMIT = 2**31
 _AROUND = 100
 """Bytes that Kafka adds to a record at most: its batch's head, lengths, times."""
@@ -31,7 +31,7 @@ class SetAside:
     def add(self, topic: str, records: pa.Table, reason: str, details: list[str]) -> None:
         """Add records, columns `key` and `value`, with a text for each that says what exactly is wrong."""
         headers = [
-            [_header("sluice.reason", reason), _header("sluice.detail", detail), _header("sluice.output", topic)]
+            [header("sluice.reason", reason), header("sluice.detail", detail), header("sluice.output", topic)]
             for detail in details
         ]
         columns = {name: records.column(name).cast(pa.binary()) for name in ("key", "value")}
@@ -111,9 +111,5 @@ def _lengths(values: pa.ChunkedArray) -> Any:
 
 def _windows(table: pa.Table) -> pa.Array:
     bounds = zip(*(table.column(name).to_pylist() for name in ("window_start", "window_end")), strict=True)
-    headers = [[_header("window_start", str(start)), _header("window_end", str(end))] for start, end in bounds]
+    headers = [[header("window_start", str(start)), header("window_end", str(end))] for start, end in bounds]
     return pa.array(headers, HEADERS)
-
-
-def _header(name: str, value: str) -> dict[str, Any]:
-    return {"key": name, "value": value.encode()}

@@ -116,10 +116,11 @@ class Stages:
         specs = {spec.number: spec for spec in self.feeder.operators}
         operators = [operator for operator in job.operators if operator.stage == number]
         stage = Stage(
-            number, self.storage.handoff, self.storage.batches, self.storage.states,
-            tuple(hosted(one, specs[one.number], self.arguments) for one in operators), self.feeder.partitions,
-            job.pipeline.idle_ms,
-        )  # fmt: skip
+            number,
+            self.feeder.clocks,
+            self.storage.states,
+            tuple(hosted(one, specs[one.number], self.arguments) for one in operators),
+        )
         for operator in operators:
             self.types |= dict(self._result_types(operator))
         owner = OWNER.format(workers=job.pipeline.workers)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sluice.engine.checkpoint import BatchClock, batch_positions, forget_stray_checksums, last_batch
 from sluice.engine.handoff import Handoff
-from sluice.engine.source import BatchClock, batch_positions, forget_stray_checksums, last_batch
 from sluice.errors import EngineError, StateError, Unreachable
 from sluice.plan import Job
 from sluice.settings import Settings

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.clock import SEEN
+from sluice.engine.checkpoint import BatchClock
+from sluice.engine.clock import SEEN, Clock
 from sluice.engine.decode import Letter
 from sluice.engine.handoff import Facts, Handoff
-from sluice.engine.source import dead_letters
+from sluice.engine.letters import dead_letters
 from sluice.plan import Job
 
 Mask = npt.NDArray[np.bool_]
@@ -73,6 +74,40 @@ class PartFacts:
         if self._last is not None:
             self.counts[_FATES[self._last[1]]] += 1
             self._last = None
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """How a batch's tasks learn how far stream time was before it."""
+
+    handoff: Handoff
+    batches: BatchClock
+    partitions: Mapping[str, int]
+    """Of each topic of the streams."""
+    idle_ms: int | None
+
+    @classmethod
+    def of(cls, job: Job, handoff: Handoff, batches: BatchClock, partitions: Mapping[str, int]) -> Self:
+        """Those of a job, given how many partitions each topic has."""
+        counts = {source.topic: partitions[source.topic] for source in job.streams}
+        return cls(handoff, batches, counts, job.pipeline.idle_ms)
+
+    def at(self, number: int) -> Clock:
+        """The stream times before a batch."""
+        return Clock(self.handoff.times(number - 1), self.partitions, self.batches.begun(number), self.idle_ms)
+
+
+@dataclass
+class Task:
+    """One task's records, while they are gone through."""
+
+    clock: Clock
+    parts: dict[Part, PartFacts] = field(default_factory=dict)
+
+    def hand_over(self, sinks: RecordSinks, number: int) -> None:
+        """Hand over what the records of each partition came to."""
+        for part, facts in self.parts.items():
+            sinks.hand_over(number, part, facts, self.clock.now)
 
 
 @dataclass(frozen=True)

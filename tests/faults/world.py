@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from confluent_kafka.admin import AdminClient
 
-from sluice.engine.source import last_batch
+from sluice.engine.checkpoint import last_batch
 from sluice.samples.topics import produce_orders
 from sluice.settings import Settings, settings
 from sluice.state.ledger import Ledger

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline
+from sluice.engine import checkpoint
 from sluice.engine import source as sourcing
+from sluice.engine.checkpoint import BatchClock
 from sluice.engine.decode import Letter, ValueDecoder, key_texts
 from sluice.engine.handoff import Handoff
-from sluice.engine.source import BatchClock, StreamReader, TableReader
+from sluice.engine.source import StreamReader
+from sluice.engine.tables import TableReader
 from sluice.plan import plan
 from sluice.topology import nodes
 
@@ -421,7 +424,7 @@ class Reading:
         self.pipeline = Pipeline("p", **pipeline)
         self.handoff = Handoff(str(folder))
         monkeypatch.setattr(sourcing, "current_batch", lambda: 0)
-        monkeypatch.setattr(sourcing, "batch_clock", lambda *_: NOW_MS)
+        monkeypatch.setattr(checkpoint, "batch_clock", lambda *_: NOW_MS)
 
     def stream(self, reads: str = "_key", **stream: Any) -> Reading:
         given: dict[str, Any] = {"value": Order, "event_time": "at"} | stream

@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling
 from sluice.engine import place as placing
+from sluice.engine.checkpoint import BatchClock
 from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
 from sluice.engine.handoff import Facts, Handoff
 from sluice.engine.place import Placed, Placer, place
-from sluice.engine.source import BatchClock
 from sluice.plan import plan
 from sluice.topology.windows import Window
 
@@ -371,4 +371,4 @@ def test_records_that_nothing_takes_are_counted_as_filtered(tmp_path: Path, monk
         family.key: pa.array(["a", None, None]),
     })  # fmt: skip
     assert sum(cells.num_rows for cells in placer(iter([batch]))) == 1
-    assert placer.handoff.facts(0).counts == {"applied": 1, "filtered": 2}
+    assert placer.clocks.handoff.facts(0).counts == {"applied": 1, "filtered": 2}
