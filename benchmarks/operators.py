@@ -1,8 +1,9 @@
 """A million records through each kind of operator, on the real broker: `operators.py [--records N] [--keys N]`.
 
 Each pipeline runs in a process of its own, one after the other: a fused count, a count by a Python function in order, a
-processor, and a join of two streams (half of the records each). What is timed is the run itself, session included; what
-is shown beside it is the most memory that the driver's processes held together.
+processor, and a join of two streams (half of the records each). Seconds are of the whole run, start of Spark included;
+records per second those of the batches after the first, when everything is warm. Memory is what the driver's processes
+held together at most, during the first two batches and during the last two: it must not grow with the input.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,10 +30,13 @@ from rich.console import Console
 from rich.table import Table
 
 from sluice import Pipeline, within
-from sluice.settings import settings
+from sluice.settings import Settings, settings
+from sluice.state.ledger import Ledger
 from sluice.testing.kafka import EmbeddedKafka
 
 START_MS = 1_670_000_000_000
+SMALL = 1_000
+"""Records of a batch that is none: the last few that no longer made a whole one."""
 
 
 class Click(msgspec.Struct):
@@ -100,13 +105,13 @@ def main(
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder, "kafka")) as kafka:
         kafka.create_topics({"clicks": 2, "left": 2, "right": 2})
         produce(kafka.bootstrap, {"clicks": records, "left": records // 2, "right": records // 2}, keys)
-        table = Table("pipeline", "seconds", "records/s", "to fused", "memory GB")
+        table = Table("pipeline", "seconds", "records/s, warm", "to fused", "GB, early", "GB, late")
         first = 0.0
         for kind in KINDS:
-            seconds, memory = run(kind, kafka.bootstrap, Path(folder, kind))
-            first = first or seconds
+            seconds, speed, early, late = run(kind, kafka.bootstrap, Path(folder, kind))
+            first = first or speed
             table.add_row(
-                kind, f"{seconds:.1f}", f"{records / seconds:,.0f}", f"{seconds / first:.2f}", f"{memory:.2f}"
+                kind, f"{seconds:.1f}", f"{speed:,.0f}", f"{speed / first:.2f}", f"{early:.2f}", f"{late:.2f}"
             )
         Console().print(table)
 
@@ -130,26 +135,32 @@ def produce(bootstrap: str, counts: dict[str, int], keys: int) -> None:
     producer.flush()
 
 
-def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float]:
-    """Run one pipeline in a process of its own; seconds, and the most memory in GB."""
+def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float, float, float]:
+    """Run one pipeline in a process of its own; seconds, records per second, and memory in GB early and late."""
     told = {"SLUICE_HOME": str(home), "SLUICE_KAFKA": json.dumps({"bootstrap.servers": bootstrap})}
     environment = {**os.environ, **told, "SLUICE_JARS": str(settings().jars), "PYSPARK_PYTHON": sys.executable}
     begun = time.monotonic()
     child = subprocess.Popen([sys.executable, __file__, kind], env=environment)
-    most = [0.0]
-    watcher = threading.Thread(target=_watch, args=(child.pid, most), daemon=True)
-    watcher.start()
+    samples: list[tuple[datetime, float]] = []
+    threading.Thread(target=_watch, args=(child.pid, samples), daemon=True).start()
     if child.wait():
         raise SystemExit(f"{kind} failed with status {child.returncode}")
-    return time.monotonic() - begun, most[0]
+    seconds = time.monotonic() - begun
+    with Ledger.open(Settings.read(told).ledger) as ledger:
+        cuts = [cut for cut in ledger.cuts(f"bench_{kind}", "main", limit=1000)[::-1] if cut.counts["read"] > SMALL]
+    warm = (cuts[-1].published_at - cuts[0].published_at).total_seconds()
+    speed = sum(cut.counts["read"] for cut in cuts[1:]) / warm if len(cuts) > 1 else float("nan")
+    early = max(size for moment, size in samples if moment <= cuts[min(1, len(cuts) - 1)].published_at)
+    late = max(size for moment, size in samples if moment > cuts[max(0, len(cuts) - 3)].published_at)
+    return seconds, speed, early, late
 
 
-def _watch(pid: int, most: list[float]) -> None:
+def _watch(pid: int, samples: list[tuple[datetime, float]]) -> None:
     while psutil.pid_exists(pid):
         try:
             parent = psutil.Process(pid)
             total = sum(one.memory_info().rss for one in (parent, *parent.children(recursive=True)))
-            most[0] = max(most[0], total / 1e9)
+            samples.append((datetime.now(UTC), total / 1e9))
         except psutil.Error:
             pass
         time.sleep(0.2)
