@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -37,6 +38,9 @@ class Kills:
                 self.feed(6_000)
             self.one_life(batch)
             self.watching.look()
+            if self.killed % 10 == 0:
+                # Past pytest, which keeps what is printed: half an hour without a word would look like a hang.
+                print(f"  {self.killed} of {kills} killed", file=sys.__stderr__, flush=True)
         self.world.run()
         self.watching.look()
         return compare(self.world)
