@@ -22,11 +22,14 @@ from sluice.engine.specs import OperatorSpec
 from sluice.engine.tasks import Clocks
 from sluice.operators.base import Operator, Row, Window
 from sluice.operators.process import Process
+from sluice.operators.stream_join import StreamJoin
+from sluice.operators.suppress import Suppress
 from sluice.state.model import NO_WINDOW
 from sluice.state.operators import OperatorStates, State
 
 _LAST = 2**62
-_BUFFER = "\0buffer"
+_SHARED = "\0shared"
+"""The key of what an operator keeps for all keys of a worker: its `shared`, where it has one."""
 _READ = ("target", "key", "value", "time", "before", "after", "side", "old", "window_start", "window_end", "left_time",
          "right_time", "foreign", "sequence", "place", "sub")  # fmt: skip
 
@@ -130,6 +133,10 @@ class StageTimes:
         """Whether one partition feeds the operator: its stream time is then everybody's."""
         return sum(self.now.partitions[topic] for topic in host.spec.topics) == 1
 
+    def is_one_task(self, host: Hosted) -> bool:
+        """Whether each topic has one partition: then all keys share a stream time, as in one task of Kafka Streams."""
+        return all(self.now.partitions[topic] == 1 for topic in host.spec.topics)
+
 
 @dataclass
 class StageOutput:
@@ -226,9 +233,11 @@ class HostRun:
         self._decode = msgspec.msgpack.Decoder(self.operator.state_type).decode
         self._held: dict[str, Any] = {}
         self._had: set[str] = set()
-        self._buffer = getattr(self.operator, "buffer", None)
-        if self._buffer is not None and (kept := states.read(host.number, [_BUFFER], batch)):
-            self._buffer.records, self._buffer.bytes = msgspec.msgpack.decode(kept[_BUFFER])
+        if isinstance(self.operator, StreamJoin) and times.is_one_task(host):
+            self.operator.watch()
+        self._shares: Any = getattr(self.operator, "shared", None)
+        if self._shares is not None and (kept := states.read(host.number, [_SHARED], batch)):
+            self.operator.shared = msgspec.msgpack.decode(kept[_SHARED], type=type(self._shares))  # type: ignore[attr-defined]
 
     def load(self, keys: list[str]) -> None:
         """Read the states of the keys that will come."""
@@ -254,7 +263,7 @@ class HostRun:
         if not self.host.spec.clocked:
             return
         due = self._states.due(self.host.number, self.closed, self._batch)
-        self.load([key for key in due if key not in self._held and key != _BUFFER])
+        self.load([key for key in due if key not in self._held and key != _SHARED])
         for key, state in self._held.items():
             moment = self.operator.due(state)
             if moment is not None and moment <= self.closed:
@@ -262,8 +271,8 @@ class HostRun:
                 self.operator.close(state, key, self.closed, output, self.reached)
         if isinstance(self.operator, Process):
             self._tick(self.operator, output)
-        if self._buffer is not None:
-            self.operator.check()  # type: ignore[attr-defined]
+        if isinstance(self.operator, Suppress):
+            self.operator.check()
 
     def _tick(self, operator: Process, output: StageOutput) -> None:
         """Let the keys whose wall-clock timers have run out know: in the first batch after, whatever it has."""
@@ -284,8 +293,8 @@ class HostRun:
                 yield State(number, key, self._encode(state), operator.due(state), wall)
             elif key in self._had:
                 yield State(number, key, None, None)
-        if self._buffer is not None:
-            yield State(number, _BUFFER, self._encode((self._buffer.records, self._buffer.bytes)), None)
+        if (shared := getattr(operator, "shared", None)) is not None:
+            yield State(number, _SHARED, self._encode(shared), None)
 
 
 class StageRun:

@@ -39,6 +39,40 @@ class Sides(msgspec.Struct, array_like=True):
     right: Side
 
 
+class Watch(msgspec.Struct, array_like=True):
+    """When to look for records without a match, over all keys: as seldom as a task of Kafka Streams does.
+
+    It looks when stream time moves past `since` and the window of the side at hand, and remembers how far it looked. A
+    record that it has passed over waits until it looks again, and a late match that comes before then still counts.
+    """
+
+    since: int = _NEVER
+    looked: int = -1
+    waiting: tuple[list[int], list[int]] = msgspec.field(default_factory=lambda: ([], []))
+    """The times of each side's waiting records, in order."""
+
+    def look(self, stream_time: int, overs: tuple[int, int]) -> None:
+        """Let go of what waits from before `overs`, the side's times whose windows are over by stream time."""
+        last = [times[-1] for times in self.waiting if times]
+        still = []
+        for times, over in zip(self.waiting, overs, strict=True):
+            del times[: bisect_left(times, over)]
+            still += times[:1]
+        # It stops looking where both sides have a window that is open yet.
+        self.since = max(still if len(still) == 2 else last, default=_NEVER)
+        self.looked = stream_time
+
+    def wait(self, side: int, time: int) -> None:
+        """A record waits."""
+        insort(self.waiting[side], time)
+        self.since = min(self.since, time)
+
+    def matched(self, side: int, time: int) -> None:
+        """A record no longer waits."""
+        times = self.waiting[side]
+        del times[bisect_left(times, time)]
+
+
 class StreamJoin:
     """Matches when `left.time - before <= right.time <= left.time + after`; a result's time is the larger of both.
 
@@ -46,6 +80,8 @@ class StreamJoin:
     go unmatched, it comes out with null once stream time has passed the end of its window (left: time + after, right:
     time + before) by more than grace; at once if stream time has passed that end when it comes, or if it has no key.
     All in ms; `JoinClock` says what `before`, `after` and `closed` are here.
+
+    `watch` has it look for unmatched records as Kafka Streams does, where all keys share one stream time.
     """
 
     state_type: Any = Sides
@@ -56,6 +92,12 @@ class StreamJoin:
         self.ahead = after, before
         self.grace = grace
         self.reach = before + after + grace
+        self.shared: Watch | None = None
+
+    def watch(self) -> None:
+        """Look for unmatched records over all keys."""
+        if self.outer[LEFT] or self.outer[RIGHT]:
+            self.shared = Watch()
 
     def begin(self) -> Sides:
         """No records."""
@@ -72,6 +114,7 @@ class StreamJoin:
             else:
                 out.count("null_key")
             return
+        self._look(row)
         self._send_unmatched(state, row.key, row.before, out)
         if row.time == row.after:
             self._send_unmatched(state, row.key, row.after, out)
@@ -89,6 +132,8 @@ class StreamJoin:
         first = bisect_left(side.records, earliest, key=_TIME)
         last = bisect_right(side.records, row.time + self.ahead[row.side], key=_TIME)
         for other in side.records[first:last]:
+            if other.waits and self.shared is not None:
+                self.shared.matched(1 - row.side, other.time)
             other.waits = False
             value = joined(row.value, other.value) if row.side == LEFT else joined(other.value, row.value)
             out.emit(key, value, max(row.time, other.time))
@@ -102,10 +147,23 @@ class StreamJoin:
         insort(side.records, Record(row.time, row.value, waits), key=_TIME)
         if waits:
             side.waits_from = min(side.waits_from, row.time)
+            if self.shared is not None:
+                self.shared.wait(row.side, row.time)
+
+    def _look(self, row: Row) -> None:
+        """Look for unmatched records of all keys, if it is time to; what is found comes out with its key's next row."""
+        watch = self.shared
+        if watch is None or row.time < row.after:
+            return
+        if watch.since < row.after - self.ahead[row.side] - self.grace:
+            overs = row.after - self.ahead[LEFT] - self.grace, row.after - self.ahead[RIGHT] - self.grace
+            watch.look(row.after, overs)
 
     def _send_unmatched(self, state: Sides, key: str | None, stream_time: int, out: Output) -> None:
         """Send the records whose window has been over for more than grace, by time, the left ones first."""
         due: list[tuple[int, int, Record]] = []
+        if self.shared is not None:
+            stream_time = self.shared.looked
         for number, side in enumerate((state.left, state.right)):
             over = stream_time - self.ahead[number] - self.grace
             if side.waits_from < over:

@@ -31,9 +31,8 @@ class Waiting(msgspec.Struct, array_like=True):
 State = dict[Window, Waiting]
 
 
-@dataclass(slots=True)
-class Buffer:
-    """What waits in one worker, over all keys. The host keeps it with the cut, beside the states that it counts."""
+class Buffer(msgspec.Struct, array_like=True):
+    """What waits in one worker, over all keys."""
 
     records: int = 0
     bytes: int = 0
@@ -79,7 +78,7 @@ class Suppress:
         self.wait = wait
         self.limit = limit or Limit()
         self.retracts = retracts
-        self.buffer = Buffer()
+        self.shared = Buffer()
 
     def begin(self) -> State:
         """Nothing waits."""
@@ -105,7 +104,7 @@ class Suppress:
             waiting.value, waiting.time = row.value, row.time
         self._count(row.key, waiting, 1)
         self.close(state, row.key, row.after, out)
-        while state and self.limit.when_full == "emit_early" and self.limit.exceeded(self.buffer):
+        while state and self.limit.when_full == "emit_early" and self.limit.exceeded(self.shared):
             self._send(state, row.key, min(state, key=lambda one: state[one].since), out)
 
     def due(self, state: State) -> int | None:
@@ -131,9 +130,9 @@ class Suppress:
 
         Raises BufferFull.
         """
-        if self.limit.when_full == "shut_down" and self.limit.exceeded(self.buffer):
+        if self.limit.when_full == "shut_down" and self.limit.exceeded(self.shared):
             limit = f"{self.limit.records or 'any number of'} updates, {self.limit.bytes or 'any number of'} bytes"
-            held = f"{self.buffer.records} updates of {self.buffer.bytes} bytes"
+            held = f"{self.shared.records} updates of {self.shared.bytes} bytes"
             raise BufferFull(f"A suppress step holds back {held}; it may hold {limit}.")
 
     def _since(self, row: Row) -> int:
@@ -150,5 +149,5 @@ class Suppress:
         out.emit(key, waiting.value, waiting.time, window=bounds)
 
     def _count(self, key: str | None, waiting: Waiting, sign: int) -> None:
-        self.buffer.records += sign
-        self.buffer.bytes += sign * (len((key or "").encode()) + len((waiting.value or "").encode()))
+        self.shared.records += sign
+        self.shared.bytes += sign * (len((key or "").encode()) + len((waiting.value or "").encode()))

@@ -45,14 +45,14 @@ def test_a_full_buffer_emits_the_oldest_early() -> None:
     rows = [Given("a", 1, 0, window=(0, 5)), Given("a", 2, 6, window=(5, 10))]
     ran = run(suppress, rows)
     assert [(result.window, result.value) for result in ran.results] == [((0, 5), 1)]
-    assert suppress.buffer.records == 1
+    assert suppress.shared.records == 1
 
 
 def test_a_full_buffer_of_bytes_emits_early() -> None:
     suppress = Suppress("time_limit", 1000, Limit(bytes=5))
     assert run(suppress, [Given("a", "12", 0)]).values == []
     assert run(suppress, [Given("b", "1234", 0)]).values == ["1234"]
-    assert suppress.buffer.bytes == 5, 'the first still waits: a and "12" with its quotes'
+    assert suppress.shared.bytes == 5, 'the first still waits: a and "12" with its quotes'
 
 
 def test_a_full_buffer_that_shuts_down_says_what_it_held_and_may_hold() -> None:
