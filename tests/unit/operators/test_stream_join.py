@@ -109,3 +109,21 @@ def test_state_holds_only_what_is_in_reach() -> None:
     ran = join("outer", *rows)
     assert len(ran.states["k"]) < 200
     assert not join("outer", left(0), right("k", "r", 1), left(99, "z"), right("z", "x", 99)).states.keys() - {"z"}
+
+
+@pytest.mark.parametrize("watches", [True, False])
+def test_where_all_keys_share_stream_time_a_late_match_may_come_before_anyone_looks(watches: bool) -> None:
+    # At 106 the record of 100 is over, and 104 is the last that is looked at: nobody looks again before 104 + 5 is over.
+    rows = (left(100, "a"), left(102, "late"), left(104, "c"), left(106, "d"), left(108, "e"), right("late", "r", 107))
+    operator = StreamJoin("left", before=3, after=5, grace=0)
+    if watches:
+        operator.watch()
+    found = {(result.key, result.value["right"]) for result in run(operator, rows).results}
+    assert found == {("a", None), ("late", "r")} | (set() if watches else {("late", None)})
+
+
+def test_what_was_passed_over_comes_out_when_somebody_looks_again() -> None:
+    operator = StreamJoin("left", before=3, after=5, grace=0)
+    operator.watch()
+    rows = (left(100, "a"), left(102, "b"), left(104, "c"), left(106, "d"), left(108, "e"), left(120, "f"))
+    assert {result.key for result in run(operator, rows).results} == set("abcde")
