@@ -1,6 +1,6 @@
 """A topology becomes jobs: each is one streaming query that the engine can run without knowing the topology."""
 
-from sluice.plan.columns import column_name, literal, typed_json
+from sluice.plan.draft import column_name, literal, typed_json
 from sluice.plan.explain import explain
 from sluice.plan.jobs import (
     TO_JSON,

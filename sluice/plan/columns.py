@@ -12,78 +12,25 @@ each computed from the ones before, so that a step is computed once however many
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from sluice.errors import TopologyError
-from sluice.plan.jobs import TO_JSON, TRANSFORM, VALUE_JSON, Transformation
+from sluice.plan.draft import (
+    Draft,
+    Env,
+    add,
+    below,
+    column_name,
+    column_read,
+    literal,
+    sql_of,
+    typed_json,
+)
+from sluice.plan.jobs import TRANSFORM, Transformation
 from sluice.topology import nodes
 from sluice.topology.expressions import METADATA, Parts, in_order, parse, quoted
-from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import TEXT_FIELD, is_object
-
-Layers = dict[int, list[tuple[str, str]]]
-
-
-@dataclass
-class Draft:
-    """A job while it is being put together."""
-
-    pipeline: Pipeline
-    stages: dict[int, Layers] = field(default_factory=dict)
-    used: dict[int, dict[str, None]] = field(default_factory=dict)
-    metadata: set[str] = field(default_factory=set)
-    envs: dict[tuple[int, bool], Env] = field(default_factory=dict)
-    sources: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Column → the source and the field of its value that it holds."""
-    functions: dict[int, nodes.Apply] = field(default_factory=dict)
-    failures: list[int] = field(default_factory=list)
-    """Functions right after the sources, where a record that one cannot take can be set aside as it was read."""
-    transforms: dict[int, Transformation] = field(default_factory=dict)
-    explosions: dict[int, list[int]] = field(default_factory=dict)
-    """Stage → the nodes there that make several records of one."""
-    operators: dict[int, int] = field(default_factory=dict)
-    """Number of an ordered operator → its stage."""
-    inline: set[int] = field(default_factory=set)
-    """The operators that take another's results as they are, in the same stage."""
-
-
-@dataclass(frozen=True)
-class Env:
-    """What is known after a node: where its columns are, the condition to get here, and where each field stands."""
-
-    stage: int
-    depth: int
-    passed: str
-    columns: Mapping[str, str]
-    scalar: bool = False
-    is_null: str = "false"
-    """Condition: the value is null, or the table's row is deleted."""
-    exploded: tuple[int, ...] = ()
-    """The nodes on the way that make several records of one."""
-    raw: int | None = None
-    """The operator whose result, JSON in the column `value`, is the value as it is; None if steps made another."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the value's fields."""
-        return tuple(name for name in self.columns if name not in METADATA and not name.startswith("_window_"))
-
-    def value(self, draft: Draft) -> str:
-        """SQL of the value: a struct of its fields, or the one value itself. Its fields are noted as used."""
-        if self.scalar:
-            return column_read(draft, self, TEXT_FIELD)
-        pairs = ", ".join(f"{literal(name)}, {column_read(draft, self, name)}" for name in self.fields)
-        return f"named_struct({pairs})"
-
-    def json(self, draft: Draft, condition: str = "true") -> str:
-        """SQL of the value as JSON, null where the condition is not met or the value is null."""
-        text = "value" if self.raw is not None else (VALUE_JSON if self.scalar else TO_JSON).format(self.value(draft))
-        conditions = [
-            one for one, trivial in ((condition, "true"), (f"NOT {self.is_null}", "NOT false")) if one != trivial
-        ]
-        return f"IF({' AND '.join(conditions)}, {text}, NULL)" if conditions else text
 
 
 def env_of(draft: Draft, node: nodes.Node, *, old: bool = False) -> Env:
@@ -254,7 +201,7 @@ def _map(draft: Draft, node: nodes.Node, env: Env, texts: Mapping[str, str]) -> 
 
 def _elements(draft: Draft, node: nodes.Node, env: Env, items: str, fields: Mapping[str, str]) -> Env:
     """A record for each element of an array: the others of the stage count where `pos` is 0 or null."""
-    name, depth = f"x{node.number}", _below(draft, env.stage)
+    name, depth = f"x{node.number}", below(draft, env.stage)
     add(draft, env.stage, depth, f"{name}_pos, {name}", f"posexplode_outer(IF({env.passed}, {items}, NULL))")
     draft.explosions.setdefault(env.stage, []).append(node.number)
     draft.metadata.add("_offset")
@@ -264,11 +211,6 @@ def _elements(draft: Draft, node: nodes.Node, env: Env, items: str, fields: Mapp
         env, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=columns, scalar=not fields, is_null="false",
         raw=None, exploded=(*env.exploded, node.number),
     )  # fmt: skip
-
-
-def _below(draft: Draft, stage: int) -> int:
-    """A layer below all there are, for a step that makes several rows of one: a layer may have one such."""
-    return max((depth for depth in draft.stages.get(stage, {}) if depth != _FINAL), default=0) + 1
 
 
 def _merged(draft: Draft, node: nodes.Node, envs: list[Env]) -> Env:
@@ -339,7 +281,7 @@ def _applied(draft: Draft, node: nodes.Apply, env: Env) -> Env:
 
 def _transformed(draft: Draft, node: nodes.Transform, env: Env) -> Env:
     """A function of the whole frame, in a layer of its own: what it is given, and what it makes."""
-    depth = _below(draft, env.stage)
+    depth = below(draft, env.stage)
     given = tuple((name, f"IF({env.passed}, {column_read(draft, env, name)}, NULL)") for name in env.fields)
     made = {name: column_name(f"n{node.number}", name) for name in node.fields}
     draft.transforms[node.number] = Transformation(node.function, node.at, given, tuple(made.items()))
@@ -359,73 +301,3 @@ def _results(draft: Draft, node: nodes.Apply, env: Env, result: str) -> Env:
     if node.gives in ("record", "records"):
         columns["_key"] = f"{result}.key"
     return replace(typed, columns=columns)
-
-
-def typed_json(text: str, fields: Mapping[str, str]) -> str:
-    """SQL that reads JSON back as a struct of these fields, or as the one `value`; as a VARIANT if no type is known."""
-    if list(fields) == [TEXT_FIELD]:
-        kind = fields[TEXT_FIELD]
-        wrapped = f"concat('{{\"v\":', {text}, '}}')"
-        return f"from_json({wrapped}, 'STRUCT<v: {kind}>').v" if kind else f"parse_json({text})"
-    inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in fields.items())
-    return f"from_json({text}, {literal(f'STRUCT<{inner}>')})"
-
-
-def masked(draft: Draft, env: Env) -> str:
-    """The condition to get here, for a consumer: true for one copy of a record that others made several of."""
-    others = [number for number in draft.explosions.get(env.stage, []) if number not in env.exploded]
-    conditions = [env.passed, *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
-    return " AND ".join(conditions)
-
-
-def sql_of(draft: Draft, env: Env, text: str) -> str:
-    """`text` over the job's columns; the fields it reads are noted as used."""
-    expression = parse(text)
-    return expression.on({name: column_read(draft, env, name) for name in expression.fields})
-
-
-def column_read(draft: Draft, env: Env, name: str) -> str:
-    """The column of a field, which is noted as used."""
-    column = env.columns[name]
-    if column in METADATA:
-        draft.metadata.add(column)
-    elif column in draft.sources:
-        number, of_source = draft.sources[column]
-        draft.used.setdefault(number, {})[of_source] = None
-    return column
-
-
-def column_name(prefix: str, field: str) -> str:
-    """The job's column for a field, a name that needs no quotes in SQL."""
-    return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
-
-
-def literal(name: str) -> str:
-    """`name` as a literal of Spark SQL."""
-    return "'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def add(draft: Draft, stage: int, depth: int, name: str, sql: str) -> None:
-    """Make a column in the layer of that depth."""
-    draft.stages.setdefault(stage, {}).setdefault(depth, []).append((name, sql))
-
-
-_FINAL = 1_000_000
-"""The depth of what is made of every other column."""
-
-
-def final(draft: Draft, name: str, sql: str) -> None:
-    """Make a column of a record in the layer below all others."""
-    add(draft, 0, _FINAL, name, sql)
-
-
-def column_of(draft: Draft, env: Env, name: str, sql: str) -> str:
-    """The column of the layer below all others that holds `sql`, made once however often it is asked for."""
-    if sql.isidentifier() and sql != "false":
-        return sql
-    names = draft.stages.setdefault(env.stage, {}).setdefault(_FINAL, [])
-    made = next((column for column, text in names if text == sql), None)
-    if made is None:
-        made = f"{name}_{len(names)}"
-        names.append((made, sql))
-    return made

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sluice.errors import TopologyError
-from sluice.plan.columns import Draft, Env, column_read, env_of, made_of, masked, sql_of
+from sluice.plan.columns import env_of, made_of
+from sluice.plan.draft import Draft, Env, column_read, masked, sql_of
 from sluice.plan.jobs import Feed, Ordered
 from sluice.topology import nodes
 from sluice.topology.expressions import ORDER_MATTERS, Parts, in_order

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sluice.plan.columns import Draft, Env, column_of, column_read, env_of, final, literal, masked, sql_of
+from sluice.plan.columns import env_of
+from sluice.plan.draft import Draft, Env, column_of, column_read, final, literal, masked, sql_of
 from sluice.plan.jobs import (
     Family,
     Job,

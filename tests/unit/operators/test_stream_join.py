@@ -113,7 +113,7 @@ def test_state_holds_only_what_is_in_reach() -> None:
 
 @pytest.mark.parametrize("watches", [True, False])
 def test_where_all_keys_share_stream_time_a_late_match_may_come_before_anyone_looks(watches: bool) -> None:
-    # At 106 the record of 100 is over, and 104 is the last that is looked at: nobody looks again before 104 + 5 is over.
+    # At 106 the record of 100 is over, and 104 is the last looked at: nobody looks again before 104 + 5 is over.
     rows = (left(100, "a"), left(102, "late"), left(104, "c"), left(106, "d"), left(108, "e"), right("late", "r", 107))
     operator = StreamJoin("left", before=3, after=5, grace=0)
     if watches:

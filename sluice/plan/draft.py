@@ -1,0 +1,150 @@
+"""A job while it is being put together: the columns made so far, and what is known after each node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sluice.plan.jobs import TO_JSON, VALUE_JSON, Transformation
+from sluice.topology import nodes
+from sluice.topology.expressions import METADATA, parse, quoted
+from sluice.topology.pipeline import Pipeline
+from sluice.topology.serdes import TEXT_FIELD
+
+Layers = dict[int, list[tuple[str, str]]]
+
+
+@dataclass
+class Draft:
+    """A job while it is being put together."""
+
+    pipeline: Pipeline
+    stages: dict[int, Layers] = field(default_factory=dict)
+    used: dict[int, dict[str, None]] = field(default_factory=dict)
+    metadata: set[str] = field(default_factory=set)
+    envs: dict[tuple[int, bool], Env] = field(default_factory=dict)
+    sources: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Column → the source and the field of its value that it holds."""
+    functions: dict[int, nodes.Apply] = field(default_factory=dict)
+    failures: list[int] = field(default_factory=list)
+    """Functions right after the sources, where a record that one cannot take can be set aside as it was read."""
+    transforms: dict[int, Transformation] = field(default_factory=dict)
+    explosions: dict[int, list[int]] = field(default_factory=dict)
+    """Stage → the nodes there that make several records of one."""
+    operators: dict[int, int] = field(default_factory=dict)
+    """Number of an ordered operator → its stage."""
+    inline: set[int] = field(default_factory=set)
+    """The operators that take another's results as they are, in the same stage."""
+
+
+@dataclass(frozen=True)
+class Env:
+    """What is known after a node: where its columns are, the condition to get here, and where each field stands."""
+
+    stage: int
+    depth: int
+    passed: str
+    columns: Mapping[str, str]
+    scalar: bool = False
+    is_null: str = "false"
+    """Condition: the value is null, or the table's row is deleted."""
+    exploded: tuple[int, ...] = ()
+    """The nodes on the way that make several records of one."""
+    raw: int | None = None
+    """The operator whose result, JSON in the column `value`, is the value as it is; None if steps made another."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the value's fields."""
+        return tuple(name for name in self.columns if name not in METADATA and not name.startswith("_window_"))
+
+    def value(self, draft: Draft) -> str:
+        """SQL of the value: a struct of its fields, or the one value itself. Its fields are noted as used."""
+        if self.scalar:
+            return column_read(draft, self, TEXT_FIELD)
+        pairs = ", ".join(f"{literal(name)}, {column_read(draft, self, name)}" for name in self.fields)
+        return f"named_struct({pairs})"
+
+    def json(self, draft: Draft, condition: str = "true") -> str:
+        """SQL of the value as JSON, null where the condition is not met or the value is null."""
+        text = "value" if self.raw is not None else (VALUE_JSON if self.scalar else TO_JSON).format(self.value(draft))
+        conditions = [
+            one for one, trivial in ((condition, "true"), (f"NOT {self.is_null}", "NOT false")) if one != trivial
+        ]
+        return f"IF({' AND '.join(conditions)}, {text}, NULL)" if conditions else text
+
+
+def typed_json(text: str, fields: Mapping[str, str]) -> str:
+    """SQL that reads JSON back as a struct of these fields, or as the one `value`; as a VARIANT if no type is known."""
+    if list(fields) == [TEXT_FIELD]:
+        kind = fields[TEXT_FIELD]
+        wrapped = f"concat('{{\"v\":', {text}, '}}')"
+        return f"from_json({wrapped}, 'STRUCT<v: {kind}>').v" if kind else f"parse_json({text})"
+    inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in fields.items())
+    return f"from_json({text}, {literal(f'STRUCT<{inner}>')})"
+
+
+def masked(draft: Draft, env: Env) -> str:
+    """The condition to get here, for a consumer: true for one copy of a record that others made several of."""
+    others = [number for number in draft.explosions.get(env.stage, []) if number not in env.exploded]
+    conditions = [env.passed, *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
+    return " AND ".join(conditions)
+
+
+def sql_of(draft: Draft, env: Env, text: str) -> str:
+    """`text` over the job's columns; the fields it reads are noted as used."""
+    expression = parse(text)
+    return expression.on({name: column_read(draft, env, name) for name in expression.fields})
+
+
+def column_read(draft: Draft, env: Env, name: str) -> str:
+    """The column of a field, which is noted as used."""
+    column = env.columns[name]
+    if column in METADATA:
+        draft.metadata.add(column)
+    elif column in draft.sources:
+        number, of_source = draft.sources[column]
+        draft.used.setdefault(number, {})[of_source] = None
+    return column
+
+
+def column_name(prefix: str, field: str) -> str:
+    """The job's column for a field, a name that needs no quotes in SQL."""
+    return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
+
+
+def literal(name: str) -> str:
+    """`name` as a literal of Spark SQL."""
+    return "'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def add(draft: Draft, stage: int, depth: int, name: str, sql: str) -> None:
+    """Make a column in the layer of that depth."""
+    draft.stages.setdefault(stage, {}).setdefault(depth, []).append((name, sql))
+
+
+_FINAL = 1_000_000
+"""The depth of what is made of every other column."""
+
+
+def below(draft: Draft, stage: int) -> int:
+    """A layer below all there are, for a step that makes several rows of one: a layer may have one such."""
+    return max((depth for depth in draft.stages.get(stage, {}) if depth != _FINAL), default=0) + 1
+
+
+def final(draft: Draft, name: str, sql: str) -> None:
+    """Make a column of a record in the layer below all others."""
+    add(draft, 0, _FINAL, name, sql)
+
+
+def column_of(draft: Draft, env: Env, name: str, sql: str) -> str:
+    """The column of the layer below all others that holds `sql`, made once however often it is asked for."""
+    if sql.isidentifier() and sql != "false":
+        return sql
+    names = draft.stages.setdefault(env.stage, {}).setdefault(_FINAL, [])
+    made = next((column for column, text in names if text == sql), None)
+    if made is None:
+        made = f"{name}_{len(names)}"
+        names.append((made, sql))
+    return made
