@@ -19,6 +19,7 @@ from typing import IO
 import httpx
 
 START_SECONDS = 90.0
+JWT_SECRET = "tests" * 16
 
 
 class AirflowServer:
@@ -87,7 +88,7 @@ class AirflowServer:
                 "AIRFLOW__API__BASE_URL": self.url,
                 "AIRFLOW__API__SECRET_KEY": "tests",
                 "AIRFLOW__API__WORKERS": "1",
-                "AIRFLOW__API_AUTH__JWT_SECRET": "tests" * 16,
+                "AIRFLOW__API_AUTH__JWT_SECRET": JWT_SECRET,
                 "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
                 "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
                 "AIRFLOW__CORE__PARALLELISM": "4",

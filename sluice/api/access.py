@@ -147,6 +147,7 @@ class Access:
         jobs = [job for job in await self.reader.catalogue.jobs() if pipeline in (None, job.pipeline)]
         mine = [job for job in jobs if await self._user.may_read(job.pipeline)]
         if pipeline is not None and not mine:
+            await self._take_as_long()
             raise NotFound(
                 f"There is no pipeline {pipeline!r}.", next_step="GET /sluice/v1/pipelines lists those there are."
             )
@@ -160,6 +161,7 @@ class Access:
             if pipeline in (None, store.pipeline) and await self._user.may_read(store.pipeline)
         ]
         if not found:
+            await self._take_as_long()
             raise NotFound(f"There is no store {name!r}.", next_step=_FEED)
         if len(found) > 1:
             owners = ", ".join(store.pipeline for store in found)
@@ -167,6 +169,10 @@ class Access:
                 f"{len(found)} pipelines have a store {name!r}.", next_step=f"Add pipeline= one of: {owners}."
             )
         return await self.reader.catalogue.pin(found[0], when or When())
+
+    async def _take_as_long(self) -> None:
+        """Look up all permissions, whichever have been by now: else the time an answer takes told what is hidden."""
+        await self.stores()
 
     async def pin_at(self, name: str, moment: Moment) -> Pin:
         """Find a store and pin it as asked; Unchanged if the client has the answer at that cut."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from typing_extensions import override
 
+from sluice.api.problems import problem
 from sluice.api.visitors import Visitor, let_in, unauthorized
 
 REMEMBER_SECONDS = 5.0
@@ -31,6 +33,9 @@ REMEMBER_SECONDS = 5.0
 
 _MOST_VISITORS = 1_000
 _HOW = "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."
+_SAFE = {"GET", "HEAD", "OPTIONS"}
+
+_Headers = list[tuple[bytes, bytes]]
 
 
 class AirflowVisitor(Visitor):
@@ -71,6 +76,11 @@ class LoginRequired:
             if visitor is None:
                 await unauthorized(_HOW)(scope, receive, send)
                 return
+            if scope["method"] not in _SAFE and _bearer(scope["headers"]) is None and not _is_of_this_site(scope):
+                await problem(403, "A page of another site asks for this with the browser's log-in.", _HOW)(
+                    scope, receive, send
+                )
+                return
             let_in(scope, visitor, partial(self._visitor, token))
         await self._app(scope, receive, send)
 
@@ -104,15 +114,29 @@ class LoginRequired:
 
 def _token(scope: Scope) -> bytes:
     """The bearer's token or the browser's, in Airflow's own order: a given token wins over the cookie."""
-    cookie = b""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            scheme, _, token = value.partition(b" ")
-            if scheme.lower() == b"bearer":
-                return bytes(token.strip())
-        elif name == b"cookie":
-            cookie = value
+    headers: _Headers = scope["headers"]
+    if (token := _bearer(headers)) is not None:
+        return token
+    cookie = _header(headers, b"cookie")
     return cookie_parser(cookie.decode("latin-1")).get(COOKIE_NAME_JWT_TOKEN, "").encode("latin-1") if cookie else b""
+
+
+def _bearer(headers: _Headers) -> bytes | None:
+    """The token that was given explicitly, which no browser does by itself."""
+    scheme, _, token = _header(headers, b"authorization").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
+
+
+def _is_of_this_site(scope: Scope) -> bool:
+    """Whether a browser says that a page of this very site asks: cookies it sends for the pages of all others, too."""
+    if said := _header(scope["headers"], b"sec-fetch-site"):
+        return said == b"same-origin"
+    origin = urlsplit(_header(scope["headers"], b"origin").decode("latin-1"))
+    return origin.netloc != "" and origin.netloc.encode("latin-1") == _header(scope["headers"], b"host")
+
+
+def _header(headers: _Headers, wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")
 
 
 def _may_read(user: BaseUser, pipeline: str) -> bool:

@@ -131,7 +131,7 @@ async def get_topology(request: Request, asked: TopologyQuery) -> Response:
         # Names and expressions in it are an author's: nothing in a drawing may run.
         headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
         return Response(content, media_type="image/svg+xml", headers=headers)
-    return Response(content, media_type="text/plain; charset=utf-8")
+    return Response(content, media_type="text/plain; charset=utf-8", headers={"X-Content-Type-Options": "nosniff"})
 
 
 async def _job_reply(ask: Access, job: JobInfo) -> JobReply:

@@ -35,7 +35,7 @@ def problem(
         msgspec.json.encode(members | dict(extensions or {})),
         status_code=status,
         media_type="application/problem+json",
-        headers=dict(headers or {}) | {"Cache-Control": "no-store"},
+        headers=dict(headers or {}) | {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
     )
 
 

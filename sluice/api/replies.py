@@ -19,6 +19,7 @@ from sluice.state.model import NO_WINDOW, Cut
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 Headers = tuple[tuple[bytes, bytes], ...]
+_JSON_HEADERS: Headers = ((b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff"))
 
 
 class CutReply(msgspec.Struct, frozen=True):
@@ -122,7 +123,7 @@ class JsonResponse(Response):
         self.body = body
         self.background = None
         # A list of its own: middleware adds to it.
-        self.raw_headers = [*headers, (b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+        self.raw_headers = [*headers, *_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
 
 
 def entries_told(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Told:

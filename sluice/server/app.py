@@ -190,9 +190,12 @@ def _number(request: Request, name: str) -> int:
 
 
 async def _body(request: Request) -> bytes:
-    if int(request.headers.get("content-length", "0")) > MOST_BYTES_ASKED:
-        raise QueryError("The question is too big.")
-    return await request.body()
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES_ASKED:
+            raise QueryError("The question is too big.")
+    return bytes(body)
 
 
 def _decoded(decoder: Any, body: bytes) -> Any:

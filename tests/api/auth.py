@@ -1,4 +1,4 @@
-"""An auth manager with a DAG that viewers may not read; the one of Airflow's own for tests lets them read all."""
+"""An auth manager with DAGs that some may not read; the one of Airflow's own for tests lets everybody read all."""
 
 from __future__ import annotations
 
@@ -10,4 +10,5 @@ from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleA
 class PartialAuthManager(SimpleAuthManager):
     def is_authorized_dag(self, *, user: Any, details: Any = None, **asked: Any) -> bool:
         hidden = details is not None and details.id == "payroll" and user.role.lower() == "viewer"
+        hidden |= user.username == "stranger"
         return not hidden and super().is_authorized_dag(user=user, details=details, **asked)

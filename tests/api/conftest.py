@@ -38,21 +38,21 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> States:
         counts={"read": 10, "applied": 7, "dead_letter/malformed": 2, "late/general_orders_count_window": 1},
     )
     payroll = States(states.database, pipeline="payroll", workers=1)
-    payroll.publish({"boss": "[1,2]"})
+    payroll.publish({"boss": "[1,2]", "clerk": "[3,4]"})
     return states
 
 
 @pytest.fixture(scope="package")
 def airflow(tmp_path_factory: pytest.TempPathFactory, states: States) -> Iterator[AirflowServer]:
-    """The server; its user `viewer` may read every DAG but `payroll`."""
+    """The server; its user `viewer` may read every DAG but `payroll`, its user `stranger` none."""
     environment = {
         "SLUICE_HOME": states.database.removeprefix("sqlite:///"),
         "AIRFLOW__CORE__AUTH_MANAGER": "tests.api.auth.PartialAuthManager",
         "PYTHONPATH": str(REPOSITORY),
     }
-    with AirflowServer(
-        tmp_path_factory.mktemp("airflow"), plugins_folder=REPOSITORY / "plugins", env=environment
-    ) as server:
+    users = {"admin": "admin", "viewer": "viewer", "stranger": "viewer"}
+    home = tmp_path_factory.mktemp("airflow")
+    with AirflowServer(home, plugins_folder=REPOSITORY / "plugins", env=environment, users=users) as server:
         yield server
 
 
