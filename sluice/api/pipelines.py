@@ -19,6 +19,8 @@ from sluice.state.model import Cut, JobInfo
 
 routes = Routes("pipelines", "/v1/pipelines")
 
+_AS_IT_SAYS = {"X-Content-Type-Options": "nosniff"}
+
 Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=200)]
 
 
@@ -129,9 +131,9 @@ async def get_topology(request: Request, asked: TopologyQuery) -> Response:
         )
     if asked.form is Form.SVG:
         # Names and expressions in it are an author's: nothing in a drawing may run.
-        headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
+        headers = _AS_IT_SAYS | {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
         return Response(content, media_type="image/svg+xml", headers=headers)
-    return Response(content, media_type="text/plain; charset=utf-8", headers={"X-Content-Type-Options": "nosniff"})
+    return Response(content, media_type="text/plain; charset=utf-8", headers=_AS_IT_SAYS)
 
 
 async def _job_reply(ask: Access, job: JobInfo) -> JobReply:

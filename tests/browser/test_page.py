@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
+import msgspec
 import pytest
-from playwright.sync_api import FrameLocator, Page, expect
+from playwright.sync_api import Frame, FrameLocator, Page, expect
 from sqlalchemy import make_url
 
 from tests.airflow_browser import browser_page
@@ -21,7 +23,12 @@ from tests.states import States
 pytestmark = pytest.mark.browser
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-HOSTILE = "<img src=x onerror=document.title='broken'>"
+IMAGE = "<img src=x onerror=document.title='broken'>"
+HOSTILE = f"{IMAGE}<script>document.title='broken'</script>"
+SCRIPTED = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9" onload="document.documentElement.id=\'broken\'">'
+    "<script>document.documentElement.id='broken'</script></svg>"
+)
 
 
 @pytest.fixture
@@ -112,6 +119,7 @@ def test_a_lost_worker_and_an_unreadable_ledger_are_said(page: Page, states: Sta
     expect(sluice.locator("#trouble")).to_contain_text("The ledger is away. Start it.", timeout=15_000)
 
 
+@pytest.mark.attack("S6", "script in a key and in a dead letter's reason")
 def test_a_new_cut_shows_by_itself_and_markup_in_a_key_stays_text(page: Page, states: States) -> None:
     sluice = open_sluice(page)
     expect(sluice.locator("#cuts tr").first).to_contain_text("1.5")
@@ -119,3 +127,65 @@ def test_a_new_cut_shows_by_itself_and_markup_in_a_key_stays_text(page: Page, st
     expect(sluice.locator("#chart .bar").first).to_contain_text(HOSTILE, timeout=15_000)
     expect(sluice.locator("#reasons")).to_contain_text(f"{HOSTILE}: 3")
     assert page.frames[-1].title() == "Sluice"
+
+
+@pytest.fixture(scope="module")
+def hostile(states: States) -> States:
+    """A pipeline whose every text is markup: names, types, values, why a worker is lost, topology."""
+    made = States(states.database, pipeline="hostile", workers=1)
+    made.stores = (made.store(IMAGE, key=HOSTILE, value=HOSTILE),)
+    made.ledger.register(made.info(description=HOSTILE, drawing=HOSTILE, picture=SCRIPTED))
+    made.publish({HOSTILE: msgspec.json.encode([HOSTILE]).decode()}, counts={f"late/{HOSTILE}": 1}, run=HOSTILE)
+    made.ledger.damages.mark("hostile", "totals", 1, 0, HOSTILE)
+    return made
+
+
+def is_harmless(frame: Frame) -> bool:
+    """Whether none of the markup has become part of the page; that it could not run there, either, is not enough."""
+    made: int = frame.locator("img[src=x], script:not([src])").count()
+    return made == 0 and "broken" not in frame.title() and frame.locator("#broken").count() == 0
+
+
+@pytest.mark.attack("S6", "script in names, types, values, a worker's trouble, error texts, a topology")
+def test_markup_in_any_text_stays_text(page: Page, hostile: States) -> None:
+    sluice = open_sluice(page)
+    row = sluice.locator("#stores tr", has_text="hostile")
+    expect(row.locator(".name")).to_have_text(IMAGE)
+    expect(row.locator(".badge")).to_have_attribute("title", HOSTILE)
+    expect(row.locator(".worker")).to_have_attribute("title", f"worker 0: {HOSTILE}")
+    expect(sluice.locator("#reasons")).to_contain_text(f"late for {HOSTILE}: 1")
+    expect(sluice.get_by_alt_text("Topology of hostile")).to_be_attached()
+    page.route("**/sluice/v1/stores*", lambda route: route.fulfill(status=503, json={"detail": HOSTILE}))
+    expect(sluice.locator("#trouble")).to_contain_text(HOSTILE, timeout=15_000)
+    assert is_harmless(page.frames[-1])
+
+
+ANSWERS = {
+    f"stores/{quote(IMAGE)}": 200,
+    f"stores/{quote(IMAGE)}/keys/{quote(HOSTILE)}": 503,
+    f"stores/{quote(IMAGE)}/nothing": 404,
+    f"stores/{quote(IMAGE[1:])}": 404,
+    f"stores/general_orders_count?as_of={quote(HOSTILE)}": 400,
+    f"stores/general_orders_count?limit={quote(HOSTILE)}": 422,
+    "stores": 200,
+    "pipelines/hostile/cuts": 200,
+    "pipelines/hostile/workers": 200,
+    "pipelines/hostile/topology": 200,
+    "pipelines/hostile/topology?format=mermaid": 200,
+    "pipelines/hostile/topology?format=svg": 200,
+}
+
+
+@pytest.mark.attack("S6", "a link to an answer that holds script, opened in the browser that is logged in")
+def test_an_answer_opened_as_a_page_runs_nothing(airflow: AirflowServer, page: Page, hostile: States) -> None:
+    for path, status in ANSWERS.items():
+        answer = page.goto(f"{airflow.url}/sluice/v1/{path}")
+        assert answer is not None
+        assert (answer.status, answer.headers["x-content-type-options"]) == (status, "nosniff"), path
+        assert "html" not in answer.headers["content-type"]
+        page.wait_for_timeout(100)
+        if "svg" in path:
+            assert page.locator("svg").count() == 1
+            assert page.locator("#broken").count() == 0
+        else:
+            assert is_harmless(page.main_frame), path

@@ -110,11 +110,24 @@ def test_a_broken_file_says_so_and_stops_no_other(tmp_path: Path, text: str, why
     assert "broken" in dags["broken"].tags
 
 
+@pytest.mark.attack("S8", "parameters of a DAG: texts, and figures out of bounds")
 @pytest.mark.parametrize("conf", [{"count": 0}, {"count": 10**9}, {"stores": "; rm"}, {"seed": -1}])
 def test_parameters_are_checked(bag: DagBag, conf: dict[str, object]) -> None:
     params = dag(bag, "produce_sample_orders").params
     with pytest.raises((ParamValidationError, ValueError)):
         params.update(conf)
+
+
+@pytest.mark.attack("S8", "every parameter that any DAG takes")
+def test_every_parameter_is_a_figure_with_bounds(bag: DagBag) -> None:
+    params = {
+        (name, key): param.schema for name, one in bag.dags.items() for key, param in dag(bag, name).params.items()
+    }
+    assert len(params) == 5
+    assert {name for name, _ in params} == {"produce_sample_orders", "sluice_retention"}
+    for schema in params.values():
+        assert schema["type"] == "integer"
+        assert {"minimum", "maximum"} <= schema.keys()
 
 
 @pytest.mark.usefixtures("airflow_database")

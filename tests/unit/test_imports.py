@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -26,11 +27,52 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 
+ASKED = [
+    *(f"sluice/{part}" for part in ("api", "client", "commands", "orchestration", "query", "server", "state")),
+    "dags",
+    "plugins",
+]
+"""What reads something that others have sent or stored."""
+REVIVES = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib", "yaml", "eval", "exec", "__import__"}
+"""What makes code, or any object there is, out of data."""
+
+
 @pytest.mark.parametrize("module", ALLOWED)
 def test_a_module_brings_no_more_than_it_may(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}} & {HEAVY!r}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) <= ALLOWED[module]
+
+
+def names(tree: ast.AST) -> set[str]:
+    """Every name that code imports or speaks of."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found |= {part for name in [*modules, *(one.name for one in node.names)] for part in name.split(".")}
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+    return found
+
+
+@pytest.mark.attack("S7", "data that is code: a pickle in a cursor, a shard, the ledger or an answer of a server")
+def test_nothing_that_is_sent_or_stored_can_become_code() -> None:
+    files = [file for folder in ASKED for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 60
+    assert {str(file): found for file in files if (found := names(ast.parse(file.read_text())) & REVIVES)} == {}
+
+
+@pytest.mark.attack("S8", "a shell between a run's parameters and what is started")
+def test_nothing_is_started_through_a_shell() -> None:
+    for file in (
+        file for folder in ("sluice", "dags", "plugins", "spark_jobs") for file in (ROOT / folder).rglob("*.py")
+    ):
+        text = file.read_text()
+        assert not names(ast.parse(text)) & {"system", "popen", "getoutput", "BashOperator"}, file
+        assert "shell=True" not in text, file
 
 
 def test_imports_go_one_way() -> None:

@@ -1,0 +1,147 @@
+"""Names that lead elsewhere, SQL in whatever can be asked, changed cursors: refused, and everything is as it was."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.airflow_server import AirflowServer
+
+pytestmark = pytest.mark.api
+
+STORES = "/sluice/v1/stores"
+COUNT = f"{STORES}/general_orders_count"
+NAMES = [
+    "..",
+    "../../../../../../etc/passwd",
+    "..%2f..%2f..%2f..%2fetc%2fpasswd",
+    "%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+    "%2e%2e%2f%2e%2e%2fledger.sqlite",
+    "..%5c..%5cetc%5cpasswd",
+    "....//....//etc/passwd",
+    "%252e%252e%252fetc%252fpasswd",
+    "%c0%ae%c0%ae/%c0%ae%c0%ae/etc/passwd",
+    "/etc/passwd",
+    "file:%2f%2f%2fetc%2fpasswd",
+    "sqlite:%2f%2f%2f%2fetc%2fpasswd",
+    "general_orders_count%00",
+    "general_orders_count%00.sqlite",
+    "%00",
+]
+"""As they stand in the request: nothing has put them right before."""
+PLACES = [
+    f"{STORES}/{{}}",
+    f"{STORES}/{{}}/keys/k",
+    f"{STORES}/{{}}/changes",
+    "/sluice/v1/pipelines/{}/cuts",
+    "/sluice/v1/pipelines/{}/topology",
+    "/sluice/static/{}",
+    f"{COUNT}?as_of={{}}",
+    f"{COUNT}?min_cut={{}}",
+    f"{COUNT}?worker={{}}",
+    f"{COUNT}?pipeline={{}}",
+    f"{COUNT}?cursor={{}}",
+    "/v1/orders/count/{}",
+    "/v1/metadata/{}/k",
+]
+SQL = ["' OR 1=1 --", "'; DROP TABLE cells; --", '" OR ""="', "1) UNION SELECT value FROM cells --", "%", "_", "\\"]
+
+
+def told(raw: http.client.HTTPConnection, viewer: httpx.Client, path: str) -> tuple[int, bytes]:
+    """Status and body of the answer to a path that goes out letter by letter as it is."""
+    raw.request("GET", path, headers={"Authorization": viewer.headers["Authorization"]})
+    answer = raw.getresponse()
+    return answer.status, answer.read()
+
+
+@pytest.fixture(scope="module")
+def raw(airflow: AirflowServer) -> Iterator[http.client.HTTPConnection]:
+    """A connection that sends paths as they are."""
+    connection = http.client.HTTPConnection("127.0.0.1", airflow.port, timeout=30)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_as_it_was(viewer: httpx.Client) -> Iterator[None]:
+    def everything() -> list[str]:
+        return [viewer.get(f"/v1/orders/{what}").text for what in ("count", "revenue", "windows/count")]
+
+    before = everything()
+    yield
+    assert everything() == before
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.attack("S4", "../, its encodings and NUL in names of stores, pipelines, cuts, workers and files")
+def test_no_name_leads_elsewhere(
+    airflow: AirflowServer, viewer: httpx.Client, raw: http.client.HTTPConnection, place: str
+) -> None:
+    for name in NAMES:
+        given, body = told(raw, viewer, place.format(name))
+        assert given in (400, 404, 422), name
+        assert b"root:" not in body
+        assert b"SQLite" not in body
+    assert "Traceback" not in airflow.log()
+
+
+@pytest.mark.parametrize("sql", SQL)
+@pytest.mark.attack("S5", "SQL in keys, ranges, fields, groups and orders")
+def test_sql_is_text(viewer: httpx.Client, sql: str) -> None:
+    assert viewer.get(f"{COUNT}/keys/{quote(sql, safe='')}").status_code == 404
+    for path, asked, found in (
+        ("/keys", {"key": sql}, '"entries":[]'),
+        ("", {"prefix": sql}, '"entries":[]'),
+        ("", {"first": sql, "last": sql}, '"entries":[]'),
+        ("/count", {"prefix": sql}, '"count":0'),
+        ("/top", {"field": sql}, '"entries":[]'),
+        ("/combine", {"field": sql}, '"sum":null'),
+        ("/combine", {"group_by": sql}, '"entries":3'),
+    ):
+        answer = viewer.get(COUNT + path, params=asked)
+        assert (answer.status_code, found in answer.text) == (200, True), (path, asked, answer.text)
+    for name in ("order", "limit", "worker", "require", "smallest"):
+        path = {"order": "/combine", "smallest": "/top"}.get(name, "")
+        assert viewer.get(COUNT + path, params={name: sql}).status_code == 422
+    for name in ("as_of", "min_cut", "min_position", "from", "to"):
+        assert viewer.get(COUNT, params={name: sql}).status_code in (400, 422)
+    assert viewer.get("/v1/orders/count/general_orders", params={"location_id": sql}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "?limit=1000000000",
+        "?limit=-1",
+        "?limit=1e9",
+        "/top?limit=1000000000",
+        "/combine?limit=1000000000",
+        "?worker=1000000000",
+        f"?prefix={'x' * 3_000}",
+        f"/keys/{'x' * 3_000}",
+        "/keys?" + "&".join(f"key={number}" for number in range(1_001)),
+        "/keys?" + "&".join(f"key={number}" for number in range(10_000)),
+    ],
+    ids=lambda asked: asked[:20],
+)
+@pytest.mark.attack("S5", "a limit of a billion, 10,000 keys at once, names without end")
+def test_nobody_may_ask_for_any_amount(viewer: httpx.Client, raw: http.client.HTTPConnection, asked: str) -> None:
+    # 90 kB of keys are too many for the HTTP server already.
+    assert told(raw, viewer, COUNT + asked)[0] == (422 if len(asked) < 60_000 else 400)
+
+
+@pytest.mark.attack("S7", "a cursor with each of its bytes changed in turn, cut off, made longer, of another store")
+def test_a_cursor_counts_as_it_was_given_only(viewer: httpx.Client) -> None:
+    cursor = viewer.get(COUNT, params={"limit": 1}).json()["cursor"]
+    assert viewer.get(COUNT, params={"cursor": cursor}).status_code == 200
+    assert viewer.get(f"{STORES}/restaurant_orders_count", params={"cursor": cursor}).status_code == 400
+    signed = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+    changed = [signed[:place] + bytes([byte ^ 1]) + signed[place + 1 :] for place, byte in enumerate(signed)]
+    for forged in (*changed, signed[:-1], signed[:16], signed[16:], signed + b" ", b""):
+        text = base64.urlsafe_b64encode(forged).decode()
+        assert viewer.get(COUNT, params={"cursor": text}).status_code == 400

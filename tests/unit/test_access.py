@@ -1,0 +1,76 @@
+"""How long an answer takes tells nothing: a hidden name and a missing one cost the same look-ups."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+from typing_extensions import override
+
+from sluice.api.access import Access, State
+from sluice.api.visitors import Visitor
+from sluice.errors import NotFound
+from sluice.query import Reader
+from tests.states import States
+
+pytestmark = pytest.mark.unit
+
+PIPELINES = ("orders", "payroll", "pensions")
+
+
+class Clerk(Visitor):
+    """May read the orders; remembers what was looked up."""
+
+    def __init__(self) -> None:
+        self.looked_up: set[str] = set()
+
+    @override
+    async def may_read(self, pipeline: str) -> bool:
+        self.looked_up.add(pipeline)
+        return pipeline == "orders"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    """Three pipelines; `salaries` is a store of the second only."""
+    for name in PIPELINES:
+        states = States(f"sqlite:///{tmp_path}", workers=1, pipeline=name)
+        states.publish({"a": "[1,2]"})
+        if name == "payroll":
+            states.stores = (*states.stores, states.store("salaries"))
+            states.ledger.register(states.info())
+    return State(states.ledger, Reader(states.ledger))
+
+
+def looked_up(state: State, store: str, pipeline: str | None) -> set[str]:
+    """What is looked up for somebody who asks for the first time, and gets nothing."""
+    clerk = Clerk()
+    ask = Access(Request({"type": "http", "headers": []}), state, clerk)
+    with pytest.raises(NotFound):
+        asyncio.run(_ask(ask, store, pipeline))
+    return clerk.looked_up
+
+
+async def _ask(ask: Access, store: str, pipeline: str | None) -> None:
+    if store:
+        await ask.pin(store, pipeline)
+    else:
+        await ask.jobs(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("store", "pipeline"),
+    [
+        ("salaries", None),
+        ("nothing", None),
+        ("totals", "payroll"),
+        ("totals", "nothing"),
+        ("", "payroll"),
+        ("", "nothing"),
+    ],
+)
+@pytest.mark.attack("S2", "measuring how long the answer for a name takes")
+def test_a_hidden_name_costs_the_look_ups_of_a_missing_one(state: State, store: str, pipeline: str | None) -> None:
+    assert looked_up(state, store, pipeline) == set(PIPELINES)
