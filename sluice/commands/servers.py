@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,8 @@ from sluice.settings import settings
 
 if TYPE_CHECKING:
     from sluice.state.places import Place
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
 Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 
@@ -54,7 +57,7 @@ def move(
     from sluice.state.ledger import Ledger
 
     with said(), Ledger.open(settings().ledger) as ledger, out.status("looking") as status:
-        place = _place(pipeline, worker, address, tls)
+        place = place_of(pipeline, worker, address, tls)
         copied = move_worker(ledger, place, status.update)
         status.stop()
         out.print(f"Worker {worker} of {pipeline} is at {address} now; {copied:,} versions copied", soft_wrap=True)
@@ -82,10 +85,11 @@ def _numbers(text: str) -> list[int]:
         raise SettingsError(f"--workers {text!r} is no list of numbers.", next_step="Write for example 0,1.") from None
 
 
-def _place(pipeline: str, worker: int, address: str, tls: bool) -> Place:
+def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Place:
+    """The place HOST:PORT of a worker; SettingsError if that is not all there is to the address."""
     from sluice.state.places import Place
 
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal()):
         raise SettingsError(f"{address!r} is no HOST:PORT.")
     return Place(pipeline, worker, host.strip("[]"), int(port), tls)

@@ -81,7 +81,10 @@ class RemoteWorker:
         except OSError as error:
             raise StateError(f"Its state server cannot be reached ({type(error).__name__}).") from None
         try:
-            return cast("T", ANSWERS[type(question).__name__].decode(checked(status, content)))
+            found = ANSWERS[type(question).__name__].decode(checked(status, content))
+            if isinstance(question, Values) and not found.keys() <= set(question.keys):
+                raise BadAnswer
+            return cast("T", found)
         except (BadAnswer, msgspec.DecodeError):
             raise StateError("Its state server gave no answer that can be understood.") from None
 

@@ -94,6 +94,8 @@ class Workers:
         """A worker's answer, if it gives one, and its status."""
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
+        if not info.server and info.location.startswith("http"):
+            return [], _unavailable(info, "Its shard is at an address that is no registered state server's.")
         if self._resting and self._resting.get(info.server, 0.0) > time.monotonic():
             return [], _unavailable(info, "It did not answer in time a moment ago.")
         worker = self._worker(info)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.api.problems import of_error, problem
 from sluice.api.visitors import Visitor, let_in, unauthorized
-from sluice.errors import QueryError, SluiceError
+from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
 from sluice.query.questions import AnyQuestion
 from sluice.server.shards import Name, OwnShards
@@ -175,10 +176,13 @@ def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request]
 
 
 _JSON = "application/json"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
 def _name(request: Request) -> Name:
     path = request.path_params
+    if not (_NAME.fullmatch(path["pipeline"]) and _NAME.fullmatch(path["job"])):
+        raise NotFound("There is no such shard: it would have no name.")
     return path["pipeline"], path["job"], path["generation"], path["number"]
 
 

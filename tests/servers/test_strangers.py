@@ -1,0 +1,239 @@
+"""Servers that are not what they seem, addresses that lead elsewhere, names that are paths, secrets in what is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from typing_extensions import override
+
+from sluice.commands.servers import place_of
+from sluice.errors import Refused, SettingsError, StateError
+from sluice.server.moves import move
+from sluice.state.model import WorkerInfo, owner
+from sluice.state.places import Place, Places
+from tests.servers.conftest import LOCATIONS
+from tests.servers.hosts import CLIENT, TOKEN, Host
+from tests.servers.processes import ServerProcess, environment
+from tests.states import States, ledger_url
+
+COUNT = "/sluice/v1/stores/general_orders_count"
+PASSWORD = "hunter2-of-the-database"
+OF_1 = next(location for location in LOCATIONS if owner(location, 4) == 1)
+
+
+class Stranger:
+    """A server on loopback that answers everything with what it is told to; notes what it was sent."""
+
+    def __init__(self, status: int = 200, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        asked = self.asked
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _answer(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length", "0")))
+                asked.append((self.path, dict(self.headers)))
+                self.send_response(status)
+                for name, value in ({"content-length": str(len(content))} | (headers or {})).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = do_PUT = _answer
+
+            @override
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Stranger]:
+    """A server that nobody has registered."""
+    with Stranger() as made:
+        yield made
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.attack("S10", "a registered server that redirects to another one")
+def test_calls_go_to_the_registered_server_and_no_further(
+    hosts: list[Host], states: States, elsewhere: Stranger, status: int
+) -> None:
+    to = {"location": f"http://127.0.0.1:{elsewhere.port}/local/orders/totals/1/1/ask"}
+    with Stranger(status, headers=to) as redirecting:
+        Places(states.ledger).move(Place("orders", 1, "127.0.0.1", redirecting.port))
+        page = hosts[0].get(COUNT, as_of="1.0", first="a").json()
+        assert [one["status"] for one in page["workers"]] == ["ok", "unavailable", "ok", "ok"]
+        assert hosts[0].get(f"{COUNT}/keys/{OF_1}").status_code == 503
+        with pytest.raises((Refused, StateError)):
+            move(states.ledger, Place("orders", 2, "127.0.0.1", redirecting.port))
+        assert redirecting.asked
+    assert elsewhere.asked == []
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [
+        (200, b""),
+        (200, b"<html>hello</html>"),
+        (200, b'{"detail":"ok"}'),
+        (200, b"[[]]"),
+        (200, b"\x80\x04K\x01."),
+        (401, b'{"title":"Unauthorized","status":401,"detail":"no"}'),
+        (403, b'{"title":"Refused","status":403,"detail":"It is not at this server."}'),
+        (500, b"Internal Server Error"),
+    ],
+)
+@pytest.mark.attack("S10", "something else that answers at a registered address")
+def test_what_answers_otherwise_is_an_unavailable_worker_and_never_an_empty_one(
+    hosts: list[Host], states: States, status: int, content: bytes
+) -> None:
+    with Stranger(status, content) as other:
+        Places(states.ledger).move(Place("orders", 1, "127.0.0.1", other.port))
+        for path in (COUNT, f"{COUNT}/count", f"{COUNT}/combine", f"{COUNT}/keys?key={OF_1}"):
+            answer = hosts[0].get(path)
+            assert answer.status_code < 500 or answer.json()["title"] == "State unavailable"
+            if answer.status_code == 200:
+                assert answer.json()["partial"], path
+        assert hosts[0].get(f"{COUNT}/keys/{OF_1}").status_code in (403, 503)
+        assert other.asked
+
+
+@pytest.mark.attack("S10", "a shard's address, in the ledger, at a server that never claimed the worker")
+def test_an_address_without_a_claim_is_not_called(tmp_path: Path, hosts: list[Host], elsewhere: Stranger) -> None:
+    local = States(f"sqlite:///{tmp_path}", pipeline="local", workers=2)
+    local.publish({f"k{number}": f"[{number}]" for number in range(10)})
+    led_away = f"http://127.0.0.1:{elsewhere.port}/local/local/totals/1/0"
+    workers = [
+        WorkerInfo(pipeline="local", job="totals", number=n, location=at)
+        for n, at in enumerate((led_away, local.location(1)))
+    ]
+    local.ledger.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
+    page = hosts[0].get("/sluice/v1/stores/totals?pipeline=local").json()
+    assert [one["status"] for one in page["workers"]] == ["unavailable", "ok"]
+    assert "no registered state server" in page["workers"][0]["reason"]
+    assert elsewhere.asked == []
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"host": "127.0.0.1", "port": "{}"},
+        {"address": "http://127.0.0.1:{}"},
+        {"server": "http://127.0.0.1:{}"},
+        {"location": "http://127.0.0.1:{}"},
+        {"worker": "http://127.0.0.1:{}"},
+    ],
+)
+@pytest.mark.attack("S10", "telling a query where to ask: parameters, Host, X-Forwarded-Host")
+def test_no_request_says_where_to_ask(
+    hosts: list[Host], states: States, elsewhere: Stranger, parameters: dict[str, str]
+) -> None:
+    there = {name: value.format(elsewhere.port) for name, value in parameters.items()}
+    headers = {
+        "Authorization": f"Bearer {TOKEN}",
+        "Host": f"127.0.0.1:{elsewhere.port}",
+        "X-Forwarded-Host": f"127.0.0.1:{elsewhere.port}",
+    }
+    for path in (COUNT, f"{COUNT}/keys/{OF_1}", "/v1/orders/count", "/v1/metadata/all"):
+        answer = CLIENT.get(f"http://{hosts[0].address}{path}", params=there, headers=headers)
+        assert answer.status_code == (422 if "worker" in there and path == COUNT else 200)
+        assert str(elsewhere.port) not in answer.text
+    assert elsewhere.asked == []
+
+
+NAMES = ["..", "%2e%2e", ".", "a%2fb", "a%5cb", "%00", "orders%00", "orders.sqlite", "%c0%ae", "a b", "ö", "-" * 5_000]
+
+
+@pytest.mark.attack("S4", "names of pipelines and jobs, sent to a state server, that would be paths")
+def test_no_name_leads_out_of_a_servers_folder(hosts: list[Host], states: States, tmp_path: Path) -> None:
+    before = {path for path in tmp_path.rglob("*") if hosts[0].folder not in path.parents}
+    for name in NAMES:
+        for shard in (f"/local/{name}/totals/1/0", f"/local/orders/{name}/1/0"):
+            for method, path in (("PUT", "?anew=true"), ("PUT", ""), ("GET", "/batches"), ("DELETE", "")):
+                answer = hosts[0].ask(method, shard + path)
+                assert answer.status_code in (403, 404), (name, method, answer.text)
+    for number in ("-1", "x", "%2e%2e", "9" * 30, "0%00", "1.0"):
+        assert hosts[0].ask("GET", f"/local/orders/totals/1/{number}/batches").status_code in (403, 404)
+    assert {path for path in tmp_path.rglob("*") if hosts[0].folder not in path.parents} == before
+    assert not list(hosts[0].folder.rglob("*.."))
+
+
+@pytest.mark.attack("S5", "a question without end, sent to a state server in pieces")
+def test_a_question_has_an_end(hosts: list[Host], states: States) -> None:
+    pieces = (b"x" * 1_000_000 for _ in range(5))
+    refused = hosts[0].ask("POST", "/local/orders/totals/1/0/ask", content=pieces)
+    assert (refused.status_code, refused.json()["detail"]) == (400, "The question is too big.")
+
+
+def said_by(hosts: list[Host]) -> str:
+    """Everything that can be read about a pipeline whose databases cannot be reached."""
+    paths = ["/sluice/v1/stores?entries=true", "/sluice/v1/pipelines", "/sluice/v1/pipelines/away/workers"]
+    paths += [f"/sluice/v1/stores/totals{what}" for what in ("", "/keys/a", "/count", "/combine", "?require=complete")]
+    answers = [hosts[0].get(f"{path}{'&' if '?' in path else '?'}pipeline=away") for path in paths]
+    assert {answer.status_code for answer in answers} == {200, 503}
+    return "".join(answer.text + str(answer.headers) for answer in answers)
+
+
+@pytest.mark.attack("S9", "reading answers and logs about a database that cannot be reached")
+def test_no_answer_and_no_log_tells_a_databases_password(
+    hosts: list[Host], tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    away = States(f"sqlite:///{tmp_path}", pipeline="away", workers=1)
+    away.publish({"a": "[1]"})
+    place = f"postgresql://sluice:{PASSWORD}@127.0.0.1:1/state?schema=s"
+    worker = WorkerInfo(pipeline="away", job="totals", number=0, location=place)
+    away.ledger.register(msgspec.structs.replace(away.info(), workers=(worker,)))
+    told = said_by(hosts)
+    assert "unavailable" in told
+    assert PASSWORD not in told + caplog.text + "".join(capfd.readouterr())
+
+
+@pytest.mark.attack(
+    "S9", "the process list, the environment of children, and what a state server says, at its start too"
+)
+def test_no_secret_is_in_the_process_list_or_on_the_terminal(tmp_path: Path) -> None:
+    States(f"sqlite:///{tmp_path}", workers=1).publish({"a": "[1]"})
+    variables = environment(tmp_path, tmp_path, ledger_url(f"sqlite:///{tmp_path}"))
+    secret = tmp_path / "token"
+    secret.write_text(f"{TOKEN}\n")
+    from_file = {name: value for name, value in variables.items() if name != "SLUICE_SERVER_TOKEN"}
+    for given in (variables, from_file | {"SLUICE_SERVER_TOKEN_FILE": str(secret)}):
+        with ServerProcess(given, "--rest") as server:
+            process = psutil.Process(server.process.pid)
+            assert TOKEN not in json.dumps([one.cmdline() for one in (process, *process.children(recursive=True))])
+            server.kill(15)
+    broken = variables | {"SLUICE_LEDGER": f"postgresql://sluice:{PASSWORD}@127.0.0.1:1/ledger"}
+    failing = ServerProcess(broken).start()
+    said, _ = failing.process.communicate(timeout=60)
+    assert (failing.process.returncode, PASSWORD in said, TOKEN in said) == (1, False, False)
+
+
+@pytest.mark.parametrize(
+    "address", ["evil.example/x:80", "evil.example#:80", "a@evil.example:80", "evil.example?:80", "x"]
+)
+@pytest.mark.attack("S10", "an address of a move that is more than host and port")
+def test_an_address_is_host_and_port(address: str) -> None:
+    with pytest.raises(SettingsError, match="no HOST:PORT"):
+        place_of("orders", 1, address, tls=False)
