@@ -1,14 +1,17 @@
-"""Many heavy queries at once: refused politely, and Airflow's own UI stays usable."""
+"""Five hundred heavy queries at once: most are turned away at once, and Airflow's own UI stays usable all the while."""
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 
 import httpx
 import pytest
 
+from sluice.query.limits import RUNNING, WAITING
 from tests.airflow_server import AirflowServer
 from tests.states import States
 
@@ -17,7 +20,20 @@ pytestmark = pytest.mark.api
 QUERIES = 500
 ROWS = 30_000
 TIMES = 4
-"""The UI may have to wait as many times longer than behind as many of Airflow's own cheapest requests, and a second."""
+"""As many times longer than as many of Airflow's own cheapest requests the first moment may take, and a second."""
+UI = ("/ui/config", "/ui/dags?limit=25", "/api/v2/monitor/health", "/")
+"""What Airflow's UI asks for when its list of DAGs is opened."""
+
+
+@dataclass
+class Seen:
+    """What came of it; times in seconds."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    refused_after: list[float] = field(default_factory=list)
+    """From when all were asked until each that was turned away was told so."""
+    ui: list[float] = field(default_factory=list)
+    """How long each look at the UI took, one after the other all the while."""
 
 
 @pytest.fixture
@@ -29,45 +45,59 @@ def heavy(states: States) -> str:
     return "/sluice/v1/stores/windows/combine?pipeline=payroll"
 
 
-async def ask_all(address: str, token: str, path: str) -> tuple[Counter[int], list[float]]:
-    """Ask for as much at once, each a question of its own; beside it what Airflow's UI asks, and how long it took."""
-    headers, limits = {"Authorization": f"Bearer {token}"}, httpx.Limits(max_connections=QUERIES + 10)
-    async with httpx.AsyncClient(base_url=address, headers=headers, limits=limits, timeout=120) as client:
+async def load(client: httpx.AsyncClient, path: str) -> Seen:
+    """Ask for as much at once, each a question of its own; beside it, look at the UI."""
+    seen, began = Seen(), time.monotonic()
 
-        async def ask(number: int) -> int:
-            answer = await client.get(f"{path}&to={2_000_000_000 + number}")
-            if answer.status_code == 200:
-                assert answer.json()["groups"][0]["entries"] == ROWS
-            else:
-                assert answer.headers["Content-Type"] == "application/problem+json"
-                assert answer.headers["Retry-After"]
-            return answer.status_code
+    async def ask(number: int) -> None:
+        answer = await client.get(f"{path}&to={2_000_000_000 + number}")
+        seen.statuses[answer.status_code] += 1
+        if answer.status_code == 200:
+            assert answer.json()["groups"][0]["entries"] == ROWS
+        else:
+            assert answer.headers["Content-Type"] == "application/problem+json"
+            assert answer.headers["Retry-After"]
+            seen.refused_after.append(time.monotonic() - began)
 
-        took = []
-        asking = [asyncio.create_task(ask(number)) for number in range(QUERIES)]
-        await asyncio.sleep(0.1)
-        while not all(task.done() for task in asking):
-            began = time.monotonic()
-            assert (await client.get("/api/v2/monitor/health")).status_code == 200
-            took.append(time.monotonic() - began)
-            await asyncio.sleep(0.1)
-        return Counter([await task for task in asking]), took
+    asking = asyncio.gather(*(ask(number) for number in range(QUERIES)))
+    while not asking.done():
+        seen.ui.append(await look(client))
+        await asyncio.sleep(0.05)
+    await asking
+    return seen
 
 
-async def ask_cheaply(address: str) -> None:
-    """As many requests at once, for which Airflow looks nothing up."""
-    limits = httpx.Limits(max_connections=QUERIES)
-    async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120) as client:
-        await asyncio.gather(*(client.get("/api/v2/version") for _ in range(QUERIES)))
-
-
-def test_heavy_queries_are_turned_away_and_the_ui_stays_usable(airflow: AirflowServer, heavy: str) -> None:
-    token = airflow.token("admin")
+async def look(client: httpx.AsyncClient) -> float:
+    """Seconds until the UI has all it asks for when it is opened."""
     began = time.monotonic()
-    asyncio.run(ask_cheaply(airflow.url))
-    cheap = time.monotonic() - began
-    statuses, took = asyncio.run(ask_all(airflow.url, token, heavy))
-    assert set(statuses) <= {200, 429, 503}
-    assert statuses[200] >= 4
-    assert statuses[429] > QUERIES / 2
-    assert max(took) < TIMES * cheap + 1
+    answers = await asyncio.gather(*(client.get(path) for path in UI))
+    assert {answer.status_code for answer in answers} == {200}
+    return time.monotonic() - began
+
+
+async def measure(address: str, token: str, heavy: str) -> tuple[float, float, Seen]:
+    """The UI alone, at the median; as many of the cheapest requests there are, all at once; the load."""
+    limits = httpx.Limits(max_connections=QUERIES + len(UI))
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=address, headers=headers, limits=limits, timeout=120) as client:
+        alone = statistics.median([await look(client) for _ in range(10)])
+        began = time.monotonic()
+        await asyncio.gather(*(client.get("/api/v2/version") for _ in range(QUERIES)))
+        return alone, time.monotonic() - began, await load(client, heavy)
+
+
+@pytest.mark.attack("S11", "500 queries at once, each through all of a store, while somebody opens Airflow's UI")
+def test_heavy_queries_are_turned_away_and_the_ui_stays_usable(airflow: AirflowServer, heavy: str) -> None:
+    alone, cheap, seen = asyncio.run(measure(airflow.url, airflow.token("admin"), heavy))
+    told = f"alone {alone:.3f} s, {QUERIES} of the cheapest {cheap:.2f} s, {seen}"
+    assert set(seen.statuses) <= {200, 429, 503}, told
+    assert seen.statuses[200] >= RUNNING + WAITING, told
+    assert seen.statuses[429] > QUERIES / 2, told
+    # Whoever opens the UI as all of them arrive waits behind them in the server's queue, as behind any 500 requests.
+    # From then on two heavy queries at a time are all there is beside it.
+    first, *later = seen.ui
+    assert first < TIMES * cheap + 1, told
+    assert max(seen.refused_after) < TIMES * cheap + 1, told
+    assert len(later) >= 3, told
+    assert statistics.median(later) < 10 * alone + 0.2, told
+    assert max(later) < 20 * alone + 2, told
