@@ -120,6 +120,7 @@ def test_keys_that_are_asked_for_at_once_travel_together(hosts: list[Host], stat
     assert hosts[1].questions <= len(mine)
 
 
+@pytest.mark.fault("F12", "a worker's host down, and back")
 def test_one_host_down_makes_answers_partial_and_they_are_whole_again_with_it(
     hosts: list[Host], states: States
 ) -> None:
@@ -248,6 +249,7 @@ def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: Stat
     assert (done.cuts, done.versions, done.failed) == (3, 2 * 40, {})
 
 
+@pytest.mark.attack("S10", "claiming a worker that another server has")
 def test_places_are_taken_by_who_has_them_only(hosts: list[Host], states: States) -> None:
     with pytest.raises(Refused, match=r"Worker 1 of 'orders' is at .* sluice move orders 1"):
         Places(states.ledger).claim(Place("orders", 1, "127.0.0.1", 9))
@@ -255,6 +257,7 @@ def test_places_are_taken_by_who_has_them_only(hosts: list[Host], states: States
     Places(states.ledger).claim(Place("orders", 1, "127.0.0.1", hosts[1].port))
 
 
+@pytest.mark.attack("S10", "a move to an address where nobody, or another server, answers")
 def test_a_move_goes_to_a_state_server_only(hosts: list[Host], states: States) -> None:
     with pytest.raises(StateError, match="No state server answers"):
         move(states.ledger, Place("orders", 1, "127.0.0.1", 9))

@@ -113,6 +113,7 @@ def test_a_server_that_is_told_to_end_ends(home: Path) -> None:
         assert server.kill(signal.SIGTERM) in (0, -signal.SIGTERM)
 
 
+@pytest.mark.attack("S1", "every path of a state server without its token, and with one letter of it wrong")
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE"])
 @pytest.mark.parametrize("path", ["/", "/local", f"{SHARD}/0", f"{SHARD}/0/ask", f"{SHARD}/0/batches/1", "/sluice/"])
 def test_without_the_token_every_path_is_401(servers: list[ServerProcess], path: str, method: str) -> None:
@@ -127,6 +128,7 @@ def ask(server: ServerProcess, method: str, path: str, content: bytes = b"") -> 
     return CLIENT.request(method, f"http://127.0.0.1:{server.port}{path}", headers=headers, content=content)
 
 
+@pytest.mark.attack("S10", "asking a state server, with the token, for another one's shards")
 def test_a_server_answers_for_its_own_shards_only(servers: list[ServerProcess], states: States) -> None:
     assert ask(servers[0], "POST", f"{SHARD}/0/ask", QUESTION).status_code == 200
     for method, path in (
@@ -141,6 +143,7 @@ def test_a_server_answers_for_its_own_shards_only(servers: list[ServerProcess], 
         assert "is not at this server" in refused.json()["detail"]
 
 
+@pytest.mark.attack("S5", "questions to a state server that are none: SQL, a pickle, 5 MB")
 @pytest.mark.parametrize(
     ("path", "content", "status"),
     [
@@ -161,6 +164,7 @@ def test_what_cannot_be_understood_is_refused(
     assert ask(servers[0], "POST", path, content).status_code == status
 
 
+@pytest.mark.attack("S10", "a second process that claims a worker")
 def test_a_second_server_cannot_claim_a_worker(home: Path, servers: list[ServerProcess], states: States) -> None:
     variables = environment(home, home / "host0", ledger_url(f"sqlite:///{home}"))
     thief = ServerProcess(variables, "--workers", "0", "--pipeline", "orders").start()
@@ -194,6 +198,7 @@ def test_the_commands_say_and_change_where_workers_are(
     assert len(counts(viewer.get(COUNT))) == 40
 
 
+@pytest.mark.attack("S10", "a state server with a certificate that nobody has vouched for")
 def test_tls_is_spoken_and_the_certificate_checked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = _certificate(home)
     states = States(f"sqlite:///{home}/tls", workers=1)

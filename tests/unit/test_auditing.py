@@ -3,11 +3,12 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from sluice.auditing import report
-from sluice.errors import NotFound
+from sluice.errors import NotFound, StateError
 from sluice.state.audits import SourceAudit
 from sluice.state.leases import Holder
 from sluice.state.model import NO_WINDOW
@@ -72,6 +73,20 @@ def test_a_damaged_shard_is_found_and_marked_until_it_is_right_again(states: Sta
     states.ledger.publish(make_cut(1), right)
     assert said(states, "1.1", verify=True)[0]
     assert not any(worker.unavailable for worker in states.ledger.workers("orders", "totals"))
+
+
+@pytest.mark.attack("S9", "reading the audit of state in a database that cannot be reached")
+def test_no_audit_tells_a_databases_password(states: States) -> None:
+    states.ledger.publish(make_cut(0), make_audit(0, 1, source(read=10, applied=10)))
+    place = "postgresql://sluice:hunter2@127.0.0.1:1/state?schema=s"
+    workers = tuple(msgspec.structs.replace(one, location=place) for one in states.info().workers)
+    states.ledger.register(msgspec.structs.replace(states.info(), workers=workers))
+    try:
+        _, text = said(states, verify=True)
+    except StateError as error:
+        text = str(error)
+    assert "hunter2" not in text + str(states.ledger.damages.get("orders", "totals", 1))
+    assert "127.0.0.1" in text, "what is said is about the database"
 
 
 def test_an_unknown_pipeline_is_named(states: States) -> None:

@@ -143,6 +143,7 @@ def test_before_the_first_cut(reader: Reader) -> None:
         everything(reader)
 
 
+@pytest.mark.fault("F12", "a shard missing, empty, full of garbage, while it is read")
 @pytest.mark.parametrize("damage", ["missing", "empty", "garbage"])
 def test_an_unreadable_shard_makes_the_answer_partial_and_says_why(local: States, damage: str) -> None:
     reader = Reader(local.ledger)

@@ -72,6 +72,7 @@ def test_several_keys_in_the_order_asked(states: States) -> None:
     assert [one.status for one in answer.workers] == ["ok"] * len(answer.workers)
 
 
+@pytest.mark.attack("S5", "1,001 keys at once")
 def test_too_many_keys_are_refused(states: States) -> None:
     with pytest.raises(QueryError, match="1,001 keys"):
         ask(states, lambda reader, pin: reader.multi_get(pin, map(str, range(1_001))))
@@ -179,6 +180,7 @@ def test_a_run_that_published_nothing(states: States) -> None:
         ask(states, lambda reader, pin: reader.get(pin, "a"), as_of="run:third")
 
 
+@pytest.mark.fault("F16", "a cut asked for after clean-up")
 def test_a_cut_that_is_no_longer_kept_is_gone_and_the_kept_ones_are_named(states: States) -> None:
     for _ in range(3):
         states.publish({"a": "[7,1]"})
@@ -192,6 +194,7 @@ def test_a_cut_that_is_no_longer_kept_is_gone_and_the_kept_ones_are_named(states
     assert missing.value.status == 404
 
 
+@pytest.mark.fault("F16", "clean-up between a query's pin and its read")
 def test_a_cut_that_is_given_up_while_it_is_read_is_gone_not_torn(states: States) -> None:
     states.publish({"a": "[1,1]"})
 
@@ -204,6 +207,7 @@ def test_a_cut_that_is_given_up_while_it_is_read_is_gone_not_torn(states: States
         ask(states, read, as_of="1.0")
 
 
+@pytest.mark.fault("F17", "cuts and positions that are not there yet")
 def test_bounds_that_are_not_reached_are_refused_with_what_is(states: States) -> None:
     reached: dict[str, Any] = {"min_cut": "1.0", "min_positions": {"orders": {"0": 10, "1": 5}}}
     assert len(ask(states, lambda reader, pin: reader.all(pin), **reached).entries) == 4
@@ -215,6 +219,7 @@ def test_bounds_that_are_not_reached_are_refused_with_what_is(states: States) ->
         assert refused.value.extensions == {"cut": "1.0", "positions": {"orders": {"0": 10, "1": 5}}}
 
 
+@pytest.mark.fault("F17", "a bound that was reached just now")
 def test_a_bound_sees_past_what_was_remembered(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue_module, "FRESH_SECONDS", 3_600.0)
 
@@ -267,6 +272,7 @@ def test_a_gate_lets_a_few_in_and_turns_away_the_rest() -> None:
     assert asyncio.run(run()) == (2, 4)
 
 
+@pytest.mark.attack("S7", "a cursor signed with another key")
 def test_a_cursor_is_taken_only_from_whoever_has_the_key() -> None:
     cursor = Cursor("orders", "totals", "1.1", "ключ/\x00", -1)
     text = write_cursor(cursor, b"key")

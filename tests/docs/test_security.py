@@ -1,0 +1,53 @@
+"""Every fault and every attack that is spoken of has a test that bears its number, and the pages name its file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+
+import pytest
+
+from tests.docs.pages import ROOT, read
+
+FAULTS = {*(f"F{number}" for number in range(1, 24)), *(f"B{number}" for number in range(1, 7))}
+ATTACKS = {f"S{number}" for number in range(1, 12)}
+
+
+def marked(kind: str) -> dict[str, set[str]]:
+    """The files with tests that bear a marker, by its number."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                for marker in node.decorator_list:
+                    if isinstance(marker, ast.Call) and ast.unparse(marker.func) == f"pytest.mark.{kind}":
+                        found[ast.literal_eval(marker.args[0])].add(str(file.relative_to(ROOT)))
+    return found
+
+
+def test_every_fault_and_every_attack_has_a_test() -> None:
+    assert set(marked("fault")) == FAULTS
+    assert set(marked("attack")) == ATTACKS
+
+
+def test_the_page_names_the_files_of_each_attack() -> None:
+    rows = re.findall(r"^\| (S\d+) \|.*\| ([^|]+) \|$", read("docs/security.md"), re.MULTILINE)
+    assert {number: set(re.findall(r"`([^`]+)`", files)) for number, files in rows} == dict(marked("attack"))
+
+
+@pytest.mark.parametrize("number", sorted(FAULTS))
+def test_guarantees_name_the_files_of_each_fault(number: str) -> None:
+    rows = re.findall(r"^\| ([FB]\d[^|]*) \|.*\| ([^|]+) \|$", read("docs/guarantees.md"), re.MULTILINE)
+    named = {file for numbers, files in rows if number in _numbers(numbers) for file in re.findall(r"`([^`]+)`", files)}
+    assert named
+    assert all((ROOT / file).exists() for file in named)
+    assert marked("fault")[number] <= {re.sub(r"kills\.py$", "test_drivers.py", file) for file in named}
+
+
+def _numbers(text: str) -> set[str]:
+    """`F2, F11 to F13` as the numbers that are meant."""
+    found = set()
+    for kind, first, last in re.findall(r"([FB])(\d+)(?: to [FB](\d+))?", text):
+        found |= {f"{kind}{number}" for number in range(int(first), int(last or first) + 1)}
+    return found
