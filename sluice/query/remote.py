@@ -81,7 +81,7 @@ class RemoteWorker:
         except OSError as error:
             raise StateError(f"Its state server cannot be reached ({type(error).__name__}).") from None
         try:
-            found = ANSWERS[type(question).__name__].decode(checked(status, content))
+            found: Any = ANSWERS[type(question).__name__].decode(checked(status, content))
             if isinstance(question, Values) and not found.keys() <= set(question.keys):
                 raise BadAnswer
             return cast("T", found)

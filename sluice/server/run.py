@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,8 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
         timeout_graceful_shutdown=10,
     )
     server = _Server(config, started)
+    gc.collect()
+    gc.freeze()  # what is there by now stays: to look through it again would hold up all answers, for 0.1 s and more
     server.run()
     if not server.started:
         raise StateError(f"The server could not listen on {options.bind}:{options.port}.")

@@ -58,7 +58,7 @@ FORGED: dict[str, Forge] = {
     "not valid yet": lambda claims, _: signed(claims, nbf=int(time.time()) + HOUR),
     "of another Airflow": lambda claims, _: signed(claims, key="another" * 12),
     "for another audience": lambda claims, _: signed(claims, aud="urn:airflow.apache.org:task"),
-    "with no signature": lambda claims, _: jwt.encode(claims, None, "none"),
+    "with no signature": lambda claims, _: jwt.encode(claims, "", "none"),
     "with its signature cut off": lambda _, token: token.rpartition(".")[0] + ".",
     "with another role": lambda claims, token: _with_claims_of(signed(claims, key="k" * 64, role="admin"), token),
 }

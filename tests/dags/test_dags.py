@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
@@ -120,9 +121,8 @@ def test_parameters_are_checked(bag: DagBag, conf: dict[str, object]) -> None:
 
 @pytest.mark.attack("S8", "every parameter that any DAG takes")
 def test_every_parameter_is_a_figure_with_bounds(bag: DagBag) -> None:
-    params = {
-        (name, key): param.schema for name, one in bag.dags.items() for key, param in dag(bag, name).params.items()
-    }
+    takes: dict[str, Any] = {name: dag(bag, name).params for name in bag.dags}
+    params = {(name, key): param.schema for name, found in takes.items() for key, param in found.items()}
     assert len(params) == 5
     assert {name for name, _ in params} == {"produce_sample_orders", "sluice_retention"}
     for schema in params.values():

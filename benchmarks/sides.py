@@ -1,0 +1,182 @@
+"""The servers that are asked: two state servers, Airflow's API server, two instances of the Kafka Streams program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.wrk import Case
+from sluice.samples.topics import produce_orders
+from sluice.state.model import owner
+from sluice.testing.kafka import EmbeddedKafka
+from tests.airflow_server import AirflowServer, free_port
+from tests.api.states import orders_states, totals
+from tests.servers.hosts import TOKEN
+from tests.servers.processes import ServerProcess, environment
+from tests.states import States, ledger_url
+
+OWN_KEY = "a key on its owner"
+REMOTE_KEY = "a key of the other server"
+EVERYTHING = "everything from both, 1,000 keys"
+THROUGH_AIRFLOW = "a key through Airflow, logged in"
+OPEN = "an empty open route in Airflow"
+THEIR_OWN_KEY, THEIR_REMOTE_KEY, THEIR_EVERYTHING = (
+    f"Kafka Streams: {one}" for one in (OWN_KEY, REMOTE_KEY, EVERYTHING)
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+KEYS = [f"store_{number}" for number in range(1_000)]
+COUNT = "/v1/orders/count/general_orders"
+THEIR_COUNT = "/count/general"
+READY_SECONDS = 300
+# Orders are dated 2022: by default the broker would empty the changelogs of their windows within minutes.
+_KEEP = "windowstore.changelog.additional.retention.ms=315360000000"
+OPEN_ROUTE = '''"""A plugin with one empty route, without a log-in: as quick as Airflow's API server can be."""
+
+from airflow.plugins_manager import AirflowPlugin
+from fastapi import FastAPI
+
+app = FastAPI()
+
+
+@app.get("/")
+async def empty() -> dict[str, int]:
+    return {}
+
+
+class Open(AirflowPlugin):
+    name = "open"
+    fastapi_apps = [{"name": "open", "app": app, "url_prefix": "/open"}]
+'''
+
+
+@contextmanager
+def state_servers(home: Path) -> Iterator[list[Case]]:
+    """Two state servers with a worker each."""
+    ledger = ledger_url(f"sqlite:///{home}")
+    _state(home)
+    with ExitStack() as stack:
+        servers = []
+        for number in range(2):
+            options = ("--workers", str(number), "--pipeline", "orders", "--rest")
+            servers.append(stack.enter_context(ServerProcess(environment(home, home / "shards", ledger), *options)))
+        address, pids = f"http://127.0.0.1:{servers[0].port}", [one.process.pid for one in servers]
+        shares = [[f"{COUNT}?location_id={key}" for key in KEYS if owner(key, 2) == n] for n in range(2)]
+        who = f"Bearer {TOKEN}"
+        yield [
+            Case(OWN_KEY, address, shares[0], who, pids),
+            Case(REMOTE_KEY, address, shares[1], who, pids),
+            Case(EVERYTHING, address, [COUNT], who, pids),
+        ]
+
+
+def _state(home: Path) -> States:
+    states = orders_states(f"sqlite:///{home}", workers=2)
+    states.publish(list(totals("general", {key: (number, "12.50") for number, key in enumerate(KEYS)})))
+    for number in range(2):
+        target = home / "shards" / Path(states.location(number)).relative_to(f"sqlite:{home}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(states.location(number).removeprefix("sqlite:///")), target)
+    return states
+
+
+@contextmanager
+def airflow(home: Path) -> Iterator[list[Case]]:
+    """Airflow's API server with the plugin, and with an open route beside it."""
+    folder = home / "alone"
+    folder.mkdir()
+    _state(folder)
+    plugins = home / "plugins"
+    plugins.mkdir()
+    shutil.copy(ROOT / "plugins" / "state_plugin.py", plugins)
+    (plugins / "open_route.py").write_text(OPEN_ROUTE)
+    server = AirflowServer(home / "airflow", plugins_folder=plugins, env={"SLUICE_HOME": str(folder)})
+    with server:
+        who = f"Bearer {server.token()}"
+        pids = [one.pid for process in server.pids for one in _family(process)]
+        paths = [f"{COUNT}?location_id={key}" for key in KEYS]
+        yield [
+            Case(OPEN, server.url, ["/open/"], "", pids),
+            Case(THROUGH_AIRFLOW, server.url, paths, who, pids),
+        ]
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+@contextmanager
+def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]]:
+    """Two instances of the Kafka Streams program, that have read orders of a thousand keys."""
+    copy = home / "peer"
+    shutil.copytree(program, copy)
+    with ExitStack() as stack:
+        kafka = stack.enter_context(EmbeddedKafka(home / "kafka"))
+        produce_orders({"bootstrap.servers": kafka.bootstrap}, count=orders, stores=len(KEYS), bad_share=0.0)
+        told = os.environ | {
+            "APP_ID": "peer", "TOPIC": "orders", "STORES_TOPIC": "stores", "BOOTSTRAP": kafka.bootstrap,
+            "ORDERS": str(orders), "BENCH_LOCK": str(home / "lock"), "STREAMS_CONF": _KEEP,
+        }  # fmt: skip
+        # Builds it, and has it read everything once: its changelogs are what two instances start from.
+        done = subprocess.run(["bash", "run.sh", "throughput"], cwd=copy, env=told, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"Kafka Streams' run failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        shutil.rmtree(copy / "state", ignore_errors=True)
+        ports = [free_port(), free_port()]
+        pids = [stack.enter_context(_instance(copy, told, port)) for port in ports]
+        for port in ports:
+            _wait(port, orders)
+        shares = [[f"{THEIR_COUNT}/{key}" for key in _get(port, f"/local{THEIR_COUNT}")] for port in ports]
+        address = f"http://localhost:{ports[0]}"
+        yield [
+            Case(THEIR_OWN_KEY, address, shares[0], "", pids),
+            Case(THEIR_REMOTE_KEY, address, shares[1], "", pids),
+            Case(THEIR_EVERYTHING, address, [THEIR_COUNT], "", pids),
+        ]
+
+
+@contextmanager
+def _instance(folder: Path, told: dict[str, str], port: int) -> Iterator[int]:
+    """One instance, as the program starts itself; its process id."""
+    command = [
+        "java", "-Xmx2g", "-Dsun.net.httpserver.nodelay=true", "-Dsun.net.httpserver.maxIdleConnections=512",
+        "-cp", f"{folder}/target/kstreams-orders-1.jar:{folder}/target/lib/*", "lab.App",
+    ]  # fmt: skip
+    own = {"PORT": str(port), "STATE_DIR": str(folder / "state" / str(port)), "BENCH": "0"}
+    with (folder / f"{port}.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=told | own, stdout=log, stderr=log)
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(port: int, orders: int) -> None:
+    """Wait until an instance counts all orders, over both."""
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if sum(sum(_get(port, f"/count/{kind}").values()) for kind in ("general", "restaurant")) >= orders:
+                return
+        except (OSError, ValueError):
+            pass  # it starts, or moves its tasks
+        time.sleep(0.5)
+    raise SystemExit(f"The instance of Kafka Streams on port {port} did not count {orders:,} orders.")
+
+
+def _get(port: int, path: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found

@@ -1,0 +1,74 @@
+"""What wrk sees of a server: one case, one measurement at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SCRIPT = """local paths = {}
+for line in io.lines(os.getenv("PATHS")) do paths[#paths + 1] = line end
+math.randomseed(7)
+local headers = {["Authorization"] = os.getenv("AUTHORIZATION")}
+request = function() return wrk.format("GET", paths[math.random(#paths)], headers) end
+done = function(summary, latency, requests)
+  local wrong = summary.errors
+  io.write(string.format('{"req_s":%.0f,"p50_ms":%.3f,"p99_ms":%.3f,"requests":%d,"bad":%d}\\n',
+    summary.requests / (summary.duration / 1e6), latency:percentile(50) / 1000, latency:percentile(99) / 1000,
+    summary.requests, wrong.status + wrong.connect + wrong.read + wrong.write + wrong.timeout))
+end
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked of whom."""
+
+    name: str
+    address: str
+    paths: Sequence[str]
+    authorization: str = ""
+    pids: Sequence[int] = ()
+    """The processes that answer."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measurement, or the medians of several."""
+
+    req_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float
+    """CPU per request of the processes that answer, microseconds."""
+
+
+def measure(home: Path, case: Case, connections: int, seconds: int) -> Result:
+    """Ask for `seconds` over so many connections; ends the program if one answer was not 200."""
+    (home / "paths").write_text("\n".join(case.paths))
+    (home / "wrk.lua").write_text(SCRIPT)
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(home / "wrk.lua"), case.address]
+    told = os.environ | {"PATHS": str(home / "paths"), "AUTHORIZATION": case.authorization}
+    before = _cpu(case.pids)
+    output = subprocess.run(command, env=told, capture_output=True, text=True, check=True).stdout
+    used = _cpu(case.pids) - before
+    said: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    if said["bad"]:
+        raise SystemExit(f"{case.name}: {said['bad']} of {said['requests']} answers were wrong.")
+    return Result(said["req_s"], said["p50_ms"], said["p99_ms"], used / said["requests"] * 1e6)
+
+
+def median(results: Sequence[Result]) -> Result:
+    """The median of each figure."""
+    return Result(*(statistics.median(getattr(one, name) for one in results) for name in Result.__dataclass_fields__))
+
+
+def _cpu(pids: Sequence[int]) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
