@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Generic, TypeVar
@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from sluice.client.answers import Change, Entries, Part
+from sluice.client.answers import Change, Count, Entries, Groups, Moment, Part, Store
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SluiceError, StateError
 
 T = TypeVar("T")
@@ -65,8 +65,9 @@ class Caller:
             raise Refused(f"Airflow refused the log-in of {self._user}: {answer.status_code}.")
         self._headers = {"Authorization": f"Bearer {answer.json()['access_token']}"}
 
-    def _request(self, asked: Ask[Any]) -> dict[str, Any]:
-        return {"url": self._address + asked.path, "params": asked.parameters or None, "headers": self._headers}
+    def _request(self, asked: Ask[Any], since: str | None = None) -> dict[str, Any]:
+        headers = self._headers | ({"Last-Event-ID": since} if since else {})
+        return {"url": self._address + asked.path, "params": asked.parameters or None, "headers": headers}
 
 
 class Events:
@@ -91,17 +92,46 @@ class Events:
 
 def page_of(store: str, limit: int, cursor: str, worker: int | None, part: Part) -> Ask[Entries]:
     """A request for a page of a store."""
-    return ask(path_of(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker)
+    return ask(_path(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker)
 
 
-def path_of(store: str, what: str = "") -> str:
-    """Path of a store, or of something about it."""
+def stores_of(entries: bool = False) -> Ask[list[Store]]:
+    """A request for all stores."""
+    return ask(STORES, list[Store], entries=entries)
+
+
+def key_of(store: str, key: str, moment: Moment | Part) -> Ask[Entries]:
+    """A request for a key, or for its windows."""
+    return ask(f"{_path(store, 'keys')}/{quote(key, safe='')}", Entries, moment)
+
+
+def keys_of(store: str, keys: Iterable[str], moment: Moment) -> Ask[Entries]:
+    """A request for several keys."""
+    return ask(_path(store, "keys"), Entries, moment, key=list(keys))
+
+
+def count_of(store: str, part: Part) -> Ask[Count]:
+    """A request for the number of entries."""
+    return ask(_path(store, "count"), Count, part)
+
+
+def top_of(store: str, part: Part, **more: Any) -> Ask[Entries]:
+    """A request for the largest or smallest entries."""
+    return ask(_path(store, "top"), Entries, part, **more)
+
+
+def figures_of(store: str, part: Part, **more: Any) -> Ask[Groups]:
+    """A request for figures by group."""
+    return ask(_path(store, "combine"), Groups, part, **more)
+
+
+def changes_of(store: str, pipeline: str | None) -> Ask[Change]:
+    """A request for a stream of changes."""
+    return ask(_path(store, "changes"), Change, pipeline=pipeline)
+
+
+def _path(store: str, what: str = "") -> str:
     return f"{STORES}/{quote(store, safe='')}{'/' + what if what else ''}"
-
-
-def path_of_key(store: str, key: str) -> str:
-    """Path of a key of a store."""
-    return f"{path_of(store, 'keys')}/{quote(key, safe='')}"
 
 
 def _text(value: Any) -> str:

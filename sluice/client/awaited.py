@@ -9,8 +9,9 @@ from typing import Self, TypeVar
 import httpx
 from typing_extensions import Unpack
 
+from sluice.client import asks
 from sluice.client.answers import Change, Count, Entries, Entry, Groups, Moment, Part, Store
-from sluice.client.asks import STORES, Ask, Caller, Events, ask, error_of, page_of, path_of, path_of_key, unreachable
+from sluice.client.asks import Ask, Caller, Events, error_of, unreachable
 
 T = TypeVar("T")
 
@@ -43,19 +44,19 @@ class AsyncClient(Caller):
 
     async def stores(self, *, entries: bool = False) -> list[Store]:
         """All stores you may read; with `entries` they are counted."""
-        return await self._run(ask(STORES, list[Store], entries=entries))
+        return await self._run(asks.stores_of(entries))
 
     async def get(self, store: str, key: str, **moment: Unpack[Moment]) -> Entries:
         """The value of one key; of a store with windows the key's windows. NotFound if there is none."""
-        return await self._run(ask(path_of_key(store, key), Entries, moment))
+        return await self._run(asks.key_of(store, key, moment))
 
     async def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[Moment]) -> Entries:
         """The values of up to 1,000 keys, in the order asked; keys without one are left out."""
-        return await self._run(ask(path_of(store, "keys"), Entries, moment, key=list(keys)))
+        return await self._run(asks.keys_of(store, keys, moment))
 
     async def windows(self, store: str, key: str, **part: Unpack[Part]) -> Entries:
         """The windows of a key that start from `start` to `end`, in order."""
-        return await self._run(ask(path_of_key(store, key), Entries, part))
+        return await self._run(asks.key_of(store, key, part))
 
     async def page(
         self,
@@ -67,7 +68,7 @@ class AsyncClient(Caller):
         **part: Unpack[Part],
     ) -> Entries:
         """A page of a part of a store, in order; `worker` alone, or all."""
-        return await self._run(page_of(store, limit, cursor, worker, part))
+        return await self._run(asks.page_of(store, limit, cursor, worker, part))
 
     async def range(
         self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[Part]
@@ -75,7 +76,7 @@ class AsyncClient(Caller):
         """All entries of a part of a store, in order, `limit` at a time, all of one cut."""
         cursor = ""
         while True:
-            found = await self._run(page_of(store, limit, cursor, worker, part))
+            found = await self._run(asks.page_of(store, limit, cursor, worker, part))
             for entry in found.entries:
                 yield entry
             cursor = found.cursor or ""
@@ -84,13 +85,13 @@ class AsyncClient(Caller):
 
     async def count(self, store: str, **part: Unpack[Part]) -> Count:
         """How many entries there are."""
-        return await self._run(ask(path_of(store, "count"), Count, part))
+        return await self._run(asks.count_of(store, part))
 
     async def top(
         self, store: str, field: str = "", *, limit: int = 10, smallest: bool = False, **part: Unpack[Part]
     ) -> Entries:
         """The entries with the largest numbers in a field, or with the smallest."""
-        return await self._run(ask(path_of(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest))
+        return await self._run(asks.top_of(store, part, field=field, limit=limit, smallest=smallest))
 
     async def combine(
         self,
@@ -104,16 +105,14 @@ class AsyncClient(Caller):
     ) -> Groups:
         """Number of entries, and sum, least and greatest of a field, by group."""
         more = {"field": field, "group_by": group_by, "order": order, "limit": limit}
-        return await self._run(ask(path_of(store, "combine"), Groups, part, **more))
+        return await self._run(asks.figures_of(store, part, **more))
 
     async def changes(
         self, store: str, *, pipeline: str | None = None, since: str | None = None
     ) -> AsyncIterator[Change]:
         """Every new cut, as it comes; begins with the newest, or with what came after the cut `since`. Never ends."""
-        wanted = ask(path_of(store, "changes"), Change, pipeline=pipeline)
-        await self._run(ask(STORES, list[Store]))  # logs in, if need be
-        request = self._request(wanted)
-        request["headers"] = request["headers"] | ({"Last-Event-ID": since} if since else {})
+        await self._run(asks.stores_of())  # logs in, if need be
+        request = self._request(asks.changes_of(store, pipeline), since)
         async with self._client.stream("GET", **request, timeout=None) as answer:
             if answer.status_code != httpx.codes.OK:
                 await answer.aread()

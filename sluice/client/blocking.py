@@ -9,8 +9,9 @@ from typing import Self, TypeVar
 import httpx
 from typing_extensions import Unpack
 
+from sluice.client import asks
 from sluice.client.answers import Change, Count, Entries, Entry, Groups, Moment, Part, Store
-from sluice.client.asks import STORES, Ask, Caller, Events, ask, error_of, page_of, path_of, path_of_key, unreachable
+from sluice.client.asks import Ask, Caller, Events, error_of, unreachable
 
 T = TypeVar("T")
 
@@ -47,19 +48,19 @@ class Client(Caller):
 
     def stores(self, *, entries: bool = False) -> list[Store]:
         """All stores you may read; with `entries` they are counted."""
-        return self._run(ask(STORES, list[Store], entries=entries))
+        return self._run(asks.stores_of(entries))
 
     def get(self, store: str, key: str, **moment: Unpack[Moment]) -> Entries:
         """The value of one key; of a store with windows the key's windows. NotFound if there is none."""
-        return self._run(ask(path_of_key(store, key), Entries, moment))
+        return self._run(asks.key_of(store, key, moment))
 
     def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[Moment]) -> Entries:
         """The values of up to 1,000 keys, in the order asked; keys without one are left out."""
-        return self._run(ask(path_of(store, "keys"), Entries, moment, key=list(keys)))
+        return self._run(asks.keys_of(store, keys, moment))
 
     def windows(self, store: str, key: str, **part: Unpack[Part]) -> Entries:
         """The windows of a key that start from `start` to `end`, in order."""
-        return self._run(ask(path_of_key(store, key), Entries, part))
+        return self._run(asks.key_of(store, key, part))
 
     def page(
         self,
@@ -71,7 +72,7 @@ class Client(Caller):
         **part: Unpack[Part],
     ) -> Entries:
         """A page of a part of a store, in order; `worker` alone, or all."""
-        return self._run(page_of(store, limit, cursor, worker, part))
+        return self._run(asks.page_of(store, limit, cursor, worker, part))
 
     def range(
         self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[Part]
@@ -79,7 +80,7 @@ class Client(Caller):
         """All entries of a part of a store, in order, `limit` at a time, all of one cut."""
         cursor = ""
         while True:
-            found = self._run(page_of(store, limit, cursor, worker, part))
+            found = self._run(asks.page_of(store, limit, cursor, worker, part))
             yield from found.entries
             cursor = found.cursor or ""
             if not cursor:
@@ -87,13 +88,13 @@ class Client(Caller):
 
     def count(self, store: str, **part: Unpack[Part]) -> Count:
         """How many entries there are."""
-        return self._run(ask(path_of(store, "count"), Count, part))
+        return self._run(asks.count_of(store, part))
 
     def top(
         self, store: str, field: str = "", *, limit: int = 10, smallest: bool = False, **part: Unpack[Part]
     ) -> Entries:
         """The entries with the largest numbers in a field, or with the smallest."""
-        return self._run(ask(path_of(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest))
+        return self._run(asks.top_of(store, part, field=field, limit=limit, smallest=smallest))
 
     def combine(
         self,
@@ -107,14 +108,12 @@ class Client(Caller):
     ) -> Groups:
         """Number of entries, and sum, least and greatest of a field, by group."""
         more = {"field": field, "group_by": group_by, "order": order, "limit": limit}
-        return self._run(ask(path_of(store, "combine"), Groups, part, **more))
+        return self._run(asks.figures_of(store, part, **more))
 
     def changes(self, store: str, *, pipeline: str | None = None, since: str | None = None) -> Iterator[Change]:
         """Every new cut, as it comes; begins with the newest, or with what came after the cut `since`. Never ends."""
-        wanted = ask(path_of(store, "changes"), Change, pipeline=pipeline)
-        self._run(ask(STORES, list[Store]))  # logs in, if need be
-        request = self._request(wanted)
-        request["headers"] = request["headers"] | ({"Last-Event-ID": since} if since else {})
+        self._run(asks.stores_of())  # logs in, if need be
+        request = self._request(asks.changes_of(store, pipeline), since)
         with self._client.stream("GET", **request, timeout=None) as answer:
             if answer.status_code != httpx.codes.OK:
                 answer.read()
