@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from sluice.state.addresses import location
 from sluice.state.audits import Audit, SourceAudit
 from sluice.state.drivers import Row
 from sluice.state.ledger import Ledger
 from sluice.state.model import NO_WINDOW, Cut, JobInfo, StoreInfo, WorkerInfo, owner
 from sluice.state.places import Places
-from sluice.state.shard import Shard, location
+from sluice.state.shard import Shard
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -22,8 +22,8 @@ from sluice.engine.storage import Storage
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
+from sluice.state.addresses import drop
 from sluice.state.ledger import Ledger
-from sluice.state.shard import drop
 from sluice.state.sources import SourcePartition
 
 log = structlog.get_logger()

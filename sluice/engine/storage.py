@@ -9,9 +9,10 @@ from sluice.engine.handoff import Handoff
 from sluice.errors import EngineError, StateError, Unreachable
 from sluice.plan import Job
 from sluice.settings import Settings
+from sluice.state.addresses import location
 from sluice.state.ledger import Ledger
 from sluice.state.places import Places
-from sluice.state.shard import Shard, location
+from sluice.state.shard import Shard
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
 from sluice.query.questions import AnyQuestion
 from sluice.server.shards import Name, OwnShards
+from sluice.state.addresses import drop
 from sluice.state.drivers import Row
 from sluice.state.ranges import Range
-from sluice.state.shard import Shard, Version, Written, drop
+from sluice.state.shard import Shard, Version, Written
 
 T = TypeVar("T")
 

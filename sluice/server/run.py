@@ -17,9 +17,10 @@ from sluice.query import Reader
 from sluice.server.app import LocalApp, TokenRequired, not_found
 from sluice.server.shards import OwnShards
 from sluice.settings import Settings
+from sluice.state.addresses import location
 from sluice.state.ledger import Ledger
 from sluice.state.places import Place, Places
-from sluice.state.shard import Shard, location
+from sluice.state.shard import Shard
 
 _BACKLOG = 512
 

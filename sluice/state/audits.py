@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Engine, RowMapping, and_, select
 from sqlalchemy.sql import Select
 
-from sluice.state.database import speaking_to
+from sluice.state.database import as_json, speaking_to
 from sluice.state.tables import AUDITS
 
 _TEXTS = ("sources", "outputs", "checksums")
@@ -113,7 +113,7 @@ def total(audits: Iterable[Audit]) -> list[SourceAudit]:
 
 def audit_row(audit: Audit) -> dict[str, Any]:
     """The audit as a row of its table."""
-    texts = {name: msgspec.json.encode(getattr(audit, name)).decode() for name in _TEXTS}
+    texts = {name: as_json(getattr(audit, name)) for name in _TEXTS}
     return msgspec.structs.asdict(audit) | texts
 
 

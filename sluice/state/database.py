@@ -9,7 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, MetaData, Table, create_engine, event, inspect, make_url, text
+import msgspec
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    MetaData,
+    RowMapping,
+    Select,
+    Table,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn, CreateTable
 
@@ -64,6 +78,22 @@ def open_engine(url: URL) -> Engine:
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def as_json(value: Any) -> str:
+    """A value as the text of a column."""
+    return msgspec.json.encode(value).decode()
+
+
+class Kept:
+    """What is kept in one database. Every method raises StateError when that cannot be reached."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def _read(self, statement: Select[Any]) -> list[RowMapping]:
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            return list(connection.execute(statement).mappings())
 
 
 @contextmanager

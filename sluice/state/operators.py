@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from sluice.state.addresses import open_driver
 from sluice.state.drivers import Driver
-from sluice.state.shard import open_driver
 
 _CHUNK = 500
 

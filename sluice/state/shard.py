@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
@@ -12,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
-from sluice.errors import LeaseError, Refused, SettingsError, StateError
+from sluice.errors import LeaseError, Refused, StateError
+from sluice.state import statements
+from sluice.state.addresses import is_remote, open_driver
 from sluice.state.checksums import NO_CHECKSUM, add_up
 from sluice.state.database import database_url
-from sluice.state.drivers import Driver, Mode, PostgresDriver, Row, SqliteDriver, drop_schema
+from sluice.state.drivers import Driver, Row
 from sluice.state.model import NO_WINDOW, Cell
 from sluice.state.ranges import EVERYTHING, Range, conditions
 
@@ -28,37 +28,8 @@ _KEYS_AT_ONCE = 500
 FEW_KEYS = 32
 """As many keys of a file are looked up quicker one by one than together."""
 _PAGE_ROWS = 20_000
-_POSTGRES_NAME_BYTES = 63
 _BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from here."
-
-_GET = (
-    "SELECT value FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"
-)
-# The version of each cell that was the newest at a batch, unless it is a tombstone.
-_AS_OF = """FROM cells AS c WHERE cell = ? AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
-    SELECT 1 FROM cells AS n WHERE n.cell = c.cell AND n.key = c.key AND n.window_start = c.window_start
-    AND n.batch > c.batch AND n.batch <= ?)"""
-_PAGE_AS_OF = """SELECT cell, key, window_start, window_end, value FROM cells AS c
-    WHERE (cell, key, window_start) > (?, ?, ?) AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
-        SELECT 1 FROM cells AS n WHERE n.cell = c.cell AND n.key = c.key AND n.window_start = c.window_start
-        AND n.batch > c.batch AND n.batch <= ?)
-    ORDER BY cell, key, window_start LIMIT ?"""
-# Versions that no cut from a batch on can show: superseded by then, or a tombstone with nothing under it.
-_SUPERSEDED = """FROM cells AS c WHERE (cell, key, window_start, batch) > (?, ?, ?, ?) AND batch <= ? AND (
-    value IS NULL OR EXISTS (
-        SELECT 1 FROM cells AS n WHERE n.cell = c.cell AND n.key = c.key AND n.window_start = c.window_start
-        AND n.batch > c.batch AND n.batch <= ?))"""
-_CHANGED = """SELECT DISTINCT key, window_start FROM cells WHERE cell = ? AND batch > ? AND batch <= ?
-    ORDER BY key, window_start LIMIT ?"""
-_WRITTEN = 'INSERT INTO batches (batch, "rows", checksum, epoch) VALUES (?, ?, ?, ?)'
-_JOURNAL = 'SELECT batch, "rows", checksum, epoch FROM batches ORDER BY batch'
-_VERSIONS = """SELECT cell, key, window_start, window_end, batch, value FROM cells
-    WHERE (cell, key, window_start, batch) > (?, ?, ?, ?) AND batch >= ?
-    ORDER BY cell, key, window_start, batch LIMIT ?"""
-_NEXT_SUPERSEDED = f"""SELECT cell, key, window_start, batch {_SUPERSEDED}
-    ORDER BY cell, key, window_start, batch LIMIT 1 OFFSET ?"""
-_DELETE_SUPERSEDED = f"DELETE {_SUPERSEDED} AND (cell, key, window_start, batch) <= (?, ?, ?, ?)"
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):
@@ -105,7 +76,7 @@ class Shard:
 
         `token` is shown to a state server; by default that of the settings.
         """
-        if _is_remote(url):
+        if is_remote(url):
             return cast("Self", _remote().open(url, to_write=to_write, token=token))
         return cls(open_driver(url, "write" if to_write else "read"))
 
@@ -115,7 +86,7 @@ class Shard:
 
         With `anew` it is to be filled from another one: it is sealed, and takes the place of one that is.
         """
-        if _is_remote(url):
+        if is_remote(url):
             return cast("Self", _remote().create(url, anew=anew))
         if anew:
             discard_sealed(url)
@@ -149,7 +120,7 @@ class Shard:
             checksum = add_up(ordered, int(before or "0", 16), minus=replaced)
             self._driver.insert_cells(batch, ordered)
             values = (batch, len(ordered), f"{checksum:016x}", epoch)
-            self._driver.execute(_WRITTEN, values)
+            self._driver.execute(statements.WRITTEN, values)
         return len(ordered)
 
     def checksum(self, as_of: int) -> str:
@@ -168,7 +139,7 @@ class Shard:
 
     def _everything(self, as_of: int) -> Iterator[Row]:
         position: tuple[Any, ...] = (-1, "", NO_WINDOW)
-        while page := self._driver.fetch(_PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)):
+        while page := self._driver.fetch(statements.PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)):
             yield from page
             position = page[-1][:3]
 
@@ -184,7 +155,7 @@ class Shard:
 
     def get(self, cell: int, key: str, as_of: int, window_start: int = NO_WINDOW) -> str | None:
         """The value of a cell at a batch; None if there is none."""
-        found = self._driver.fetch(_GET, (cell, key, window_start, as_of))
+        found = self._driver.fetch(statements.GET, (cell, key, window_start, as_of))
         return found[0][0] if found else None
 
     def get_many(self, cell: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
@@ -196,13 +167,13 @@ class Shard:
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             some = keys[start : start + _KEYS_AT_ONCE]
             marks = ", ".join("?" * len(some))
-            sql = f"SELECT key, value {_AS_OF} AND c.window_start = ? AND c.key IN ({marks})"
+            sql = f"SELECT key, value {statements.AS_OF} AND c.window_start = ? AND c.key IN ({marks})"
             found.update(self._driver.fetch(sql, (cell, as_of, as_of, NO_WINDOW, *some)))
         return found
 
     def changed(self, cell: int, since: int, until: int, limit: int) -> list[tuple[str, int]]:
         """Keys and window starts of the cells that batches after `since`, up to `until`, have changed, in order."""
-        return [(key, start) for key, start in self._driver.fetch(_CHANGED, (cell, since, until, limit))]
+        return [(key, start) for key, start in self._driver.fetch(statements.CHANGED, (cell, since, until, limit))]
 
     def windows(self, cell: int, key: str, as_of: int, start: int | None = None, end: int | None = None) -> list[Cell]:
         """The windows of a key whose start lies between two times (epoch ms, both inclusive), in order."""
@@ -219,13 +190,15 @@ class Shard:
     ) -> list[Cell]:
         """A page of cells sorted by key and window start, from right after the key and window start `after`."""
         where, values = conditions(within, after)
-        sql = f"SELECT key, window_start, window_end, value {_AS_OF}{where} ORDER BY key, window_start LIMIT ?"
+        found = f"SELECT key, window_start, window_end, value {statements.AS_OF}{where}"
+        sql = f"{found} ORDER BY key, window_start LIMIT ?"
         return [Cell(cell, *row) for row in self._driver.fetch(sql, (cell, as_of, as_of, *values, limit))]
 
     def count(self, cell: int, as_of: int, within: Range = EVERYTHING) -> int:
         """How many cells a scan without a limit would give."""
         where, values = conditions(within, None)
-        counted: int = self._driver.fetch(f"SELECT count(*) {_AS_OF}{where}", (cell, as_of, as_of, *values))[0][0]
+        sql = f"SELECT count(*) {statements.AS_OF}{where}"
+        counted: int = self._driver.fetch(sql, (cell, as_of, as_of, *values))[0][0]
         return counted
 
     def compact(self, keep_from: int) -> int:
@@ -237,14 +210,14 @@ class Shard:
         position: tuple[Any, ...] | None = _BEGIN
         while position is not None:
             since = (*position, keep_from, keep_from)
-            position = next(iter(self._driver.fetch(_NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None)
+            position = next(iter(self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None)
             with self._driver.transaction():
-                removed += self._driver.execute(_DELETE_SUPERSEDED, (*since, *(position or _END)))
+                removed += self._driver.execute(statements.DELETE_SUPERSEDED, (*since, *(position or _END)))
         return removed
 
     def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
         """A page of all versions of batch `since` and later, sorted, after the cell, key, start and batch `after`."""
-        return [Version(*row) for row in self._driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))]
+        return [Version(*row) for row in self._driver.fetch(statements.VERSIONS, (*(after or _BEGIN), since, limit))]
 
     def absorb(self, versions: Iterable[Version]) -> None:
         """Take versions over from another shard into a sealed one, in one transaction; their batches follow."""
@@ -258,7 +231,7 @@ class Shard:
 
     def journal(self) -> list[Written]:
         """The batches written so far, oldest first, each with all that is kept of it."""
-        return [Written(*row) for row in self._driver.fetch(_JOURNAL, ())]
+        return [Written(*row) for row in self._driver.fetch(statements.JOURNAL, ())]
 
     def settle(self, since: int, batches: Iterable[Written]) -> None:
         """Forget the versions of batch `since` and later, and take `batches` for those that are written."""
@@ -268,7 +241,7 @@ class Shard:
             self._driver.execute("DELETE FROM batches")
             for one in batches:
                 values = (one.batch, one.rows, one.checksum, one.epoch)
-                self._driver.execute(_WRITTEN, values)
+                self._driver.execute(statements.WRITTEN, values)
 
     def seal(self, *, sealed: bool = True) -> None:
         """Refuse every batch from now on, because the shard is moved away; or, not `sealed`, take them again."""
@@ -300,55 +273,8 @@ def rows_of(table: pa.Table) -> Iterator[Row]:
     return zip(*(ordered.column(name).to_pylist() for name in Cell.__struct_fields__), strict=True)
 
 
-def drop(url: str) -> None:
-    """Remove a shard and all it holds; does nothing if it is not there."""
-    if _is_remote(url):
-        from sluice.state.remote import RemoteShard
-
-        RemoteShard.open(url).drop()
-        return
-    parsed = database_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        for ending in ("", "-wal", "-shm"):
-            Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
-    else:
-        drop_schema(parsed)
-
-
-def location(base_url: str, pipeline: str, job: str, generation: int, worker: int) -> str:
-    """The address of a worker's shard below `base_url`: a file in a folder, or a schema of a PostgreSQL database."""
-    base = database_url(base_url)
-    if base.get_backend_name() == "sqlite":
-        path = Path(base.database or "") / _name(pipeline) / _name(job) / f"g{generation}" / f"worker-{worker}.sqlite"
-        return base.set(database=str(path)).render_as_string(hide_password=False)
-    schema = f"sluice_{_name(pipeline)}_{_name(job)}_g{generation}_w{worker}"
-    if len(schema) > _POSTGRES_NAME_BYTES:
-        digest = hashlib.sha256(f"{pipeline}/{job}".encode()).hexdigest()[:16]
-        schema = f"sluice_{digest}_g{generation}_w{worker}"
-    return base.update_query_dict({"schema": schema}).render_as_string(hide_password=False)
-
-
-def _is_remote(url: str) -> bool:
-    return url.startswith(("http://", "https://"))
-
-
 def _remote() -> type[Shard]:
     # Only where there are state servers is a client of HTTP needed.
     from sluice.state.remote import RemoteShard
 
     return RemoteShard
-
-
-def open_driver(url: str, mode: Mode) -> Driver:
-    """A connection to the shard at an address."""
-    parsed = database_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        return SqliteDriver(Path(parsed.database or ""), mode)
-    return PostgresDriver(parsed, mode)
-
-
-def _name(text: str) -> str:
-    # Part of a path or of a schema's name: what a topology's names may hold, and nothing else.
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        raise SettingsError(f"{text!r} cannot be part of a shard's address: letters, digits, _ and - only.")
-    return text

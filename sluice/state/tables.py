@@ -6,7 +6,10 @@ Everything a job says of itself is kept by generation, so that a new one can be 
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, MetaData, Table, Text
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, MetaData, Table, Text, and_, select
+from sqlalchemy.sql import ColumnElement, Select
 
 METADATA = MetaData()
 
@@ -135,3 +138,15 @@ DAMAGES = Table(
     Column("worker", Integer, primary_key=True, autoincrement=False),
     Column("reason", Text, nullable=False, comment="why its shard must not be read"),
 )
+
+
+def is_of(table: Table, pipeline: str, job: str, generation: int | None = None) -> ColumnElement[bool]:
+    """Whether a row is of a job, or of one generation of it."""
+    same = and_(table.c.pipeline == pipeline, table.c.job == job)
+    return same if generation is None else and_(same, table.c.generation == generation)
+
+
+def current(table: Table) -> Select[Any]:
+    """All rows of a table that belong to the generations readers see: one statement, hence one moment."""
+    same = and_(*(JOBS.c[name] == table.c[name] for name in ("pipeline", "job", "generation")))
+    return select(table).join(JOBS, same)

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.errors import LeaseError, SettingsError, StateError
+from sluice.state.addresses import location
 from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import NO_WINDOW, Cell
 from sluice.state.ranges import Range
-from sluice.state.shard import Shard, location, rows_of
+from sluice.state.shard import Shard, rows_of
 
 pytestmark = pytest.mark.unit
 
@@ -249,12 +250,14 @@ def test_locations() -> None:
     assert len(long) <= 63
 
 
+@pytest.mark.attack("S4", "names of pipelines that would lead out of the folder of shards")
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "a b", "a\0b", "x?y"])
 def test_names_cannot_lead_out_of_the_folder(name: str) -> None:
     with pytest.raises(SettingsError):
         location("sqlite:////data/shards", name, "totals", 1, 0)
 
 
+@settings(deadline=None)  # it waits for the disk
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers()))
 def test_any_text_can_be_a_key(values: dict[str, int]) -> None:
     import tempfile

@@ -1,0 +1,123 @@
+"""The cuts that were published: the newest of a job is what readers see."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select
+from sqlalchemy.sql import ColumnElement, Select
+
+from sluice.errors import StateError
+from sluice.state.audits import Audit, audit_row
+from sluice.state.database import Kept, as_json, speaking_to, writing
+from sluice.state.leases import require_epoch
+from sluice.state.model import Cut
+from sluice.state.tables import AUDITS, CUTS, current, is_of
+
+
+class Cuts(Kept):
+    """The cuts of a ledger."""
+
+    def publish(self, cut: Cut, audit: Audit | None = None) -> bool:
+        """Make a batch visible, in one transaction, with its audit, for the holder of the audit's lease.
+
+        False, and nothing is changed, if this very batch is published already. Raises LeaseError if the lease has been
+        taken over, and StateError if the batch does not continue what is published: it is older than the newest cut, or
+        the same batch with other positions.
+        """
+        with speaking_to("Publishing the cut"), writing(self._engine) as connection:
+            if audit is not None:
+                require_epoch(connection, cut.pipeline, cut.job, cut.generation, audit.epoch)
+            last = _last_batch(connection, cut.pipeline, cut.job, cut.generation)
+            if last is None or cut.batch > last:
+                connection.execute(insert(CUTS), _cut_row(cut))
+                if audit is not None:
+                    connection.execute(insert(AUDITS), audit_row(audit))
+                return True
+            row = connection.execute(_select_cut(cut)).mappings().first()
+        if row is None or _cut(row).positions != cut.positions:
+            raise StateError(
+                f"Batch {cut.batch} of job {cut.job!r} does not continue what is published: "
+                f"the newest cut is {cut.generation}.{last}.",
+                next_step="The checkpoint and the ledger tell different histories; start a new generation.",
+            )
+        return False
+
+    def latest_cut(self, pipeline: str, job: str) -> Cut | None:
+        """The newest cut of the generation readers see; None before the first."""
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            row = connection.execute(_NEWEST_CUT, {"of_pipeline": pipeline, "of_job": job}).mappings().first()
+        return None if row is None else _cut(row)
+
+    def cut(self, pipeline: str, job: str, generation: int, batch: int) -> Cut | None:
+        """One cut, if it was published and is still kept."""
+        statement = select(CUTS).where(is_of(CUTS, pipeline, job, generation), CUTS.c.batch == batch)
+        rows = self._read(statement)
+        return _cut(rows[0]) if rows else None
+
+    def cuts(self, pipeline: str, job: str, limit: int = 100) -> list[Cut]:
+        """The newest cuts of the generation readers see, newest first."""
+        statement = current(CUTS).where(is_of(CUTS, pipeline, job)).order_by(CUTS.c.batch.desc()).limit(limit)
+        return [_cut(row) for row in self._read(statement)]
+
+    def cut_at(self, pipeline: str, job: str, moment: datetime) -> Cut | None:
+        """The newest cut of the generation readers see that was published by `moment`."""
+        by_then = CUTS.c.published_at <= moment.astimezone(UTC).isoformat()
+        return self._newest(is_of(CUTS, pipeline, job), by_then)
+
+    def cut_of_run(self, pipeline: str, job: str, run: str) -> Cut | None:
+        """The last cut that a run published in the generation readers see."""
+        return self._newest(is_of(CUTS, pipeline, job), CUTS.c.run == run)
+
+    def oldest_cut(self, pipeline: str, job: str) -> Cut | None:
+        """The oldest cut that is kept of the generation readers see."""
+        rows = self._read(current(CUTS).where(is_of(CUTS, pipeline, job)).order_by(CUTS.c.batch).limit(1))
+        return _cut(rows[0]) if rows else None
+
+    def last_batch(self, pipeline: str, job: str, generation: int) -> int | None:
+        """Number of the newest batch published in a generation."""
+        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
+            return _last_batch(connection, pipeline, job, generation)
+
+    def forget_cuts(self, pipeline: str, job: str, generation: int, before: int) -> int:
+        """Remove the cuts older than batch `before`, never the newest; returns how many."""
+        with speaking_to("Removing old cuts"), writing(self._engine) as connection:
+            last = _last_batch(connection, pipeline, job, generation)
+            if last is None:
+                return 0
+            of, oldest = (pipeline, job, generation), min(before, last)
+            connection.execute(delete(AUDITS).where(is_of(AUDITS, *of), AUDITS.c.batch < oldest))
+            return connection.execute(delete(CUTS).where(is_of(CUTS, *of), CUTS.c.batch < oldest)).rowcount
+
+    def _newest(self, *where: ColumnElement[bool]) -> Cut | None:
+        rows = self._read(current(CUTS).where(*where).order_by(CUTS.c.batch.desc()).limit(1))
+        return _cut(rows[0]) if rows else None
+
+
+def _last_batch(connection: Connection, pipeline: str, job: str, generation: int) -> int | None:
+    return connection.execute(select(func.max(CUTS.c.batch)).where(is_of(CUTS, pipeline, job, generation))).scalar()
+
+
+def _select_cut(cut: Cut) -> Select[Any]:
+    return select(CUTS).where(is_of(CUTS, cut.pipeline, cut.job, cut.generation), CUTS.c.batch == cut.batch)
+
+
+def _cut_row(cut: Cut) -> dict[str, Any]:
+    texts = {name: as_json(getattr(cut, name)) for name in ("positions", "stream_times", "counts")}
+    return msgspec.structs.asdict(cut) | texts | {"published_at": cut.published_at.astimezone(UTC).isoformat()}
+
+
+def _cut(row: RowMapping) -> Cut:
+    texts = {name: msgspec.json.decode(row[name]) for name in ("positions", "stream_times", "counts")}
+    return Cut(**(dict(row) | texts | {"published_at": datetime.fromisoformat(row["published_at"])}))
+
+
+# Asked many times a second by every server: made once.
+_NEWEST_CUT = (
+    current(CUTS)
+    .where(CUTS.c.pipeline == bindparam("of_pipeline"), CUTS.c.job == bindparam("of_job"))
+    .order_by(CUTS.c.batch.desc())
+    .limit(1)
+)

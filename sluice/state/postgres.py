@@ -1,0 +1,142 @@
+"""A shard in a schema of a PostgreSQL database, through psycopg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL
+from typing_extensions import override
+
+from sluice.errors import StateError
+from sluice.state.database import first_line
+from sluice.state.drivers import BATCHES, CELLS, STATES, STATES_DUE, Driver, Mode, Row
+
+if TYPE_CHECKING:
+    import psycopg
+
+_BEFORE_ALL = """SELECT n.cell, n.key, n.window_start, o.window_end, o.value
+    FROM unnest(%s::integer[], %s::text[], %s::bigint[]) AS n (cell, key, window_start), LATERAL (
+        SELECT window_end, value FROM cells AS c
+        WHERE c.cell = n.cell AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start AND c.batch < %s
+        ORDER BY c.batch DESC LIMIT 1) AS o"""
+
+
+class PostgresDriver(Driver):
+    """A shard in a schema of its own; `?schema=` of the address names it."""
+
+    blocking = True
+
+    def __init__(self, url: URL, mode: Mode) -> None:
+        self._url = url.difference_update_query(["schema"])
+        self._schema = str(url.query["schema"])
+        self._lock = RLock()
+        with _postgres_errors():
+            self._connection = self._connect()
+            if mode == "create":
+                self._create()
+            self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        import psycopg
+        from psycopg import sql
+
+        address = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+        connection: psycopg.Connection[Any] = psycopg.connect(address, autocommit=True, connect_timeout=5)
+        connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema)))
+        return connection
+
+    def _create(self) -> None:
+        from psycopg import sql
+
+        with self._connection.transaction():
+            # Two `CREATE ... IF NOT EXISTS` at once collide in PostgreSQL's catalogue.
+            self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
+            self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
+            self._connection.execute(BATCHES)
+            self._connection.execute(CELLS.format(collation='COLLATE "C"', options=""))
+            self._connection.execute(STATES.format(collation='COLLATE "C"', options="", bytes="BYTEA"))
+            self._connection.execute(STATES_DUE)
+
+    @override
+    def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        with self._lock, _postgres_errors():
+            if self._connection.closed:
+                self._connection = self._connect()
+            return self._connection.execute(sql.replace("?", "%s"), values).fetchall()
+
+    @override
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._lock, _postgres_errors():
+            if self._connection.closed:
+                self._connection = self._connect()
+            with self._connection.transaction():
+                yield
+
+    @override
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
+        return self._connection.execute(sql.replace("?", "%s"), values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s"), rows)
+
+    @override
+    def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
+        copy_sql = "COPY cells (cell, key, window_start, window_end, value, batch) FROM STDIN"
+        with self._connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
+            for row in rows:
+                copy.write_row((*row, batch))
+
+    @override
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[Row]:
+        cells, keys, starts = ([row[place] for row in rows] for place in range(3))
+        for row in self._connection.execute(_BEFORE_ALL, (cells, keys, starts, batch)):
+            if row[4] is not None:
+                yield row
+
+    @override
+    def check(self) -> None:
+        # PostgreSQL's own checksums of pages are its administrator's choice; reading everything finds what they find.
+        self.fetch("SELECT count(*), sum(length(value)) FROM cells", ())
+
+    @override
+    def is_current(self) -> bool:
+        return True
+
+    @override
+    def is_sealed(self) -> bool:
+        return False  # a database is never moved: whichever server reads it, it stays where it is
+
+    @override
+    def seal(self, sealed: bool) -> None:
+        raise StateError("A shard in PostgreSQL stays where it is.")
+
+    @override
+    def close(self) -> None:
+        self._connection.close()
+
+
+def drop_schema(url: URL) -> None:
+    """Remove the schema that an address names, and all it holds."""
+    import psycopg
+    from psycopg import sql
+
+    address = url.difference_update_query(["schema"]).set(drivername="postgresql")
+    with _postgres_errors(), psycopg.connect(address.render_as_string(hide_password=False)) as connection:
+        name = sql.Identifier(str(url.query["schema"]))
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
+
+
+@contextmanager
+def _postgres_errors() -> Iterator[None]:
+    import psycopg
+
+    try:
+        yield
+    except psycopg.Error as error:
+        raise StateError(f"The shard cannot be used: {first_line(error)}") from error

@@ -1,0 +1,125 @@
+"""A shard in a file of its own: SQLite, through the standard library."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from typing_extensions import override
+
+from sluice.errors import StateError
+from sluice.state.database import BUSY_SECONDS, first_line, use_wal
+from sluice.state.drivers import BATCHES, CELLS, STATES, STATES_DUE, Driver, Mode, Row
+
+_BEFORE = """SELECT window_end, value FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch < ?
+    ORDER BY batch DESC LIMIT 1"""
+
+
+class SqliteDriver(Driver):
+    """A shard in a file of its own."""
+
+    blocking = False
+
+    def __init__(self, path: Path, mode: Mode) -> None:
+        self._path = path
+        self._lock = RLock()  # one transaction at a time; readers of other connections go on
+        with _sqlite_errors():
+            if mode == "create":
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = self._connect({"read": "ro", "write": "rw", "create": "rwc"}[mode])
+            if mode != "read":
+                use_wal(self._connection)
+            if mode == "create":
+                self._connection.execute(BATCHES)
+                self._connection.execute(CELLS.format(collation="", options="WITHOUT ROWID"))
+                self._connection.execute(STATES.format(collation="", options="WITHOUT ROWID", bytes="BLOB"))
+                self._connection.execute(STATES_DUE)
+            # An empty file is a valid database to SQLite, but not a shard.
+            self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
+            self._identity = _identity(path)
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        address = f"{self._path.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+    @override
+    def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        with _sqlite_errors():
+            return self._connection.execute(sql, values).fetchall()
+
+    @override
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._lock, _sqlite_errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+
+    @override
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
+        return self._connection.execute(sql, values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._connection.executemany(sql, rows)
+
+    @override
+    def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
+        sql = f"INSERT INTO cells (cell, key, window_start, window_end, value, batch) VALUES (?, ?, ?, ?, ?, {batch:d})"
+        self._connection.executemany(sql, rows)
+
+    @override
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[Row]:
+        cursor = self._connection.cursor()
+        for cell, key, start, _, _ in rows:
+            found = cursor.execute(_BEFORE, (cell, key, start, batch)).fetchone()
+            if found is not None and found[1] is not None:
+                yield cell, key, start, found[0], found[1]
+
+    @override
+    def check(self) -> None:
+        with _sqlite_errors():
+            (said,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if said != "ok":
+            raise StateError(f"The shard is damaged: {said}.")
+
+    @override
+    def is_current(self) -> bool:
+        return _identity(self._path) == self._identity
+
+    @override
+    def is_sealed(self) -> bool:
+        return bool(self.fetch("PRAGMA user_version", ())[0][0])
+
+    @override
+    def seal(self, sealed: bool) -> None:
+        with self.transaction():
+            self._connection.execute(f"PRAGMA user_version = {sealed:d}")
+
+    @override
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+@contextmanager
+def _sqlite_errors() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise StateError(f"The shard cannot be used: {first_line(error)}") from error
