@@ -33,6 +33,8 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
         host.start(*numbers)
     yield found
     for host in found:
+        host.let_end()
+    for host in found:
         host.stop()
 
 

@@ -50,8 +50,12 @@ class Host:
 
     def stop(self) -> None:
         """Stop it at once; connections are cut."""
-        self._server.should_exit = self._server.force_exit = True
+        self.let_end()
         self._thread.join(10)
+
+    def let_end(self) -> None:
+        """Tell it to stop, and do not wait until it has."""
+        self._server.should_exit = self._server.force_exit = True
 
     @property
     def options(self) -> Options:
