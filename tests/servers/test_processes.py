@@ -46,11 +46,17 @@ def servers(home: Path) -> Iterator[list[ServerProcess]]:
         for n in range(4)
     ]
     with ExitStack() as stack:
-        for server in found:
-            stack.callback(server.start().kill)
+        for number, server in enumerate(found):
+            server.start()
+            stack.callback(_end, found, number)
         for server in found:
             server.wait()
         yield found
+
+
+def _end(servers: list[ServerProcess], number: int) -> None:
+    """End whichever stands there now: a test may have put another one in its place."""
+    servers[number].kill()
 
 
 @pytest.fixture(scope="module")
