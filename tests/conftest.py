@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from sluice.testing.kafka import EmbeddedKafka
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("sluice", deadline=None)
+hypothesis.settings.load_profile("sluice")
 
 # Spark's Python workers find the tests' contracts as the tests themselves do, whichever test starts Spark.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])

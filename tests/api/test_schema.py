@@ -49,9 +49,7 @@ def test_every_route(
             excluded_checks=[checks.positive_data_acceptance],
         )
 
-    hurried = settings(
-        max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
-    )
+    hurried = settings(max_examples=EXAMPLES, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     for result in schema.get_all_operations():
         operation: Any = result.ok()  # type: ignore[union-attr]
         hurried(given(case=operation.as_strategy(generation_mode=mode))(lambda case: ask(case)))()

@@ -68,7 +68,7 @@ def results(found: list[tuple[Any, ...]], cuts: set[int], name: str) -> dict[str
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=3, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(found=records, cuts=st.sets(st.integers(0, 39), min_size=1, max_size=3))
 def test_the_same_records_give_the_same_answers_however_they_are_cut(
     found: list[tuple[Any, ...]], cuts: set[int]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import LeaseError, SettingsError, StateError
@@ -257,7 +257,6 @@ def test_names_cannot_lead_out_of_the_folder(name: str) -> None:
         location("sqlite:////data/shards", name, "totals", 1, 0)
 
 
-@settings(deadline=None)  # it waits for the disk
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers()))
 def test_any_text_can_be_a_key(values: dict[str, int]) -> None:
     import tempfile

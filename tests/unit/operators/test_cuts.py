@@ -80,7 +80,7 @@ def rows(draw: st.DrawFn) -> list[Given]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=rows(), cuts=st.sets(st.integers(1, 40)))
 def test_results_and_counts_do_not_depend_on_the_cuts(name: str, rows: list[Given], cuts: set[int]) -> None:
     whole, parted = run(MAKERS[name](), rows), run(MAKERS[name](), rows, cuts)
