@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sluice.engine.produce import send_at_least_once
-from sluice.engine.sinks import SetAside, encoded
+from sluice.engine.sinks import Encoding, SetAside, encoded
 from sluice.plan import Job
-from sluice.topology import nodes
 
 AT_LEAST_ONCE = "at_least_once"
 
@@ -24,7 +23,7 @@ class AtLeastOnce:
 
     kafka: dict[str, str]
     topics: frozenset[str]
-    streams: dict[str, nodes.Sink]
+    streams: dict[str, Encoding]
     """Of these topics those that single records go to: tasks write them."""
     limits: Mapping[str, int]
     """Topic → bytes of its largest record."""
@@ -39,7 +38,7 @@ class AtLeastOnce:
         topics = frozenset(sink.topic for sink in sinks if AT_LEAST_ONCE in (sink.delivery, default))
         # What may have to be set aside goes through the driver, who writes the dead letters.
         mine = [sink.node for sink in job.stream_sinks if sink.topic in topics]
-        streams = {sink.topic: sink for sink in mine if sink.on_error == "fail"}
+        streams = {sink.topic: Encoding.of(sink).shipped() for sink in mine if sink.on_error == "fail"}
         return cls(kafka, topics, streams, limits) if topics else None
 
     def __call__(self, topic: str, table: pa.Table) -> int:

@@ -20,7 +20,7 @@ from sluice.engine.clock import CLOSED, SEEN
 from sluice.engine.delivery import AtLeastOnce
 from sluice.engine.rows import in_order
 from sluice.engine.shards import WRITTEN, ShardWriter
-from sluice.engine.sinks import NO_LIMIT, SetAside, encoded, fitting
+from sluice.engine.sinks import NO_LIMIT, Encoding, SetAside, encoded, fitting
 from sluice.engine.storage import Storage
 from sluice.errors import SluiceError
 from sluice.plan import Job
@@ -65,7 +65,7 @@ def ordered_records(job: Job, returned: pa.Table, aside: SetAside) -> Iterator[t
     for sink in job.ordered_sinks:
         mine = returned.filter(pc.equal(returned.column("cell"), sink.number))
         if mine.num_rows:
-            yield sink.topic, encoded(sink, mine.take(pa.array(in_order(mine))), aside)
+            yield sink.topic, encoded(Encoding.of(sink), mine.take(pa.array(in_order(mine))), aside)
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Publisher:
         self.tables.apply(returned)
         handoff = self.storage.handoff
         records = [
-            (sink.topic, encoded(sink.node, table, aside))
+            (sink.topic, encoded(Encoding.of(sink.node), table, aside))
             for sink in job.stream_sinks
             for table in handoff.records(batch, sink.topic)
         ]

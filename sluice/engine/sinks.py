@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.letters import HEADERS, header
+from sluice.engine.shipping import Shipped
 from sluice.errors import EngineError
 from sluice.topology import nodes
 
@@ -39,7 +40,32 @@ class SetAside:
         self.counts[topic] = self.counts.get(topic, 0) + records.num_rows
 
 
-def encoded(sink: nodes.Sink, table: pa.Table, aside: SetAside) -> pa.Table:
+Encoder = Callable[[Any], bytes]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What making a sink's records takes; the sink itself hangs on the whole pipeline, which tasks cannot be sent."""
+
+    topic: str
+    encode: Encoder | Shipped | None
+    encode_key: Encoder | Shipped | None
+    windowed: bool
+    on_error: nodes.OnWriteError
+
+    @classmethod
+    def of(cls, sink: nodes.Sink) -> Self:
+        """That of a sink, for use where it was made."""
+        windowed = nodes.window_of(sink.parent) is not None
+        return cls(sink.topic, sink.encode, sink.encode_key, windowed, sink.on_error)
+
+    def shipped(self) -> Self:
+        """The same, ready to travel."""
+        encode, encode_key = (one and Shipped.of(one) for one in (self.encode, self.encode_key))
+        return replace(self, encode=encode, encode_key=encode_key)
+
+
+def encoded(sink: Encoding, table: pa.Table, aside: SetAside) -> pa.Table:
     """Columns `key`, `value`, and `headers` and `timestamp` (epoch ms) if there are any, as they are written.
 
     JSON goes out as it is; what the author encodes is decoded first. EngineError if that fails, unless the sink says
@@ -47,12 +73,11 @@ def encoded(sink: nodes.Sink, table: pa.Table, aside: SetAside) -> pa.Table:
     """
     columns = {name: table.column(name) for name in ("key", "value")}
     errors: dict[int, str] = {}
-    if sink.encode is not None:
-        encode = sink.encode
+    if (encode := _here(sink.encode)) is not None:
         columns["value"] = _each(lambda text: encode(_decode(text)), columns["value"], errors)
-    if sink.encode_key is not None:
-        columns["key"] = _each(sink.encode_key, columns["key"], errors)
-    if nodes.window_of(sink.parent) is not None and "window_start" in table.column_names:
+    if (encode_key := _here(sink.encode_key)) is not None:
+        columns["key"] = _each(encode_key, columns["key"], errors)
+    if sink.windowed and "window_start" in table.column_names:
         columns["headers"] = _windows(table)
     for name in ("timestamp", "time"):
         if name in table.column_names:
@@ -61,7 +86,12 @@ def encoded(sink: nodes.Sink, table: pa.Table, aside: SetAside) -> pa.Table:
     return _without(sink, table, made, errors, aside) if errors else made
 
 
-def _each(encode: Callable[[Any], bytes], texts: pa.ChunkedArray, errors: dict[int, str]) -> pa.Array:
+def _here(encoder: Encoder | Shipped | None) -> Encoder | None:
+    """The function itself."""
+    return encoder.value if isinstance(encoder, Shipped) else encoder
+
+
+def _each(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str]) -> pa.Array:
     made: list[bytes | None] = []
     for row, text in enumerate(texts.to_pylist()):
         try:
@@ -72,7 +102,7 @@ def _each(encode: Callable[[Any], bytes], texts: pa.ChunkedArray, errors: dict[i
     return pa.array(made, pa.binary())
 
 
-def _without(sink: nodes.Sink, table: pa.Table, made: pa.Table, errors: Mapping[int, str], aside: SetAside) -> pa.Table:
+def _without(sink: Encoding, table: pa.Table, made: pa.Table, errors: Mapping[int, str], aside: SetAside) -> pa.Table:
     """The records that could be encoded."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
