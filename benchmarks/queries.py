@@ -10,14 +10,12 @@ rounds, and the median of the ratios within rounds. CPU is that of the processes
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,6 @@ from benchmarks.sides import EVERYTHING, OPEN, OWN_KEY, REMOTE_KEY, THROUGH_AIRF
 from benchmarks.wrk import Case, Result, measure, median
 from sluice.provision import jars
 from sluice.settings import settings
-from sluice.state.shard import Shard
 from tests.servers.hosts import TOKEN
 
 BESIDE = {
@@ -44,7 +41,7 @@ BESIDE = {
 """Which cases are compared."""
 WARM_UP_SECONDS = 3
 FEW_KEYS = 10_000
-LOOKS = 20_000
+ROUNDS_OF_LOOKS = 6
 
 console = Console(stderr=True)
 
@@ -57,7 +54,7 @@ def main(
     runs: Annotated[int, typer.Option(help="How many rounds.")] = 5,
     connections: Annotated[int, typer.Option(help="Connections at a time.")] = 16,
     orders: Annotated[int, typer.Option(help="Orders for the Kafka Streams program.")] = 100_000,
-    keys: Annotated[int, typer.Option(help="Also look keys up in a shard of so many, beside one of 10,000.")] = 0,
+    keys: Annotated[int, typer.Option(help="Also ask for keys among so many, beside 10,000.")] = 0,
 ) -> None:
     """Measure, and print the figures, the ratios, and whether what is wanted is held."""
     if shutil.which("wrk") is None:
@@ -65,7 +62,7 @@ def main(
     os.environ["SLUICE_SERVER_TOKEN"] = TOKEN
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, ExitStack() as stack:
         home = Path(folder)
-        look_ups = look_up(home / "keys", keys) if keys else None
+        look_ups = look_up(home, keys, connections, seconds) if keys else None
         with console.status("starting the sides"):
             started = [sides.state_servers(home), sides.airflow(home)]
             started += [sides.kafka_streams(home, peer, orders)] if peer else []
@@ -147,38 +144,19 @@ def _print_figures(rounds: Rounds, connections: int) -> None:
     Console(width=140).print(table)
 
 
-def look_up(folder: Path, keys: int) -> float:
+def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
     """How long half of the look-ups take at most among many keys, by how long among few; measured in turn."""
-    with ExitStack() as stack, console.status(f"writing {keys:,} keys"):
-        shards = {many: stack.enter_context(_shard(folder, many)) for many in (FEW_KEYS, keys)}
-        took: dict[int, list[float]] = {many: [] for many in shards}
-        for number in range(6):
-            for many, shard in shards.items():
-                middle = _middle(lambda key, shard=shard: shard.get(0, key, 100), many)  # type: ignore[misc]
-                took[many] += [middle] if number else []  # the first one warms up
-    few, large = (statistics.median(times) for times in took.values())
-    print(f"get p50: {few * 1e6:.1f} us among {FEW_KEYS:,} keys, {large * 1e6:.1f} us among {keys:,}")
+    with ExitStack() as stack:
+        with console.status(f"writing {keys:,} keys"):
+            cases = [stack.enter_context(sides.among(home / f"of-{many}", many)) for many in (FEW_KEYS, keys)]
+        took: list[list[float]] = [[], []]
+        for number in range(ROUNDS_OF_LOOKS):
+            for case, times in zip(cases, took, strict=True):
+                with console.status(case.name):
+                    times += [measure(home, case, connections, seconds).p50_ms][:number]  # the first one warms up
+    few, large = (statistics.median(times) for times in took)
+    print(f"get p50: {few:.2f} ms among {FEW_KEYS:,} keys, {large:.2f} ms among {keys:,}")
     return large / few
-
-
-def _shard(folder: Path, many: int) -> Shard:
-    shard = Shard.create(f"sqlite:///{folder}/{many}.sqlite")
-    for batch, start in enumerate(range(0, many, 1_000_000)):
-        numbers = range(start, min(start + 1_000_000, many))
-        shard.write(batch, ((0, f"key_{number:09}", -1, -1, f"[{number}]") for number in numbers))
-    return shard
-
-
-def _middle(get: Callable[[str], object], many: int) -> float:
-    chance = random.Random(7)
-    wanted: Sequence[str] = [f"key_{chance.randrange(many):09}" for _ in range(LOOKS)]
-    took = []
-    for key in wanted:
-        began = time.perf_counter()
-        found = get(key)
-        took.append(time.perf_counter() - began)
-        assert found is not None
-    return statistics.median(took)
 
 
 if __name__ == "__main__":

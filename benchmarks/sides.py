@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import time
@@ -39,6 +40,8 @@ KEYS = [f"store_{number}" for number in range(1_000)]
 COUNT = "/v1/orders/count/general_orders"
 THEIR_COUNT = "/count/general"
 READY_SECONDS = 300
+_AT_ONCE = 1_000_000
+_LOOKS = 20_000
 # Orders are dated 2022: by default the broker would empty the changelogs of their windows within minutes.
 _KEEP = "windowstore.changelog.additional.retention.ms=315360000000"
 OPEN_ROUTE = '''"""A plugin with one empty route, without a log-in: as quick as Airflow's API server can be."""
@@ -78,6 +81,22 @@ def state_servers(home: Path) -> Iterator[list[Case]]:
             Case(REMOTE_KEY, address, shares[1], who, pids),
             Case(EVERYTHING, address, [COUNT], who, pids),
         ]
+
+
+@contextmanager
+def among(home: Path, many: int) -> Iterator[Case]:
+    """A state server whose one worker has so many keys; it is asked for some of them, at random."""
+    home.mkdir()
+    states = orders_states(f"sqlite:///{home}", workers=1)
+    for start in range(0, many, _AT_ONCE):
+        keys = (f"key_{number:09}" for number in range(start, min(start + _AT_ONCE, many)))
+        states.publish(totals("general", {key: (number, "12.50") for number, key in enumerate(keys)}))
+    chance = random.Random(7)
+    paths = [f"{COUNT}?location_id=key_{chance.randrange(many):09}" for _ in range(_LOOKS)]
+    variables = environment(home, home, ledger_url(f"sqlite:///{home}"))
+    with ServerProcess(variables, "--workers", "0", "--pipeline", "orders", "--rest") as server:
+        address = f"http://127.0.0.1:{server.port}"
+        yield Case(f"a key among {many:,}", address, paths, f"Bearer {TOKEN}", [server.process.pid])
 
 
 def _state(home: Path) -> States:
