@@ -54,13 +54,19 @@ class Watch(msgspec.Struct, array_like=True):
     def look(self, stream_time: int, overs: tuple[int, int]) -> None:
         """Let go of what waits from before `overs`, the side's times whose windows are over by stream time."""
         last = [times[-1] for times in self.waiting if times]
-        still = []
         for times, over in zip(self.waiting, overs, strict=True):
             del times[: bisect_left(times, over)]
-            still += times[:1]
-        # It stops looking where both sides have a window that is open yet.
-        self.since = max(still if len(still) == 2 else last, default=_NEVER)
+        self.since = self._stopped() if all(self.waiting) else max(last, default=_NEVER)
         self.looked = stream_time
+
+    def _stopped(self) -> int:
+        """Where it stops: at the record behind the first of each side. At the same time the right ones come first."""
+        left, right = self.waiting
+        if left[0] >= right[0]:
+            behind = left[1:2] + right[bisect_right(right, left[0]) :][:1]
+            return min(behind, default=left[0])
+        behind = right[1:2] + left[bisect_left(left, right[0]) :][:1]
+        return min(behind, default=right[0])
 
     def wait(self, side: int, time: int) -> None:
         """A record waits."""

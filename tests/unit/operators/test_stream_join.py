@@ -127,3 +127,12 @@ def test_what_was_passed_over_comes_out_when_somebody_looks_again() -> None:
     operator.watch()
     rows = (left(100, "a"), left(102, "b"), left(104, "c"), left(106, "d"), left(108, "e"), left(120, "f"))
     assert {result.key for result in run(operator, rows).results} == set("abcde")
+
+
+@pytest.mark.parametrize(("later", "found"), [(131, {"a"}), (135, {"a"}), (136, {"a", "b", "c", "d"})])
+def test_who_looks_stops_behind_the_first_record_of_each_side_whose_window_is_open(later: int, found: set[str]) -> None:
+    # At 123 the right record of 103 and the left one of 108 are open, 113 is the next: nobody looks before it is over.
+    operator = StreamJoin("outer", before=2, after=2, grace=20)
+    operator.watch()
+    rows = (left(100, "a"), right("b", "r", 103), left(108, "c"), left(113, "d"), left(123, "e"), left(later, "f"))
+    assert {result.key for result in run(operator, rows).results} == found
