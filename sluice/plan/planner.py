@@ -197,9 +197,11 @@ def _input(draft: Draft, env: Env, name: str) -> str:
 
 def _stream_sink(draft: Draft, sink: nodes.Sink) -> StreamSink:
     env = env_of(draft, sink.parent)
-    passed = masked(draft, env)
+    passed, key = masked(draft, env), column_read(draft, env, "_key")
+    if nodes.is_table(sink.parent):
+        passed = f"({passed} AND {key} IS NOT NULL)"  # nobody could tell which row that changes
     final(draft, f"o{sink.number}", f"({passed})")
-    final(draft, f"o{sink.number}_key", f"IF({passed}, {column_read(draft, env, '_key')}, NULL)")
+    final(draft, f"o{sink.number}_key", f"IF({passed}, {key}, NULL)")
     final(draft, f"o{sink.number}_value", env.json(draft, passed))
     return StreamSink(sink.number, sink.topic, sink)
 
