@@ -235,9 +235,9 @@ class HostRun:
         self._had: set[str] = set()
         if isinstance(self.operator, StreamJoin) and times.is_one_task(host):
             self.operator.watch()
-        self._shares: Any = getattr(self.operator, "shared", None)
-        if self._shares is not None and (kept := states.read(host.number, [_SHARED], batch)):
-            self.operator.shared = msgspec.msgpack.decode(kept[_SHARED], type=type(self._shares))  # type: ignore[attr-defined]
+        empty: Any = getattr(self.operator, "shared", None)
+        if empty is not None and (kept := states.read(host.number, [_SHARED], batch)):
+            self.operator.shared = msgspec.msgpack.decode(kept[_SHARED], type=type(empty))  # type: ignore[attr-defined]
 
     def load(self, keys: list[str]) -> None:
         """Read the states of the keys that will come."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.api.access import State
 from sluice.api.app import generic_app, orders_app
+from sluice.api.mounted import settled
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.query import Reader
 from sluice.server.app import LocalApp, TokenRequired, not_found
@@ -104,8 +104,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
         timeout_graceful_shutdown=10,
     )
     server = _Server(config, started)
-    gc.collect()
-    gc.freeze()  # what is there by now stays: to look through it again would hold up all answers, for 0.1 s and more
+    settled()
     server.run()
     if not server.started:
         raise StateError(f"The server could not listen on {options.bind}:{options.port}.")
