@@ -6,7 +6,7 @@ States lie in the worker's shard as versions of the batch, so that a batch that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -262,11 +262,12 @@ class HostRun:
         """Let the keys that wait for stream time know how far it is."""
         if not self.host.spec.clocked:
             return
-        due = self._states.due(self.host.number, self.closed, self._batch)
+        called: Collection[str] = self.operator.called if isinstance(self.operator, Suppress) else ()
+        due = [*self._states.due(self.host.number, self.closed, self._batch), *called]
         self.load([key for key in due if key not in self._held and key != _SHARED])
         for key, state in self._held.items():
             moment = self.operator.due(state)
-            if moment is not None and moment <= self.closed:
+            if key in called or (moment is not None and moment <= self.closed):
                 output.host = self.host
                 self.operator.close(state, key, self.closed, output, self.reached)
         if isinstance(self.operator, Process):

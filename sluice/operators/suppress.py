@@ -6,6 +6,7 @@ Its rows are the emissions of the operator before it: the same keys, `before` an
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,11 +32,42 @@ class Waiting(msgspec.Struct, array_like=True):
 State = dict[Window, Waiting]
 
 
-class Buffer(msgspec.Struct, array_like=True):
-    """What waits in one worker, over all keys."""
+Entry = tuple[int, str, Window, int]
+"""What an update's time is reckoned from, its key and window, its bytes."""
 
-    records: int = 0
+
+class Buffer(msgspec.Struct, array_like=True):
+    """What waits in one worker over all keys, the oldest first: needed only where there is a limit to it."""
+
+    entries: list[Entry] = []
     bytes: int = 0
+
+    @property
+    def records(self) -> int:
+        """How many updates wait."""
+        return len(self.entries)
+
+    def add(self, since: int, key: str, window: Window, size: int) -> None:
+        """An update waits."""
+        insort(self.entries, (since, key, window, size))
+        self.bytes += size
+
+    def remove(self, since: int, key: str, window: Window) -> None:
+        """It waits no longer, if it still did."""
+        at = bisect_left(self.entries, (since, key, window, 0))
+        if at < len(self.entries) and self.entries[at][:3] == (since, key, window):
+            self.bytes -= self.entries.pop(at)[3]
+
+    def pop_oldest(self) -> tuple[str, Window]:
+        """Let go of the update that has waited longest; its key and window."""
+        _, key, window, size = self.entries.pop(0)
+        self.bytes -= size
+        return key, window
+
+    def forget(self, horizon: int) -> None:
+        """Let go of what has waited long enough: it comes out with its key's next row, or when the batch is closed."""
+        while self.entries and self.entries[0][0] <= horizon:
+            self.pop_oldest()
 
 
 @dataclass(frozen=True)
@@ -45,6 +77,11 @@ class Limit:
     records: int | None = None
     bytes: int | None = None
     when_full: Literal["emit_early", "shut_down"] = "emit_early"
+
+    @property
+    def buffer(self) -> Buffer | None:
+        """An empty buffer to count in, if there is a limit."""
+        return None if self.records is self.bytes is None else Buffer()
 
     def exceeded(self, buffer: Buffer) -> bool:
         """Whether more waits than may."""
@@ -59,7 +96,8 @@ class Suppress:
     Until a time limit: the latest value once stream time is `wait` after the first update that waits.
     `wait`: ms; the limit, or the window's grace (a session's grace + gap).
 
-    A full buffer that emits early sends the oldest updates of the key at hand. One that shuts down is noticed in
+    A full buffer that emits early lets go of the oldest updates of all keys; those of another key than the one at hand
+    come out with that key's next row, or when the host closes the keys in `called`. One that shuts down is noticed in
     `check`, which the host calls when a batch has been closed: what is due then no longer counts.
     """
 
@@ -78,7 +116,9 @@ class Suppress:
         self.wait = wait
         self.limit = limit or Limit()
         self.retracts = retracts
-        self.shared = Buffer()
+        self.shared = self.limit.buffer
+        self.called: dict[str, set[Window]] = {}
+        """Keys and windows that are to come out before they are due."""
 
     def begin(self) -> State:
         """Nothing waits."""
@@ -92,20 +132,15 @@ class Suppress:
         self.close(state, row.key, row.before, out)
         window = row.window or NO_WINDOW
         waiting = state.get(window)
-        if row.old:
-            if waiting is None:
-                state[window] = waiting = Waiting(self._since(row), None, row.time, old=row.value)
-                self._count(row.key, waiting, 1)
-            return
         if waiting is None:
-            state[window] = waiting = Waiting(self._since(row), row.value, row.time)
-        else:
-            self._count(row.key, waiting, -1)
+            old = row.value if row.old else None
+            state[window] = waiting = Waiting(self._since(row), None, row.time, old)
+        if not row.old:
             waiting.value, waiting.time = row.value, row.time
-        self._count(row.key, waiting, 1)
-        self.close(state, row.key, row.after, out)
-        while state and self.limit.when_full == "emit_early" and self.limit.exceeded(self.shared):
-            self._send(state, row.key, min(state, key=lambda one: state[one].since), out)
+        self._hold(row.key, window, waiting)
+        if not row.old:
+            self.close(state, row.key, row.after, out)
+            self._make_room(state, row, out)
 
     def due(self, state: State) -> int | None:
         """When the first update has waited long enough."""
@@ -114,9 +149,10 @@ class Suppress:
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        """Send what has waited long enough, the oldest first."""
+        """Send what has waited long enough, or is called, the oldest first."""
         horizon = closed - self.wait
-        due = [window for window, waiting in state.items() if waiting.since <= horizon]
+        called = self.called.pop(key, ()) if key is not None else ()
+        due = [window for window, waiting in state.items() if waiting.since <= horizon or window in called]
         due.sort(key=lambda window: state[window].since)
         for window in due:
             self._send(state, key, window, out)
@@ -130,7 +166,7 @@ class Suppress:
 
         Raises BufferFull.
         """
-        if self.limit.when_full == "shut_down" and self.limit.exceeded(self.shared):
+        if self.shared and self.limit.when_full == "shut_down" and self.limit.exceeded(self.shared):
             limit = f"{self.limit.records or 'any number of'} updates, {self.limit.bytes or 'any number of'} bytes"
             held = f"{self.shared.records} updates of {self.shared.bytes} bytes"
             raise BufferFull(f"A suppress step holds back {held}; it may hold {limit}.")
@@ -138,16 +174,30 @@ class Suppress:
     def _since(self, row: Row) -> int:
         return row.window[1] if self.until_close and row.window else row.time
 
+    def _hold(self, key: str, window: Window, waiting: Waiting) -> None:
+        if self.shared is not None:
+            self.shared.remove(waiting.since, key, window)
+            self.shared.add(waiting.since, key, window, len(key.encode()) + len((waiting.value or "").encode()))
+
+    def _make_room(self, state: State, row: Row, out: Output) -> None:
+        """Let go of the oldest updates of all keys while the buffer is too full."""
+        if self.shared is None or self.limit.when_full != "emit_early":
+            return
+        self.shared.forget(row.after - self.wait)
+        while self.limit.exceeded(self.shared):
+            key, window = self.shared.pop_oldest()
+            if key == row.key:
+                self._send(state, key, window, out)
+            else:
+                self.called.setdefault(key, set()).add(window)
+
     def _send(self, state: State, key: str | None, window: Window, out: Output) -> None:
         waiting = state.pop(window)
-        self._count(key, waiting, -1)
+        if self.shared is not None and key is not None:
+            self.shared.remove(waiting.since, key, window)
         bounds = None if window == NO_WINDOW else window
         if waiting.value is None and self.until_close:
             return
         if self.retracts and waiting.old is not None:
             out.emit(key, waiting.old, waiting.time, window=bounds, old=True)
         out.emit(key, waiting.value, waiting.time, window=bounds)
-
-    def _count(self, key: str | None, waiting: Waiting, sign: int) -> None:
-        self.shared.records += sign
-        self.shared.bytes += sign * (len((key or "").encode()) + len((waiting.value or "").encode()))

@@ -13,6 +13,7 @@ import msgspec
 from sluice.operators.base import LEFT, RIGHT, Operator, Row, Window
 from sluice.operators.clock import Clock, JoinClock
 from sluice.operators.stream_join import StreamJoin
+from sluice.operators.suppress import Suppress
 
 
 class Given(NamedTuple):
@@ -107,7 +108,8 @@ def _close(operator: Operator[Any], ran: Ran, closed: int, reached: tuple[int, i
     for key, kept in list(ran.states.items()):
         state = msgspec.msgpack.decode(kept, type=operator.state_type)
         due = operator.due(state)
-        if due is not None and due <= closed:
+        called = isinstance(operator, Suppress) and key in operator.called
+        if called or (due is not None and due <= closed):
             operator.close(state, key, closed, ran, reached)
         if operator.is_empty(state):
             del ran.states[key]

@@ -40,19 +40,34 @@ def test_a_windows_updates_wait_from_the_first_one_too() -> None:
     assert [result[:4] for result in run(Suppress("time_limit", 10), rows).results] == [("a", 1, 2, (0, 100))]
 
 
-def test_a_full_buffer_emits_the_oldest_early() -> None:
+def test_a_full_buffer_emits_the_oldest_window_early() -> None:
     suppress = Suppress("time_limit", 1000, Limit(records=1))
     rows = [Given("a", 1, 0, window=(0, 5)), Given("a", 2, 6, window=(5, 10))]
     ran = run(suppress, rows)
     assert [(result.window, result.value) for result in ran.results] == [((0, 5), 1)]
-    assert suppress.shared.records == 1
+    assert suppress.limit.buffer != suppress.shared, "the second one waits"
+
+
+@pytest.mark.parametrize("cuts", [(), (1, 2, 3, 4), (2,)])
+def test_a_full_buffer_emits_the_oldest_of_all_keys_early(cuts: tuple[int, ...]) -> None:
+    rows = [Given("a", 1, 3), Given("b", 1, 1), Given("c", 1, 5), Given("b", 2, 6), Given("a", 2, 7)]
+    ran = run(Suppress("time_limit", 1000, Limit(records=2)), rows, cuts)
+    assert [(result.key, result.value) for result in ran.results] == [("b", 1), ("a", 1), ("c", 1)]
+
+
+def test_what_is_due_makes_room_by_itself() -> None:
+    rows = [Given("a", 1, 0), Given("b", 1, 10), Given("c", 1, 12)]
+    ran = run(Suppress("time_limit", 10, Limit(records=2)), rows)
+    assert [(result.key, result.value) for result in ran.results] == [("a", 1)], "b and c have room"
 
 
 def test_a_full_buffer_of_bytes_emits_early() -> None:
-    suppress = Suppress("time_limit", 1000, Limit(bytes=5))
-    assert run(suppress, [Given("a", "12", 0)]).values == []
-    assert run(suppress, [Given("b", "1234", 0)]).values == ["1234"]
-    assert suppress.shared.bytes == 5, 'the first still waits: a and "12" with its quotes'
+    suppress = Suppress("time_limit", 1000, Limit(bytes=10))
+    ran = run(suppress, [Given("a", "12", 0), Given("b", "123", 0), Given("c", "1", 0)])
+    assert ran.values == ["12"], 'a and "12" with its quotes are 5 bytes, b and c are 6 and 4'
+    run(suppress, [Given("d", "more than will ever fit", 0)])
+    assert suppress.shared is not None
+    assert suppress.shared.records == 0
 
 
 def test_a_full_buffer_that_shuts_down_says_what_it_held_and_may_hold() -> None:
