@@ -20,6 +20,7 @@ from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.foreign_key_join import ForeignKeyJoin
 from sluice.operators.functions import Function
 from sluice.operators.joins import StreamTableJoin, TableJoin
+from sluice.operators.merge import Merge
 from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions
 from sluice.operators.session import Session, SessionAggregate
@@ -47,6 +48,8 @@ def _make(operator: Ordered, arguments: list[spark.DataType]) -> Make:
             calculation = _calculation(operator, node, arguments)
             table = nodes.is_table(node.parent)
             return partial(_aggregate, calculation, node.window, subtracts=table, retracts=retracts)
+        case nodes.Merge():
+            return Merge
         case nodes.ToTable():
             return partial(Latest, retracts=retracts)
         case nodes.Suppress():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as spark
+from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.feeder import Feeder
 from sluice.engine.operators import hosted, result_type
@@ -143,6 +144,8 @@ class Stages:
                 sides = [self._values[f"f{operator.number}_{side}"] for side in (0, 1)]
                 known = all(sides)
                 yield name, f"struct<left:{sides[0]},right:{sides[1]}>" if known else ""
+            case nodes.Merge():
+                yield name, _one_type(node, [self._values[feed.name] for feed in operator.feeds])
             case _ if operator.inline is not None:
                 yield name, self.types[f"v{operator.inline}"]
             case _:
@@ -184,6 +187,27 @@ class Stages:
         if kind.lower().startswith("struct<"):
             return f"from_json({mine}, {literal(kind)})"
         return typed_json(mine, {TEXT_FIELD: kind})
+
+
+def _one_type(node: nodes.Merge, kinds: list[str]) -> str:
+    """The type of the values of all streams of a merge; "" if that of one is not known. EngineError if they differ."""
+    if not all(kinds):
+        return ""
+    first, *rest = map(parse_ddl, kinds)
+    other = next((one for one in rest if _fields(one) != _fields(first)), None)
+    if other is not None:
+        raise EngineError(
+            f"merge at {node.at}: the values of one stream are {first.simpleString()}, those of another are "
+            f"{other.simpleString()}.",
+            next_step="Bring them to one type with CAST in map_values or map_value.",
+        )
+    return kinds[0]
+
+
+def _fields(kind: spark.DataType) -> frozenset[tuple[str, str]]:
+    """A struct's fields and their types, in whatever order; of any other type itself."""
+    fields = kind.fields if isinstance(kind, spark.StructType) else [spark.StructField("", kind)]
+    return frozenset((one.name, one.dataType.simpleString()) for one in fields)
 
 
 def _declared(fields: dict[str, str]) -> str:

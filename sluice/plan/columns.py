@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sluice.errors import TopologyError
 from sluice.plan.draft import (
     Draft,
     Env,
@@ -216,12 +215,6 @@ def _elements(draft: Draft, node: nodes.Node, env: Env, items: str, fields: Mapp
 def _merged(draft: Draft, node: nodes.Node, envs: list[Env]) -> Env:
     """Each record once for every stream it comes by."""
     first = envs[0]
-    if any(env.stage != first.stage for env in envs):
-        raise TopologyError(
-            f"{draft.pipeline.name}: merge at {node.at}: some of the streams "
-            "come out of stateful steps, others do not.",
-            next_step="Write each to the topic that is wanted, or merge before the stateful step.",
-        )
     depth = max(env.depth for env in envs) + 1
     ways = ", ".join(f"IF({env.passed}, {number}, NULL)" for number, env in enumerate(envs))
     add(draft, first.stage, depth, f"m{node.number}_ways", f"filter(array({ways}), way -> way IS NOT NULL)")

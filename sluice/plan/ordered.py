@@ -46,18 +46,10 @@ def after_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
 def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
     """Why a node is not among those that are added up in any order, in words."""
     match node:
-        case nodes.Aggregate(python=python) if python is not None:
-            return "Python functions see records in order"
-        case nodes.Aggregate(window=window) if window is not None and not isinstance(window, Window):
-            return f"the windows of {str(window).split('(')[0]} depend on the records"
-        case nodes.Aggregate(parent=parent) if nodes.is_table(parent):
-            return "a table's old values are taken back"
-        case nodes.Aggregate(parent=parent) if after_ordered(pipeline, parent):
-            return "what it takes comes in order"
-        case nodes.Aggregate(columns=columns) if _orders(columns.values()):
-            return "the result depends on the order"
         case nodes.Aggregate():
-            return "every change of it is taken further"
+            return _why_aggregated_in_order(pipeline, node)
+        case nodes.Merge():
+            return "streams from before and after a stateful step"
         case nodes.ToTable():
             return "the latest value of each key, and its old one"
         case nodes.Suppress():
@@ -66,6 +58,21 @@ def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
             return "both sides are kept, and matched in order"
         case _:
             return "each key's records are seen in order"
+
+
+def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
+    window = node.window
+    if node.python is not None:
+        return "Python functions see records in order"
+    if window is not None and not isinstance(window, Window):
+        return f"the windows of {str(window).split('(')[0]} depend on the records"
+    if nodes.is_table(node.parent):
+        return "a table's old values are taken back"
+    if after_ordered(pipeline, node.parent):
+        return "what it takes comes in order"
+    if _orders(node.columns.values()):
+        return "the result depends on the order"
+    return "every change of it is taken further"
 
 
 def _is_fused(pipeline: Pipeline, node: nodes.Aggregate) -> bool:
@@ -98,16 +105,16 @@ class Planner:
         self.pipeline = draft.pipeline
         self.envs: dict[str, Env] = {}
         """Feed's name → where it is taken from."""
-        ordered = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node)]
-        self.retracting = {node.number for node in ordered if self._is_retracted(node)}
-        self.nodes = ordered
+        self.nodes = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node) or self._may_differ(node)]
+        self.retracting = {node.number for node in self.nodes if self._is_retracted(node)}
         self.operators: list[Ordered] = []
         self.feeds: list[Feed] = []
 
     def plan(self) -> None:
         """Make the operators, each after those it takes results from, and what feeds stores and sinks after them."""
         for node in self.nodes:
-            self.operators.append(self._operator(node))
+            if not isinstance(node, nodes.Merge) or len({env_of(self.draft, one).stage for one in node.streams}) > 1:
+                self.operators.append(self._operator(node))
         for operator in self.operators:
             if operator.store is not None:
                 env = env_of(self.draft, operator.node, old=True)
@@ -131,6 +138,10 @@ class Planner:
         if feed.arguments and feed.old:
             passed += f" AND NOT {feed.is_null}"
         return replace(feed, passed=passed)
+
+    def _may_differ(self, node: nodes.Node) -> bool:
+        """Whether a merge may be of streams that come out of different stages."""
+        return isinstance(node, nodes.Merge) and after_ordered(self.pipeline, node)
 
     def _operator(self, node: nodes.Node) -> Ordered:
         inline = None

@@ -128,7 +128,7 @@ class Stream(Handle):
                 raise TopologyError(
                     f"{self.pipeline.name}: merge at {line()}: one stream has the fields {', '.join(self.fields)}, "
                     f"another {', '.join(other.fields)}.",
-                    next_step="Bring them to the same fields with map_values.",
+                    next_step="Bring them to the same fields with map_values, or to one value with map_value.",
                 )
         node = self.pipeline.add(nodes.Merge, streams=(self.node, *(other.node for other in others)))
         same = all(other.shape.contract is self.shape.contract for other in others)

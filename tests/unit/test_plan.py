@@ -275,3 +275,17 @@ def test_a_record_goes_to_the_first_branch_whose_condition_is_true() -> None:
     chain = " ".join(columns(job(stream)).values())
     assert chain.count("NOT coalesce(s0_amount > 100, false)") == 1
     assert chain.count("NOT coalesce(s0_quantity > 10, false)") == 1
+
+
+def test_a_merge_is_an_operator_only_where_its_streams_have_come_differently_far() -> None:
+    pipeline = Pipeline("merged", workers=1)
+    words, more = (pipeline.stream(topic, value=str) for topic in ("words", "more"))
+    first = words.deduplicate("value", within="1 hour")
+    second = more.deduplicate("value", within="1 hour")
+    first.merge(second).to("as_far")
+    first.merge(more).to("not_as_far")
+    (job,) = plan(pipeline).jobs
+    assert [(type(operator.node).__name__, operator.stage) for operator in job.operators] == [
+        ("Deduplicate", 1), ("Deduplicate", 1), ("Merge", 2),
+    ]  # fmt: skip
+    assert "stage 2 merge" in explain(plan(pipeline))

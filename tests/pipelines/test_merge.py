@@ -1,0 +1,61 @@
+"""Streams that are merged though one has come further than the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from sluice import Pipeline
+from sluice.errors import EngineError
+from tests.pipelines.conftest import Drive
+
+
+class Payment(Struct):
+    account: str
+    amount: int
+
+
+class Balance:
+    """What an account has in all, after each payment."""
+
+    def init(self, context: Any) -> None:
+        self.context = context
+
+    def process(self, record: Any) -> None:
+        store = self.context.store("sum")
+        store.put("sum", store.get("sum", 0) + record.value.amount)
+        self.context.forward(record.key, Payment("all", store.get("sum")))
+
+    def on_timer(self, firing: Any) -> None: ...
+
+
+def test_a_record_and_what_a_step_made_of_others_come_in_the_order_of_time(drive: Drive) -> None:
+    pipeline = Pipeline("accounts", workers=2)
+    paid, cash = (pipeline.stream(topic, value=Payment) for topic in ("paid", "cash"))
+    balances = paid.process(Balance, stores={"sum": (int, None)}, returns=Payment).output
+    merged = cash.merge(balances, paid.filter("amount > 100"))
+    merged.to("merged")
+    merged.map_values(twice="amount * 2").group_by_key().aggregate(store="twice", last="last(twice)", n="count(*)")
+    driver = drive(pipeline)
+    for time, (topic, amount) in enumerate((("cash", 1), ("paid", 2), ("cash", 3), ("paid", 104), ("cash", 5))):
+        driver.pipe(topic, {"account": topic, "amount": amount}, key="k", timestamp=time)
+    driver.pipe("cash", {"account": "cash", "amount": 6}, timestamp=9)
+    seen = [(record.key, *record.value.values()) for record in driver.read("merged")]
+    paid_late = [("k", "all", 106), ("k", "paid", 104)]
+    assert [one for one in seen if one not in paid_late] == [
+        ("k", "cash", 1), ("k", "all", 2), ("k", "cash", 3), ("k", "cash", 5), (None, "cash", 6),
+    ]  # fmt: skip
+    assert sorted(seen[3:5]) == paid_late, "both are of one record"
+    assert driver.store("twice") == {"k": {"last": 10, "n": 6}}
+
+
+def test_streams_of_values_of_two_types_are_not_merged(drive: Drive) -> None:
+    pipeline = Pipeline("mixed", workers=1)
+    paid = pipeline.stream("paid", value=Payment)
+    sums = paid.group_by_key().aggregate(store="sums", amount="sum(amount)", account="max(account)").to_stream()
+    sums.merge(paid.map_values("account", amount="CAST(amount AS STRING)")).to("merged")
+    with pytest.raises(EngineError, match=r"merge at test_merge.py:58: the values of one .*amount:bigint") as raised:
+        drive(pipeline)
+    assert "CAST" in raised.value.next_step
