@@ -135,6 +135,7 @@ class StoreReply(msgspec.Struct, frozen=True, kw_only=True):
     """The value's type."""
     window_ms: int | None
     grace_ms: int | None
+    retention_ms: int | None
     workers: tuple[WorkerStatus, ...]
     cut: CutReply | None
     """None before the first cut."""
@@ -277,6 +278,7 @@ async def _store_reply(ask: Access, store: StoreInfo, entries: bool) -> StoreRep
         value=store.value,
         window_ms=store.window_ms,
         grace_ms=store.grace_ms,
+        retention_ms=store.retention_ms,
         workers=workers,
         cut=None if pin is None else CutReply.of(pin.cut),
         partial=any(worker.status != "ok" for worker in workers),

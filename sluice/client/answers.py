@@ -120,6 +120,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     window_ms: int | None
     grace_ms: int | None
+    retention_ms: int | None
     workers: list[Worker]
     cut: Cut | None
     partial: bool

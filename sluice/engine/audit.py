@@ -30,9 +30,12 @@ class Auditor:
     checksums: dict[str, str] = field(default_factory=dict)
     """Worker → the checksum of its state so far."""
 
-    def audit(self, batch: int, returned: pa.Table) -> Audit:
-        """The audit of a batch whose shards are written; EngineError if it does not balance."""
-        self.checksums |= _checksums(returned)
+    def audit(self, batch: int, returned: pa.Table, expired: Mapping[str, str]) -> Audit:
+        """The audit of a batch whose shards are written; EngineError if it does not balance.
+
+        `expired` has the checksums of the shards that have let go of windows since.
+        """
+        self.checksums |= {**_checksums(returned), **expired}
         job = self.storage.job
         made = Audit(
             pipeline=job.pipeline.name,

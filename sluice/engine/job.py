@@ -30,6 +30,7 @@ from sluice.engine.produce import (
 from sluice.engine.publish import Publisher
 from sluice.engine.registration import job_info
 from sluice.engine.replay import Sink, replay
+from sluice.engine.retention import Retention
 from sluice.engine.storage import Storage
 from sluice.errors import EngineError
 from sluice.plan import Job
@@ -87,7 +88,7 @@ class JobRun:
             ledger.register(info)
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
             auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts, ledger.audits.checksums(*of))
-            known = (tables, auditor, frames.types, limits)
+            known = (tables, auditor, frames.types, Retention.of(self.storage, partitions), limits)
             publisher = Publisher(self.storage, ledger, lease, guard, output, *known, direct)
             with query_errors(publisher, self.storage):
                 self._read(cells, publisher)

@@ -18,6 +18,7 @@ from sluice.engine.changes import GlobalTables, change_records
 from sluice.engine.checkpoint import batch_positions
 from sluice.engine.clock import CLOSED, SEEN
 from sluice.engine.delivery import AtLeastOnce
+from sluice.engine.retention import Retention
 from sluice.engine.rows import in_order
 from sluice.engine.shards import WRITTEN, ShardWriter
 from sluice.engine.sinks import NO_LIMIT, Encoding, SetAside, encoded, fitting
@@ -80,6 +81,7 @@ class Publisher:
     tables: GlobalTables
     auditor: Auditor | None
     types: Mapping[str, str]
+    retention: Retention
     limits: Mapping[str, int] = field(default_factory=dict)
     """Topic → bytes of the largest record that it takes, where that is known."""
     at_least_once: AtLeastOnce | None = None
@@ -109,7 +111,8 @@ class Publisher:
         counts = facts.counts | {"rows": _rows_written(returned)}
         if not facts.counts and not counts["rows"]:
             return  # Spark adds a batch without data to let go of closed windows: there is nothing to publish.
-        audit = None if self.auditor is None else self.auditor.audit(batch, returned)
+        expired = self.retention.let_go(batch, times, self.lease.epoch)
+        audit = None if self.auditor is None else self.auditor.audit(batch, returned, expired)
         self.guard.check_identity()
         aside = SetAside()
         written = {} if self.silent else self._write_output(cells, batch, returned, aside)

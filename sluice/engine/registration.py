@@ -44,6 +44,7 @@ def _family_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 key=family.at.key,
                 window_ms=family.window.size_ms if family.window else None,
                 grace_ms=family.window.grace_ms if family.window else None,
+                retention_ms=family.at.retention_ms,
                 value=types[slot.store],
                 made=f"{_made(family.at)} > {', '.join(' = '.join(column) for column in slot.columns)}",
             )
@@ -79,6 +80,7 @@ def _ordered_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 key=getattr(operator.node, "key", "_key"),
                 window_ms=window.size_ms if window else None,
                 grace_ms=window.grace_ms if window else None,
+                retention_ms=getattr(operator.node, "retention_ms", None),
                 value=types[operator.store],
                 made=f"{_made(operator.node)} > {drawing.title(operator.node)} {drawing.detail(operator.node)}",
             )

@@ -25,6 +25,7 @@ def explain(plan: Plan) -> str:
         lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
         for family in job.families:
             window = f", {family.window}" if family.window else ""
+            window += f", kept {kept} ms after its end" if (kept := family.at.retention_ms) is not None else ""
             lines.append(f"  holds   by {family.at.key}{window}: {', '.join(slot.store for slot in family.slots)}")
         for operator in job.operators:
             why = why_ordered(plan.pipeline, operator.node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from sluice.plan.columns import env_of
 from sluice.plan.draft import Draft, Env, column_of, column_read, final, literal, masked, sql_of
@@ -22,7 +23,7 @@ from sluice.plan.ordered import Planner, is_ordered
 from sluice.topology import nodes
 from sluice.topology.expressions import CHANGE_METADATA, mergeable, parse, quoted
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.windows import AnyWindow, Window
+from sluice.topology.windows import Window
 
 
 def plan(pipeline: Pipeline) -> Plan:
@@ -131,9 +132,10 @@ def _layers(draft: Draft, stage: int) -> Layers:
 
 
 def _families(draft: Draft, fused: list[nodes.Aggregate]) -> list[Family]:
-    groups: dict[tuple[int, str, AnyWindow | None, nodes.Late | None], list[nodes.Aggregate]] = {}
+    groups: dict[tuple[Any, ...], list[nodes.Aggregate]] = {}
     for node in fused:
-        groups.setdefault((node.parent.number, node.key, node.window, node.late), []).append(node)
+        alike = (node.parent.number, node.key, node.window, node.late, node.retention_ms)
+        groups.setdefault(alike, []).append(node)
     return _guarded([_family(draft, number, members) for number, members in enumerate(groups.values())])
 
 

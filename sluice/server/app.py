@@ -82,6 +82,7 @@ class LocalApp:
             ("POST", f"{SHARD}/cells", self._cells),
             ("GET", f"{SHARD}/batches", self._batches),
             ("PUT", f"{SHARD}/batches/{{batch:int}}", self._write),
+            ("POST", f"{SHARD}/batches/{{batch:int}}/expire", self._expire),
             ("POST", f"{SHARD}/compact", self._compact),
             ("POST", f"{SHARD}/verify", self._verify),
             ("PUT", SHARD, self._create),
@@ -118,6 +119,10 @@ class LocalApp:
     async def _write(self, request: Request) -> Any:
         rows, epoch = _decoded(_ROWS, await request.body()), _number(request, "epoch")
         return await self._on(request, lambda shard: shard.write(request.path_params["batch"], rows, epoch))
+
+    async def _expire(self, request: Request) -> Any:
+        ends, epoch = _decoded(msgspec.json.Decoder(dict[int, int]), await _body(request)), _number(request, "epoch")
+        return await self._on(request, lambda shard: shard.expire(request.path_params["batch"], ends, epoch))
 
     async def _verify(self, request: Request) -> None:
         as_of, checksum = _decoded(msgspec.json.Decoder(tuple[int, str | None]), await _body(request))

@@ -33,6 +33,8 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The key's expression, for people."""
     window_ms: int | None = None
     grace_ms: int | None = None
+    retention_ms: int | None = None
+    """How long after its end a window is kept; None: for ever."""
     value: str = ""
     """The value's type as Spark SQL DDL, for people."""
     made: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Self
 
@@ -74,6 +74,12 @@ class RemoteShard(Shard):
         content = msgspec.msgpack.encode(list(rows))
         written: int = msgspec.json.decode(self._ask("PUT", f"/batches/{batch}?epoch={epoch}", content))
         return written
+
+    @override
+    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> str:
+        path = f"/batches/{batch}/expire?epoch={epoch}"
+        checksum: str = msgspec.json.decode(self._ask("POST", path, msgspec.json.encode(dict(ends))))
+        return checksum
 
     @override
     def journal(self) -> list[Written]:

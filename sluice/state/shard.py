@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -16,6 +16,7 @@ from sluice.state.addresses import is_remote, open_driver
 from sluice.state.checksums import NO_CHECKSUM, add_up
 from sluice.state.database import database_url
 from sluice.state.drivers import Driver, Row
+from sluice.state.expiry import let_go
 from sluice.state.model import NO_WINDOW, Cell
 from sluice.state.ranges import EVERYTHING, Range, conditions
 
@@ -109,10 +110,7 @@ class Shard:
         """
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
         with self._driver.transaction():
-            if self._driver.is_sealed():
-                raise Refused(_SEALED, next_step="Run the job again: it asks where the worker is when it starts.")
-            if self._last("epoch", sys.maxsize, 0) > epoch:
-                raise LeaseError("This driver has lost its lease: its successor has written to the shard already.")
+            self._demand_mine(epoch)
             if self._driver.execute("DELETE FROM batches WHERE batch = ?", (batch,)):
                 self._driver.execute("DELETE FROM cells WHERE batch = ?", (batch,))
             before = self._last("checksum", batch - 1, None)
@@ -122,6 +120,27 @@ class Shard:
             values = (batch, len(ordered), f"{checksum:016x}", epoch)
             self._driver.execute(statements.WRITTEN, values)
         return len(ordered)
+
+    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> str:
+        """Let go, as of a batch that is written, of windows that ended before a time: cell -> epoch ms.
+
+        Returns the state's checksum afterwards. Done again, it changes nothing. Raises LeaseError as `write` does.
+        """
+        with self._driver.transaction():
+            self._demand_mine(epoch)
+            if gone := let_go(self._driver, batch, ends):
+                checksum = add_up((), int(self.checksum(batch), 16), minus=gone)
+                rows = self.batches().get(batch, 0) + len(gone)
+                self._driver.execute("DELETE FROM batches WHERE batch = ?", (batch,))
+                self._driver.execute(statements.WRITTEN, (batch, rows, f"{checksum:016x}", epoch))
+        return self.checksum(batch)
+
+    def _demand_mine(self, epoch: int) -> None:
+        """Within a transaction: raise Refused if the shard was moved away, LeaseError if it has a newer writer."""
+        if self._driver.is_sealed():
+            raise Refused(_SEALED, next_step="Run the job again: it asks where the worker is when it starts.")
+        if self._last("epoch", sys.maxsize, 0) > epoch:
+            raise LeaseError("This driver has lost its lease: its successor has written to the shard already.")
 
     def checksum(self, as_of: int) -> str:
         """The state's checksum as it was kept when batch `as_of`, or the last one before it, was written."""

@@ -51,6 +51,7 @@ STORES = Table(
     Column("key", Text, nullable=False),
     Column("window_ms", BigInteger),
     Column("grace_ms", BigInteger),
+    Column("retention_ms", BigInteger),
     Column("value", Text, nullable=False),
     Column("made", Text, nullable=False, comment="the steps from its source on"),
 )

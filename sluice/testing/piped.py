@@ -17,6 +17,7 @@ from sluice.engine.changes import GlobalTables
 from sluice.engine.frames import Frames
 from sluice.engine.publish import Publisher
 from sluice.engine.registration import job_info
+from sluice.engine.retention import Retention
 from sluice.engine.storage import Storage
 from sluice.errors import EngineError
 from sluice.plan import Job
@@ -118,7 +119,8 @@ class PipedRun:
         self._ledger.register(job_info(self.storage, frames.types))
         tables = GlobalTables.load(job, self.storage.locations[0], None)
         only = OnlyWriter()
-        self._publisher = Publisher(self.storage, self._ledger, only, only, self.output, tables, None, frames.types)
+        known = (tables, None, frames.types, Retention.of(self.storage, counts))
+        self._publisher = Publisher(self.storage, self._ledger, only, only, self.output, *known)
         self._query = (
             cells.writeStream.foreachBatch(self._publish)
             .outputMode("update")

@@ -10,7 +10,7 @@ from sluice.topology import nodes, tables
 from sluice.topology.author import line
 from sluice.topology.handles import Handle, Shape
 from sluice.topology.serdes import fields_of
-from sluice.topology.windows import AnyWindow
+from sluice.topology.windows import AnyWindow, Duration, kept_for
 
 if TYPE_CHECKING:
     from sluice.topology.pipeline import Pipeline
@@ -25,6 +25,7 @@ class _Grouped:
         self.key = key
         self.window = window
         self.late: nodes.Late | None = None
+        self.retention_ms: int | None = None
 
     def count(self, *, store: str) -> tables.Table:
         """The number of records: a JSON number."""
@@ -49,7 +50,7 @@ class _Grouped:
         pipeline.claim("store", store)
         node = pipeline.add(
             nodes.Aggregate, parent=self.parent.node, key=self.key, window=self.window, store=store, columns=columns,
-            late=self.late, **more,
+            late=self.late, retention_ms=self.retention_ms, **more,
         )  # fmt: skip
         return tables.Table(pipeline, node, shape)
 
@@ -57,13 +58,18 @@ class _Grouped:
 class GroupedStream(_Grouped):
     """Records grouped by a key."""
 
-    def windowed_by(self, window: AnyWindow, *, late: str | None = None) -> WindowedStream:
+    def windowed_by(
+        self, window: AnyWindow, *, late: str | None = None, retention: Duration | None = None
+    ) -> WindowedStream:
         """Aggregate each window of event time by itself.
 
         Records that are late for every window are counted; to the topic `late` they are written too, with the value
-        that they have here.
+        that they have here. A window can be queried until stream time is more than `retention` past its end; without
+        it, for ever.
         """
         windowed = WindowedStream(self.parent, self.key, window)
+        if retention is not None:
+            windowed.retention_ms = kept_for(window, retention)
         if late is not None:
             self.parent.pipeline.claim("topic", late)
             windowed.late = self.parent.pipeline.add(nodes.Late, parent=self.parent.node, topic=late)

@@ -177,6 +177,8 @@ class Aggregate(Node):
     python: PythonAggregate | None = None
     late: Late | None = None
     """Where records go that are late for every window."""
+    retention_ms: int | None = None
+    """How long after its end a window is kept; None: for ever."""
 
     @property
     @override

@@ -120,6 +120,18 @@ def within(
     return window
 
 
+def kept_for(window: AnyWindow, retention: Duration) -> int:
+    """A retention in ms; TopologyError if a window would be let go of while it still takes records."""
+    kept = milliseconds(retention)
+    needed = window.grace_ms + (window.gap_ms if isinstance(window, SessionWindow) else 0)
+    if kept < needed:
+        raise TopologyError(
+            f"The retention of {window} at {line()} is {kept} ms: until {needed} ms after its end it takes records.",
+            next_step=f"Keep windows for {needed} ms at least.",
+        )
+    return kept
+
+
 W = TypeVar("W", Window, SlidingWindow)
 
 

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from sluice import Pipeline
 from sluice.engine.guard import InputError
 from sluice.engine.job import JobRun
 from sluice.engine.lease import Lease, this_process
@@ -19,7 +20,7 @@ from sluice.errors import EngineError, LeaseError, StateError
 from sluice.plan import plan
 from sluice.query import Reader
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import address, sale, shop
+from tests.engine.shop import GRACE, Names, address, millis, sale, sales_of, shop
 from tests.engine.test_replay import a_busy_day
 
 
@@ -173,3 +174,19 @@ def test_nothing_is_rebuilt_under_a_driver_that_works(start: Start) -> None:
         with working, pytest.raises(LeaseError, match="run another"):
             rebuild(running)
         assert ledger.generations(running.pipeline.name, "main") == [1]
+
+
+def test_windows_that_were_let_go_of_are_gone_in_what_is_built_anew_too(start: Start) -> None:
+    def a_day(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        by_shop = sales_of(pipeline, names).group_by("shop")
+        by_shop.windowed_by(GRACE, retention="1 hour").count(store="n_window")
+        return pipeline
+
+    running = start(a_day)
+    for hour, shop_name in (("08", "a"), ("08", "b"), ("10", "b"), ("12", "a")):
+        running.send("sales", sale(shop_name, at=f"{hour}:00:00"))
+        run(running)  # which compares every shard with what was published
+    assert running.store("n_window") == {("a", millis("12:00:00")): 1}
+    rebuild(running)  # which compares what comes out
+    assert running.store("n_window") == {("a", millis("12:00:00")): 1}

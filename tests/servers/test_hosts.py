@@ -195,6 +195,13 @@ def test_a_worker_moves_to_another_host_while_it_is_asked(hosts: list[Host], sta
     assert answer.json()["orderCount"] == 101
 
 
+def test_windows_are_let_go_of_at_whatever_host_they_are(states: States) -> None:
+    with Shard.open(states.written_at[owner("store_1", 4)], to_write=True) as shard:
+        assert shard.expire(1, {2: 2**62}, epoch=1) == shard.checksum(1)
+        assert [len(shard.scan(2, as_of)) for as_of in (0, 1)] == [1, 0]
+        shard.verify(1)
+
+
 def test_a_run_that_began_before_a_move_cannot_write_to_the_old_place(hosts: list[Host], states: States) -> None:
     with Shard.open(states.written_at[1], to_write=True) as begun:
         begun.write(1, [(0, of_worker(1), -1, -1, "[1]")])

@@ -176,6 +176,18 @@ def test_stores_with_filter_key_and_window_in_common_share_cells() -> None:
     assert families == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]
 
 
+def test_windows_that_are_kept_differently_long_have_cells_of_their_own() -> None:
+    pipeline = Pipeline("kept", workers=1)
+    words = pipeline.stream("words", value=str).group_by("value")
+    for number, retention in enumerate(("1 day", "1 day", "2 days", None)):
+        words.windowed_by(tumbling("1 minute"), retention=retention).count(store=f"store{number}")
+    (job,) = plan(pipeline).jobs
+    assert [[slot.store for slot in family.slots] for family in job.families] == [
+        ["store0", "store1"], ["store2"], ["store3"],
+    ]  # fmt: skip
+    assert "tumbling(60000 ms, grace 0 ms), kept 172800000 ms after its end: store2" in explain(plan(pipeline))
+
+
 def test_a_tables_changes_are_looked_up_mapped_and_written() -> None:
     stream = sales()
     shops = stream.pipeline.global_table("shops", value=Shop, key="shop")

@@ -1,0 +1,104 @@
+"""Windows that are let go of once their retention is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.errors import LeaseError
+from sluice.state.addresses import location
+from sluice.state.drivers import Row
+from sluice.state.model import NO_WINDOW
+from sluice.state.shard import Shard
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def shard(database: str) -> Shard:
+    return Shard.create(location(database, "clicks", "main", 1, 0))
+
+
+def row(key: str, start: int, value: str | None = "[1]", cell: int = 0) -> Row:
+    return cell, key, start, start + 10 if start >= 0 else NO_WINDOW, value
+
+
+def starts(shard: Shard, as_of: int, cell: int = 0) -> list[int]:
+    return [found.window_start for found in shard.scan(cell, as_of)]
+
+
+def test_windows_go_with_a_batch_and_older_cuts_show_them_still(shard: Shard) -> None:
+    shard.write(0, [row("a", 0), row("a", 10), row("a", 20), row("a", NO_WINDOW), row("a", 0, cell=1)])
+    shard.write(1, [row("a", 30)])
+    shard.expire(1, {0: 25})
+    assert starts(shard, 0) == [NO_WINDOW, 0, 10, 20]
+    assert starts(shard, 1) == [NO_WINDOW, 20, 30]
+    assert starts(shard, 1, cell=1) == [0], "another store keeps its windows longer"
+
+
+def test_a_worker_that_has_nothing_of_the_batch_lets_go_too(shard: Shard) -> None:
+    shard.write(0, [row("a", 0), row("a", 10)])
+    shard.expire(1, {0: 15})
+    assert starts(shard, 1) == [10]
+    assert shard.batches() == {0: 2, 1: 1}
+
+
+def test_a_window_that_comes_and_is_over_in_one_batch_is_never_seen(shard: Shard) -> None:
+    shard.write(0, [row("a", 0), row("a", 50)])
+    shard.expire(0, {0: 40})
+    assert starts(shard, 0) == [50]
+
+
+def test_a_window_goes_by_its_newest_end(shard: Shard) -> None:
+    shard.write(0, [(0, "a", 0, 10, "[1]")])
+    shard.write(1, [(0, "a", 0, 40, "[2]")])
+    shard.expire(1, {0: 30})
+    assert starts(shard, 1) == [0], "the session went on until 40"
+    shard.expire(2, {0: 41})
+    assert starts(shard, 2) == []
+
+
+def test_the_checksum_is_that_of_what_is_left(shard: Shard, database: str) -> None:
+    other = Shard.create(location(database, "clicks", "main", 2, 0))
+    other.write(0, [row("a", 20)])
+    shard.write(0, [row("a", 0), row("b", 10)])
+    shard.write(1, [row("a", 20)])
+    assert shard.expire(1, {0: 25}) == other.checksum(0)
+    shard.verify(1)
+    shard.write(2, [row("a", 20, "[2]")])
+    other.write(1, [row("a", 20, "[2]")])
+    assert shard.checksum(2) == other.checksum(1)
+
+
+@pytest.mark.parametrize("written_again", [True, False])
+def test_done_again_it_comes_to_the_same(shard: Shard, written_again: bool) -> None:
+    shard.write(0, [row("a", 0), row("a", 10)])
+    shard.expire(0, {0: 5})
+    for _ in range(2):
+        if written_again:
+            shard.write(1, [row("b", 100)])
+        checksum = shard.expire(1, {0: 15})
+        assert starts(shard, 1) == ([10, 100] if written_again else [10])
+    assert shard.checksum(1) == checksum
+    shard.verify(1)
+
+
+def test_what_is_kept_longer_from_now_on_is_not_found_again_and_what_is_kept_shorter_goes(shard: Shard) -> None:
+    shard.write(0, [row("a", start) for start in range(0, 60, 10)])
+    for batch, until, left in ((0, 35, [30, 40, 50]), (1, 15, [30, 40, 50]), (2, 55, [50])):
+        shard.expire(batch, {0: until})
+        assert starts(shard, batch) == left
+
+
+def test_tombstones_leave_with_the_cuts_that_showed_what_was_there(shard: Shard) -> None:
+    shard.write(0, [row("a", 0), row("a", 50)])
+    shard.write(1, [])
+    shard.expire(1, {0: 20})
+    assert shard.compact(1) == 2
+    assert [version.window_start for version in shard.versions(0, None, 10)] == [50]
+
+
+def test_who_has_lost_the_lease_lets_go_of_nothing(shard: Shard) -> None:
+    shard.write(0, [row("a", 0)], epoch=2)
+    with pytest.raises(LeaseError):
+        shard.expire(1, {0: 100}, epoch=1)
+    assert starts(shard, 1) == [0]
