@@ -51,6 +51,11 @@ def _job(ledger: Ledger, job: JobInfo, audits: list[Audit], out: Console, verify
     for source in total(audits):
         table.add_row(*_row(source))
     out.print(table)
+    for source in total(audits):
+        for name, number in sorted(source.passed_over.items()):
+            reason, _, store = name.partition("/")
+            place = f"{source.topic} partition {source.partition}"
+            out.print(f"passed over by {store}, {reason}: {number:,} of {place}", markup=False)
     wrong = [sentence for audit in audits for sentence in audit.wrong]
     for sentence in wrong:
         out.print(f"✗ {sentence}", markup=False)

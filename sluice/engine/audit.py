@@ -79,9 +79,13 @@ def _source(topic: str, partition: int, start: int, end: int, counts: Counter[st
         end=end,
         **{name: counts[name] for name in ("read", "applied", "filtered")},
         late=counts["late_everywhere"],
+        passed_over={name: number for name, number in counts.items() if name.startswith(_PASSED_OVER)},
         dropped=_below("dropped/", counts),
         dead_letters=_below("dead_letter/", counts),
     )
+
+
+_PASSED_OVER = ("late/", "null_key/", "null_value/", "duplicate/")
 
 
 def _below(prefix: str, counts: Counter[str]) -> dict[str, int]:

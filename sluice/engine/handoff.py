@@ -31,6 +31,8 @@ class Facts(msgspec.Struct):
 
     counts: dict[str, int] = {}
     stream_times: dict[str, int] = {}
+    by_place: dict[str, dict[str, int]] = {}
+    """Of a task whose rows are from several partitions: `TOPIC-PARTITION` → its share of the counts."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,15 @@ class Handoff:
         return Facts(dict(counts), times)
 
     def by_source(self, batch: int) -> dict[tuple[str, int], Counter[str]]:
-        """The counts of each topic's partitions: parts are named KIND-TOPIC-PARTITION."""
+        """The counts of each topic's partitions: parts are named KIND-TOPIC-PARTITION, or `stage-` and a worker."""
         found: dict[tuple[str, int], Counter[str]] = {}
         for name, data in self._read(batch, _FACTS):
-            if name.startswith("stage-"):
-                continue  # of a worker, whatever partitions its rows are from
-            topic, _, partition = name.removesuffix(_FACTS).partition("-")[2].rpartition("-")
-            counts = msgspec.json.decode(data, type=Facts).counts
-            found.setdefault((topic, int(partition)), Counter()).update(counts)
+            facts = msgspec.json.decode(data, type=Facts)
+            kind, _, place = name.removesuffix(_FACTS).partition("-")
+            of_places = {place: facts.counts} if kind != "stage" else facts.by_place
+            for place, counts in of_places.items():
+                topic, _, partition = place.rpartition("-")
+                found.setdefault((topic, int(partition)), Counter()).update(counts)
         return found
 
     def records(self, batch: int, topic: str) -> Iterator[pa.Table]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sluice.engine.checkpoint import current_batch
 from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
 from sluice.engine.handoff import Facts, no_garbage_collection
-from sluice.engine.rows import CLOCK, SCHEMA, SUBS, in_order
+from sluice.engine.rows import CLOCK, SCHEMA, SUBS, in_order, place_of
 from sluice.engine.specs import OperatorSpec
 from sluice.engine.tasks import Clocks
 from sluice.operators.base import Operator, Row, Window
@@ -59,6 +59,8 @@ class Stage:
     states: tuple[str, ...]
     """Addresses of the workers' states."""
     operators: tuple[Hosted, ...]
+    topics: Mapping[int, str]
+    """Of the sources, by number."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take one worker's rows; those for other stages go on as they are."""
@@ -84,7 +86,9 @@ class Stage:
             run.close()
             states.write(batch, run.hosts, run.changed())
         closed = {f"{CLOSED}/{one.spec.clock}": time for one in self.operators if (time := times.closed(one)) >= 0}
-        facts = Facts(dict(run.output.counts), closed)
+        by_place = {f"{self.topics[source]}-{number}": dict(counts)
+                    for (source, number), counts in run.output.by_place.items()}  # fmt: skip
+        facts = Facts(dict(run.output.counts), closed, by_place)
         self.clocks.handoff.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
         yield from run.output.batches()
 
@@ -143,6 +147,8 @@ class StageOutput:
     """What operators send on: rows that come where the one comes that they are made of."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    by_place: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
+    """Source and partition → how many of the counts are of its records."""
     host: Hosted | None = None
     place: tuple[int, int, int] = (_LAST, 0, 0)
     moment: tuple[int, int] = (BEFORE_ALL, BEFORE_ALL)
@@ -205,7 +211,10 @@ class StageOutput:
     def count(self, reason: str) -> None:
         """Count the row at hand as dropped."""
         assert self.host is not None
-        self.counts[f"{reason}/{self.host.spec.name}"] += 1
+        name = f"{reason}/{self.host.spec.name}"
+        self.counts[name] += 1
+        if self.place[0] != _LAST:
+            self.by_place.setdefault(place_of(self.place[1]), Counter())[name] += 1
         if reason == "late" and self.host.late is not None and self.row is not None:
             self._add(self.host.late, self.row.key, self.row.foreign, self.row.time, None, emitted=False)
 

@@ -70,6 +70,12 @@ def places(source: int, partition: int, offsets: Integers) -> Integers:
     return np.int64((source << PARTITION_BITS | partition) << PLACE_BITS) + offsets
 
 
+def place_of(place: int) -> tuple[int, int]:
+    """Source and partition of such a number."""
+    source_and_partition = place >> PLACE_BITS
+    return source_and_partition >> PARTITION_BITS, source_and_partition & ((1 << PARTITION_BITS) - 1)
+
+
 def in_order(table: pa.Table) -> npt.NDArray[np.intp]:
     """The order in which rows are to be taken."""
     sort = [table.column(name).to_numpy() for name in ("sub", "place", "sequence")]

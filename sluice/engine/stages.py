@@ -121,6 +121,7 @@ class Stages:
             self.feeder.clocks,
             self.storage.states,
             tuple(hosted(one, specs[one.number], self.arguments) for one in operators),
+            {source.number: source.topic for source in job.streams},
         )
         for operator in operators:
             self.types |= dict(self._result_types(operator))

@@ -32,6 +32,9 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     """Taken out by filters everywhere."""
     late: int = 0
     """Too late for every window that they would have counted in, and of no other effect."""
+    passed_over: dict[str, int] = {}
+    """`REASON/STORE` → how often a step could not take a record: `late` (once for each window), `null_key`,
+    `null_value`, `duplicate`. Elsewhere it may count; a step that sees records in order has it among those applied."""
     dropped: dict[str, int] = {}
     """Reason → records that could not be used, such as those with a null key, and are not kept."""
     dead_letters: dict[str, int] = {}
@@ -134,6 +137,7 @@ def _sum(parts: list[SourceAudit]) -> SourceAudit:
         applied=sum(part.applied for part in parts),
         filtered=sum(part.filtered for part in parts),
         late=sum(part.late for part in parts),
+        passed_over=_add(part.passed_over for part in parts),
         dropped=_add(part.dropped for part in parts),
         dead_letters=_add(part.dead_letters for part in parts),
     )

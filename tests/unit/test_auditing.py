@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,8 +27,8 @@ def states(database: str) -> Iterator[States]:
     made.ledger.close()
 
 
-def source(**counts: int) -> SourceAudit:
-    return SourceAudit(topic="orders", partition=0, start=0, end=10, **counts)  # type: ignore[arg-type]
+def source(**counts: Any) -> SourceAudit:
+    return SourceAudit(topic="orders", partition=0, start=0, end=10, **counts)
 
 
 def said(states: States, run: str = "", *, verify: bool = False) -> tuple[bool, str]:
@@ -37,9 +38,12 @@ def said(states: States, run: str = "", *, verify: bool = False) -> tuple[bool, 
 
 
 def test_a_run_is_told_by_partition_and_balances(states: States) -> None:
-    states.ledger.publish(make_cut(0), make_audit(0, 1, source(read=10, applied=9, late=1)))
+    states.ledger.publish(
+        make_cut(0), make_audit(0, 1, source(read=10, applied=9, late=1, passed_over={"late/minutes": 2}))
+    )
     fine, text = said(states)
     assert fine
+    assert "passed over by minutes, late: 2 of orders partition 0" in text
     assert "Every record read is accounted for" in text
     assert "written to out: 3" in text
     assert "state of worker 0: 00ff" in text
