@@ -159,8 +159,10 @@ class Stages:
     def _after(self, number: int, rows: DataFrame) -> DataFrame:
         """The operators' results as columns, through the steps that follow, and as rows to what is next."""
         layers, feeds = self.job.later_layers.get(number, ()), self._feeds(number)
-        texts = " ".join([*(sql for layer in layers for _, sql in layer), *(" ".join(_texts(feed)) for feed in feeds)])
-        used = set(re.findall(r"\bv\d+(?:_\d+)?\b", texts))
+        texts = [*(sql for layer in layers for _, sql in layer), *(text for feed in feeds for text in _texts(feed))]
+        steps = [self.job.transforms[int(layer[0][1])] for layer in layers if layer[0][0] == TRANSFORM]
+        texts += [sql for step in steps for _, sql in step.given]
+        used = set(re.findall(r"\bv\d+(?:_\d+)?\b", " ".join(texts)))
         typed = [
             f"{self._typed(name, kind)} AS {name}"
             for name, kind in self.types.items()
