@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -34,6 +34,8 @@ class Expression:
     text: str
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
+    unnamed: frozenset[int] = frozenset()
+    """Where columns stand that name a field of a struct, as in `struct(amount)`: another column must not rename it."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -44,7 +46,7 @@ class Expression:
         """The same expression with every column replaced by `columns[name]`."""
         out, end = [], 0
         for name, start, stop in self.names:
-            out += [self.text[end:start], columns[name]]
+            out += [self.text[end:start], columns[name], f" AS {quoted(name)}" if start in self.unnamed else ""]
             end = stop
         return "".join([*out, self.text[end:]])
 
@@ -65,7 +67,7 @@ def parse(text: str) -> Expression:
     if why := _refusal(tree):
         raise TopologyError(f"{text!r} {why}.")
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
-    return Expression(text, tuple(names), any(map(_aggregates, tree.walk())))
+    return Expression(text, tuple(names), any(map(_aggregates, tree.walk())), frozenset(_unnamed(tree)))
 
 
 @cache
@@ -205,6 +207,16 @@ def _aggregates(node: exp.Expr) -> bool:
 
 def _name(function: exp.Func) -> str:
     return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
+
+
+def _unnamed(tree: exp.Expr) -> Iterator[int]:
+    for struct in tree.find_all(exp.Struct):
+        for field in struct.expressions:
+            column = field.expression
+            if isinstance(column, exp.Column) and len(column.parts) == 1:
+                _, start, _ = _position(column)
+                if field.this.meta.get("start") == start:  # else the name after AS
+                    yield start
 
 
 def _position(column: exp.Column) -> tuple[str, int, int]:
