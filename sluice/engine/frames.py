@@ -92,7 +92,7 @@ class Frames:
         records = records.selectExpr(*dict.fromkeys(columns))
         self.types = slot_types(self.job, records)
         inputs = sorted({name for family in self.job.families for name in family.inputs})
-        types = {name: to_arrow_type(records.schema[name].dataType) for name in inputs}
+        types = {name: to_arrow_type(records.schema[name].dataType, timezone="UTC") for name in inputs}
         placer = Placer.of(self.job, self.storage.handoff, self.storage.batches, self.partitions, types)
         combiner = Combiner.of(self.job, types)
         placed = records.mapInArrow(Combined(placer, combiner).__call__, _placed_schema(combiner))

@@ -22,6 +22,7 @@ from sluice.plan.ordered import Planner, is_ordered
 from sluice.topology import nodes
 from sluice.topology.expressions import CHANGE_METADATA, mergeable, parse, quoted
 from sluice.topology.pipeline import Pipeline
+from sluice.topology.serdes import TEXT_FIELD
 from sluice.topology.windows import AnyWindow, Window
 
 
@@ -221,7 +222,7 @@ def _table_sink(
     assert isinstance(store, nodes.Aggregate)
     family = next(f for f in families if any(slot.store == store.store for slot in f.slots))
     slot = next(i for i, s in enumerate(family.slots) if s.store == store.store)
-    columns = {"count": "v"} if store.scalar else {name: f"v.{quoted(name)}" for name in store.columns}
+    columns = {TEXT_FIELD: "v"} if store.scalar else {name: f"v.{quoted(name)}" for name in store.columns}
     steps: list[Lookup | Select] = []
     for node in chain[1:]:
         if isinstance(node, nodes.Join):

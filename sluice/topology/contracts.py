@@ -142,8 +142,8 @@ def _total(counts: list[str | None]) -> str | None:
     return " + ".join([str(fixed), *(count for count in counts if count and not count.isdigit())])
 
 
-def decimals(contract: type[msgspec.Struct]) -> list[tuple[str, str, str]]:
-    """The declared amounts of a contract, nested ones included.
+def decimals(contract: Any) -> list[tuple[str, str, str]]:
+    """The declared amounts of a contract, or of any type that a field may have, nested ones included.
 
     Each is its path for messages, its Spark SQL type, and Python text that collects its values from `values`.
     """
@@ -168,5 +168,5 @@ def decimals(contract: type[msgspec.Struct]) -> list[tuple[str, str, str]]:
             case inspect.Metadata():
                 visit(kind.type, path, item, loops)
 
-    visit(_struct(contract), "$", "v", "")
+    visit(inspect.type_info(contract), "$", "v", "")
     return found

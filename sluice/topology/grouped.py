@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sluice.errors import TopologyError
 from sluice.topology import nodes, tables
 from sluice.topology.author import line
-from sluice.topology.handles import Handle, Shape
+from sluice.topology.handles import Handle, Shape, one_value
 from sluice.topology.serdes import fields_of
 from sluice.topology.windows import AnyWindow
 
@@ -38,7 +38,8 @@ class _Grouped:
     def _aggregate(self, store: str, columns: dict[str, str], *, scalar: bool) -> tables.Table:
         for text in columns.values():
             self.parent._check(text, f"aggregate into {store!r}", aggregate=True)
-        return self._add(store, columns, Shape(dict.fromkeys(columns, ""), scalar=scalar), scalar=scalar)
+        shape = one_value("BIGINT") if scalar else Shape(dict.fromkeys(columns, ""))
+        return self._add(store, columns, shape, scalar=scalar)
 
     def _python(self, store: str, python: nodes.PythonAggregate) -> tables.Table:
         shape = Shape.of(python.returns, python.fields)

@@ -167,7 +167,7 @@ def _check_fields(
     for name in named:
         if name is not None and name not in fields:
             raise TopologyError(
-                f"{where}: {serde.contract.__name__} has no field {name!r}.",
+                f"{where}: {serde.name} has no field {name!r}.",
                 next_step=f"There are: {', '.join(fields)}.",
             )
     if event_time is not None and fields[event_time] != "TIMESTAMP":

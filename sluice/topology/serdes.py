@@ -32,6 +32,11 @@ class Serde:
         """Whether the values are plain text."""
         return self.contract is str
 
+    @property
+    def name(self) -> str:
+        """The contract in words."""
+        return self.contract.__name__ if isinstance(self.contract, type) else str(self.contract)
+
 
 Value: TypeAlias = type | Serde
 """What an author says of a topic's values: a msgspec Struct, `str`, or a Serde."""
