@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as spark
 
 from sluice.engine.feeder import Feeder
+from sluice.engine.located import select
 from sluice.engine.operators import hosted, result_type
 from sluice.engine.ordered import Stage
 from sluice.engine.rows import PLACE_BITS, ROW, ROW_DDL
@@ -29,9 +30,7 @@ def with_layers(frame: DataFrame, layers: Layers, transforms: Mapping[int, Trans
         if layer[0][0] == TRANSFORM:
             frame = _transformed(frame, transforms[int(layer[0][1])])
             continue
-        # A step that makes several rows of one has two columns.
-        names = (f"({name})" if "," in name else f"`{name}`" for name, _ in layer)
-        frame = frame.selectExpr("*", *(f"{sql} AS {name}" for (_, sql), name in zip(layer, names, strict=True)))
+        frame = select(frame, layer, "*")
     return frame
 
 
@@ -89,20 +88,18 @@ class Stages:
     def _with_feeds(self, frame: DataFrame, feeds: Iterable[Feed]) -> DataFrame:
         feeds = list(feeds)
         names = {f"{feed.name}_{i}": sql for feed in feeds if feed.raw is None for i, sql in enumerate(feed.values)}
-        schema = frame.selectExpr(*(f"{sql} AS `{name}`" for name, sql in names.items())).schema if names else None
+        schema = select(frame, names.items()).schema if names else None
         kinds = {name: schema[name].dataType for name in names} if schema is not None else {}
         frame = frame.selectExpr("*", *(f"({feed.passed}) AS {feed.name}" for feed in feeds))
-        columns = []
+        columns = {}
         for feed in feeds:
             mine = [kinds[f"{feed.name}_{i}"] for i in range(len(feed.values))] if feed.raw is None else []
             self._note(feed, mine)
-            columns += [
-                f"IF({feed.name}, {feed.key}, NULL) AS {feed.name}_key",
-                f"IF({feed.name} AND NOT {feed.is_null}, {_json(feed, mine)}, NULL) AS {feed.name}_value",
-            ]
+            columns[f"{feed.name}_key"] = f"IF({feed.name}, {feed.key}, NULL)"
+            columns[f"{feed.name}_value"] = f"IF({feed.name} AND NOT {feed.is_null}, {_json(feed, mine)}, NULL)"
             if feed.foreign is not None:
-                columns.append(f"IF({feed.name}, {feed.foreign}, NULL) AS {feed.name}_foreign")
-        return frame.selectExpr("*", *columns)
+                columns[f"{feed.name}_foreign"] = f"IF({feed.name}, {feed.foreign}, NULL)"
+        return select(frame, columns.items(), "*")
 
     def _note(self, feed: Feed, kinds: list[spark.DataType]) -> None:
         if feed.arguments:

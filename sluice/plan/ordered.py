@@ -55,7 +55,7 @@ def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
         case nodes.Aggregate(parent=parent) if after_ordered(pipeline, parent):
             return "what it takes comes in order"
         case nodes.Aggregate(columns=columns) if _orders(columns.values()):
-            return "the result depends on the order"
+            return "the result depends on the order, or on all values"
         case nodes.Aggregate():
             return "every change of it is taken further"
         case nodes.ToTable():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sluice.errors import TopologyError
 from sluice.plan.columns import env_of
 from sluice.plan.draft import Draft, Env, column_of, column_read, final, literal, masked, sql_of
 from sluice.plan.jobs import (
@@ -31,6 +32,8 @@ def plan(pipeline: Pipeline) -> Plan:
 
     What can be added up in any order is one job; what needs each key's records in order is another, if there is any.
     """
+    if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in pipeline.nodes):
+        raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
     fused = [node for node in pipeline.nodes if isinstance(node, nodes.Aggregate) and not is_ordered(pipeline, node)]
     ordered = any(is_ordered(pipeline, node) for node in pipeline.nodes)
     if not (fused and ordered):
