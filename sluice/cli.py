@@ -135,14 +135,16 @@ def check(
     ] = "",
 ) -> None:
     """Check pipelines as a run would before it reads anything: that they can be built, and go on from their state."""
+    from sluice.engine.checking import check as check_with_spark
     from sluice.plan import plan
     from sluice.topology import load_pipelines
 
     with said():
-        found = [_load(pipeline)] if pipeline else load_pipelines(settings().pipelines)
-        for one in found:
-            jobs = plan(one).jobs
-            out.print(f"{one.name}: {len(one.nodes)} steps, {len(jobs)} job{'s' if len(jobs) > 1 else ''}, no error")
+        planned = [plan(one) for one in ([_load(pipeline)] if pipeline else load_pipelines(settings().pipelines))]
+        check_with_spark(settings(), planned)
+        for one in planned:
+            jobs = f"{len(one.jobs)} job{'s' if len(one.jobs) > 1 else ''}"
+            out.print(f"{one.pipeline.name}: {len(one.pipeline.nodes)} steps, {jobs}, no error")
 
 
 @app.command()

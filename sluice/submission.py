@@ -21,6 +21,8 @@ from sluice.settings import Settings
 
 _LOGGING = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'engine' / 'log4j2.properties').as_uri()}"
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
+QUIET_JVM = (*_QUICK, _LOGGING)
+"""Options of a JVM that is soon up, lives short, and logs what matters."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def submission(known: Settings, kafka: Mapping[str, str], master: str) -> Iterat
     # The driver's ports are for this machine only. Jars on the class path, unlike others, can be in the archive.
     said["SPARK_LOCAL_IP"] = LOOPBACK
     with class_archive(known.jars.parent, jars) as option:
-        options = " ".join(f'"{one}"' for one in (*_QUICK, _LOGGING, option))
+        options = " ".join(f'"{one}"' for one in (*QUIET_JVM, option))
         yield Submission(said, driver_class_path=f"{known.jars}/*", driver_java_options=options)
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.plan import TO_JSON, Job, Lookup, TableInput, TableSink
+from sluice.engine.located import Unresolved
+from sluice.plan import TO_JSON, Job, Lookup, TableInput, TableSink, literal
 from sluice.state.shard import Shard
 from sluice.topology import contracts
 from sluice.topology.expressions import CHANGE_METADATA
@@ -56,8 +58,8 @@ class GlobalTables:
         """`_key` and `name`, the value as the contract's struct."""
         rows = self.values[table.family]
         data = pa.table({"_key": pa.array(rows.keys(), pa.string()), "json": pa.array(rows.values(), pa.string())})
-        ddl = ", ".join(f"`{field}` {kind}" for field, kind in contracts.fields(table.source.serde.contract).items())
-        return spark.createDataFrame(data).selectExpr("_key", f"from_json(json, 'ARRAY<STRUCT<{ddl}>>')[0] AS {name}")
+        kind = literal(f"ARRAY<{contracts.sql_type(table.source.serde.contract)}>")
+        return spark.createDataFrame(data).selectExpr("_key", f"from_json(json, {kind})[0] AS {name}")
 
 
 def _load(shard: Shard, family: int, as_of: int, values: dict[str, str]) -> None:
@@ -77,6 +79,17 @@ def change_records(
         if mine.num_rows:
             outputs.append((sink.topic, _records(spark, job, sink, mine, tables, types).toArrow()))
     return outputs
+
+
+def check_changes(spark: SparkSession, job: Job, types: Mapping[str, str]) -> None:
+    """Have Spark look at what is made of changes, without any; raises Unresolved."""
+    schema = {"key": pa.string(), "window_start": pa.int64(), "window_end": pa.int64(), "value": pa.string()}
+    tables = GlobalTables({table.family: {} for table in job.tables})
+    for sink in job.table_sinks:
+        try:
+            _records(spark, job, sink, pa.schema(schema.items()).empty_table(), tables, types)
+        except PySparkException as error:
+            raise Unresolved(sink.topic, error) from None
 
 
 def _records(

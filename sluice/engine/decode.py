@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, cast
 from zoneinfo import ZoneInfo
@@ -27,6 +27,7 @@ from sluice.engine.handoff import no_garbage_collection
 from sluice.engine.shipping import Shipped, load_by_name
 from sluice.errors import TopologyError
 from sluice.topology import contracts, nodes
+from sluice.topology.serdes import is_object
 
 Contract = type[msgspec.Struct]
 
@@ -68,8 +69,8 @@ class ValueDecoder:
     """Decodes the values of one source. Made on the driver, used in tasks."""
 
     number: int
-    contract: ContractReference | None
-    """None for plain text."""
+    contract: ContractReference | Shipped | None
+    """A Struct, or the type of values that are no objects; None for plain text."""
     fields: tuple[str, ...]
     event_time: str | None
     zone: str
@@ -86,26 +87,31 @@ class ValueDecoder:
         """The decoder of a source of which only `fields` are read by anything."""
         serde = source.serde
         return cls(
-            source.number, None if serde.is_text else ContractReference.of(serde.contract), fields, source.event_time,
+            source.number, None if serde.is_text else _shipped(serde.contract), fields, source.event_time,
             source.zone, source.max_ahead_ms, source.on_time, source.nulls == "keep",
             None if serde.decode is None else Shipped.of(serde.decode),
             None if source.key_decode is None else Shipped.of(source.key_decode), dict(source.fields),
         )  # fmt: skip
 
     @cached_property
-    def _class(self) -> Contract:
+    def _class(self) -> Any:
         assert self.contract is not None
-        return self.contract.load()
+        return self.contract.value if isinstance(self.contract, Shipped) else self.contract.load()
+
+    @property
+    def _is_object(self) -> bool:
+        return isinstance(self.contract, ContractReference)
 
     @cached_property
     def _decode(self) -> Callable[[bytes], Any]:
         if self.author is not None:
-            return cast(Callable[[bytes], Any], self.author.value)
+            expected = self._class if self._is_object else str if self.contract is None else object
+            return partial(_of_author, self.author.value, expected)
         return bytes.decode if self.contract is None else msgspec.json.Decoder(self._class).decode
 
     @cached_property
     def _quotes(self) -> Callable[[msgspec.Struct], int] | None:
-        return None if self.contract is None else contracts.quote_counter(self._class)
+        return contracts.quote_counter(self._class) if self._is_object else None
 
     @cached_property
     def _attributes(self) -> dict[str, str]:
@@ -182,7 +188,7 @@ class ValueDecoder:
         return pa.array(found, arrow_type(sql))
 
     def _found(self, values: Sequence[Any], name: str) -> list[Any]:
-        if self.contract is None:
+        if not self._is_object:
             return list(values)
         attribute = self._attributes[name]
         if self.keeps_nulls:
@@ -204,12 +210,12 @@ class ValueDecoder:
     def json(self, value: Any, raw: bytes) -> str:
         """The value as JSON: the record's own text, if it is JSON."""
         is_json = self.contract is not None and self.author is None
-        return raw.decode() if is_json else msgspec.json.encode(value).decode()
+        return raw.decode() if is_json else _encode(value).decode()
 
-    def text(self, value: msgspec.Struct, name: str) -> str:
-        """A field as a key: text as it is, anything else as JSON."""
-        found = getattr(value, self._attributes[name])
-        return found if isinstance(found, str) else msgspec.json.encode(found).decode()
+    def text(self, value: Any, name: str) -> str | None:
+        """A field as a key: the text that Spark makes of it, since streams are keyed by that; null if it is null."""
+        (found,) = self.column([value], name).to_pylist()
+        return None if found is None else _text(found)
 
     def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array) -> pa.Array:
         """Event times in ms: of the declared field, else of the records; of a record without a value its own."""
@@ -221,6 +227,37 @@ class ValueDecoder:
 
 
 _KEPT = (Decimal, datetime, date, bytes)
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def _shipped(contract: Any) -> ContractReference | Shipped:
+    return ContractReference.of(contract) if is_object(contract) else Shipped.of(contract)
+
+
+def _of_author(decode: Callable[[bytes], Any], expected: type, data: bytes) -> Any:
+    """What an author's function makes of bytes; a ValueError if that is no value of the contract."""
+    value = decode(data)
+    if not isinstance(value, expected):
+        raise msgspec.ValidationError(f"decode gave {type(value).__name__}, not {expected.__name__}")
+    return value
+
+
+def _text(found: Any) -> str:
+    """A value as text, as Spark's CAST has it."""
+    match found:
+        case str():
+            return found
+        case bool():
+            return str(found).lower()
+        case datetime():
+            whole, _, fraction = f"{found:%Y-%m-%d %H:%M:%S.%f}".partition(".")
+            return f"{whole}.{fraction}".rstrip("0").rstrip(".") if int(fraction) else whole
+        case Decimal():
+            return f"{found:f}"
+        case int() | float() | date():
+            return str(found)
+        case _:
+            return _encode(found).decode()
 
 
 def _in_zone(found: Any, zone: ZoneInfo) -> Any:

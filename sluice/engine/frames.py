@@ -15,6 +15,7 @@ from sluice.engine.combine import Combined, Combiner
 from sluice.engine.feeder import Feeder
 from sluice.engine.functions import register
 from sluice.engine.fuse import fuse, slot_types
+from sluice.engine.located import Unresolved, told
 from sluice.engine.place import CELL, Placer
 from sluice.engine.rows import ROW_DDL
 from sluice.engine.shards import share_out
@@ -22,7 +23,6 @@ from sluice.engine.source import StreamReader
 from sluice.engine.stages import Stages, with_layers
 from sluice.engine.storage import Storage
 from sluice.engine.tables import TableReader
-from sluice.errors import EngineError
 from sluice.plan import Job
 
 
@@ -53,12 +53,16 @@ class Frames:
     """Store → the type of its values; known once the cells' frame is made."""
 
     def shared_out(self) -> DataFrame:
-        """The changed cells with their `worker`, each worker's in a partition of its own."""
-        if not self.job.streams:
-            raise EngineError(f"{self.job.pipeline.name} reads no stream.", next_step="Add one with stream(...).")
+        """The changed cells with their `worker`, each worker's in a partition of its own.
+
+        Raises TopologyError for an expression that Spark cannot take.
+        """
         register(self.spark, self.job)
-        records = self._records()
-        cells = self._fused(records) if self.job.families else self._ordered(records)
+        try:
+            records = self._records()
+            cells = self._fused(records) if self.job.families else self._ordered(records)
+        except Unresolved as error:
+            raise told(self.job, error) from None
         return share_out(self.job, cells, self._tables())
 
     def _records(self) -> DataFrame:
@@ -92,7 +96,7 @@ class Frames:
         records = records.selectExpr(*dict.fromkeys(columns))
         self.types = slot_types(self.job, records)
         inputs = sorted({name for family in self.job.families for name in family.inputs})
-        types = {name: to_arrow_type(records.schema[name].dataType) for name in inputs}
+        types = {name: to_arrow_type(records.schema[name].dataType, timezone="UTC") for name in inputs}
         placer = Placer.of(self.job, self.storage.handoff, self.storage.batches, self.partitions, types)
         combiner = Combiner.of(self.job, types)
         placed = records.mapInArrow(Combined(placer, combiner).__call__, _placed_schema(combiner))

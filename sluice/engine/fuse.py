@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from sluice.engine.combine import Combiner
+from sluice.engine.located import Unresolved
 from sluice.engine.place import CELL
 from sluice.plan import TO_JSON, Family, Job, Slot
 from sluice.topology.expressions import quoted
@@ -76,9 +78,22 @@ def slot_types(job: Job, records: DataFrame) -> dict[str, str]:
     }
     # Guards name the cell; which one makes no difference to a type.
     rows = records.sparkSession.createDataFrame([], records.schema).withColumn("cell", F.lit(0))
-    made = rows.groupBy().agg(*(F.expr(text).alias(name) for text, name in texts.items())).schema
+    made = _aggregated(job, rows, texts).schema
     types = {text: made[name].dataType.simpleString() for text, name in texts.items()}
     return {slot.store: _slot_type(slot, types) for family in job.families for slot in family.slots}
+
+
+def _aggregated(job: Job, rows: DataFrame, texts: Names) -> DataFrame:
+    try:
+        return rows.groupBy().agg(*(F.expr(text).alias(name) for text, name in texts.items()))
+    except PySparkException:
+        for slot in (slot for family in job.families for slot in family.slots):
+            for _, text in slot.columns:
+                try:
+                    rows.groupBy().agg(F.expr(text))
+                except PySparkException as error:
+                    raise Unresolved(slot.store, error) from None
+        raise
 
 
 def _slot_type(slot: Slot, types: Names) -> str:

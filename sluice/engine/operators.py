@@ -13,6 +13,7 @@ from pyspark.sql import types as spark
 from sluice.engine.ordered import Hosted
 from sluice.engine.shipping import Shipped
 from sluice.engine.specs import OperatorSpec
+from sluice.errors import TopologyError
 from sluice.operators.aggregate import Aggregate, Hopping, WindowedAggregate
 from sluice.operators.base import Operator
 from sluice.operators.calculation import Calculation, Custom, Functions
@@ -45,7 +46,11 @@ def _make(operator: Ordered, arguments: list[spark.DataType]) -> Make:
     node, retracts = operator.node, operator.retracts
     match node:
         case nodes.Aggregate():
-            calculation = _calculation(operator, node, arguments)
+            try:
+                calculation = _calculation(operator, node, arguments)
+            except TopologyError as error:
+                where = f"aggregate into {node.store!r} at {node.at}"
+                raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             table = nodes.is_table(node.parent)
             return partial(_aggregate, calculation, node.window, subtracts=table, retracts=retracts)
         case nodes.Merge():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import inspect
 import sys
@@ -10,9 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyspark import cloudpickle
 
 from sluice.topology.loader import load_module
+
+
+def _again(values: dict[str, Any]) -> msgspec.Meta:
+    return msgspec.Meta(**values)
+
+
+_META = tuple(name for name in dir(msgspec.Meta) if not name.startswith("_"))
+# Of constraints such as Digits msgspec itself cannot make a pickle.
+copyreg.pickle(msgspec.Meta, lambda meta: (_again, ({name: getattr(meta, name) for name in _META},)))
 
 
 @dataclass(frozen=True)

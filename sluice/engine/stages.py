@@ -11,12 +11,13 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.feeder import Feeder
+from sluice.engine.located import select
 from sluice.engine.operators import hosted, result_type
 from sluice.engine.ordered import Stage
 from sluice.engine.rows import PLACE_BITS, ROW, ROW_DDL
 from sluice.engine.shards import OWNER
 from sluice.engine.storage import Storage
-from sluice.errors import EngineError
+from sluice.errors import EngineError, TopologyError
 from sluice.plan import TO_JSON, TRANSFORM, VALUE_JSON, Feed, Job, Layers, Ordered, Transformation, literal, typed_json
 from sluice.topology import nodes
 from sluice.topology.serdes import TEXT_FIELD, fields_of
@@ -30,9 +31,7 @@ def with_layers(frame: DataFrame, layers: Layers, transforms: Mapping[int, Trans
         if layer[0][0] == TRANSFORM:
             frame = _transformed(frame, transforms[int(layer[0][1])])
             continue
-        # A step that makes several rows of one has two columns.
-        names = (f"({name})" if "," in name else f"`{name}`" for name, _ in layer)
-        frame = frame.selectExpr("*", *(f"{sql} AS {name}" for (_, sql), name in zip(layer, names, strict=True)))
+        frame = select(frame, layer, "*")
     return frame
 
 
@@ -90,20 +89,18 @@ class Stages:
     def _with_feeds(self, frame: DataFrame, feeds: Iterable[Feed]) -> DataFrame:
         feeds = list(feeds)
         names = {f"{feed.name}_{i}": sql for feed in feeds if feed.raw is None for i, sql in enumerate(feed.values)}
-        schema = frame.selectExpr(*(f"{sql} AS `{name}`" for name, sql in names.items())).schema if names else None
+        schema = select(frame, names.items()).schema if names else None
         kinds = {name: schema[name].dataType for name in names} if schema is not None else {}
         frame = frame.selectExpr("*", *(f"({feed.passed}) AS {feed.name}" for feed in feeds))
-        columns = []
+        columns = {}
         for feed in feeds:
             mine = [kinds[f"{feed.name}_{i}"] for i in range(len(feed.values))] if feed.raw is None else []
             self._note(feed, mine)
-            columns += [
-                f"IF({feed.name}, {feed.key}, NULL) AS {feed.name}_key",
-                f"IF({feed.name} AND NOT {feed.is_null}, {_json(feed, mine)}, NULL) AS {feed.name}_value",
-            ]
+            columns[f"{feed.name}_key"] = f"IF({feed.name}, {feed.key}, NULL)"
+            columns[f"{feed.name}_value"] = f"IF({feed.name} AND NOT {feed.is_null}, {_json(feed, mine)}, NULL)"
             if feed.foreign is not None:
-                columns.append(f"IF({feed.name}, {feed.foreign}, NULL) AS {feed.name}_foreign")
-        return frame.selectExpr("*", *columns)
+                columns[f"{feed.name}_foreign"] = f"IF({feed.name}, {feed.foreign}, NULL)"
+        return select(frame, columns.items(), "*")
 
     def _note(self, feed: Feed, kinds: list[spark.DataType]) -> None:
         if feed.arguments:
@@ -163,8 +160,10 @@ class Stages:
     def _after(self, number: int, rows: DataFrame) -> DataFrame:
         """The operators' results as columns, through the steps that follow, and as rows to what is next."""
         layers, feeds = self.job.later_layers.get(number, ()), self._feeds(number)
-        texts = " ".join([*(sql for layer in layers for _, sql in layer), *(" ".join(_texts(feed)) for feed in feeds)])
-        used = set(re.findall(r"\bv\d+(?:_\d+)?\b", texts))
+        texts = [*(sql for layer in layers for _, sql in layer), *(text for feed in feeds for text in _texts(feed))]
+        steps = [self.job.transforms[int(layer[0][1])] for layer in layers if layer[0][0] == TRANSFORM]
+        texts += [sql for step in steps for _, sql in step.given]
+        used = set(re.findall(r"\bv\d+(?:_\d+)?\b", " ".join(texts)))
         typed = [
             f"{self._typed(name, kind)} AS {name}"
             for name, kind in self.types.items()
@@ -191,13 +190,16 @@ class Stages:
 
 
 def _one_type(node: nodes.Merge, kinds: list[str]) -> str:
-    """The type of the values of all streams of a merge; "" if that of one is not known. EngineError if they differ."""
+    """The type of the values of all streams of a merge; "" if that of one is not known.
+
+    Raises TopologyError if they differ.
+    """
     if not all(kinds):
         return ""
     first, *rest = map(parse_ddl, kinds)
     other = next((one for one in rest if _fields(one) != _fields(first)), None)
     if other is not None:
-        raise EngineError(
+        raise TopologyError(
             f"merge at {node.at}: the values of one stream are {first.simpleString()}, those of another are "
             f"{other.simpleString()}.",
             next_step="Bring them to one type with CAST in map_values or map_value.",

@@ -45,6 +45,8 @@ class PartFacts:
     counts: Counter[str] = field(default_factory=Counter)
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
     times: dict[str, int] = field(default_factory=dict)
+    set_aside: int = -1
+    """The last record that was set aside here."""
     _last: tuple[int, int] | None = None
     """Record and fate of the last row, whose record may go on in the next rows."""
 
@@ -146,7 +148,7 @@ class RecordSinks:
     def collect(self, batch: pa.RecordBatch, facts: PartFacts) -> Fate:
         """Put aside the output records of one partition's records; what became of each so far."""
         count = batch.num_rows
-        applied, failed = np.zeros(count, bool), np.zeros(count, bool)
+        applied = np.zeros(count, bool)
         for number, topic in self.sinks:
             there = truth(batch.column(f"o{number}"))
             applied |= there
@@ -156,14 +158,24 @@ class RecordSinks:
                 facts.outputs.setdefault(topic, []).append(pa.table(columns | {"timestamp": chosen.column("_time")}))
         for name in self.passes:
             applied |= truth(batch.column(name))
-        for number in self.failures:
-            error = batch.column(f"error{number}")
-            failed |= truth(error.is_valid())
-            if error.null_count < count:
-                letters = failures(batch.filter(error.is_valid()), error.drop_null())
-                facts.outputs.setdefault(self.dead_letters, []).append(letters)
         records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
-        return Fate(records, applied, failed)
+        return Fate(records, applied, self._failed(batch, records, facts))
+
+    def _failed(self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, facts: PartFacts) -> Mask:
+        """Put aside what Python functions could not take: a record once, however many rows and errors it came to."""
+        if not self.failures:
+            return np.zeros(batch.num_rows, bool)
+        error = pc.coalesce(*(batch.column(f"error{number}") for number in self.failures))
+        failed = truth(error.is_valid())
+        rows = np.flatnonzero(failed)
+        if len(rows) and records is not None:
+            of_rows = records[rows]
+            rows = rows[np.diff(of_rows, prepend=facts.set_aside) != 0]
+            facts.set_aside = int(of_rows[-1])
+        if len(rows):
+            chosen = pa.array(rows)
+            facts.outputs.setdefault(self.dead_letters, []).append(failures(batch.take(chosen), error.take(chosen)))
+        return failed
 
     def hand_over(self, number: int, part: Part, facts: PartFacts, now: int) -> None:
         """Hand over what one partition's records came to."""

@@ -41,7 +41,8 @@ class Function:
         allowed = {"sum": _NUMBERS, "avg": _NUMBERS, "min": _ORDERED, "max": _ORDERED, "top": _ORDERED}.get(self.name)
         if allowed and self.argument not in allowed:
             raise TopologyError(
-                f"{self.name} needs {' or '.join(kind.__name__ for kind in allowed)}, not {self.argument}."
+                f"{self.name} needs {' or '.join(kind.__name__ for kind in allowed)} here, not an object or a list.",
+                next_step="Take a field of it, or Python functions.",
             )
         if self.name == "top" and self.n < 1:
             raise TopologyError(f"top needs how many to keep, at least 1, not {self.n}.")

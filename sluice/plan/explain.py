@@ -21,7 +21,7 @@ def explain(plan: Plan) -> str:
     lines = [f"pipeline {plan.pipeline.name}: {jobs}, {plan.pipeline.workers} workers"]
     for job in plan.jobs:
         lines.append(f"job {job.name}: one streaming query, {_what(job)}")
-        lines += [f"  reads   {source.topic} as {source.serde.contract.__name__}" for source in job.streams]
+        lines += [f"  reads   {source.topic} as {source.serde.name}" for source in job.streams]
         lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
         for family in job.families:
             window = f", {family.window}" if family.window else ""

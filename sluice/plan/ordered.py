@@ -71,7 +71,7 @@ def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
     if after_ordered(pipeline, node.parent):
         return "what it takes comes in order"
     if _orders(node.columns.values()):
-        return "the result depends on the order"
+        return "the result depends on the order, or on all values"
     return "every change of it is taken further"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from sluice.errors import TopologyError
 from sluice.plan.columns import env_of
 from sluice.plan.draft import Draft, Env, column_of, column_read, final, literal, masked, sql_of
 from sluice.plan.jobs import (
@@ -23,6 +24,7 @@ from sluice.plan.ordered import Planner, is_ordered
 from sluice.topology import nodes
 from sluice.topology.expressions import CHANGE_METADATA, mergeable, parse, quoted
 from sluice.topology.pipeline import Pipeline
+from sluice.topology.serdes import TEXT_FIELD
 from sluice.topology.windows import Window
 
 
@@ -31,6 +33,8 @@ def plan(pipeline: Pipeline) -> Plan:
 
     What can be added up in any order is one job; what needs each key's records in order is another, if there is any.
     """
+    if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in pipeline.nodes):
+        raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
     fused = [node for node in pipeline.nodes if isinstance(node, nodes.Aggregate) and not is_ordered(pipeline, node)]
     ordered = any(is_ordered(pipeline, node) for node in pipeline.nodes)
     if not (fused and ordered):
@@ -223,7 +227,7 @@ def _table_sink(
     assert isinstance(store, nodes.Aggregate)
     family = next(f for f in families if any(slot.store == store.store for slot in f.slots))
     slot = next(i for i, s in enumerate(family.slots) if s.store == store.store)
-    columns = {"count": "v"} if store.scalar else {name: f"v.{quoted(name)}" for name in store.columns}
+    columns = {TEXT_FIELD: "v"} if store.scalar else {name: f"v.{quoted(name)}" for name in store.columns}
     steps: list[Lookup | Select] = []
     for node in chain[1:]:
         if isinstance(node, nodes.Join):

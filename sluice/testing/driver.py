@@ -31,18 +31,20 @@ from sluice.state.shard import Shard
 from sluice.testing.piped import PipedRun
 from sluice.topology.pipeline import Pipeline
 
-Headers = Mapping[str, bytes]
+Headers = Mapping[str, str | bytes | None]
 
 
 @dataclass(frozen=True)
 class Output:
     """A record that the pipeline wrote to a topic."""
 
-    key: str | None
+    key: Any
+    """As text, or the bytes themselves if they are none; None where there is none."""
     value: Any
     """As JSON gives it; the bytes themselves if they are no JSON; None is a tombstone."""
     timestamp: int | None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, Any] = field(default_factory=dict)
+    """Each as text, or as bytes where it is none."""
 
 
 class TopologyTestDriver:
@@ -97,10 +99,11 @@ class TopologyTestDriver:
         self._time = self._time if timestamp is None else timestamp
         offset = self._offsets.get((topic, partition), 0)
         self._offsets[topic, partition] = offset + 1
+        named = [{"key": name, "value": _base64(_bytes(text))} for name, text in (headers or {}).items()]
         record = {
             "topic": topic, "partition": partition, "offset": offset, "timestamp": self._time,
             "key": _base64(_bytes(key)), "value": _base64(_bytes(value)), "sequence": self._piped,
-            "headers": json.dumps([{"key": k, "value": _base64(v)} for k, v in (headers or {}).items()] or None),
+            "headers": json.dumps(named or None),
         }  # fmt: skip
         self._piped += 1
         self._waiting.append(json.dumps(record))
@@ -171,7 +174,7 @@ def _base64(value: bytes | None) -> str | None:
 def _output(record: dict[str, Any]) -> Output:
     key, value = record["key"], record["value"]
     headers = {header["key"]: _text(header["value"]) for header in record.get("headers") or ()}
-    return Output(_text(key) if key is not None else None, _value(value), record.get("timestamp"), headers)
+    return Output(_text(key), _value(value), record.get("timestamp"), headers)
 
 
 def _value(value: str | bytes | None) -> Any:
@@ -183,8 +186,11 @@ def _value(value: str | bytes | None) -> Any:
         return value
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _text(value: str | bytes | None) -> str | bytes | None:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
 
 
 def _cells(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:

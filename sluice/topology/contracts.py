@@ -32,6 +32,10 @@ _SIMPLE: dict[type[inspect.Type], str] = {
 }
 
 
+_DEEPEST = 40
+"""How many objects may lie within each other."""
+
+
 def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
     """The contract's fields by their names in the JSON, each with its Spark SQL type."""
     return {
@@ -42,7 +46,8 @@ def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
 
 def sql_type(kind: Any) -> str:
     """The Spark SQL type of any type that a field may have."""
-    return _sql_type(inspect.type_info(kind), getattr(kind, "__name__", str(kind)))
+    name = getattr(kind, "__name__", str(kind))
+    return _sql_type(_info(kind, name), name)
 
 
 def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
@@ -53,12 +58,18 @@ def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
 def _struct(contract: type[msgspec.Struct]) -> inspect.StructType:
     if not (isinstance(contract, type) and issubclass(contract, msgspec.Struct)):
         raise TopologyError(f"{contract!r} is not a contract.", next_step="Declare the value as a msgspec.Struct.")
-    try:
-        info = inspect.type_info(contract)
-    except TypeError as error:
-        raise TopologyError(f"{contract.__name__} is not a contract: {error}.") from None
+    info = _info(contract, contract.__name__)
     assert isinstance(info, inspect.StructType)
     return info
+
+
+def _info(kind: Any, name: str) -> inspect.Type:
+    try:
+        return inspect.type_info(kind)
+    except (TypeError, NameError) as error:
+        raise TopologyError(
+            f"{name} is not a contract: {error}.", next_step="Declare the value as a msgspec.Struct, or as str."
+        ) from None
 
 
 def _sql_type(kind: inspect.Type, where: str) -> str:
@@ -72,18 +83,30 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         if len(present) == 1:
             return _sql_type(present[0], where)
     if isinstance(kind, inspect.StructType):
-        inner = ", ".join(f"{quoted(f.encode_name)}: {_sql_type(f.type, f'{where}.{f.name}')}" for f in kind.fields)
-        return f"STRUCT<{inner}>"
+        return _struct_type(kind, where)
     if isinstance(kind, inspect.ListType | inspect.VarTupleType | inspect.SetType):
         return f"ARRAY<{_sql_type(kind.item_type, where)}>"
     if isinstance(kind, inspect.DictType):
-        return f"MAP<STRING, {_sql_type(kind.value_type, where)}>"
+        return _map_type(kind, where)
     if isinstance(kind, inspect.LiteralType | inspect.EnumType):
         return _choice(kind, where)
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
     hint = "Use Annotated[Decimal, Digits(12, 2)]." if isinstance(kind, inspect.DecimalType) else ""
     raise TopologyError(f"{where}: {type(kind).__name__} has no Spark SQL type.", next_step=hint)
+
+
+def _struct_type(kind: inspect.StructType, where: str) -> str:
+    if where.count(".") > _DEEPEST:
+        raise TopologyError(f"{where[:100]}...: a contract that holds itself has no Spark SQL type.")
+    inner = ", ".join(f"{quoted(f.encode_name)}: {_sql_type(f.type, f'{where}.{f.name}')}" for f in kind.fields)
+    return f"STRUCT<{inner}>"
+
+
+def _map_type(kind: inspect.DictType, where: str) -> str:
+    if not isinstance(kind.key_type, inspect.StrType):
+        raise TopologyError(f"{where}: an object's keys are texts.", next_step="Declare it as dict[str, ...].")
+    return f"MAP<STRING, {_sql_type(kind.value_type, where)}>"
 
 
 def quote_counter(contract: type[msgspec.Struct]) -> Callable[[msgspec.Struct], int] | None:
@@ -142,8 +165,8 @@ def _total(counts: list[str | None]) -> str | None:
     return " + ".join([str(fixed), *(count for count in counts if count and not count.isdigit())])
 
 
-def decimals(contract: type[msgspec.Struct]) -> list[tuple[str, str, str]]:
-    """The declared amounts of a contract, nested ones included.
+def decimals(contract: Any) -> list[tuple[str, str, str]]:
+    """The declared amounts of a contract, or of any type that a field may have, nested ones included.
 
     Each is its path for messages, its Spark SQL type, and Python text that collects its values from `values`.
     """
@@ -168,5 +191,5 @@ def decimals(contract: type[msgspec.Struct]) -> list[tuple[str, str, str]]:
             case inspect.Metadata():
                 visit(kind.type, path, item, loops)
 
-    visit(_struct(contract), "$", "v", "")
+    visit(inspect.type_info(contract), "$", "v", "")
     return found

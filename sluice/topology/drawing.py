@@ -43,7 +43,7 @@ def detail(node: nodes.Node) -> str:
 def _detail(node: nodes.Node) -> str:  # noqa: C901  (one line for each kind)
     match node:
         case nodes.Source():
-            return f"{node.serde.contract.__name__}, event time {node.event_time or 'of the record'}"
+            return f"{node.serde.name}, event time {node.event_time or 'of the record'}"
         case nodes.Filter():
             return node.where
         case nodes.SelectKey():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -34,6 +34,8 @@ class Expression:
     text: str
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
+    unnamed: frozenset[int] = frozenset()
+    """Where columns stand that name a field of a struct, as in `struct(amount)`: another column must not rename it."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -44,7 +46,7 @@ class Expression:
         """The same expression with every column replaced by `columns[name]`."""
         out, end = [], 0
         for name, start, stop in self.names:
-            out += [self.text[end:start], columns[name]]
+            out += [self.text[end:start], columns[name], f" AS {quoted(name)}" if start in self.unnamed else ""]
             end = stop
         return "".join([*out, self.text[end:]])
 
@@ -54,7 +56,7 @@ def parse(text: str) -> Expression:
     """Read `text`; TopologyError says what is wrong with it and where."""
     try:
         tree, *more = sqlglot.parse(text, dialect="spark")
-    except SqlglotError as error:
+    except (SqlglotError, LookupError, TypeError, ValueError) as error:  # all of them over calls like `date_part()`
         problem = (getattr(error, "errors", None) or [{}])[0]
         where = f" (column {problem['col']})" if problem.get("col") else ""
         told = str(problem.get("description") or error)
@@ -65,7 +67,7 @@ def parse(text: str) -> Expression:
     if why := _refusal(tree):
         raise TopologyError(f"{text!r} {why}.")
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
-    return Expression(text, tuple(names), any(map(_aggregates, tree.walk())))
+    return Expression(text, tuple(names), any(map(aggregates, tree.walk())), frozenset(_unnamed(tree)))
 
 
 @cache
@@ -102,9 +104,9 @@ def in_order(text: str) -> Parts | str:
     tree = sqlglot.parse_one(text, dialect="spark")
 
     def replaced(node: exp.Expr) -> exp.Expr:
-        if not _aggregates(node):
+        if not aggregates(node) and not isinstance(node, exp.Filter):
             return node
-        function = _in_order(node)
+        function = _in_order(_conditional(node) if isinstance(node, exp.Filter) else node)
         if function is None:
             raise _NotInOrderError(node.sql(dialect="spark"))
         if function not in found:
@@ -126,8 +128,25 @@ _IN_ORDER: dict[type[exp.Expr], str] = {
     exp.Sum: "sum", exp.Min: "min", exp.Max: "max", exp.Avg: "avg", exp.ArrayAgg: "collect_list",
     exp.ArrayUniqueAgg: "collect_set", exp.First: "first", exp.Last: "last",
 }  # fmt: skip
-ORDER_MATTERS = frozenset({"collect_list", "collect_set", "first", "last", "top"})
-"""Functions whose result depends on the order of the records, which Spark's own do not keep."""
+ORDER_MATTERS = frozenset({"collect_list", "collect_set", "count_distinct", "first", "last", "top"})
+"""Functions whose result depends on the order of the records, which Spark's own do not keep, or that need them all."""
+
+
+def _conditional(node: exp.Filter) -> exp.Expr:
+    """`sum(x) FILTER (WHERE c)` as `sum(IF(c, x, NULL))`: a null counts for nothing."""
+    function: exp.Expr = node.this.copy()
+    condition = node.expression.this
+    if function.expressions:
+        function.set(
+            "expressions", [exp.func("if", condition, function.expressions[0], exp.null()), *function.expressions[1:]]
+        )
+        return function  # top(x, 3)
+    of = function.this
+    if isinstance(of, exp.Distinct):
+        of.set("expressions", [exp.func("if", condition, one, exp.null()) for one in of.expressions])
+    else:
+        function.set("this", exp.func("if", condition, exp.true() if isinstance(of, exp.Star) else of, exp.null()))
+    return function
 
 
 def _in_order(node: exp.Expr) -> tuple[str, str | None, int] | None:
@@ -163,22 +182,30 @@ def reference(name: str) -> str:
 
 def element_fields(array: str) -> dict[str, str]:
     """The fields of the structs in an array of that type, each with its type; none for any other type."""
-    inner = array.removeprefix("ARRAY<STRUCT<").removesuffix(">>")
-    if not array.startswith("ARRAY<STRUCT<"):
+    return struct_fields(array.removeprefix("ARRAY<").removesuffix(">")) if array.startswith("ARRAY<") else {}
+
+
+def struct_fields(struct: str) -> dict[str, str]:
+    """The fields of a struct's type, each with its type, empty where it is not known; none for any other type."""
+    if not struct.startswith("STRUCT<"):
         return {}
+    inner = struct.removeprefix("STRUCT<").removesuffix(">")
     fields, depth, start = {}, 0, 0
     for i, sign in enumerate(f"{inner},"):
         depth += (sign in "<(") - (sign in ">)")
         if sign == "," and not depth:
-            name, _, kind = inner[start:i].strip().partition(": ")
-            fields[name.strip("`").replace("``", "`")] = kind
+            name, _, kind = inner[start:i].strip().partition(":")
+            fields[name.strip("`").replace("``", "`")] = kind.strip()
             start = i + 1
     return fields
 
 
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
 # What sqlglot takes for a function like any other.
-_MORE_AGGREGATES = {"every", "mean", "some", "std", "try_avg", "try_sum", "top"}
+_MORE_AGGREGATES = {
+    "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg", "try_sum", "top", "vector_avg",
+    "vector_sum",
+}  # fmt: skip
 
 
 def _refusal(tree: exp.Expr) -> str:
@@ -199,12 +226,26 @@ def _refusal(tree: exp.Expr) -> str:
     return ""
 
 
-def _aggregates(node: exp.Expr) -> bool:
-    return isinstance(node, exp.AggFunc) or (isinstance(node, exp.Func) and _name(node) in _MORE_AGGREGATES)
+def aggregates(node: exp.Expr) -> bool:
+    """Whether a node is an aggregate function."""
+    if isinstance(node, exp.AggFunc):
+        return True
+    name = _name(node) if isinstance(node, exp.Func) else ""
+    return name in _MORE_AGGREGATES or "_agg" in name
 
 
 def _name(function: exp.Func) -> str:
     return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
+
+
+def _unnamed(tree: exp.Expr) -> Iterator[int]:
+    for struct in tree.find_all(exp.Struct):
+        for field in struct.expressions:
+            column = field.expression
+            if isinstance(column, exp.Column) and len(column.parts) == 1:
+                _, start, _ = _position(column)
+                if field.this.meta.get("start") == start:  # else the name after AS
+                    yield start
 
 
 def _position(column: exp.Column) -> tuple[str, int, int]:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sluice.errors import TopologyError
-from sluice.topology import nodes, tables
+from sluice.topology import checks, nodes, tables
 from sluice.topology.author import line
-from sluice.topology.handles import Handle, Shape
+from sluice.topology.handles import Handle, Shape, one_value
 from sluice.topology.serdes import fields_of
-from sluice.topology.windows import AnyWindow, Duration, kept_for
+from sluice.topology.windows import AnyWindow, Duration, SessionWindow, SlidingWindow, Window, kept_for
 
 if TYPE_CHECKING:
     from sluice.topology.pipeline import Pipeline
     from sluice.topology.streams import Stream
+
+
+_CALLED = {
+    "initializer": (),
+    "adder": ("key", "value", "aggregate"),
+    "subtractor": ("key", "value", "aggregate"),
+    "merger": ("key", "one", "other"),
+}
+"""The functions of an aggregate, and what each is given."""
 
 
 class _Grouped:
@@ -31,6 +40,18 @@ class _Grouped:
         """The number of records: a JSON number."""
         return self._aggregate(store, {"count": "count(*)"}, scalar=True)
 
+    def _functions(self, store: str, columns: dict[str, str], functions: Mapping[str, Any]) -> None:
+        """TopologyError unless an aggregate by functions has all it needs, and no expressions."""
+        where = self.parent._where(f"aggregate into {store!r}")
+        if columns:
+            raise TopologyError(
+                f"{where} has functions and expressions.", next_step="Give either; two stores can have one each."
+            )
+        for name, function in functions.items():
+            if function is None:
+                raise TopologyError(f"{where} needs a function {name}{_CALLED[name]}.")
+            checks.callable_with(f"{where}: {name}", function, *_CALLED[name])
+
     def _columns(self, store: str, columns: dict[str, str]) -> tables.Table:
         if not columns:
             raise TopologyError(f"{self.parent.pipeline.name}: aggregate into {store!r} at {line()} names no column.")
@@ -39,7 +60,8 @@ class _Grouped:
     def _aggregate(self, store: str, columns: dict[str, str], *, scalar: bool) -> tables.Table:
         for text in columns.values():
             self.parent._check(text, f"aggregate into {store!r}", aggregate=True)
-        return self._add(store, columns, Shape(dict.fromkeys(columns, ""), scalar=scalar), scalar=scalar)
+        shape = one_value("BIGINT") if scalar else Shape(dict.fromkeys(columns, ""))
+        return self._add(store, columns, shape, scalar=scalar)
 
     def _python(self, store: str, python: nodes.PythonAggregate) -> tables.Table:
         shape = Shape.of(python.returns, python.fields)
@@ -67,6 +89,8 @@ class GroupedStream(_Grouped):
         that they have here. A window can be queried until stream time is more than `retention` past its end; without
         it, for ever.
         """
+        where = self.parent._where("windowed_by")
+        checks.instance(where, window, (Window, SlidingWindow, SessionWindow), 'Give for example tumbling("1 minute").')
         windowed = WindowedStream(self.parent, self.key, window)
         if retention is not None:
             windowed.retention_ms = kept_for(window, retention)
@@ -91,27 +115,23 @@ class GroupedStream(_Grouped):
         `adder(key, value, aggregate)` the next; of session windows `merger(key, one, other)` makes one of two.
         `returns` is the aggregate's type, a Struct perhaps.
         """
-        if initializer is None or adder is None:
+        if initializer is None and adder is None:
             return self._columns(store, columns)
-        self._no_both(store, columns)
+        merges = isinstance(self.window, SessionWindow)
+        given = {"initializer": initializer, "adder": adder} | ({"merger": merger} if merges else {})
+        self._functions(store, columns, given)
+        assert adder is not None
+        fields = self.parent._returned(f"aggregate into {store!r}", returns).fields
         takes = self.parent.shape.contract
-        fields = fields_of(returns)
-        python = nodes.PythonAggregate(initializer, adder, None, merger, takes, returns, fields)
-        return self._python(store, python)
+        return self._python(store, nodes.PythonAggregate(initializer, adder, None, merger, takes, returns, fields))
 
     def reduce(self, reducer: Callable[[Any, Any], Any], *, store: str) -> tables.Table:
         """The values put together two at a time, in order: `reducer(so_far, value)` is of the values' own type."""
+        checks.callable_with(self.parent._where(f"reduce into {store!r}"), reducer, "so_far", "value")
         shape = self.parent.shape
         fields = shape.fields if shape.contract is not None else fields_of(None)
         python = nodes.PythonAggregate(None, reducer, None, reducer, shape.contract, shape.contract, fields)
         return self._python(store, python)
-
-    def _no_both(self, store: str, columns: dict[str, str]) -> None:
-        if columns:
-            raise TopologyError(
-                f"{self.parent.pipeline.name}: aggregate into {store!r} at {line()} has functions and expressions.",
-                next_step="Give either; two stores can have one each.",
-            )
 
 
 class WindowedStream(GroupedStream):
@@ -135,9 +155,12 @@ class GroupedTable(_Grouped):
 
         Or by Python functions: `adder(key, value, aggregate)` and `subtractor(key, value, aggregate)`.
         """
-        if initializer is None or adder is None or subtractor is None:
+        given = {"initializer": initializer, "adder": adder, "subtractor": subtractor}
+        if not any(given.values()):
             return self._columns(store, columns)
-        fields = fields_of(returns)
+        self._functions(store, columns, given)
+        assert adder is not None
+        fields = self.parent._returned(f"aggregate into {store!r}", returns).fields
         takes = self.parent.shape.contract
         return self._python(store, nodes.PythonAggregate(initializer, adder, subtractor, None, takes, returns, fields))
 
@@ -145,6 +168,8 @@ class GroupedTable(_Grouped):
         self, adder: Callable[[Any, Any], Any], subtractor: Callable[[Any, Any], Any], *, store: str
     ) -> tables.Table:
         """The values put together: `adder(so_far, value)`, and `subtractor(so_far, value)` for one that goes."""
+        for function in (adder, subtractor):
+            checks.callable_with(self.parent._where(f"reduce into {store!r}"), function, "so_far", "value")
         shape = self.parent.shape
         fields = shape.fields if shape.contract is not None else fields_of(None)
         return self._python(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -51,13 +52,19 @@ def load_file(file: Path) -> Pipeline:
     except SluiceError:
         raise
     except Exception as error:
-        raise TopologyError(f"{file.name} cannot be imported: {type(error).__name__}: {error}.") from error
+        raise TopologyError(f"{_place(file, error)} cannot be imported: {type(error).__name__}: {error}.") from error
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
         raise TopologyError(f"{file.name} holds no pipeline.", next_step='Add: pipeline = Pipeline("name").')
     pipeline.doc = (module.__doc__ or "").strip()
     pipeline.file = file
     return pipeline
+
+
+def _place(file: Path, error: Exception) -> str:
+    """The file, with the line that an error comes from if it is known."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.absolute()]
+    return f"{file.name}:{lines[-1]}" if lines else file.name
 
 
 def load_module(file: Path, name: str = "") -> ModuleType:

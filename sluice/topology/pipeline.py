@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sluice.errors import TopologyError
-from sluice.topology import nodes
+from sluice.topology import checks, nodes
 from sluice.topology.author import line
 from sluice.topology.expressions import METADATA
 from sluice.topology.handles import Shape
@@ -43,12 +43,14 @@ class Pipeline:
         idle: Duration | None = None,
     ) -> None:
         self.name = _valid("pipeline", name)
-        if not 1 <= workers <= 1024:
-            raise TopologyError(f"{name} at {line()}: workers={workers}; there must be 1 to 1024.")
+        if not (isinstance(workers, int) and 1 <= workers <= 1024):
+            raise TopologyError(f"{name} at {line()}: workers={workers!r}; there must be 1 to 1024.")
         self.workers = workers
         self.zone = _zone(name, zone)
         self.max_ahead_ms = milliseconds(max_ahead)
         self.idle_ms = None if idle is None else milliseconds(idle)
+        checks.at_least(f"{name} at {line()}", "max_ahead", self.max_ahead_ms, 0)
+        checks.at_least(f"{name} at {line()}", "idle", self.idle_ms, 1)
         self.nodes: list[nodes.Node] = []
         self.doc = ""
         self.file: Path | None = None
@@ -125,6 +127,12 @@ class Pipeline:
         self.claim("topic", topic)
         where = f"{self.name}: {topic} at {line()}"
         serde = serde_of(value)
+        checks.choice(where, "nulls", nulls, nodes.OnNull)
+        checks.choice(where, "invalid_time", on_time, nodes.OnTime)
+        if key is not None and not isinstance(key, str):
+            checks.callable_with(where, key, "key")
+        if serde.decode is not None:
+            checks.callable_with(where, serde.decode, "data")
         try:
             fields = fields_of(serde.contract)
         except TopologyError as error:
@@ -153,7 +161,7 @@ class Pipeline:
 
 
 def _valid(kind: str, name: str) -> str:
-    if not (_PIPELINE if kind == "pipeline" else _NAME).fullmatch(name):
+    if not isinstance(name, str) or not (_PIPELINE if kind == "pipeline" else _NAME).fullmatch(name):
         dot = "" if kind == "pipeline" else ", '.'"
         raise TopologyError(
             f"{name!r} at {line()} is no name for a {kind}.", next_step=f"Use letters, digits, '_', '-'{dot}."
@@ -167,7 +175,7 @@ def _check_fields(
     for name in named:
         if name is not None and name not in fields:
             raise TopologyError(
-                f"{where}: {serde.contract.__name__} has no field {name!r}.",
+                f"{where}: {serde.name} has no field {name!r}.",
                 next_step=f"There are: {', '.join(fields)}.",
             )
     if event_time is not None and fields[event_time] != "TIMESTAMP":
@@ -183,7 +191,7 @@ def _shape(source: nodes.Source) -> Shape:
 def _zone(pipeline: str, zone: str) -> str:
     try:
         ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError):
+    except (ZoneInfoNotFoundError, ValueError, TypeError):
         raise TopologyError(
             f"{pipeline} at {line()}: {zone!r} is not a time zone.", next_step='Write for example "Europe/Berlin".'
         ) from None

@@ -32,6 +32,11 @@ class Serde:
         """Whether the values are plain text."""
         return self.contract is str
 
+    @property
+    def name(self) -> str:
+        """The contract in words."""
+        return self.contract.__name__ if isinstance(self.contract, type) else str(self.contract)
+
 
 Value: TypeAlias = type | Serde
 """What an author says of a topic's values: a msgspec Struct, `str`, or a Serde."""
@@ -47,13 +52,13 @@ def fields_of(contract: type | None) -> dict[str, str]:
     if contract is None:
         return {TEXT_FIELD: ""}
     if isinstance(contract, type) and issubclass(contract, msgspec.Struct):
+        if "<locals>" in contract.__qualname__:
+            raise TopologyError(
+                f"The contract {contract.__qualname__} is defined in a function.",
+                next_step="Define it in its module, where Spark's tasks can find it by name.",
+            )
         return contracts.fields(contract)
-    try:
-        return {TEXT_FIELD: contracts.sql_type(contract)}
-    except TopologyError:
-        raise TopologyError(
-            f"{contract!r} is not a contract.", next_step="Declare the value as a msgspec.Struct, or as str."
-        ) from None
+    return {TEXT_FIELD: contracts.sql_type(contract)}
 
 
 def is_object(contract: type | None) -> bool:

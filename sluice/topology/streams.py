@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any, overload
 
 from sluice.errors import TopologyError
-from sluice.topology import expressions, grouped, nodes, tables
+from sluice.topology import checks, expressions, grouped, nodes, tables
 from sluice.topology.author import line
 from sluice.topology.handles import Function, Handle, Shape, one_value
-from sluice.topology.serdes import Value, fields_of
+from sluice.topology.serdes import Value
 from sluice.topology.windows import Duration, JoinWindow, milliseconds
 
 
@@ -37,14 +37,14 @@ class Stream(Handle):
         """Keep the records for which the Spark SQL condition, or the Python function of the value, is true."""
         if not isinstance(where, str):
             return self._apply(where, "condition", self.shape)
-        self._check(where, "filter")
+        self._check(where, "filter", "condition")
         return self._next(self.pipeline.add(nodes.Filter, parent=self.node, where=where))
 
     def filter_not(self, where: str | Function) -> Stream:
         """Keep the records for which the condition is not true."""
         if not isinstance(where, str):
             return self._apply(_Not(where), "condition", self.shape)
-        self._check(where, "filter_not")
+        self._check(where, "filter_not", "condition")
         return self.filter(f"NOT coalesce({where}, false)")
 
     def map_values(self, *picked: str | Function, returns: type | None = None, **named: str) -> Stream:
@@ -53,9 +53,9 @@ class Stream(Handle):
         A function takes the value as its contract's Struct, or as JSON gives it, and says with `returns` of which type
         its result is, so that later expressions know its fields. The key stays.
         """
-        if len(picked) == 1 and callable(picked[0]):
-            return self._apply(picked[0], "value", Shape.of(returns, fields_of(returns)), returns)
-        columns = self._columns(_texts(picked), named)
+        if len(picked) == 1 and callable(picked[0]) and not named:
+            return self._apply(picked[0], "value", self._returned("map_values", returns), returns)
+        columns = self._columns(picked, named)
         return self._next(self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns), self._mapped(columns))
 
     def transform(self, function: Function, *, returns: type) -> Stream:
@@ -65,9 +65,12 @@ class Stream(Handle):
         drop or reorder rows, and it leaves the column `_row` alone: that is for filters, flat_map_values and stores. It
         is given a row for every record, with nulls for those that did not get here.
         """
-        fields = fields_of(returns)
-        node = self.pipeline.add(nodes.Transform, parent=self.node, function=function, fields=fields)
-        return self._next(node, Shape.of(returns, fields))
+        checks.callable_with(self._where("transform"), function, "frame")
+        shape = self._returned("transform", returns)
+        if shape.scalar:
+            raise TopologyError(f"{self._where('transform')}: returns={returns!r} names no columns; a Struct does.")
+        node = self.pipeline.add(nodes.Transform, parent=self.node, function=function, fields=shape.fields)
+        return self._next(node, shape)
 
     def map_value(self, value: str) -> Stream:
         """The value becomes the expression's own, no object: later expressions call it `value`."""
@@ -80,7 +83,9 @@ class Stream(Handle):
     ) -> Stream:
         """Key and value become the expressions' values, or what `function(key, value)` returns: the two of them."""
         if function is not None:
-            return self._apply(function, "record", Shape.of(returns, fields_of(returns)), returns)
+            if named:
+                raise TopologyError(f"{self._where('map')} has a function and expressions.", next_step="Give either.")
+            return self._apply(function, "record", self._returned("map", returns), returns)
         self._check(key, "map")
         columns = self._columns((), named)
         # The new key is a field until the value is made, so that both are made of the old record.
@@ -94,16 +99,16 @@ class Stream(Handle):
         Elements that are structs become the value; anything else is called `value`.
         """
         if not isinstance(items, str):
-            return self._apply(items, "values", Shape.of(returns, fields_of(returns)), returns)
-        self._check(items, "flat_map_values")
+            return self._apply(items, "values", self._returned("flat_map_values", returns), returns)
+        self._check(items, "flat_map_values", "array")
         fields = expressions.element_fields(self.fields.get(items, ""))
         return self._flat(items, fields)
 
     def flat_map(self, items: str | Function, *, returns: type | None = None) -> Stream:
         """A record for each element: structs of `key` and `value`, or the pairs that `function(key, value)` returns."""
         if not isinstance(items, str):
-            return self._apply(items, "records", Shape.of(returns, fields_of(returns)), returns)
-        self._check(items, "flat_map")
+            return self._apply(items, "records", self._returned("flat_map", returns), returns)
+        self._check(items, "flat_map", "array")
         return self._flat(items, {"key": "", "value": ""}).select_key("key").map_value("value")
 
     def select_key(self, key: str | Function) -> Stream:
@@ -124,6 +129,8 @@ class Stream(Handle):
     def merge(self, *others: Stream) -> Stream:
         """The records of this stream and the others, whose values have the same fields."""
         for other in others:
+            checks.instance(self._where("merge"), other, Stream, "Streams are merged with streams.")
+            self._together(self._where("merge"), other)
             if other.fields.keys() != self.fields.keys() or other.shape.scalar != self.shape.scalar:
                 raise TopologyError(
                     f"{self.pipeline.name}: merge at {line()}: one stream has the fields {', '.join(self.fields)}, "
@@ -156,7 +163,7 @@ class Stream(Handle):
 
     def group_by(self, key: str) -> grouped.GroupedStream:
         """Group by an expression; its value as text is the key of the stores that follow."""
-        self._check(key, "group_by")
+        self._check(key, "group_by", "key")
         return grouped.GroupedStream(self, key, None)
 
     @overload
@@ -172,9 +179,12 @@ class Stream(Handle):
         name an expression as the key to look up. `how`: inner; left, where what has no match has a `right` of null;
         outer (of two streams), where it may be the `left` too.
         """
-        where = f"{self.pipeline.name}: join at {line()}"
+        where = self._where("join")
+        checks.instance(where, other, (Stream, tables.Table), "A stream is joined with a stream or a table.")
+        checks.choice(where, "how", how, nodes.How)
+        self._together(where, other)
         if isinstance(other, Stream):
-            if window is None or on is not None:
+            if not isinstance(window, JoinWindow) or on is not None:
                 raise TopologyError(
                     f"{where}: two streams are joined by key within a window.",
                     next_step='Write join(other, within("5 minutes")).',
@@ -212,6 +222,7 @@ class Stream(Handle):
         and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. What it forwards is the stream's next
         value, of type `returns`; `outputs` names further outputs with their types.
         """
+        _check_processor(self._where("process"), processor)
         kept = {name: _kept(given) for name, given in (stores or {}).items()}
         named = {"output": returns, **(outputs or {})}
         node = self.pipeline.add(
@@ -223,17 +234,21 @@ class Stream(Handle):
     def deduplicate(self, by: str, *, within: Duration) -> Stream:
         """Let the first record of each id, the expression `by`, go on; drop and count others `within` that time."""
         self._check(by, "deduplicate")
-        return self._next(self.pipeline.add(nodes.Deduplicate, parent=self.node, by=by, within_ms=milliseconds(within)))
+        within_ms = milliseconds(within)
+        checks.at_least(self._where("deduplicate"), "within", within_ms, 0)
+        return self._next(self.pipeline.add(nodes.Deduplicate, parent=self.node, by=by, within_ms=within_ms))
 
     def _joined(self, other: Handle, kind: Any, how: nodes.How, **more: Any) -> Stream:
         node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, **more)
-        return self._next(node, Shape({"left": "", "right": ""}))
+        return self._next(node, Shape.joined(self.shape, other.shape))
 
     def _flat(self, items: str, fields: dict[str, str]) -> Stream:
         node = self.pipeline.add(nodes.FlatMapValues, parent=self.node, items=items, fields=fields)
         return self._next(node, Shape(fields) if fields else one_value())
 
-    def _apply(self, function: Any, gives: Any, shape: Shape, returns: type | None = None) -> Stream:
+    def _apply(self, function: Any, gives: str, shape: Shape, returns: type | None = None) -> Stream:
+        step, given = _CALLED[gives]
+        checks.callable_with(self._where(step), getattr(function, "condition", function), *given)
         node = self.pipeline.add(
             nodes.Apply, parent=self.node, function=function, gives=gives, takes=self.shape.contract, returns=returns,
             fields=shape.fields,
@@ -245,6 +260,18 @@ class Stream(Handle):
 
 
 _NEW_KEY = "__key"
+
+
+_CALLED = {
+    "value": ("map_values", ("value",)),
+    "values": ("flat_map_values", ("value",)),
+    "record": ("map", ("key", "value")),
+    "records": ("flat_map", ("key", "value")),
+    "condition": ("filter", ("value",)),
+    "key": ("select_key", ("value",)),
+    "nothing": ("peek", ("key", "value")),
+}
+"""What a function gives → the step that it is of, and what it is given."""
 
 
 class _Not:
@@ -268,7 +295,11 @@ def _kept(given: Any) -> tuple[Any, int | None]:
     return kind, None if ttl is None else milliseconds(ttl)
 
 
-def _texts(picked: tuple[str | Function, ...]) -> tuple[str, ...]:
-    if not all(isinstance(one, str) for one in picked):
-        raise TopologyError(f"map_values at {line()} takes one function, or names of fields.")
-    return tuple(one for one in picked if isinstance(one, str))
+def _check_processor(where: str, processor: Any) -> None:
+    process = getattr(processor, "process", None)
+    if not (isinstance(processor, type) and callable(process)):
+        raise TopologyError(
+            f"{where}: {processor!r} is no class with a method process(self, record).",
+            next_step="Give the class itself: one object of it is made in every task.",
+        )
+    checks.callable_with(f"{where}: process", process, "self", "record")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from sluice.errors import TopologyError
-from sluice.topology import expressions, grouped, nodes
+from sluice.topology import checks, expressions, grouped, nodes
 from sluice.topology.author import line
 from sluice.topology.handles import Function, Handle, Shape, one_value
 from sluice.topology.serdes import Value
@@ -44,12 +44,12 @@ class Table(Handle):
 
     def filter(self, where: str) -> Table:
         """Keep the rows for which the condition is true; a row for which it is no longer true is deleted."""
-        self._check(where, "filter")
+        self._check(where, "filter", "condition")
         return Table(self.pipeline, self.pipeline.add(nodes.Filter, parent=self.node, where=where), self.shape)
 
     def filter_not(self, where: str) -> Table:
         """Keep the rows for which the condition is not true."""
-        self._check(where, "filter_not")
+        self._check(where, "filter_not", "condition")
         return self.filter(f"NOT coalesce({where}, false)")
 
     def map_values(self, *picked: str, **named: str) -> Table:
@@ -66,7 +66,7 @@ class Table(Handle):
 
     def group_by(self, key: str) -> grouped.GroupedTable:
         """Group the rows by an expression, to be aggregated with each row counted where it is now."""
-        self._check(key, "group_by")
+        self._check(key, "group_by", "key")
         if nodes.window_of(self.node) is not None:
             raise TopologyError(
                 f"{self.pipeline.name}: group_by at {line()}: the table is windowed.",
@@ -80,7 +80,10 @@ class Table(Handle):
         Both tables' changes count. With `on`, an expression over this table's value, the other's key is that: a
         foreign key. A global table is looked up when a row of this one changes.
         """
-        where = f"{self.pipeline.name}: join at {line()}"
+        where = self._where("join")
+        checks.instance(where, other, Table, "A table is joined with a table; make one of a stream with to_table().")
+        checks.choice(where, "how", how, nodes.How)
+        self._together(where, other)
         for table in (self, other):
             if nodes.window_of(table.node) is not None:
                 raise TopologyError(f"{where}: {table.node.name!r} is windowed; its key matches no table's.")
@@ -94,7 +97,7 @@ class Table(Handle):
         if kind == "lookup" and on is not None:
             raise TopologyError(f"{where}: on= is for tables.", next_step="Read the topic with table() instead.")
         node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, on=on)
-        return Table(self.pipeline, node, Shape({"left": "", "right": ""}))
+        return Table(self.pipeline, node, Shape.joined(self.shape, other.shape))
 
     def left_join(self, other: Table, *, on: str | None = None) -> Table:
         """`join` with `how="left"`."""
@@ -131,9 +134,14 @@ class Table(Handle):
         max_bytes: int | None = None,
         when_full: Literal["emit_early", "shut_down"],
     ) -> Table:
+        where = self._where("suppress")
+        checks.choice(where, "when_full", when_full, Literal["emit_early", "shut_down"])
+        checks.at_least(where, "max_records", max_records, 1)
+        checks.at_least(where, "max_bytes", max_bytes, 1)
+        checks.at_least(where, "limit", limit_ms, 0)
         if until == "window_close" and when_full != "shut_down":
             raise TopologyError(
-                f"{self.pipeline.name}: suppress at {line()}: a window's only result cannot come early.",
+                f"{where}: a window's only result cannot come early.",
                 next_step='Leave when_full="shut_down", or take suppress_until_time_limit.',
             )
         node = self.pipeline.add(

@@ -145,9 +145,10 @@ def milliseconds(duration: Duration) -> int:
     """A duration in whole milliseconds; TopologyError if it cannot be read as one."""
     if isinstance(duration, timedelta):
         return duration // timedelta(milliseconds=1)
-    if isinstance(duration, int):
+    if isinstance(duration, int) and not isinstance(duration, bool):
         return duration
-    match = re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", duration.lower().replace("ms", "millisecond"))
+    text = duration.lower().replace("ms", "millisecond") if isinstance(duration, str) else ""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", text)
     if match is None or match[2] not in _UNITS:
         raise TopologyError(
             f"{duration!r} at {line()} is not a duration.", next_step='Write for example "15 seconds" or "250 ms".'

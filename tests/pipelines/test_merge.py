@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.errors import EngineError
+from sluice.errors import TopologyError
 from tests.pipelines.conftest import Drive
 
 
@@ -56,6 +56,6 @@ def test_streams_of_values_of_two_types_are_not_merged(drive: Drive) -> None:
     paid = pipeline.stream("paid", value=Payment)
     sums = paid.group_by_key().aggregate(store="sums", amount="sum(amount)", account="max(account)").to_stream()
     sums.merge(paid.map_values("account", amount="CAST(amount AS STRING)")).to("merged")
-    with pytest.raises(EngineError, match=r"merge at test_merge.py:58: the values of one .*amount:bigint") as raised:
+    with pytest.raises(TopologyError, match=r"merge at test_merge.py:58: the values of one .*amount:bigint") as raised:
         drive(pipeline)
     assert "CAST" in raised.value.next_step

@@ -55,3 +55,13 @@ def test_a_function_that_loses_the_rows_is_named(drive: Drive) -> None:
     pipeline.stream("readings", value=Reading).transform(without_rows, returns=Summary).to("means")
     with pytest.raises(EngineError, match=r"test_transform.py:\d+ returns a frame without _row"):
         drive(pipeline)
+
+
+def test_a_frame_may_be_made_of_what_an_ordered_step_sends_on(drive: Drive) -> None:
+    pipeline = Pipeline("later")
+    readings = pipeline.stream("readings", value=Reading).group_by("sensor")
+    newest = readings.reduce(lambda one, other: other, store="newest")
+    newest.to_stream().transform(summarized, returns=Summary).to("means")
+    driver = drive(pipeline)
+    driver.pipe("readings", {"sensor": "a", "samples": [1, 3]})
+    assert [(one.key, one.value) for one in driver.output("means")] == [("a", {"sensor": "a", "mean": 2.0})]

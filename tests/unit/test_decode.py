@@ -434,6 +434,7 @@ class Reading:
         return self
 
     def table(self, key: str | None = None) -> Reading:
+        self.pipeline.stream("others", value=str)
         self.pipeline.global_table("orders", value=Order, key=key)
         (job,) = plan(self.pipeline).jobs
         self.reader = TableReader.of(job, self.handoff, BatchClock("nowhere"))

@@ -207,7 +207,7 @@ def test_a_scalar_is_written_as_it_is_unless_it_is_mapped() -> None:
     stream = sales()
     count = stream.group_by("shop").count(store="n")
     count.to("n")
-    count.map_values(n="count", twice="2 * count").to("n_mapped")
+    count.map_values(n="value", twice="2 * value").to("n_mapped")
     plain, mapped = job(stream).table_sinks
     assert (plain.scalar, plain.steps) == (True, ())
     assert mapped.steps == (Select("named_struct('n', v, 'twice', 2 * v)"),)

@@ -45,6 +45,9 @@ POINTED = {
     "  amount\n+ amount ": "  s0_amount\n+ s0_amount ",
     "named_struct('amount', amount)": "named_struct('amount', s0_amount)",
     "ünï = 'ü' AND amount > 1": "s0_uni = 'ü' AND s0_amount > 1",
+    "struct(amount, address.city, city AS town)": "struct(s0_amount AS amount, s0_address.city, n1_city AS town)",
+    "struct(`weird name`, amount + 1)": "struct(s0_weird AS `weird name`, s0_amount + 1)",
+    "transform(items, i -> struct(i, amount))": "transform(s0_items, i -> struct(i, s0_amount AS amount))",
 }
 
 

@@ -64,9 +64,9 @@ WRONG = {
     "something else in its name": ("pipeline = 'orders'", r"a\.py holds no pipeline"),
     "an import that fails": (
         "import no_such_module",
-        r"a\.py cannot be imported: ModuleNotFoundError: .*no_such_module",
+        r"a\.py:1 cannot be imported: ModuleNotFoundError: .*no_such_module",
     ),
-    "a mistake": ("1/0", r"a\.py cannot be imported: ZeroDivisionError"),
+    "a mistake": ("x = 1\n1/0", r"a\.py:2 cannot be imported: ZeroDivisionError"),
     "no Python": ("pipeline =", r"a\.py cannot be imported: SyntaxError"),
     "a wrong topology": (
         GOOD.format(name="one").replace('"shop").c', '"shpo").c'),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from sluice import Decimal2, Pipeline, tumbling
+from sluice import Decimal2, Pipeline, session, tumbling
 from sluice.errors import TopologyError
 from sluice.topology import nodes
 from sluice.topology.streams import Stream
@@ -27,6 +27,10 @@ class Sale(Struct):
 class Shop(Struct):
     shop: str
     city: str
+
+
+class Tree(Struct):
+    left: Tree | None = None
 
 
 def sales() -> Stream:
@@ -121,7 +125,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no workers": (lambda: Pipeline("p", workers=0), r"workers=0; there must be 1 to 1024"),
     "a value that is no Struct": (
         lambda: Pipeline("p").stream("s", value=dict),
-        r"is not a contract",
+        r"an object's keys are texts",
     ),
     "a windowed store joined with a table": (
         lambda: joined(windowed=True),
@@ -133,6 +137,96 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: tumbling("1 fortnight"),
         r"'1 fortnight' at .* is not a duration\. Write for example",
     ),
+    "a field that an object within the value has not": (
+        lambda: (s := sales()).join(s.pipeline.table("shops", value=Shop)).map_values(x="right.citty"),
+        r"'right\.citty' reads citty of right: it is not there\. There are: shop, city",
+    ),
+    "a field of a text": (lambda: sales().filter("shop.city = 'a'"), r"reads city of shop, which is STRING"),
+    "a function that Spark has not": (
+        lambda: sales().map_values(x="uper(shop)"),
+        r"calls uper, which Spark SQL has not\. Is it upper",
+    ),
+    "a condition that is none": (lambda: sales().filter("amount + 1"), r"'amount \+ 1' is .*, not a condition"),
+    "a text that is taken apart": (lambda: sales().flat_map_values("shop"), r"'shop' is STRING, not an array"),
+    "a sum of texts": (
+        lambda: sales().group_by("shop").aggregate(store="s", x="sum(shop)"),
+        r"sum needs a number, and shop is STRING\. .*CAST",
+    ),
+    "an aggregate of an aggregate": (
+        lambda: sales().group_by("shop").aggregate(store="s", x="sum(max(amount))"),
+        r"aggregates what is aggregated already",
+    ),
+    "a field beside an aggregate": (
+        lambda: sales().group_by("shop").aggregate(store="s", x="sum(amount) + amount"),
+        r"reads amount beside an aggregate",
+    ),
+    "a sum of different values": (
+        lambda: sales().group_by("shop").aggregate(store="s", x="sum(DISTINCT amount)"),
+        r"DISTINCT goes with count",
+    ),
+    "the top of nothing said": (
+        lambda: sales().group_by("shop").aggregate(store="s", x="top(amount)"),
+        r"how many to keep\. Write top\(amount, 3\)",
+    ),
+    "a key that is always null": (lambda: sales().group_by("CAST(NULL AS STRING)"), r"is always null"),
+    "a function as an expression": (lambda: sales().group_by(len), r"will not do\. Write an expression"),  # type: ignore[arg-type]
+    "a number as a condition": (lambda: sales().filter(3), r"filter at .*: 3 is no function"),  # type: ignore[arg-type]
+    "a function of too many": (
+        lambda: sales().map_values(lambda key, sale: sale, returns=Sale),
+        r"map_values at .*<lambda>\(key, sale\) cannot be called with \(value\)",
+    ),
+    "a function beside expressions": (
+        lambda: sales().map(lambda key, sale: (key, sale), shop="shop"),
+        r"map at .* has a function and expressions",
+    ),
+    "an adder of too few": (
+        lambda: sales().group_by("shop").aggregate(int, lambda sale, n: n + 1, store="n", returns=int),  # type: ignore[arg-type, misc]
+        r"adder: <lambda>\(sale, n\) cannot be called with \(key, value, aggregate\)",
+    ),
+    "a first aggregate that is no function": (
+        lambda: sales().group_by("shop").aggregate(0, lambda key, sale, n: n, store="n"),  # type: ignore[arg-type]
+        r"initializer: 0 is no function",
+    ),
+    "a session without a merger": (
+        lambda: sales().group_by("shop").windowed_by(session("1 s")).aggregate(int, lambda k, v, n: n, store="n"),
+        r"needs a function merger",
+    ),
+    "a table's aggregate without a subtractor": (
+        lambda: Pipeline("p").table("t", value=Shop).group_by("city").aggregate(int, lambda k, v, n: n, store="n"),
+        r"needs a function subtractor",
+    ),
+    "a result of no type": (
+        lambda: sales().map_values(lambda sale: sale, returns=3),  # type: ignore[arg-type]
+        r"map_values at .*returns=3 is not a contract",
+    ),
+    "a window that is a text": (
+        lambda: sales().group_by("shop").windowed_by("1 minute"),  # type: ignore[arg-type]
+        r"windowed_by at .*'1 minute' will not do\. Give for example tumbling",
+    ),
+    "a duration that is a fraction": (lambda: tumbling(1.5), r"1\.5 at .* is not a duration"),  # type: ignore[arg-type]
+    "idle for less than nothing": (lambda: Pipeline("p", idle=-1), r"idle is -1; it must be at least 1"),
+    "two streams of different pipelines": (
+        lambda: sales().merge(Pipeline("other").stream("sales", value=Sale)),
+        r"merge at .*of another pipeline, 'other'",
+    ),
+    "a join with a text": (lambda: sales().join("shops"), r"join at .*'shops' will not do"),  # type: ignore[call-overload]
+    "an unknown policy": (
+        lambda: Pipeline("p").stream("s", value=Sale, invalid_time="ignore"),  # type: ignore[arg-type]
+        r"no invalid_time='ignore'\. Choose 'dead_letter', 'skip', 'fail', 'clock'",
+    ),
+    "an unknown policy of an output": (
+        lambda: sales().to("out", on_error="ignore"),  # type: ignore[arg-type]
+        r"no on_error='ignore'",
+    ),
+    "a processor that is no class": (
+        lambda: sales().process(lambda record: None),  # type: ignore[arg-type]
+        r"no class with a method process",
+    ),
+    "a contract with keys that are numbers": (
+        lambda: Pipeline("p").stream("s", value=dict[int, str]),
+        r"an object's keys are texts",
+    ),
+    "a contract that holds itself": (lambda: Pipeline("p").stream("s", value=Tree), r"a contract that holds itself"),
     "a window of half a second in words": (lambda: tumbling("0.5 seconds"), r"'0\.5 seconds' at .* is not a duration"),
 }  # fmt: skip
 

@@ -1,0 +1,81 @@
+"""Whether Spark can run a pipeline, and whether it goes on from its state: found out without a record or a broker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sluice.engine.changes import check_changes
+from sluice.engine.evolution import require_compatible
+from sluice.engine.frames import Frames
+from sluice.engine.located import Unresolved, told
+from sluice.engine.registration import job_info
+from sluice.engine.session import session
+from sluice.engine.storage import Storage
+from sluice.plan import Job, Plan
+from sluice.provision.checks import LOOPBACK
+from sluice.settings import Settings
+from sluice.state.ledger import Ledger
+from sluice.submission import QUIET_JVM
+
+_RECORD = (
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, headers STRING, "
+    "sequence BIGINT"
+)
+
+
+@dataclass(frozen=True)
+class NoRecords:
+    """Topics in which there is nothing."""
+
+    spark: SparkSession
+    interleaved = False
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """One each."""
+        return dict.fromkeys(topics, 1)
+
+    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+        """A frame of no rows."""
+        return self.spark.createDataFrame([], _RECORD)
+
+
+def check(settings: Settings, planned: Sequence[Plan]) -> None:
+    """Have Spark look at every expression, and compare with the state that there is.
+
+    Raises TopologyError for an expression that Spark cannot take, EvolutionError for a change that state does not
+    survive.
+    """
+    alone = {
+        "spark.master": "local[1]",
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.extraJavaOptions": " ".join(QUIET_JVM),
+    }
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    spark = session(replace(settings, spark_conf={**alone, **settings.spark_conf}), "sluice check")
+    try:
+        with Ledger.open(settings.ledger) as ledger:
+            for job in (job for plan in planned for job in plan.jobs):
+                check_job(spark, job, settings, ledger)
+    finally:
+        spark.stop()
+
+
+def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> None:
+    """The same for one job."""
+    name = job.pipeline.name
+    generation = ledger.generation(name, job.name) or 1
+    storage = Storage.of(job, generation, settings)
+    source = NoRecords(spark)
+    frames = Frames(spark, job, storage, source, 1, source.partitions(job.topics))
+    frames.shared_out()
+    try:
+        check_changes(spark, job, frames.types)
+    except Unresolved as error:
+        raise told(job, error) from None
+    if ledger.last_batch(name, job.name, generation) is not None:
+        require_compatible(ledger.job(name, job.name, generation), job_info(storage, frames.types))

@@ -1,0 +1,131 @@
+"""What is wrong with an expression's types, as far as its text and the contracts tell: Spark itself is asked later.
+
+Only what is certain is refused here; of a function's result, say, nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Literal
+
+import sqlglot
+from sqlglot import exp
+
+from sluice.errors import TopologyError
+from sluice.topology.expressions import aggregates, struct_fields
+from sluice.topology.spark_functions import OF_SPARK_ALONE
+
+Need = Literal["condition", "array", "key", ""]
+"""What an expression must give: a BOOLEAN, an ARRAY, anything but always null, or anything."""
+
+_OURS = frozenset({"top"})
+_NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
+_ADDED_UP = exp.Sum | exp.Avg
+_NOT_ADDED = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "BINARY", "ARRAY", "MAP", "STRUCT")
+
+
+def require(text: str, known: Mapping[str, str], where: str, need: Need = "") -> None:
+    """TopologyError if `text` calls an unknown function, reads a field that an object lacks, or gives another type."""
+    tree = sqlglot.parse_one(text, dialect="spark")
+    where = f"{where}: {text!r}"
+    for node in tree.walk():
+        if isinstance(node, exp.Anonymous):
+            _require_function(node, where)
+        elif isinstance(node, exp.Column):
+            _path(node, known, where)
+        elif isinstance(node, _ADDED_UP):
+            _require_number(node, known, where)
+        elif isinstance(node, exp.Distinct) and not (isinstance(node.parent, exp.Count) and len(node.expressions) == 1):
+            raise TopologyError(
+                f"{where}: DISTINCT goes with count and one field.", next_step="Write count(DISTINCT struct(a, b))."
+            )
+    for wrong in _misplaced(tree):
+        raise TopologyError(f"{where} {wrong}.")
+    kind = _kind(tree, known)
+    if need == "condition" and kind not in ("", "BOOLEAN"):
+        raise TopologyError(f"{where} is {kind}, not a condition.", next_step="Compare it with something.")
+    if need == "array" and kind and not kind.startswith("ARRAY"):
+        raise TopologyError(f"{where} is {kind}, not an array.", next_step="Make one, as split(text, ' ') does.")
+    if need == "key" and kind == "NULL":
+        raise TopologyError(f"{where} is always null: no record would have a key.")
+
+
+def _require_function(node: exp.Anonymous, where: str) -> None:
+    name = node.name.lower()
+    if name in _OURS:
+        _require_top(node, where)
+    elif name not in OF_SPARK_ALONE:
+        known = [*OF_SPARK_ALONE, *_OURS, *(name.lower() for name in exp.FUNCTION_BY_NAME)]
+        close = get_close_matches(name, known)
+        raise TopologyError(
+            f"{where} calls {node.name}, which Spark SQL has not.",
+            next_step=f"Is it {' or '.join(close)}?" if close else "A Python function may do what is wanted.",
+        )
+
+
+def _require_top(node: exp.Anonymous, where: str) -> None:
+    number = node.expressions[1] if len(node.expressions) == 2 else None
+    if not (isinstance(number, exp.Literal) and number.name.isdigit() and int(number.name) > 0):
+        raise TopologyError(f"{where}: top takes a value and how many to keep.", next_step="Write top(amount, 3).")
+
+
+def _require_number(node: exp.Expr, known: Mapping[str, str], where: str) -> None:
+    kind = _kind(node.this, known)
+    if kind.startswith(_NOT_ADDED):
+        name = type(node).__name__.lower()
+        raise TopologyError(
+            f"{where}: {name} needs a number, and {node.this.sql(dialect='spark')} is {kind}.",
+            next_step=f"Take another field, or write {name}(CAST(... AS DOUBLE))." if kind == "STRING" else "",
+        )
+
+
+def _misplaced(tree: exp.Expr) -> Iterator[str]:
+    """What is wrong with the places of aggregates, and of fields beside them."""
+    inner = [node for node in tree.walk() if aggregates(node)]
+    for node in inner:
+        if any(aggregates(above) for above in _above(node)):
+            yield f"aggregates what is aggregated already, by {node.sql(dialect='spark')}"
+    for column in tree.find_all(exp.Column) if inner else ():
+        if not any(aggregates(above) or isinstance(above, exp.Filter | exp.WithinGroup) for above in _above(column)):
+            yield f"reads {column.sql(dialect='spark')} beside an aggregate, where there are many: write max(...) of it"
+
+
+def _above(node: exp.Expr) -> Iterator[exp.Expr]:
+    while (parent := node.parent) is not None:
+        yield parent
+        node = parent
+
+
+def _kind(node: exp.Expr, known: Mapping[str, str]) -> str:
+    """The type of a value, if the text tells it for certain; else empty."""
+    match node:
+        case exp.Paren():
+            return _kind(node.this, known)
+        case exp.Column():
+            return _path(node, known, "")
+        case exp.Literal():
+            return "STRING" if node.is_string else "DOUBLE"
+        case exp.Cast():
+            return "NULL" if isinstance(node.this, exp.Null) else node.to.sql(dialect="spark")
+        case exp.Null():
+            return "NULL"
+        case exp.Boolean() | exp.Predicate() | exp.And() | exp.Or() | exp.Not():
+            return "BOOLEAN"
+    return "a number or a time" if isinstance(node, _NUMBERS) else ""
+
+
+def _path(column: exp.Column, known: Mapping[str, str], where: str) -> str:
+    """The type of a field, or of one within it; TopologyError if an object has no field of that name."""
+    first, *rest = (part.name for part in column.parts)
+    kind = known.get(first, "")
+    for name in rest:
+        if not kind or kind.startswith(("ARRAY", "MAP", "VARIANT")):
+            return ""
+        fields = {field.lower(): inner for field, inner in struct_fields(kind).items()}
+        if name.lower() not in fields:
+            there = f"There are: {', '.join(struct_fields(kind))}." if fields else ""
+            of = first if fields else f"{first}, which is {kind}"
+            raise TopologyError(f"{where} reads {name} of {of}: it is not there.", next_step=there)
+        first, kind = name, fields[name.lower()]
+    return kind

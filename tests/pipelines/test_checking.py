@@ -1,0 +1,110 @@
+"""What Spark alone finds wrong with a pipeline is said with file, line and step, before there is a record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlglot
+from msgspec import Struct
+from pyspark.sql import SparkSession
+from sqlglot import exp
+
+from sluice import Pipeline, session
+from sluice.engine.checking import NoRecords, check_job
+from sluice.engine.evolution import EvolutionError
+from sluice.engine.frames import Frames
+from sluice.engine.registration import job_info
+from sluice.engine.storage import Storage
+from sluice.errors import TopologyError
+from sluice.plan import plan
+from sluice.settings import Settings
+from sluice.state.ledger import Ledger
+from sluice.topology.spark_functions import OF_SPARK_ALONE
+from sluice.topology.streams import Stream
+from tests.states import make_cut
+
+
+class Sale(Struct):
+    item: str
+    amount: int
+    tags: list[str] = []
+
+
+def check(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
+    settings = Settings.read({"SLUICE_HOME": str(home)})
+    with Ledger.open(settings.ledger) as ledger:
+        for job in plan(pipeline).jobs:
+            check_job(spark, job, settings, ledger)
+
+
+WRONG: dict[str, tuple[Callable[[Stream], object], str]] = {
+    "a step": (
+        lambda s: s.map_values(x="tags.foo").to("out"),
+        r"map values at .*'x = tags\.foo'.* resolve \"tags\[foo\]",
+    ),
+    "syntax": (lambda s: s.filter("item in ['a']").to("out"), r"filter at .*Spark says: Syntax error"),
+    "a fused aggregate": (
+        lambda s: s.group_by("item").aggregate(store="n", x="max_by(item)"),
+        r"store n at .*Spark says: The `max_by` requires",
+    ),
+    "an ordered aggregate": (
+        lambda s: s.group_by("item").windowed_by(session("1 s")).aggregate(store="n", x="sum(amount[0])"),
+        r"store n at .*Can't extract a value from \"amount\"",
+    ),
+    "an aggregate of objects": (
+        lambda s: s.group_by("item").windowed_by(session("1 s")).aggregate(store="n", x="max(struct(item))"),
+        r"aggregate into 'n' at .*max needs int or .*not an object",
+    ),
+    "a key": (lambda s: s.deduplicate("item[0]", within=1).to("out"), r"deduplicate at .*\"item\""),
+    "a table's output": (
+        lambda s: s.group_by("item").count(store="n").map_values(x="value[0]").to("out"),
+        r"topic out at .*Can't extract a value",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_mistake_that_only_spark_sees_is_located(wrong: str, spark: SparkSession, tmp_path: Path) -> None:
+    write, says = WRONG[wrong]
+    pipeline = Pipeline("mistaken", workers=1)
+    write(pipeline.stream("sales", value=Sale))
+    with pytest.raises(TopologyError, match=says) as said:
+        check(spark, pipeline, tmp_path)
+    assert re.search(r"test_checking\.py:\d+", str(said.value))
+
+
+def test_a_pipeline_is_checked_against_the_state_that_it_has(spark: SparkSession, tmp_path: Path) -> None:
+    def counted(key: str) -> Pipeline:
+        pipeline = Pipeline("changing", workers=1)
+        pipeline.stream("sales", value=Sale).group_by(key).count(store="n")
+        return pipeline
+
+    settings = Settings.read({"SLUICE_HOME": str(tmp_path)})
+    (job,) = plan(counted("item")).jobs
+    storage = Storage.of(job, 1, settings)
+    frames = Frames(spark, job, storage, NoRecords(spark), 1, {"sales": 1})
+    frames.shared_out()
+    with Ledger.open(settings.ledger) as ledger:
+        ledger.register(job_info(storage, frames.types))
+        ledger.publish(make_cut(0, pipeline="changing", job=job.name))
+    check(spark, counted("item"), tmp_path)
+    with pytest.raises(EvolutionError, match=r"store n: key 'item' became 'amount'.*sluice rebuild changing"):
+        check(spark, counted("amount"), tmp_path)
+
+
+def test_every_function_of_spark_is_known(spark: SparkSession) -> None:
+    names = [row[0] for row in spark.sql("SHOW FUNCTIONS").collect() if row[0].isidentifier()]
+    assert set(filter(_is_anybodys, names)) == OF_SPARK_ALONE
+
+
+def _is_anybodys(name: str) -> bool:
+    for arguments in ("", "a", "a, b", "a, b, c", "a, b, c, d"):
+        try:
+            if sqlglot.parse_one(f"{name}({arguments})", dialect="spark").find(exp.Anonymous):
+                return True
+        except (sqlglot.errors.SqlglotError, LookupError, TypeError, ValueError):
+            continue
+    return False

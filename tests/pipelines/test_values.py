@@ -1,0 +1,138 @@
+"""Values and keys of every kind go through a pipeline as what they are."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+
+from msgspec import Struct
+
+from sluice import Decimal2, Pipeline, Serde, session
+from sluice.testing import TopologyTestDriver
+from tests.pipelines.conftest import Drive
+
+
+class Place(Struct):
+    city: str
+
+
+class Sale(Struct):
+    item: str
+    amount: int
+    tags: list[str] = []
+
+
+class Visit(Struct):
+    at: datetime
+    day: date
+    price: Decimal2
+    place: Place
+
+
+VISIT = {"at": "2024-01-01T10:00:00.120", "day": "2024-01-01", "price": 1.5, "place": {"city": "Oslo"}}
+
+
+def keys_and_values(driver: TopologyTestDriver, topic: str) -> list[tuple[object, object]]:
+    return [(record.key, record.value) for record in driver.output(topic)]
+
+
+def reasons(driver: TopologyTestDriver) -> list[tuple[object, str, str]]:
+    return [(one.value, one.headers["sluice.reason"], one.headers["sluice.detail"]) for one in driver.dead_letters()]
+
+
+def test_values_may_be_numbers_and_lists(drive: Drive) -> None:
+    pipeline = Pipeline("numbers", workers=1)
+    four_bytes = Serde(
+        int,
+        decode=lambda data: int.from_bytes(data, "big", signed=True),
+        encode=lambda number: number.to_bytes(4, "big", signed=True),
+    )
+    numbers, amounts = pipeline.stream("numbers", value=int), pipeline.stream("amounts", value=Decimal2)
+    numbers.filter("value > 1").map_value("value * 2").to("doubled")
+    amounts.group_by_key().reduce(lambda one, other: one + other, store="sum")
+    pipeline.stream("lists", value=list[int]).flat_map_values("value").to("elements")
+    pipeline.stream("words", value=four_bytes).to("words_copied", value=four_bytes)
+    driver = drive(pipeline)
+    for topic, value in {"numbers": "2", "amounts": "1.25", "lists": "[3, 4]", "words": b"\xff\xff\xff\xfe"}.items():
+        driver.pipe(topic, value, key="k")
+    driver.pipe("numbers", '"2"', key="k")
+    driver.pipe("amounts", "1.255", key="k")
+    driver.pipe("amounts", "2", key="k")
+    assert keys_and_values(driver, "doubled") == [("k", 4)]
+    assert keys_and_values(driver, "elements") == [("k", 3), ("k", 4)]
+    assert keys_and_values(driver, "words_copied") == [("k", b"\xff\xff\xff\xfe")]
+    assert driver.store("sum") == {"k": 3.25}
+    assert reasons(driver) == [
+        (1.255, "digits", "$: 1.255 is not a decimal(12,2)"),
+        ("2", "contract", "Expected `int`, got `str`"),
+    ]
+
+
+def test_times_and_objects_are_aggregated_and_an_object_keeps_its_fields_names(drive: Drive) -> None:
+    pipeline = Pipeline("visits", workers=1)
+    visits = pipeline.stream("visits", value=Visit)
+    by_city = visits.group_by("place.city")
+    by_city.aggregate(store="fused", last="max(at)", place="max(place)", newest="max(struct(at, price))")
+    by_city.windowed_by(session("1 hour")).aggregate(store="ordered", last="max(at)", all="collect_list(struct(day))")
+    driver = drive(pipeline)
+    driver.pipe("visits", VISIT, timestamp=0)
+    at = "2024-01-01T10:00:00.120000Z"
+    assert driver.store("fused") == {
+        "Oslo": {"last": at, "place": {"city": "Oslo"}, "newest": {"at": at, "price": 1.5}}
+    }
+    assert driver.store("ordered") == {("Oslo", 0, 0): {"last": at, "all": [{"day": "2024-01-01"}]}}
+
+
+def test_a_global_tables_key_is_the_text_by_which_a_stream_looks_it_up(drive: Drive) -> None:
+    pipeline = Pipeline("keys", workers=1)
+    visits = pipeline.stream("visits", value=Visit)
+    for field in ("at", "day", "price"):
+        table = pipeline.global_table(f"by_{field}", value=Visit, key=field)
+        visits.join(table, on=field).map_value("right.place.city").to(f"city_by_{field}")
+    driver = drive(pipeline)
+    for field in ("at", "day", "price"):
+        driver.pipe(f"by_{field}", VISIT)
+    driver.cut()
+    driver.pipe("visits", VISIT)
+    assert [list(driver.store(f"by_{field}")) for field in ("at", "day", "price")] == [
+        ["2024-01-01 10:00:00.12"], ["2024-01-01"], ["1.50"],
+    ]  # fmt: skip
+    assert [keys_and_values(driver, f"city_by_{field}") for field in ("at", "day", "price")] == 3 * [[(None, "Oslo")]]
+
+
+def read_sale(data: bytes) -> Sale | dict[str, str]:
+    item, amount = data.decode().split(",")
+    return Sale(item, int(amount)) if amount.isdigit() else {"item": item}
+
+
+def test_what_a_serde_or_a_function_cannot_take_is_one_dead_letter(drive: Drive) -> None:
+    pipeline = Pipeline("refusals", workers=1)
+    commas = pipeline.stream("commas", value=Serde(Sale, decode=read_sale))
+    commas.to("read")
+    sales = pipeline.stream("sales", value=Sale)
+    sales.flat_map_values("tags").to("tags")
+    sales.map_values(lambda sale: 1 / sale.amount, returns=float).to("parts")
+    sales.filter(lambda sale: 2 / sale.amount > 1).to("small")
+    driver = drive(pipeline)
+    driver.pipe("commas", "apple,many", key=b"\xff", headers={"from": "a test"})
+    driver.pipe("commas", "apple,2")
+    driver.pipe("sales", {"item": "pear", "amount": 0, "tags": ["a", "b", "c"]})
+    assert keys_and_values(driver, "read") == [(None, {"item": "apple", "amount": 2, "tags": []})]
+    assert keys_and_values(driver, "tags") == [(None, "a"), (None, "b"), (None, "c")]
+    assert sorted(detail for _, _, detail in reasons(driver)) == [
+        "ZeroDivisionError: division by zero", "decode gave dict, not Sale",
+    ]  # fmt: skip
+    assert {(letter.key, letter.headers.get("from")) for letter in driver.dead_letters()} == {
+        (b"\xff", "a test"), (None, None),
+    }  # fmt: skip
+
+
+def test_a_counts_value_is_called_value_as_that_of_any_store_that_holds_no_object(drive: Drive) -> None:
+    pipeline = Pipeline("counts", workers=1)
+    by_item = pipeline.stream("sales", value=Sale).group_by("item")
+    by_item.count(store="fused").map_values(n="value").to("numbers")
+    by_item.count(store="ordered").filter("value > 1").to("often")
+    driver = drive(pipeline)
+    driver.pipe("sales", {"item": "pear", "amount": 1})
+    driver.pipe("sales", {"item": "pear", "amount": 1})
+    assert keys_and_values(driver, "numbers") == [("pear", {"n": 2})]
+    assert keys_and_values(driver, "often")[-1] == ("pear", 2)
