@@ -28,11 +28,23 @@ hypothesis.settings.load_profile("sluice")
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test's folder says its kind: tests in tests/engine bear the marker `engine`."""
     for item in items:
         if HERE in item.path.parents and item.path.parent != HERE:
             item.add_marker(item.path.relative_to(HERE).parts[0])
+    if hasattr(config, "workerinput"):
+        from tests.parallel import rank
+
+        items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+    """How pytest-xdist deals the tests out to its workers."""
+    from tests.parallel import Dealer
+
+    return Dealer(config)
 
 
 @pytest.hookimpl(wrapper=True)
