@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from sluice.testing.kafka import EmbeddedKafka
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,11 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """How pytest-xdist deals the tests out to its workers."""
     from tests.parallel import Dealer
 
-    return Dealer(config)
+    return Dealer(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,7 +75,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """One real broker for all tests that need one."""
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port()) as broker:
         yield broker
 
 

@@ -6,7 +6,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = ("tests/api/", "tests/browser/")
-"""Folders that share an Airflow. Elsewhere a file's tests stay together; a Spark and a broker each worker has anyway."""
+"""Folders that share an Airflow. Elsewhere it is files that stay together; each worker has a Spark and a broker."""
 
 FIRST = (
     "tests/integration/test_end_to_end.py",
@@ -27,7 +27,7 @@ FIRST = (
 class Dealer(LoadScopeScheduling):  # type: ignore[misc]
     """Gives out files, or folders of `TOGETHER`, in the order in which they were collected."""
 
-    def __init__(self, config: pytest.Config, log: object = None) -> None:
+    def __init__(self, config: pytest.Config, log: object) -> None:
         config.option.loadscopereorder = False
         super().__init__(config, log)
 

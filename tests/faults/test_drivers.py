@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from sluice.errors import StateError
-from sluice.provision.checks import free_port
 from sluice.testing.kafka import running as running_broker
 from tests.faults.clock import SteppedClock
 from tests.faults.conftest import Seen
 from tests.faults.kills import Kills
 from tests.faults.truth import Watching, compare
 from tests.faults.world import Driver, World, wait_until, world
+from tests.ports import free_port
 from tests.postgres import postgres_server
 
 pytestmark = pytest.mark.timeout(7200)

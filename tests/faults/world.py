@@ -25,6 +25,7 @@ from sluice.settings import Settings, settings
 from sluice.state.ledger import Ledger
 from sluice.submission import submission
 from sluice.testing.kafka import EmbeddedKafka
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, JOB = "orders", "main"
@@ -195,7 +196,7 @@ def world(environment: Mapping[str, str] | None = None) -> Iterator[World]:
     """A world that ends with the block, its processes and its folder too."""
     folder = Path(tempfile.mkdtemp(prefix="sluice-fault-"))
     try:
-        with EmbeddedKafka(folder / "kafka") as kafka:
+        with EmbeddedKafka(folder / "kafka", free_port()) as kafka:
             made = World(folder, kafka, dict(environment or {}))
             try:
                 yield made
