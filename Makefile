@@ -24,8 +24,8 @@ demo: $(JARS) ## Kafka, Airflow, sample orders and their answers, from nothing; 
 	@$(BIN)/sluice demo $(if $(EXIT),--exit)
 
 .PHONY: test
-test: $(JARS) ## Run every test; ARGS= goes to pytest, e.g. ARGS='tests/unit -x'
-	@$(BIN)/pytest $(ARGS)
+test: $(JARS) ## Run every test in PROCESSES=2; or, in one, what ARGS= tells pytest, e.g. ARGS='tests/unit -x'
+	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),2) --durations=15)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, format, types and the direction of imports
@@ -95,11 +95,12 @@ $(BIN)/python:
 	else "$(PYTHON)" -m venv $(VENV) || \
 	{ rm -rf $(VENV); echo "Python's venv module is missing: on Debian, apt-get install python3-venv." >&2; exit 2; }; fi
 
-# uv installs the lock three times as fast as pip; without one on the PATH, the locked one is put into the venv.
+# uv installs the lock three times as fast as pip; without one on the PATH, the locked one is put into the venv. Bytecode
+# is made at once, as pip does it: where Python may not write any, each of Airflow's processes would compile all of it.
 $(INSTALLED): requirements.txt pyproject.toml | $(BIN)/python
 	@command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "$$(grep -o '^uv==[^ ]*' requirements.txt)"
 	@echo "Installing requirements.txt into $(VENV)"
-	@VIRTUAL_ENV=$(VENV) $(UV) pip install --requirement requirements.txt
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --compile-bytecode --requirement requirements.txt
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --editable .
 	@touch $@
 

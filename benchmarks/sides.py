@@ -20,8 +20,9 @@ from benchmarks.wrk import Case
 from sluice.samples.topics import produce_orders
 from sluice.state.model import owner
 from sluice.testing.kafka import EmbeddedKafka
-from tests.airflow_server import AirflowServer, free_port
+from tests.airflow_server import AirflowServer
 from tests.api.states import orders_states, totals
+from tests.ports import free_port
 from tests.servers.hosts import TOKEN
 from tests.servers.processes import ServerProcess, environment
 from tests.states import States, ledger_url

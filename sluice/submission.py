@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,8 +46,8 @@ def submission(known: Settings, kafka: Mapping[str, str], master: str) -> Iterat
         return
     # The driver's ports are for this machine only. Jars on the class path, unlike others, can be in the archive.
     said["SPARK_LOCAL_IP"] = LOOPBACK
-    with class_archive(known.jars.parent, jars) as option:
-        options = " ".join(f'"{one}"' for one in (*QUIET_JVM, option))
+    with scratch() as folder, class_archive(known.jars.parent, jars) as option:
+        options = " ".join(f'"{one}"' for one in (*QUIET_JVM, folder, option))
         yield Submission(said, driver_class_path=f"{known.jars}/*", driver_java_options=options)
 
 
@@ -79,6 +80,16 @@ def connector_jars(folder: Path) -> list[Path]:
     if not jars:
         raise SettingsError(f"There are no jars in {folder}.", next_step="Run: python -m sluice.provision jars")
     return jars
+
+
+@contextmanager
+def scratch() -> Iterator[str]:
+    """Yield the JVM's option that puts its temporary files, Spark's too, in a folder that is gone with the block.
+
+    A JVM that ends by itself clears them away; one that is killed leaves some 15 MB of libraries, and what it shuffled.
+    """
+    with tempfile.TemporaryDirectory(prefix="sluice-run-", ignore_cleanup_errors=True) as folder:
+        yield f"-Djava.io.tmpdir={folder}"
 
 
 @contextmanager

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="sluice-airflow-"))
+# Each process has its own, also one that inherits the environment of another.
+HOME = tempfile.mkdtemp(prefix="sluice-airflow-")
+atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+
+os.environ["AIRFLOW_HOME"] = HOME
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 os.environ.setdefault("AIRFLOW__CORE__DAGS_FOLDER", str(Path(__file__).parents[1] / "dags"))

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from types import TracebackType
 from typing import IO
 
 import httpx
+
+from tests.ports import free_port
 
 START_SECONDS = 90.0
 JWT_SECRET = "tests" * 16
@@ -161,14 +162,6 @@ class AirflowServer:
                     return
             time.sleep(0.1)
         raise RuntimeError(f"Airflow did not start:\n{self.log()[-4_000:]}")
-
-
-def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

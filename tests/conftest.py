@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from sluice.testing.kafka import EmbeddedKafka
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,11 +29,23 @@ hypothesis.settings.load_profile("sluice")
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test's folder says its kind: tests in tests/engine bear the marker `engine`."""
     for item in items:
         if HERE in item.path.parents and item.path.parent != HERE:
             item.add_marker(item.path.relative_to(HERE).parts[0])
+    if hasattr(config, "workerinput"):
+        from tests.parallel import rank
+
+        items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """How pytest-xdist deals the tests out to its workers."""
+    from tests.parallel import Dealer
+
+    return Dealer(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,7 +75,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """One real broker for all tests that need one."""
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port()) as broker:
         yield broker
 
 

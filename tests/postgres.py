@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
+from tests.ports import free_port
 
 _USER = "sluice"
 
@@ -27,7 +28,7 @@ def postgres_server(folder: Path, port: int | None = None) -> Iterator[str]:
     binaries = _binaries()
     if binaries is None:
         pytest.skip("PostgreSQL's server is not installed (apt-get install postgresql)")
-    data, log, port = folder / "data", folder / "log", port or _free_port()
+    data, log, port = folder / "data", folder / "log", port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
     as_user = _unprivileged(folder)
     initdb = [*as_user, str(binaries / "initdb"), "-D", str(data), "-U", _USER, "-A", "trust", "-E", "UTF8", "-N"]
@@ -63,13 +64,6 @@ def _unprivileged(folder: Path) -> list[str]:
         if parent.stat().st_uid == 0 and parent != Path("/") and not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o011)
     return ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _wait(server: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -1,5 +1,7 @@
 """Spark's Python daemon with everything a task needs imported before it forks: each worker starts in milliseconds."""
 
+import gc
+
 from pyspark.daemon import manager
 
 import sluice.engine.place
@@ -7,4 +9,6 @@ import sluice.engine.shards
 import sluice.engine.source  # noqa: F401
 
 if __name__ == "__main__":
+    # Workers collect garbage after every task: to look through all that was imported would take longer than the task.
+    gc.freeze()
     manager()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections import Counter
@@ -19,8 +20,11 @@ pytestmark = pytest.mark.api
 
 QUERIES = 500
 ROWS = 30_000
+TRIES = 3
+"""Another process may take the machine during one try; a server that does not keep its UI usable fails all of them."""
 TIMES = 4
 """As many times longer than as many of Airflow's own cheapest requests the first moment may take, and a second."""
+ENDS = itertools.count(2_000_000_000)
 UI = ("/ui/config", "/ui/dags?limit=25", "/api/v2/monitor/health", "/")
 """What Airflow's UI asks for when its list of DAGs is opened."""
 
@@ -29,11 +33,27 @@ UI = ("/ui/config", "/ui/dags?limit=25", "/api/v2/monitor/health", "/")
 class Seen:
     """What came of it; times in seconds."""
 
+    alone: float
+    """Until the UI has all it asks for, with nobody else there: the median of several looks."""
+    cheap: float
+    """For as many of the cheapest requests as there will be heavy ones, all at once."""
     statuses: Counter[int] = field(default_factory=Counter)
-    refused_after: list[float] = field(default_factory=list)
-    """From when all were asked until each that was turned away was told so."""
+    refused_after: float = 0
+    """From when all were asked until the last that was turned away was told so."""
     ui: list[float] = field(default_factory=list)
     """How long each look at the UI took, one after the other all the while."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Who opens the UI as all of them arrive waits behind them in the server's queue, as behind any 500 requests.
+
+        From then on two heavy queries at a time are all there is beside it.
+        """
+        first, *later = self.ui
+        burst = TIMES * self.cheap + 1
+        if max(first, self.refused_after) >= burst or len(later) < 3:
+            return False
+        return statistics.median(later) < 10 * self.alone + 0.2 and max(later) < 20 * self.alone + 2
 
 
 @pytest.fixture
@@ -45,26 +65,25 @@ def heavy(states: States) -> str:
     return "/sluice/v1/stores/windows/combine?pipeline=payroll"
 
 
-async def load(client: httpx.AsyncClient, path: str) -> Seen:
-    """Ask for as much at once, each a question of its own; beside it, look at the UI."""
-    seen, began = Seen(), time.monotonic()
+async def load(client: httpx.AsyncClient, path: str, seen: Seen) -> None:
+    """Ask for as much at once, each a question that nobody has asked yet; beside it, look at the UI."""
+    began = time.monotonic()
 
-    async def ask(number: int) -> None:
-        answer = await client.get(f"{path}&to={2_000_000_000 + number}")
+    async def ask() -> None:
+        answer = await client.get(f"{path}&to={next(ENDS)}")
         seen.statuses[answer.status_code] += 1
         if answer.status_code == 200:
             assert answer.json()["groups"][0]["entries"] == ROWS
         else:
             assert answer.headers["Content-Type"] == "application/problem+json"
             assert answer.headers["Retry-After"]
-            seen.refused_after.append(time.monotonic() - began)
+            seen.refused_after = time.monotonic() - began
 
-    asking = asyncio.gather(*(ask(number) for number in range(QUERIES)))
+    asking = asyncio.gather(*(ask() for _ in range(QUERIES)))
     while not asking.done():
         seen.ui.append(await look(client))
         await asyncio.sleep(0.05)
     await asking
-    return seen
 
 
 async def look(client: httpx.AsyncClient) -> float:
@@ -75,29 +94,26 @@ async def look(client: httpx.AsyncClient) -> float:
     return time.monotonic() - began
 
 
-async def measure(address: str, token: str, heavy: str) -> tuple[float, float, Seen]:
-    """The UI alone, at the median; as many of the cheapest requests there are, all at once; the load."""
+async def measure(address: str, token: str, heavy: str) -> Seen:
+    """The UI alone; as many of the cheapest requests there are, all at once; the load."""
     limits = httpx.Limits(max_connections=QUERIES + len(UI))
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(base_url=address, headers=headers, limits=limits, timeout=120) as client:
         alone = statistics.median([await look(client) for _ in range(10)])
         began = time.monotonic()
         await asyncio.gather(*(client.get("/api/v2/version") for _ in range(QUERIES)))
-        return alone, time.monotonic() - began, await load(client, heavy)
+        seen = Seen(alone, time.monotonic() - began)
+        await load(client, heavy, seen)
+        return seen
 
 
 @pytest.mark.attack("S11", "500 queries at once, each through all of a store, while somebody opens Airflow's UI")
 def test_heavy_queries_are_turned_away_and_the_ui_stays_usable(airflow: AirflowServer, heavy: str) -> None:
-    alone, cheap, seen = asyncio.run(measure(airflow.url, airflow.token("admin"), heavy))
-    told = f"alone {alone:.3f} s, {QUERIES} of the cheapest {cheap:.2f} s, {seen}"
-    assert set(seen.statuses) <= {200, 429, 503}, told
-    assert seen.statuses[200] >= RUNNING + WAITING, told
-    assert seen.statuses[429] > QUERIES / 2, told
-    # Whoever opens the UI as all of them arrive waits behind them in the server's queue, as behind any 500 requests.
-    # From then on two heavy queries at a time are all there is beside it.
-    first, *later = seen.ui
-    assert first < TIMES * cheap + 1, told
-    assert max(seen.refused_after) < TIMES * cheap + 1, told
-    assert len(later) >= 3, told
-    assert statistics.median(later) < 10 * alone + 0.2, told
-    assert max(later) < 20 * alone + 2, told
+    tries: list[Seen] = []
+    while not any(seen.is_usable for seen in tries):
+        assert len(tries) < TRIES, tries
+        seen = asyncio.run(measure(airflow.url, airflow.token("admin"), heavy))
+        assert set(seen.statuses) <= {200, 429, 503}, seen
+        assert seen.statuses[200] >= RUNNING + WAITING, seen
+        assert seen.statuses[429] > QUERIES / 2, seen
+        tries.append(seen)

@@ -36,12 +36,6 @@ def airflow_database() -> None:
     subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
 
 
-@pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
-        yield broker
-
-
 @dataclass(frozen=True)
 class Connections:
     """Airflow's connections, as environment variables."""
@@ -50,9 +44,9 @@ class Connections:
 
 
 @pytest.fixture
-def connections(broker: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Connections:
+def connections(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Connections:
     """The connections of the providers, to the broker and to a Spark in this machine."""
-    kafka = {"bootstrap.servers": broker.bootstrap}
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": kafka}))
+    brokers = {"bootstrap.servers": kafka.bootstrap}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": brokers}))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
-    return Connections(kafka)
+    return Connections(brokers)

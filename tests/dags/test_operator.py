@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,8 @@ def submit(record: Path, *, given: dict[str, Any] | None = None, **arguments: An
     operator = SluiceJobOperator(task_id="main", pipeline="orders", **arguments)
     operator.render_template_fields(cast(Any, context))
     operator.execute(cast(Any, context))
-    return Submitted(*json.loads(record.read_text()))
+    # Each submission has a folder of its own for temporary files.
+    return Submitted(*json.loads(re.sub(r"sluice-run-\w+", "sluice-run", record.read_text())))
 
 
 def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

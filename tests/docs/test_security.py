@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 
 import pytest
 
@@ -14,6 +15,7 @@ FAULTS = {*(f"F{number}" for number in range(1, 24)), *(f"B{number}" for number 
 ATTACKS = {f"S{number}" for number in range(1, 12)}
 
 
+@cache
 def marked(kind: str) -> dict[str, set[str]]:
     """The files with tests that bear a marker, by its number."""
     found: dict[str, set[str]] = defaultdict(set)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sluice.provision.checks import free_port
 from sluice.settings import settings
 from sluice.testing import kafka
 from tests.docs.pages import ROOT, files, read, script, steps
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 

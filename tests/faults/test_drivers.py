@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,13 @@ import psutil
 import pytest
 
 from sluice.errors import StateError
-from sluice.provision.checks import free_port
 from sluice.testing.kafka import running as running_broker
 from tests.faults.clock import SteppedClock
 from tests.faults.conftest import Seen
 from tests.faults.kills import Kills
 from tests.faults.truth import Watching, compare
 from tests.faults.world import Driver, World, wait_until, world
+from tests.ports import free_port
 from tests.postgres import postgres_server
 
 pytestmark = pytest.mark.timeout(7200)
@@ -34,6 +35,18 @@ def test_two_kills(orders: World, seen: Seen) -> None:
     kills = Kills(orders, seed=int(time.time()))
     found = kills.run(2)
     seen(f"died {dict(kills.phases)}; {found}")
+
+
+def test_the_temporary_files_of_a_killed_driver_go_too(
+    orders: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    driver = orders.start()
+    assert wait_until(lambda: bool([*tmp_path.glob("sluice-run-*/spark-*")])), driver.said[-3000:]
+    driver.kill("all")
+    assert [*tmp_path.glob("sluice-run-*/spark-*")]
+    orders.close()
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.heavy

@@ -25,6 +25,7 @@ from sluice.settings import Settings, settings
 from sluice.state.ledger import Ledger
 from sluice.submission import submission
 from sluice.testing.kafka import EmbeddedKafka
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, JOB = "orders", "main"
@@ -96,6 +97,7 @@ class World:
     environment: dict[str, str] = field(default_factory=dict)
     drivers: list[Driver] = field(default_factory=list)
     home: Path = field(init=False)
+    _submitted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     def __post_init__(self) -> None:
         self.home = self.folder / "home"
@@ -129,20 +131,20 @@ class World:
     def start(self, *arguments: str, **environment: str) -> Driver:
         """Start a driver."""
         known = self.settings
-        with submission(known, known.kafka, "local[2]") as told:
-            command = [
-                *(str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"),
-                *("--driver-class-path", told.driver_class_path),
-                *("--driver-java-options", told.driver_java_options),
-                *(str(known.pipelines / "run.py"), *arguments, NAME),
-            ]
-            inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-            log = self.folder / f"driver-{len(self.drivers)}.log"
-            with log.open("wb") as output:
-                process = subprocess.Popen(
-                    command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                    env=inherited | told.environment | self.environment | environment,
-                )  # fmt: skip
+        told = self._submitted.enter_context(submission(known, known.kafka, "local[2]"))
+        command = [
+            *(str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"),
+            *("--driver-class-path", told.driver_class_path),
+            *("--driver-java-options", told.driver_java_options),
+            *(str(known.pipelines / "run.py"), *arguments, NAME),
+        ]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+        log = self.folder / f"driver-{len(self.drivers)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env=inherited | told.environment | self.environment | environment,
+            )  # fmt: skip
         driver = Driver(process, log)
         self.drivers.append(driver)
         return driver
@@ -186,6 +188,7 @@ class World:
         for driver in self.drivers:
             if driver.runs:
                 driver.kill("all")
+        self._submitted.close()
 
 
 @contextlib.contextmanager
@@ -193,7 +196,7 @@ def world(environment: Mapping[str, str] | None = None) -> Iterator[World]:
     """A world that ends with the block, its processes and its folder too."""
     folder = Path(tempfile.mkdtemp(prefix="sluice-fault-"))
     try:
-        with EmbeddedKafka(folder / "kafka") as kafka:
+        with EmbeddedKafka(folder / "kafka", free_port()) as kafka:
             made = World(folder, kafka, dict(environment or {}))
             try:
                 yield made

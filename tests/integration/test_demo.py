@@ -13,9 +13,9 @@ import pytest
 
 from sluice.demo.platform import clear
 from sluice.demo.service import members
-from sluice.provision.checks import free_port
 from sluice.settings import settings
 from sluice.testing.kafka import running
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 

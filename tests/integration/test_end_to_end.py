@@ -17,6 +17,7 @@ from sluice.demo.platform import LocalPlatform
 from sluice.demo.service import members
 from sluice.samples import STORE_1234, Totals, produce_orders, totals_of_topic
 from sluice.samples.topics import read_topic
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -27,7 +28,8 @@ IDLE_S = 10.0
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlatform]:
-    with LocalPlatform(tmp_path_factory.mktemp("platform")) as platform:
+    home = tmp_path_factory.mktemp("platform")
+    with LocalPlatform(home, free_port(), free_port()) as platform:
         sessions = platform.sessions
         platform.start(lambda: send(platform, 4_000, 1_670_230_527))
         yield platform

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,18 +11,17 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice.errors import PreflightError
-from sluice.provision.checks import free_port
 from sluice.testing import kafka
 from sluice.testing.kafka import EmbeddedKafka
+from tests.ports import free_port
 
 pytestmark = pytest.mark.integration
 LONG_AGO = 1_670_230_527_000  # 2022-12-05T08:55:27Z
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
-        yield broker
+@pytest.fixture
+def broker(kafka: EmbeddedKafka) -> EmbeddedKafka:
+    return kafka
 
 
 def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:

@@ -20,6 +20,7 @@ from sluice.settings import settings
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut, JobInfo
 from sluice.testing.kafka import EmbeddedKafka
+from tests.ports import free_port
 
 Events = list[dict[str, Any]]
 
@@ -198,7 +199,7 @@ def test_a_topic_is_waited_for(broker: EmbeddedKafka, ledger: Ledger, topic: str
 def test_a_broker_that_is_down_is_waited_for_and_said_once(
     tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kafka = EmbeddedKafka(tmp_path / "kafka")
+    kafka = EmbeddedKafka(tmp_path / "kafka", free_port())
     connect(monkeypatch, kafka.bootstrap)
     watched = trigger("wanted")
 

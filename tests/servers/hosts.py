@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sluice.server.run import Options, claim, make_app
 from sluice.settings import settings
 from sluice.state.ledger import Ledger
-from tests.airflow_server import free_port
+from tests.ports import free_port
 
 TOKEN = "a-token-of-these-tests"
 CLIENT = httpx.Client(timeout=30, trust_env=False)

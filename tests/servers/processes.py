@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.airflow_server import free_port
+from tests.ports import free_port
 from tests.servers.hosts import TOKEN
 
 SLUICE = str(Path(sys.executable).parent / "sluice")
