@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from pyspark.sql import types as spark
 
-from sluice.engine.ordered import Hosted
+from sluice.engine.hosts import Hosted
 from sluice.engine.shipping import Shipped
 from sluice.engine.specs import OperatorSpec
 from sluice.errors import TopologyError
