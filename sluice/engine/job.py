@@ -135,11 +135,23 @@ def query_errors(publisher: Publisher, storage: Storage) -> Iterator[None]:
     except StreamingQueryException as failed:
         if publisher.error is not None:
             raise publisher.error from None
+        name, cause = storage.job.pipeline.name, _cause(str(failed))
+        if _CANNOT_COMPUTE in cause:
+            way_out = (
+                "An expression has no result for some record. Take a function that gives null then, such as try_cast "
+                "or try_divide, or a Python function, whose errors are dead letters; a store's state follows such a "
+                f"change with: sluice rebuild {name}."
+            )
+        else:
+            way_out = f"If it is the checkpoint {storage.checkpoint} that is damaged: sluice rebuild {name}."
         raise EngineError(
-            f"The query of {storage.job.pipeline.name} failed: {_cause(str(failed))}",
-            next_step="Nothing of the batch is visible; the next run does it again. If it is the checkpoint "
-            f"{storage.checkpoint} that is damaged: sluice rebuild {storage.job.pipeline.name}.",
+            f"The query of {name} failed: {cause}",
+            next_step=f"Nothing of the batch is visible; the next run does it again. {way_out}",
         ) from failed
+
+
+_CANNOT_COMPUTE = "Use `try_"
+"""What Spark adds where a function of SQL could have given null."""
 
 
 def _cause(said: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from sluice import Pipeline, session
 from sluice.engine.handoff import Handoff
+from sluice.errors import EngineError
 from sluice.state.audits import SourceAudit
 from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import owner
@@ -184,6 +185,21 @@ def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatc
         running.run()
     assert running.cuts() == []
     assert running.output("copies") == []
+
+
+def test_an_expression_without_a_result_ends_the_run_and_says_what_to_take_instead(start: Start) -> None:
+    def shares(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        sales_of(pipeline, names).map_values(share="1 / amount").to(names("shares"))
+        return pipeline
+
+    running = start(shares)
+    running.send("sales", sale("a"), sale("b", "0.00"))
+    with pytest.raises(EngineError, match="DIVIDE_BY_ZERO") as raised:
+        running.run()
+    assert "such as try_cast or try_divide" in raised.value.next_step
+    assert running.cuts() == []
+    assert running.output("shares") == []
 
 
 PIPELINE = """
