@@ -97,9 +97,7 @@ def test_whole_numbers_that_might_overflow_are_left_to_spark() -> None:
     assert [row["m0"] for batch in batches for row in batch.to_pylist()] == [large, large, 1]
 
 
-@pytest.mark.parametrize(
-    "text", ["avg(amount)", "sum(amount + 1)", "stddev(amount)", "sum(share)", "max(share)"]
-)
+@pytest.mark.parametrize("text", ["avg(amount)", "sum(amount + 1)", "stddev(amount)", "sum(share)", "max(share)"])
 def test_what_cannot_be_put_together_from_parts_goes_on_record_by_record(text: str) -> None:
     combiner = Combiner.of(job(n="count(*)", value=text), TYPES)
     assert combiner.parts == {}
