@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.changes import check_changes
-from sluice.engine.evolution import require_compatible
+from sluice.engine.evolution import require_compatible, require_same_jobs
 from sluice.engine.frames import Frames
 from sluice.engine.located import Unresolved, told
 from sluice.engine.registration import job_info
@@ -59,8 +59,10 @@ def check(settings: Settings, planned: Sequence[Plan]) -> None:
     spark = session(replace(settings, spark_conf={**alone, **settings.spark_conf}), "sluice check")
     try:
         with Ledger.open(settings.ledger) as ledger:
-            for job in (job for plan in planned for job in plan.jobs):
-                check_job(spark, job, settings, ledger)
+            for plan in planned:
+                require_same_jobs(ledger, plan)
+                for job in plan.jobs:
+                    check_job(spark, job, settings, ledger)
     finally:
         spark.stop()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sluice.errors import EngineError
+from sluice.plan import Job, Plan
+from sluice.state.ledger import Ledger
 from sluice.state.model import JobInfo, StoreInfo
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "cell", "slot")
@@ -22,13 +24,41 @@ def require_compatible(before: JobInfo | None, now: JobInfo) -> None:
     """Raise EvolutionError if the state of `before` has not the meaning that it would have for `now`."""
     if before is None:
         return
-    changes = list(_changes(before, now))
+    _refuse(now.pipeline, list(_changes(before, now)))
+
+
+def require_same_jobs(ledger: Ledger, planned: Plan) -> None:
+    """Raise EvolutionError if a job with state is gone, or a store would be kept by another job than its state."""
+    name = planned.pipeline.name
+    homes = {store: job.name for job in planned.jobs for store in _stores(job)}
+    names = {job.name for job in planned.jobs}
+    before = [info for info in ledger.jobs(name) if ledger.last_batch(name, info.job, info.generation) is not None]
+    moved = [
+        f"store {store.name} moves from job {info.job} to job {homes[store.name]}"
+        for info in before
+        for store in info.stores
+        if homes.get(store.name, info.job) != info.job
+    ]
+    gone = [f"job {info.job} is gone ({_holds(info)})" for info in before if info.job not in names]
+    _refuse(name, moved + gone)
+
+
+def _refuse(pipeline: str, changes: list[str]) -> None:
     if changes:
         raise EvolutionError(
-            f"{now.pipeline} has changed since its state was made: {'; '.join(changes)}. Nothing was read.",
+            f"{pipeline} has changed since its state was made: {'; '.join(changes)}. Nothing was read.",
             next_step="Build the state anew from the topics, while the old one goes on being read: "
-            f"sluice rebuild {now.pipeline}. Or undo the change, or give the pipeline another name.",
+            f"sluice rebuild {pipeline}. Or undo the change, or give the pipeline another name.",
         )
+
+
+def _stores(job: Job) -> set[str]:
+    of_operators = {operator.store for operator in job.operators if operator.store is not None}
+    return of_operators | {slot.store for family in job.families for slot in family.slots}
+
+
+def _holds(info: JobInfo) -> str:
+    return ", ".join(store.name for store in info.stores) or "no store"
 
 
 def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:

@@ -45,6 +45,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
     # Imported here, while the session starts.
     import structlog
 
+    from sluice.engine.evolution import require_same_jobs
     from sluice.engine.job import JobRun
     from sluice.plan import explain, plan
     from sluice.state.ledger import Ledger
@@ -54,6 +55,8 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
     log = structlog.get_logger()
     planned = plan(load_pipeline(configuration.pipelines, name))
     print(explain(planned), flush=True)
+    with Ledger.open(configuration.ledger) as ledger:
+        require_same_jobs(ledger, planned)
     for job in [planned.job(job) for job in chosen] or planned.jobs:
         with Ledger.open(configuration.ledger) as ledger:
             generation = ledger.generation(name, job.name) or 1
@@ -65,10 +68,12 @@ def rebuild(
     configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str, from_topics: bool = False
 ) -> None:
     """Build the state of jobs of a pipeline anew from their topics."""
-    from sluice.engine.rebuild import Rebuild
+    from sluice.engine.rebuild import Rebuild, forget_gone
     from sluice.plan import plan
     from sluice.topology import load_pipeline
 
     planned = plan(load_pipeline(configuration.pipelines, name))
     for job in [planned.job(job) for job in chosen] or planned.jobs:
         Rebuild(spark.result(), job, configuration, from_topics).run()
+    if not chosen:
+        forget_gone(planned, configuration)

@@ -20,7 +20,7 @@ from sluice.engine.job import JobRun
 from sluice.engine.lease import PATIENCE, Lease, this_process
 from sluice.engine.storage import Storage
 from sluice.errors import EngineError
-from sluice.plan import Job
+from sluice.plan import Job, Plan
 from sluice.settings import Settings
 from sluice.state.addresses import drop
 from sluice.state.ledger import Ledger
@@ -48,7 +48,7 @@ class Rebuild:
         with Ledger.open(self.settings.ledger) as ledger:
             old = ledger.generation(name, job)
             if old is None:
-                raise EngineError(f"{name} has no state to build anew.", next_step=f"Run it: sluice run {name}.")
+                return self._begin(ledger)
             with Lease(ledger.leases, name, job, old, this_process("rebuild"), PATIENCE):
                 drop_others(ledger, self.job, old, self.settings)
                 target = self._target(ledger, old)
@@ -58,6 +58,19 @@ class Rebuild:
                 ledger.promote(name, job, new)
         log.info("generation promoted", pipeline=name, job=job, generation=new, before=old)
         return new
+
+    def _begin(self, ledger: Ledger) -> int:
+        """Build the state of a job that is new in its pipeline, up to where the others are: what is out is out."""
+        name = self.job.pipeline.name
+        others = [cut for info in ledger.jobs(name) if (cut := ledger.latest_cut(name, info.job)) is not None]
+        if not others:
+            raise EngineError(f"{name} has no state to build anew.", next_step=f"Run it: sluice run {name}.")
+        read: dict[str, dict[str, int]] = {}
+        for cut in others:
+            read |= {topic: dict(positions) for topic, positions in cut.positions.items() if topic in self.job.topics}
+        self._build(1, read)
+        log.info("state built", pipeline=name, job=self.job.name, generation=1)
+        return 1
 
     def _build(self, generation: int, target: Positions) -> None:
         JobRun(self.spark, self.job, self.settings, generation, self.settings.max_records, replay_to=target).run()
@@ -124,7 +137,25 @@ def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None
             continue
         for worker in info.workers:
             drop(worker.location)
-        filesystem, folder = open_path(Storage.of(job, generation, settings).folder)
-        if filesystem.get_file_info(folder).type != fs.FileType.NotFound:
-            filesystem.delete_dir(folder)
+        _delete(Storage.of(job, generation, settings).folder)
         ledger.forget_generation(job.pipeline.name, job.name, generation)
+
+
+def forget_gone(planned: Plan, settings: Settings) -> None:
+    """Remove all that is left of jobs that a pipeline has no more."""
+    name, jobs = planned.pipeline.name, {job.name for job in planned.jobs}
+    with Ledger.open(settings.ledger) as ledger:
+        gone = [info for info in ledger.all_jobs(name) if info.job not in jobs]
+        for info in gone:
+            for worker in info.workers:
+                drop(worker.location)
+            _delete(f"{settings.checkpoints}/{name}/{info.job}")
+        for job in {info.job for info in gone}:
+            ledger.forget_job(name, job)
+            log.info("job forgotten", pipeline=name, job=job)
+
+
+def _delete(path: str) -> None:
+    filesystem, folder = open_path(path)
+    if filesystem.get_file_info(folder).type != fs.FileType.NotFound:
+        filesystem.delete_dir(folder)

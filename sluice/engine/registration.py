@@ -57,6 +57,7 @@ def _made(node: nodes.Node) -> str:
         if isinstance(one, nodes.Source)
         else f"{drawing.title(one)} {drawing.detail(one)}".strip()
         for one in _ancestors(node)
+        if not (isinstance(one, nodes.Apply) and one.gives == "nothing")  # a peek changes no result
     )
 
 

@@ -76,6 +76,12 @@ class Jobs(Kept):
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(is_of(table, pipeline, job, generation)))
 
+    def forget_job(self, pipeline: str, job: str) -> None:
+        """Remove all that is known of a job, in all its generations."""
+        with speaking_to("Removing the job"), writing(self._engine) as connection:
+            for table in (JOBS, *_BY_GENERATION):
+                connection.execute(delete(table).where(is_of(table, pipeline, job)))
+
     def pipelines(self) -> list[str]:
         """Names of all pipelines with a registered job, sorted."""
         return [row["pipeline"] for row in self._read(select(JOBS.c.pipeline).distinct().order_by(JOBS.c.pipeline))]

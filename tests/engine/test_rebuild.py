@@ -11,16 +11,17 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from sluice import Pipeline
+from sluice import Pipeline, session
+from sluice.engine.evolution import EvolutionError, require_same_jobs
 from sluice.engine.guard import InputError
 from sluice.engine.job import JobRun
 from sluice.engine.lease import Lease, this_process
-from sluice.engine.rebuild import Rebuild
+from sluice.engine.rebuild import Rebuild, forget_gone
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.plan import plan
 from sluice.query import Reader
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import GRACE, Names, address, millis, sale, sales_of, shop
+from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop
 from tests.engine.test_replay import a_busy_day
 
 
@@ -179,8 +180,7 @@ def test_nothing_is_rebuilt_under_a_driver_that_works(start: Start) -> None:
 def test_windows_that_were_let_go_of_are_gone_in_what_is_built_anew_too(start: Start) -> None:
     def a_day(names: Names) -> Pipeline:
         pipeline = names.pipeline()
-        by_shop = sales_of(pipeline, names).group_by("shop")
-        by_shop.windowed_by(GRACE, retention="1 hour").count(store="n_window")
+        by_shop(pipeline, names).windowed_by(GRACE, retention="1 hour").count(store="n_window")
         return pipeline
 
     running = start(a_day)
@@ -190,3 +190,56 @@ def test_windows_that_were_let_go_of_are_gone_in_what_is_built_anew_too(start: S
     assert running.store("n_window") == {("a", millis("12:00:00")): 1}
     rebuild(running)  # which compares what comes out
     assert running.store("n_window") == {("a", millis("12:00:00")): 1}
+
+
+def visited(names: Names, *, counted: bool = False) -> Pipeline:
+    """One ordered job, main; if shops are `counted` too that is in main, and the visits are in a job of their own."""
+    pipeline = names.pipeline()
+    groups = by_shop(pipeline, names)
+    groups.windowed_by(session("1 minute")).count(store="visits").to(names("visits"))
+    if counted:
+        groups.count(store="n")
+    return pipeline
+
+
+def visited_and_counted(names: Names) -> Pipeline:
+    return visited(names, counted=True)
+
+
+def test_a_store_that_comes_into_another_job_is_refused_until_it_is_rebuilt_there(start: Start) -> None:
+    running = start(visited)
+    running.send("sales", sale("a"))
+    running.run()
+    running.pipeline = visited_and_counted(running.names)
+    planned = plan(running.pipeline)
+    with running.ledger() as ledger, pytest.raises(EvolutionError, match="store visits moves from job main to job ord"):
+        require_same_jobs(ledger, planned)
+    for job in planned.jobs:
+        Rebuild(running.spark, job, running.settings).run()
+    with running.ledger() as ledger:
+        require_same_jobs(ledger, planned)
+        assert {(store.name, store.job) for store in ledger.stores(running.pipeline.name)} == {
+            ("n", "main"), ("visits", "ordered"),
+        }  # fmt: skip
+    running.send("sales", sale("b"))
+    for job, generation in zip(planned.jobs, (2, 1), strict=True):
+        assert JobRun(running.spark, job, running.settings, generation).run() == 1
+    assert [key for key, _ in running.output("visits")] == ["a", "b"]
+
+
+def test_a_job_that_the_pipeline_has_no_more_is_refused_and_forgotten_once_it_is_rebuilt(start: Start) -> None:
+    running = start(visited)
+    running.pipeline = visited_and_counted(running.names)
+    running.send("sales", sale("a"))
+    for job in plan(running.pipeline).jobs:
+        JobRun(running.spark, job, running.settings).run()
+    running.pipeline = visited(running.names)
+    planned = plan(running.pipeline)
+    with running.ledger() as ledger, pytest.raises(EvolutionError, match=r"job ordered is gone \(visits\)"):
+        require_same_jobs(ledger, planned)
+    assert rebuild(running) == 2
+    forget_gone(planned, running.settings)
+    with running.ledger() as ledger:
+        require_same_jobs(ledger, planned)
+        assert [(store.name, store.job) for store in ledger.stores(running.pipeline.name)] == [("visits", "main")]
+    assert not list(running.settings.home.rglob("ordered/*"))
