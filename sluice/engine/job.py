@@ -19,6 +19,7 @@ from sluice.engine.frames import Frames
 from sluice.engine.guard import Guard, Positions
 from sluice.engine.kafka import KafkaInput
 from sluice.engine.lease import PATIENCE, Lease, Patience, this_process
+from sluice.engine.located import without_result
 from sluice.engine.produce import (
     TransactionalOutput,
     Writer,
@@ -135,23 +136,13 @@ def query_errors(publisher: Publisher, storage: Storage) -> Iterator[None]:
     except StreamingQueryException as failed:
         if publisher.error is not None:
             raise publisher.error from None
-        name, cause = storage.job.pipeline.name, _cause(str(failed))
-        if _CANNOT_COMPUTE in cause:
-            way_out = (
-                "An expression has no result for some record. Take a function that gives null then, such as try_cast "
-                "or try_divide, or a Python function, whose errors are dead letters; a store's state follows such a "
-                f"change with: sluice rebuild {name}."
-            )
-        else:
-            way_out = f"If it is the checkpoint {storage.checkpoint} that is damaged: sluice rebuild {name}."
+        if (error := without_result(storage.job, str(failed))) is not None:
+            raise error from None
         raise EngineError(
-            f"The query of {name} failed: {cause}",
-            next_step=f"Nothing of the batch is visible; the next run does it again. {way_out}",
+            f"The query of {storage.job.pipeline.name} failed: {_cause(str(failed))}",
+            next_step="Nothing of the batch is visible; the next run does it again. If it is the checkpoint "
+            f"{storage.checkpoint} that is damaged: sluice rebuild {storage.job.pipeline.name}.",
         ) from failed
-
-
-_CANNOT_COMPUTE = "Use `try_"
-"""What Spark adds where a function of SQL could have given null."""
 
 
 def _cause(said: str) -> str:
@@ -159,7 +150,8 @@ def _cause(said: str) -> str:
     lines = [line.strip() for line in said.splitlines()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     raised = [line for line in lines if _PYTHON_ERROR.match(line)]
-    return (causes or raised or lines)[-1][:500]
+    told = said.partition("terminated with exception: ")[2].splitlines()[:1]
+    return (causes or raised or told or lines)[-1][:500]
 
 
 _PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")

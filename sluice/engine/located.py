@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from sluice.errors import TopologyError
+from sluice.errors import EngineError, TopologyError
 from sluice.plan import Job
 from sluice.topology import drawing, nodes
 
@@ -44,9 +44,29 @@ def select(frame: DataFrame, columns: Columns, *kept: str) -> DataFrame:
 
 def told(job: Job, unresolved: Unresolved) -> TopologyError:
     """The error for the author."""
-    node = _node(job, unresolved.name)
+    return TopologyError(f"{_step(job, unresolved.name)} Spark says: {_plain(str(unresolved.error))}")
+
+
+def without_result(job: Job, said: str) -> EngineError | None:
+    """The error for the author, if what Spark said of a query that ended is that an expression has no result."""
+    # Spark then names a function that would have given null, and shows the SQL of the column.
+    found = re.search(r"\[(?!STREAM_FAILED)[A-Z_.]+\] ([^\n]*Use `try_[^.]*\.)", said)
+    if found is None:
+        return None
+    column = re.search(r"== SQL [^\n]*\n.* AS `?(\w+)`?\n", said)
+    return EngineError(
+        f"{_step(job, column[1] if column else '')} Spark says of a record: {found[1]}",
+        next_step="Nothing of the batch is visible; the next run does it again. Take a function that gives null, or "
+        "one in Python, whose errors are dead letters. A state that steps after it have made follows with: "
+        f"sluice rebuild {job.pipeline.name}.",
+    )
+
+
+def _step(job: Job, column: str) -> str:
+    """Pipeline, step, file and line of what a column is made for."""
+    node = _node(job, column)
     step = "" if node is None else f" {drawing.title(node)} at {node.at}: {drawing.detail(node)!r}:"
-    return TopologyError(f"{job.pipeline.name}:{step} Spark says: {_plain(unresolved.error)}")
+    return f"{job.pipeline.name}:{step}"
 
 
 def _node(job: Job, name: str) -> nodes.Node | None:
@@ -63,8 +83,8 @@ def _node(job: Job, name: str) -> nodes.Node | None:
     return job.pipeline.nodes[number] if number < len(job.pipeline.nodes) else None
 
 
-def _plain(error: PySparkException) -> str:
+def _plain(said: str) -> str:
     """What Spark says, without its plan, in the author's names."""
-    text = str(error).strip().split("\n== SQL ==")[0].split(" SQLSTATE:")[0]
+    text = said.strip().split("\n== SQL ==")[0].split(" SQLSTATE:")[0]
     text = re.sub(r"^\[[A-Z_.]+\] ", "", text.strip())
     return re.sub(r"\b[snvi]\d+_(?=\w)", "", text)
