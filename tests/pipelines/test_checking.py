@@ -96,7 +96,7 @@ def test_a_pipeline_is_checked_against_the_state_that_it_has(spark: SparkSession
 
 
 def test_every_function_of_spark_is_known(spark: SparkSession) -> None:
-    names = [row[0] for row in spark.sql("SHOW FUNCTIONS").collect() if row[0].isidentifier()]
+    names = [row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect() if row[0].isidentifier()]
     assert set(filter(_is_anybodys, names)) == OF_SPARK_ALONE
 
 
