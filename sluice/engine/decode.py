@@ -296,6 +296,10 @@ class DuplicateField(ValueError):
     """An object has a field twice."""
 
 
+OF_VALUES = frozenset({"null_value", "empty_value", "duplicate_field", "contract", "not_utf8", "malformed", "digits"})
+"""The reasons that do not depend on which fields a job reads, nor on when it does."""
+
+
 def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
     """Code and detail of why a value could not be decoded."""
     if text is None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.arrow import arrow_type
 from sluice.engine.checkpoint import BatchClock, current_batch
-from sluice.engine.decode import Letter, ValueDecoder
+from sluice.engine.decode import OF_VALUES, Letter, ValueDecoder
 from sluice.engine.handoff import Facts, Handoff
 from sluice.engine.letters import dead_letters, headers_of
 from sluice.errors import EngineError
@@ -71,6 +71,8 @@ class Reader:
     batches: BatchClock
     dead_letters: str
     decoders: dict[str, ValueDecoder]
+    read_elsewhere: frozenset[str]
+    """Topics of which another job sets aside the values that are not what they should be."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Decode the records of one task."""
@@ -103,7 +105,9 @@ class Reader:
         if letters:
             letters.sort(key=lambda letter: letter.row)
             share.counts.update(f"dead_letter/{letter.reason}" for letter in letters)
-            share.letters.append(dead_letters(batch, letters))
+            mine = [one for one in letters if share.topic not in self.read_elsewhere or one.reason not in OF_VALUES]
+            if mine:
+                share.letters.append(dead_letters(batch, mine))
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class StreamReader(Reader):
             **dict.fromkeys(("_raw_key", "_raw_value", "_raw_headers"), bool(job.failures)),
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-        return cls(handoff, batches, job.pipeline.dead_letters, decoders, job.metadata, extra)
+        return cls(handoff, batches, job.pipeline.dead_letters, decoders, job.read_elsewhere, job.metadata, extra)
 
     @property
     def columns(self) -> dict[str, str]:

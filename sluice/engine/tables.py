@@ -29,7 +29,7 @@ class TableReader(Reader):
         decoders = {table.source.topic: ValueDecoder.of(table.source, ()) for table in job.tables}
         families = {table.source.topic: table.family for table in job.tables}
         keys = {table.source.topic: table.source.key for table in job.tables}
-        return cls(handoff, batches, job.pipeline.dead_letters, decoders, families, keys)
+        return cls(handoff, batches, job.pipeline.dead_letters, decoders, job.read_elsewhere, families, keys)
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raw = batch.column("value").to_pylist()

@@ -123,6 +123,8 @@ class RecordSinks:
     """Columns: whether a record gets to an ordered operator."""
     failures: tuple[int, ...]
     """Numbers of the Python functions whose errors set records aside."""
+    called_elsewhere: frozenset[int]
+    """Those of them of which another job does so."""
     dead_letters: str
 
     @classmethod
@@ -131,7 +133,8 @@ class RecordSinks:
         sinks = tuple((sink.number, sink.topic) for sink in job.stream_sinks)
         topics = {source.number: source.topic for source in job.streams}
         passes = tuple(feed.name for feed in first_feeds(job))
-        return cls(handoff, sinks, topics, passes, job.failures, job.pipeline.dead_letters)
+        letters = (job.failures, job.called_elsewhere, job.pipeline.dead_letters)
+        return cls(handoff, sinks, topics, passes, *letters)
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Part, Mask | None]]:
         """The partitions that a batch's records are from, each with its records; None stands for all.
@@ -167,7 +170,10 @@ class RecordSinks:
             return np.zeros(batch.num_rows, bool)
         error = pc.coalesce(*(batch.column(f"error{number}") for number in self.failures))
         failed = truth(error.is_valid())
-        rows = np.flatnonzero(failed)
+        elsewhere = [batch.column(f"error{number}").is_valid() for number in sorted(self.called_elsewhere)]
+        rows = np.flatnonzero(
+            failed & ~np.logical_or.reduce([truth(one) for one in elsewhere]) if elsewhere else failed
+        )
         if len(rows) and records is not None:
             of_rows = records[rows]
             rows = rows[np.diff(of_rows, prepend=facts.set_aside) != 0]

@@ -212,6 +212,10 @@ class Job:
     failures: tuple[int, ...] = ()
     """Those of them that set records aside which they cannot take; the others end the run."""
     ordered_sinks: tuple[nodes.Sink, ...] = ()
+    read_elsewhere: frozenset[str] = frozenset()
+    """Topics that another job reads as well, which is the one to set aside what cannot be read: here it is counted."""
+    called_elsewhere: frozenset[int] = frozenset()
+    """The same of functions, and of what they cannot take."""
 
     @property
     def stages(self) -> int:

@@ -39,13 +39,14 @@ def plan(pipeline: Pipeline) -> Plan:
     ordered = any(is_ordered(pipeline, node) for node in pipeline.nodes)
     if not (fused and ordered):
         return Plan(pipeline, (_job(pipeline, "main", fused, ordered=ordered, rest=True),))
-    return Plan(
-        pipeline,
-        (
-            _job(pipeline, "main", fused, ordered=False, rest=True),
-            _job(pipeline, "ordered", [], ordered=True, rest=False),
-        ),
+    main = _job(pipeline, "main", fused, ordered=False, rest=True)
+    second = _job(pipeline, "ordered", [], ordered=True, rest=False)
+    second = replace(
+        second,
+        read_elsewhere=frozenset(second.topics).intersection(main.topics),
+        called_elsewhere=frozenset(second.failures).intersection(main.failures),
     )
+    return Plan(pipeline, (main, second))
 
 
 def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered: bool, rest: bool) -> Job:
