@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JARS := .sluice/jars/.provided
 
+# Where Python may write no bytecode, every process that is started compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Slow networks are no reason to fail.
 export UV_HTTP_TIMEOUT ?= 180
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

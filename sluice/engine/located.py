@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable
 
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame
 
 from sluice.errors import EngineError, TopologyError
 from sluice.plan import Job
 from sluice.topology import drawing, nodes
 
-logging.getLogger("SQLQueryContextLogger").disabled = True  # it would print each error as well, with Java's stack
+# It would print each error as well, with Java's stack. A filter outlives whoever configures logging, as Airflow does.
+PySparkLogger.getLogger("SQLQueryContextLogger").addFilter(lambda _: False)
 
 Columns = Iterable[tuple[str, str]]
 """Names with the SQL that makes them; a step that makes several rows of one has two names."""

@@ -9,6 +9,7 @@ Records wait until a cut: `cut()` makes one, as does asking for anything that th
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
 import shutil
@@ -59,6 +60,8 @@ class TopologyTestDriver:
     ) -> None:
         self.pipeline = pipeline
         self._home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        # Also where the pipeline is refused below, or a task writes on for a moment after its query was stopped.
+        atexit.register(shutil.rmtree, self._home, ignore_errors=True)
         self._settings = Settings.read({"SLUICE_HOME": str(self._home)})
         self._topics = {source.topic for job in plan(pipeline).jobs for source in _sources(job)}
         self._offsets: dict[tuple[str, int], int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_a_mistake_that_only_spark_sees_is_located(wrong: str, spark: SparkSessi
     with pytest.raises(TopologyError, match=says) as said:
         check(spark, pipeline, tmp_path)
     assert re.search(r"test_checking\.py:\d+", str(said.value))
+
+
+def test_it_is_said_once_also_where_something_else_configures_logging(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logging.getLogger("SQLQueryContextLogger").disabled = False  # logging.config does it to every logger that is there
+    test_a_mistake_that_only_spark_sees_is_located("a step", spark, tmp_path)
+    assert "DATATYPE_MISMATCH" not in capfd.readouterr().err
 
 
 def test_a_pipeline_is_checked_against_the_state_that_it_has(spark: SparkSession, tmp_path: Path) -> None:
