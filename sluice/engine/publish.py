@@ -110,7 +110,7 @@ class Publisher:
         handoff.write_times(batch, times)
         counts = facts.counts | {"rows": _rows_written(returned)}
         if not facts.counts and not counts["rows"]:
-            return  # Spark adds a batch without data to let go of closed windows: there is nothing to publish.
+            return  # A batch without data: there is nothing to publish.
         expired = self.retention.let_go(batch, times, self.lease.epoch)
         audit = None if self.auditor is None else self.auditor.audit(batch, returned, expired)
         self.guard.check_identity()

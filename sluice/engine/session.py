@@ -25,6 +25,8 @@ DEFAULTS = {
     # No limit: with one, Spark works out the batch's size after every row, which costs more than to write it.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
+    # Spark would run one more batch, of nothing, to let go of closed windows: the next one with records does so too.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 
 
