@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.operators.base import Output, Row, Window
+from sluice.operators.base import Output, Row, Timeless, Window
 from sluice.operators.calculation import Calculation
 
 State = dict[int, tuple[int, Any]]
@@ -65,7 +65,7 @@ class Aggregation:
         out.emit(row.key, calculation.result(aggregate), time, window=window)
 
 
-class Aggregate(Aggregation):
+class Aggregate(Timeless, Aggregation):
     """One aggregate for each group. Over a table (`subtracts`) an old row is taken out and a new one added."""
 
     def __init__(self, calculation: Calculation, *, subtracts: bool = False, retracts: bool = False) -> None:
@@ -96,15 +96,6 @@ class Aggregate(Aggregation):
         aggregate = self.calculation.subtract(row.key, aggregate, self.calculation.read(row.value))
         state[0] = time, aggregate
         out.emit(row.key, self.calculation.result(aggregate), time)
-
-    def due(self, state: State) -> int | None:
-        """Never: the aggregate goes on."""
-        return None
-
-    def close(
-        self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
-    ) -> None:
-        """Nothing waits for stream time."""
 
 
 class WindowedAggregate(Aggregation):

@@ -93,3 +93,14 @@ class Operator(Protocol[S]):
 
     def is_empty(self, state: S) -> bool:
         """Whether the state need not be kept."""
+
+
+class Timeless:
+    """What an operator has in which nothing waits for stream time."""
+
+    def due(self, state: Any) -> int | None:
+        """Never."""
+        return None
+
+    def close(self, state: Any, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)) -> None:
+        """There is nothing to send and nothing to forget."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sluice.operators.base import RIGHT, Output, Row
+from sluice.operators.base import RIGHT, Output, Row, Timeless
 from sluice.operators.joins import joined
 
 
@@ -19,7 +19,7 @@ class Referred(msgspec.Struct, array_like=True):
     """Values by the left table's own key."""
 
 
-class ForeignKeyJoin:
+class ForeignKeyJoin(Timeless):
     """Results have the left table's key. A right row's change gives them its time, a left one's the larger of both.
 
     The rows' key is the foreign key. When a left row changes it, the old row goes to the old one's state, the new row
@@ -85,15 +85,6 @@ class ForeignKeyJoin:
 
     def _result(self, left: str, right: str | None) -> str | None:
         return joined(left, right) if right is not None or self.how == "left" else None
-
-    def due(self, state: Referred) -> int | None:
-        """Never: tables have no end."""
-        return None
-
-    def close(
-        self, state: Referred, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
-    ) -> None:
-        """Nothing waits for stream time."""
 
     def is_empty(self, state: Referred) -> bool:
         """Whether neither side has a value."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sluice.operators.base import RIGHT, Output, Row
+from sluice.operators.base import RIGHT, Output, Row, Timeless
 
 How = Literal["inner", "left", "outer"]
 
@@ -25,7 +25,7 @@ class Pair(msgspec.Struct, array_like=True):
     right_time: int = -1
 
 
-class TableJoin:
+class TableJoin(Timeless):
     """Two tables, key by key: either side triggers, the time is the larger of both.
 
     Inner: there is a result while both have a value; left: while the left has; outer: while either has.
@@ -62,15 +62,6 @@ class TableJoin:
             out.emit(row.key, old, time, old=True)
         out.emit(row.key, new, time)
 
-    def due(self, state: Pair) -> int | None:
-        """Never: tables have no end."""
-        return None
-
-    def close(
-        self, state: Pair, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
-    ) -> None:
-        """Nothing waits for stream time."""
-
     def is_empty(self, state: Pair) -> bool:
         """Whether neither side has a value."""
         return state.left is None and state.right is None
@@ -90,7 +81,7 @@ class Looked(msgspec.Struct, array_like=True):
     value: str | None = None
 
 
-class StreamTableJoin:
+class StreamTableJoin(Timeless):
     """A stream looks up each record's key in a table, as the table is at that moment in the order of the rows.
 
     `mapped`: the rows' key is what an expression makes of the record, whose own key is in `foreign`. A left join sends
@@ -119,15 +110,6 @@ class StreamTableJoin:
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":
             out.emit(row.foreign if self.mapped else row.key, joined(row.value, state.value), row.time)
-
-    def due(self, state: Looked) -> int | None:
-        """Never: a table has no end."""
-        return None
-
-    def close(
-        self, state: Looked, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
-    ) -> None:
-        """Nothing waits for stream time."""
 
     def is_empty(self, state: Looked) -> bool:
         """Whether the table has no value."""

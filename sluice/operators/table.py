@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.operators.base import Output, Row
+from sluice.operators.base import Output, Row, Timeless
 
 
 class Held(msgspec.Struct, array_like=True):
@@ -16,7 +16,7 @@ class Held(msgspec.Struct, array_like=True):
     time: int = -1
 
 
-class Latest:
+class Latest(Timeless):
     """A table of a topic's records: the last one wins, whatever its time; a null value deletes the key.
 
     `retracts`: whoever comes next subtracts or compares, so send an old value before the new one.
@@ -43,15 +43,6 @@ class Latest:
             out.emit(row.key, state.value, row.time, old=True)
         state.value, state.time = row.value, row.time
         out.emit(row.key, row.value, row.time)
-
-    def due(self, state: Held) -> int | None:
-        """Never: a table has no end."""
-        return None
-
-    def close(
-        self, state: Held, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
-    ) -> None:
-        """Nothing waits for stream time."""
 
     def is_empty(self, state: Held) -> bool:
         """Whether the key has no value."""
