@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 from sluice.engine.arrow import arrow_type
 from sluice.engine.handoff import no_garbage_collection
 from sluice.engine.shipping import Shipped, load_by_name
-from sluice.errors import TopologyError
 from sluice.topology import contracts, nodes
 from sluice.topology.serdes import is_object
 
@@ -51,12 +50,7 @@ class ContractReference:
 
     @classmethod
     def of(cls, contract: Contract) -> ContractReference:
-        """The reference of a class."""
-        if "<locals>" in contract.__qualname__:
-            raise TopologyError(
-                f"The contract {contract.__qualname__} is defined in a function.",
-                next_step="Define it in its module, where Spark's tasks can find it by name.",
-            )
+        """The reference of a class of a module; those of functions are refused when the pipeline is built."""
         return cls(contract.__module__, python_inspect.getsourcefile(contract) or "", contract.__qualname__)
 
     def load(self) -> Contract:

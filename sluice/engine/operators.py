@@ -31,7 +31,7 @@ from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
 from sluice.plan import Ordered
 from sluice.topology import nodes
-from sluice.topology.windows import AnyWindow, SessionWindow, SlidingWindow
+from sluice.topology.windows import AnyWindow, SessionWindow, SlidingWindow, open_for
 
 Make = Callable[[], Operator[Any]]
 
@@ -140,7 +140,7 @@ def _wait(node: nodes.Suppress) -> int:
     if node.until == "time_limit":
         return node.limit_ms
     assert window is not None
-    return window.grace_ms + (window.gap_ms if isinstance(window, SessionWindow) else 0)
+    return open_for(window)
 
 
 def _python_type(kind: spark.DataType) -> type:

@@ -120,10 +120,15 @@ def within(
     return window
 
 
+def open_for(window: AnyWindow) -> int:
+    """How long after its end a window takes records, in ms of stream time."""
+    return window.grace_ms + (window.gap_ms if isinstance(window, SessionWindow) else 0)
+
+
 def kept_for(window: AnyWindow, retention: Duration) -> int:
     """A retention in ms; TopologyError if a window would be let go of while it still takes records."""
     kept = milliseconds(retention)
-    needed = window.grace_ms + (window.gap_ms if isinstance(window, SessionWindow) else 0)
+    needed = open_for(window)
     if kept < needed:
         raise TopologyError(
             f"The retention of {window} at {line()} is {kept} ms: until {needed} ms after its end it takes records.",
