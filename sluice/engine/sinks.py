@@ -51,7 +51,7 @@ class Encoding:
     encode: Encoder | Shipped | None
     encode_key: Encoder | Shipped | None
     windowed: bool
-    on_error: nodes.OnWriteError
+    on_error: nodes.OnError
 
     @classmethod
     def of(cls, sink: nodes.Sink) -> Self:

@@ -36,9 +36,9 @@ class _Grouped:
         self.late: nodes.Late | None = None
         self.retention_ms: int | None = None
 
-    def count(self, *, store: str) -> tables.Table:
+    def count(self, *, store: str, on_error: nodes.OnError | None = None) -> tables.Table:
         """The number of records: a JSON number."""
-        return self._aggregate(store, {"count": "count(*)"}, scalar=True)
+        return self._aggregate(store, {"count": "count(*)"}, scalar=True, on_error=on_error)
 
     def _functions(self, store: str, columns: dict[str, str], functions: Mapping[str, Any]) -> None:
         """TopologyError unless an aggregate by functions has all it needs, and no expressions."""
@@ -52,20 +52,22 @@ class _Grouped:
                 raise TopologyError(f"{where} needs a function {name}{_CALLED[name]}.")
             checks.callable_with(f"{where}: {name}", function, *_CALLED[name])
 
-    def _columns(self, store: str, columns: dict[str, str]) -> tables.Table:
+    def _columns(self, store: str, columns: dict[str, str], on_error: nodes.OnError | None) -> tables.Table:
         if not columns:
             raise TopologyError(f"{self.parent.pipeline.name}: aggregate into {store!r} at {line()} names no column.")
-        return self._aggregate(store, columns, scalar=False)
+        return self._aggregate(store, columns, scalar=False, on_error=on_error)
 
-    def _aggregate(self, store: str, columns: dict[str, str], *, scalar: bool) -> tables.Table:
+    def _aggregate(
+        self, store: str, columns: dict[str, str], *, scalar: bool, on_error: nodes.OnError | None
+    ) -> tables.Table:
         for text in columns.values():
             self.parent._check(text, f"aggregate into {store!r}", aggregate=True)
         shape = one_value("BIGINT") if scalar else Shape(dict.fromkeys(columns, ""))
-        return self._add(store, columns, shape, scalar=scalar)
+        return self._add(store, columns, shape, scalar=scalar, on_error=on_error)
 
-    def _python(self, store: str, python: nodes.PythonAggregate) -> tables.Table:
+    def _python(self, store: str, python: nodes.PythonAggregate, on_error: nodes.OnError | None) -> tables.Table:
         shape = Shape.of(python.returns, python.fields)
-        return self._add(store, {}, shape, scalar=shape.scalar, python=python)
+        return self._add(store, {}, shape, scalar=shape.scalar, python=python, on_error=on_error)
 
     def _add(self, store: str, columns: dict[str, str], shape: Shape, **more: Any) -> tables.Table:
         pipeline = self.parent.pipeline
@@ -107,6 +109,7 @@ class GroupedStream(_Grouped):
         store: str,
         returns: type | None = None,
         merger: Callable[[str, Any, Any], Any] | None = None,
+        on_error: nodes.OnError | None = None,
         **columns: str,
     ) -> tables.Table:
         """A JSON object with one field for each named Spark SQL aggregate, such as `total="sum(amount)"`.
@@ -116,22 +119,25 @@ class GroupedStream(_Grouped):
         `returns` is the aggregate's type, a Struct perhaps.
         """
         if initializer is None and adder is None:
-            return self._columns(store, columns)
+            return self._columns(store, columns, on_error)
         merges = isinstance(self.window, SessionWindow)
         given = {"initializer": initializer, "adder": adder} | ({"merger": merger} if merges else {})
         self._functions(store, columns, given)
         assert adder is not None
         fields = self.parent._returned(f"aggregate into {store!r}", returns).fields
         takes = self.parent.shape.contract
-        return self._python(store, nodes.PythonAggregate(initializer, adder, None, merger, takes, returns, fields))
+        python = nodes.PythonAggregate(initializer, adder, None, merger, takes, returns, fields)
+        return self._python(store, python, on_error)
 
-    def reduce(self, reducer: Callable[[Any, Any], Any], *, store: str) -> tables.Table:
+    def reduce(
+        self, reducer: Callable[[Any, Any], Any], *, store: str, on_error: nodes.OnError | None = None
+    ) -> tables.Table:
         """The values put together two at a time, in order: `reducer(so_far, value)` is of the values' own type."""
         checks.callable_with(self.parent._where(f"reduce into {store!r}"), reducer, "so_far", "value")
         shape = self.parent.shape
         fields = shape.fields if shape.contract is not None else fields_of(None)
         python = nodes.PythonAggregate(None, reducer, None, reducer, shape.contract, shape.contract, fields)
-        return self._python(store, python)
+        return self._python(store, python, on_error)
 
 
 class WindowedStream(GroupedStream):
@@ -149,6 +155,7 @@ class GroupedTable(_Grouped):
         *,
         store: str,
         returns: type | None = None,
+        on_error: nodes.OnError | None = None,
         **columns: str,
     ) -> tables.Table:
         """A JSON object of named Spark SQL aggregates that can be taken back: `count`, `sum`, `avg`, `collect_list`.
@@ -157,24 +164,29 @@ class GroupedTable(_Grouped):
         """
         given = {"initializer": initializer, "adder": adder, "subtractor": subtractor}
         if not any(given.values()):
-            return self._columns(store, columns)
+            return self._columns(store, columns, on_error)
         self._functions(store, columns, given)
         assert adder is not None
         fields = self.parent._returned(f"aggregate into {store!r}", returns).fields
         takes = self.parent.shape.contract
-        return self._python(store, nodes.PythonAggregate(initializer, adder, subtractor, None, takes, returns, fields))
+        python = nodes.PythonAggregate(initializer, adder, subtractor, None, takes, returns, fields)
+        return self._python(store, python, on_error)
 
     def reduce(
-        self, adder: Callable[[Any, Any], Any], subtractor: Callable[[Any, Any], Any], *, store: str
+        self,
+        adder: Callable[[Any, Any], Any],
+        subtractor: Callable[[Any, Any], Any],
+        *,
+        store: str,
+        on_error: nodes.OnError | None = None,
     ) -> tables.Table:
         """The values put together: `adder(so_far, value)`, and `subtractor(so_far, value)` for one that goes."""
         for function in (adder, subtractor):
             checks.callable_with(self.parent._where(f"reduce into {store!r}"), function, "so_far", "value")
         shape = self.parent.shape
         fields = shape.fields if shape.contract is not None else fields_of(None)
-        return self._python(
-            store, nodes.PythonAggregate(None, adder, subtractor, None, shape.contract, shape.contract, fields)
-        )
+        python = nodes.PythonAggregate(None, adder, subtractor, None, shape.contract, shape.contract, fields)
+        return self._python(store, python, on_error)
 
 
 class Processed:

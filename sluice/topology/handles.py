@@ -110,7 +110,6 @@ class Handle:
             if function is not None:
                 checks.callable_with(where, function, name)
         checks.choice(where, "delivery", how["delivery"], nodes.Delivery)
-        checks.choice(where, "on_error", how["on_error"], nodes.OnWriteError)
         self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, **how)
 
     def _encoder(self, where: str, serde: Serde) -> Function:

@@ -13,9 +13,10 @@ from sluice.topology.windows import AnyWindow, JoinWindow
 
 How = Literal["inner", "left", "outer"]
 OnNull = Literal["dead_letter", "keep"]
+OnError = Literal["dead_letter", "skip", "fail"]
+"""What becomes of a record that cannot be read, processed or written."""
 OnTime = Literal["dead_letter", "skip", "fail", "clock"]
 Delivery = Literal["exactly_once", "at_least_once"]
-OnWriteError = Literal["fail", "dead_letter"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,8 @@ class Node:
 
     number: int
     at: str
+    on_error: OnError = field(default="dead_letter", kw_only=True)
+    """What becomes of a record that fails here."""
 
     @property
     def name(self) -> str:
@@ -253,8 +256,6 @@ class Sink(Node):
     encode: Callable[..., bytes] | None = None
     encode_key: Callable[[str], bytes] | None = None
     delivery: Delivery = "exactly_once"
-    on_error: OnWriteError = "fail"
-    """What happens to a record that cannot be encoded, or is larger than `topic` takes."""
 
     @property
     @override

@@ -31,6 +31,11 @@ class Pipeline:
     `zone` is the time zone of event times that name none. A record whose event time is more than `max_ahead`
     after the clock is set aside, so that one wrong clock cannot close everyone's windows. A partition that has had no
     record for `idle` no longer holds up the closing of windows; without it windows wait for every partition.
+
+    `on_error` is what becomes of a record that cannot be read, processed or written, unless its source, step, store or
+    sink says otherwise: `dead_letter` writes it to `{name}_dead_letters` with the reason, `skip` only counts it, `fail`
+    ends the run before anything of its batch is visible. A run also fails once one step has failed for more than
+    `max_failures` records of a batch: a number of records, or a share of those that were read.
     """
 
     def __init__(
@@ -41,6 +46,8 @@ class Pipeline:
         zone: str = "UTC",
         max_ahead: Duration = "1 hour",
         idle: Duration | None = None,
+        on_error: nodes.OnError = "dead_letter",
+        max_failures: float = 0.5,
     ) -> None:
         self.name = _valid("pipeline", name)
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
@@ -51,6 +58,9 @@ class Pipeline:
         self.idle_ms = None if idle is None else milliseconds(idle)
         checks.at_least(f"{name} at {line()}", "max_ahead", self.max_ahead_ms, 0)
         checks.at_least(f"{name} at {line()}", "idle", self.idle_ms, 1)
+        checks.choice(f"{name} at {line()}", "on_error", on_error, nodes.OnError)
+        self.on_error: nodes.OnError = on_error
+        self.max_failures = _max_failures(f"{name} at {line()}", max_failures)
         self.nodes: list[nodes.Node] = []
         self.doc = ""
         self.file: Path | None = None
@@ -81,7 +91,8 @@ class Pipeline:
         key: str | Callable[[bytes], str] | None = None,
         event_time: str | None = None,
         nulls: nodes.OnNull = "dead_letter",
-        invalid_time: nodes.OnTime = "dead_letter",
+        invalid_time: nodes.OnTime | None = None,
+        on_error: nodes.OnError | None = None,
     ) -> Stream:
         """Read a topic as a stream.
 
@@ -91,26 +102,41 @@ class Pipeline:
         `invalid_time` says what becomes of a record without a valid one: set aside, skipped and counted, the end of
         the run (`fail`), or given the time of processing (`clock`). `nulls="keep"` lets records with no value pass.
         """
-        source = self._source(topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time)
+        source = self._source(
+            topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time, on_error=on_error
+        )
         return Stream(self, source, _shape(source))
 
     def table(
-        self, topic: str, *, value: Value, key: str | Callable[[bytes], str] | None = None, store: str | None = None
+        self,
+        topic: str,
+        *,
+        value: Value,
+        key: str | Callable[[bytes], str] | None = None,
+        store: str | None = None,
+        on_error: nodes.OnError | None = None,
     ) -> Table:
         """Read a topic as a table: the latest value per key, in the order of offsets; a null value deletes.
 
         Its store has the topic's name, or that of `store`.
         """
-        source = self._source(topic, "table", value, key, nulls="keep")
+        source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         named = store or topic
         self.claim("store", named)
-        node = self.add(nodes.ToTable, parent=source, store=named)
+        node = self.add(nodes.ToTable, parent=source, store=named, on_error=on_error)
         return Table(self, node, _shape(source))
 
-    def global_table(self, topic: str, *, value: Value, key: str | Callable[[bytes], str] | None = None) -> GlobalTable:
+    def global_table(
+        self,
+        topic: str,
+        *,
+        value: Value,
+        key: str | Callable[[bytes], str] | None = None,
+        on_error: nodes.OnError | None = None,
+    ) -> GlobalTable:
         """Read a topic as a table: the latest value per key, whole on every worker; its store has the topic's name."""
         self.claim("store", topic)
-        source = self._source(topic, "global_table", value, key, nulls="keep")
+        source = self._source(topic, "global_table", value, key, nulls="keep", on_error=on_error)
         return GlobalTable(self, source, _shape(source))
 
     def _source(
@@ -122,12 +148,14 @@ class Pipeline:
         *,
         event_time: str | None = None,
         nulls: nodes.OnNull,
-        on_time: nodes.OnTime = "dead_letter",
+        on_time: nodes.OnTime | None = None,
+        on_error: nodes.OnError | None,
     ) -> nodes.Source:
         self.claim("topic", topic)
         where = f"{self.name}: {topic} at {line()}"
         serde = serde_of(value)
         checks.choice(where, "nulls", nulls, nodes.OnNull)
+        on_time = on_time or on_error or self.on_error
         checks.choice(where, "invalid_time", on_time, nodes.OnTime)
         if key is not None and not isinstance(key, str):
             checks.callable_with(where, key, "key")
@@ -142,11 +170,14 @@ class Pipeline:
             nodes.Source, topic=topic, kind=kind, serde=serde, key=key if isinstance(key, str) else None,
             key_decode=key if callable(key) else None, event_time=event_time, zone=self.zone,
             max_ahead_ms=self.max_ahead_ms, nulls=nulls, on_time=on_time, fields=fields,
+            on_error=on_error,
         )  # fmt: skip
 
-    def add(self, node_type: type[N], **values: Any) -> N:
+    def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
         """Append a node made of `values`; for the handles, not for authors."""
-        node = node_type(number=len(self.nodes), at=line(), **values)
+        policy = self.on_error if on_error is None else on_error
+        checks.choice(f"{self.name} at {line()}", "on_error", policy, nodes.OnError)
+        node = node_type(number=len(self.nodes), at=line(), on_error=policy, **values)
         self.nodes.append(node)
         return node
 
@@ -158,6 +189,20 @@ class Pipeline:
                 f"{self.name}: {kind} {name!r} at {line()} is there already, from {self._claimed[kind, name]}."
             )
         self._claimed[kind, name] = line()
+
+
+def _max_failures(where: str, value: float) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or value < 0
+        or (isinstance(value, float) and value > 1)
+    ):
+        raise TopologyError(
+            f"{where}: max_failures={value!r} is neither a number of records nor a share of them.",
+            next_step="Write for example max_failures=1000, or max_failures=0.1 for a tenth.",
+        )
+    return value
 
 
 def _valid(kind: str, name: str) -> str:

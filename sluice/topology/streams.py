@@ -24,39 +24,42 @@ class Stream(Handle):
         value: Value | None = None,
         key: Function | None = None,
         delivery: nodes.Delivery = "exactly_once",
-        on_error: nodes.OnWriteError = "fail",
+        on_error: nodes.OnError | None = None,
     ) -> None:
         """Write every record to `topic`: the key as text, the value as JSON.
 
-        `value=str` writes a text as it is, a Serde by its `encode`; `key` makes the key's bytes of its text. A record
-        that cannot be encoded, or is larger than the topic takes, fails the run, or is a dead letter (`on_error`).
+        `value=str` writes a text as it is, a Serde by its `encode`; `key` makes the key's bytes of its text. `on_error`
+        says what becomes of a record that cannot be encoded, or is larger than the topic takes.
         """
         self._sink(topic, value, key, delivery=delivery, on_error=on_error)
 
-    def filter(self, where: str | Function) -> Stream:
+    def filter(self, where: str | Function, *, on_error: nodes.OnError | None = None) -> Stream:
         """Keep the records for which the Spark SQL condition, or the Python function of the value, is true."""
         if not isinstance(where, str):
-            return self._apply(where, "condition", self.shape)
+            return self._apply(where, "condition", self.shape, on_error=on_error)
         self._check(where, "filter", "condition")
-        return self._next(self.pipeline.add(nodes.Filter, parent=self.node, where=where))
+        return self._next(self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error))
 
-    def filter_not(self, where: str | Function) -> Stream:
+    def filter_not(self, where: str | Function, *, on_error: nodes.OnError | None = None) -> Stream:
         """Keep the records for which the condition is not true."""
         if not isinstance(where, str):
-            return self._apply(_Not(where), "condition", self.shape)
+            return self._apply(_Not(where), "condition", self.shape, on_error=on_error)
         self._check(where, "filter_not", "condition")
-        return self.filter(f"NOT coalesce({where}, false)")
+        return self.filter(f"NOT coalesce({where}, false)", on_error=on_error)
 
-    def map_values(self, *picked: str | Function, returns: type | None = None, **named: str) -> Stream:
+    def map_values(
+        self, *picked: str | Function, returns: type | None = None, on_error: nodes.OnError | None = None, **named: str
+    ) -> Stream:
         """The value becomes the picked fields and the named expressions, or what a Python function makes of it.
 
         A function takes the value as its contract's Struct, or as JSON gives it, and says with `returns` of which type
         its result is, so that later expressions know its fields. The key stays.
         """
         if len(picked) == 1 and callable(picked[0]) and not named:
-            return self._apply(picked[0], "value", self._returned("map_values", returns), returns)
+            return self._apply(picked[0], "value", self._returned("map_values", returns), returns, on_error=on_error)
         columns = self._columns(picked, named)
-        return self._next(self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns), self._mapped(columns))
+        node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns, on_error=on_error)
+        return self._next(node, self._mapped(columns))
 
     def transform(self, function: Function, *, returns: type) -> Stream:
         """The value becomes columns that `function(frame)` makes of a Spark DataFrame of the value's fields.
@@ -72,55 +75,70 @@ class Stream(Handle):
         node = self.pipeline.add(nodes.Transform, parent=self.node, function=function, fields=shape.fields)
         return self._next(node, shape)
 
-    def map_value(self, value: str) -> Stream:
+    def map_value(self, value: str, *, on_error: nodes.OnError | None = None) -> Stream:
         """The value becomes the expression's own, no object: later expressions call it `value`."""
         self._check(value, "map_value")
-        node = self.pipeline.add(nodes.MapValue, parent=self.node, value=value)
+        node = self.pipeline.add(nodes.MapValue, parent=self.node, value=value, on_error=on_error)
         return self._next(node, one_value(self.fields.get(value, "")))
 
     def map(
-        self, function: Function | None = None, *, returns: type | None = None, key: str = "_key", **named: str
+        self,
+        function: Function | None = None,
+        *,
+        returns: type | None = None,
+        key: str = "_key",
+        on_error: nodes.OnError | None = None,
+        **named: str,
     ) -> Stream:
         """Key and value become the expressions' values, or what `function(key, value)` returns: the two of them."""
         if function is not None:
             if named:
                 raise TopologyError(f"{self._where('map')} has a function and expressions.", next_step="Give either.")
-            return self._apply(function, "record", self._returned("map", returns), returns)
+            return self._apply(function, "record", self._returned("map", returns), returns, on_error=on_error)
         self._check(key, "map")
         columns = self._columns((), named)
         # The new key is a field until the value is made, so that both are made of the old record.
-        both = self.pipeline.add(nodes.MapValues, parent=self.node, columns={**columns, _NEW_KEY: key})
-        mapped = self._next(both, Shape(dict.fromkeys([*columns, _NEW_KEY], ""))).select_key(_NEW_KEY)
+        both = self.pipeline.add(
+            nodes.MapValues, parent=self.node, columns={**columns, _NEW_KEY: key}, on_error=on_error
+        )
+        mapped = self._next(both, Shape(dict.fromkeys([*columns, _NEW_KEY], ""))).select_key(
+            _NEW_KEY, on_error=on_error
+        )
         return mapped.map_values(*columns)
 
-    def flat_map_values(self, items: str | Function, *, returns: type | None = None) -> Stream:
+    def flat_map_values(
+        self, items: str | Function, *, returns: type | None = None, on_error: nodes.OnError | None = None
+    ) -> Stream:
         """A record for each element of the array, or of what the function of the value returns; the key stays.
 
         Elements that are structs become the value; anything else is called `value`.
         """
         if not isinstance(items, str):
-            return self._apply(items, "values", self._returned("flat_map_values", returns), returns)
+            return self._apply(items, "values", self._returned("flat_map_values", returns), returns, on_error=on_error)
         self._check(items, "flat_map_values", "array")
         fields = expressions.element_fields(self.fields.get(items, ""))
-        return self._flat(items, fields)
+        return self._flat(items, fields, on_error)
 
-    def flat_map(self, items: str | Function, *, returns: type | None = None) -> Stream:
+    def flat_map(
+        self, items: str | Function, *, returns: type | None = None, on_error: nodes.OnError | None = None
+    ) -> Stream:
         """A record for each element: structs of `key` and `value`, or the pairs that `function(key, value)` returns."""
         if not isinstance(items, str):
-            return self._apply(items, "records", self._returned("flat_map", returns), returns)
+            return self._apply(items, "records", self._returned("flat_map", returns), returns, on_error=on_error)
         self._check(items, "flat_map", "array")
-        return self._flat(items, {"key": "", "value": ""}).select_key("key").map_value("value")
+        elements = self._flat(items, {"key": "", "value": ""}, on_error)
+        return elements.select_key("key", on_error=on_error).map_value("value", on_error=on_error)
 
-    def select_key(self, key: str | Function) -> Stream:
+    def select_key(self, key: str | Function, *, on_error: nodes.OnError | None = None) -> Stream:
         """The key becomes the expression's value as text, or what the function of the value returns."""
         if not isinstance(key, str):
-            return self._apply(key, "key", self.shape)
+            return self._apply(key, "key", self.shape, on_error=on_error)
         self._check(key, "select_key")
-        return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key))
+        return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error))
 
-    def peek(self, function: Function) -> Stream:
+    def peek(self, function: Function, *, on_error: nodes.OnError | None = None) -> Stream:
         """Call `function(key, value)` for every record, in the tasks, for what it does: to log, or to count."""
-        return self._apply(function, "nothing", self.shape)
+        return self._apply(function, "nothing", self.shape, on_error=on_error)
 
     def repartition(self) -> Stream:
         """The same stream. Grouping and joining shuffle by key as they need: this is here for who looks for it."""
@@ -141,21 +159,22 @@ class Stream(Handle):
         same = all(other.shape.contract is self.shape.contract for other in others)
         return self._next(node, Shape(self.fields, self.shape.contract if same else None, self.shape.scalar))
 
-    def split(self, **branches: str) -> dict[str, Stream]:
+    def split(self, *, on_error: nodes.OnError | None = None, **branches: str) -> dict[str, Stream]:
         """A stream for each condition, by its name: a record goes to the first whose condition is true, or nowhere.
 
         A last branch `rest="true"` takes what the others leave.
         """
         streams, left = {}, self
         for name, where in branches.items():
-            streams[name] = left.filter(where)
-            left = left.filter_not(where)
+            streams[name] = left.filter(where, on_error=on_error)
+            left = left.filter_not(where, on_error=on_error)
         return streams
 
-    def to_table(self, *, store: str) -> tables.Table:
+    def to_table(self, *, store: str, on_error: nodes.OnError | None = None) -> tables.Table:
         """The latest value of each key, as a table with a store; a record with the value null deletes."""
         self.pipeline.claim("store", store)
-        return tables.Table(self.pipeline, self.pipeline.add(nodes.ToTable, parent=self.node, store=store), self.shape)
+        node = self.pipeline.add(nodes.ToTable, parent=self.node, store=store, on_error=on_error)
+        return tables.Table(self.pipeline, node, self.shape)
 
     def group_by_key(self) -> grouped.GroupedStream:
         """Group by the record's key."""
@@ -167,11 +186,26 @@ class Stream(Handle):
         return grouped.GroupedStream(self, key, None)
 
     @overload
-    def join(self, other: Stream, window: JoinWindow, *, how: nodes.How = "inner") -> Stream: ...
-    @overload
-    def join(self, other: tables.Table, *, how: nodes.How = "inner", on: str | None = None) -> Stream: ...
     def join(
-        self, other: Handle, window: JoinWindow | None = None, *, how: nodes.How = "inner", on: str | None = None
+        self, other: Stream, window: JoinWindow, *, how: nodes.How = "inner", on_error: nodes.OnError | None = None
+    ) -> Stream: ...
+    @overload
+    def join(
+        self,
+        other: tables.Table,
+        *,
+        how: nodes.How = "inner",
+        on: str | None = None,
+        on_error: nodes.OnError | None = None,
+    ) -> Stream: ...
+    def join(
+        self,
+        other: Handle,
+        window: JoinWindow | None = None,
+        *,
+        how: nodes.How = "inner",
+        on: str | None = None,
+        on_error: nodes.OnError | None = None,
     ) -> Stream:
         """Each record beside those of the other with the same key: the value has the fields `left` and `right`.
 
@@ -189,7 +223,7 @@ class Stream(Handle):
                     f"{where}: two streams are joined by key within a window.",
                     next_step='Write join(other, within("5 minutes")).',
                 )
-            return self._joined(other, "stream-stream", how, window=window)
+            return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
         if window is not None or how == "outer":
             raise TopologyError(f"{where}: a stream and a table are joined inner or left, without a window.")
         if on is not None:
@@ -198,15 +232,15 @@ class Stream(Handle):
                     f"{where}: on= is for global tables.", next_step="Re-key the stream with select_key first."
                 )
             self._check(on, "join")
-        return self._joined(other, "stream-table", how, on=on)
+        return self._joined(other, "stream-table", how, on=on, on_error=on_error)
 
     def left_join(self, other: Any, *window: JoinWindow, **more: Any) -> Stream:
         """`join` with `how="left"`."""
         return self.join(other, *window, how="left", **more)
 
-    def outer_join(self, other: Stream, window: JoinWindow) -> Stream:
+    def outer_join(self, other: Stream, window: JoinWindow, **more: Any) -> Stream:
         """`join` with `how="outer"`."""
-        return self.join(other, window, how="outer")
+        return self.join(other, window, how="outer", **more)
 
     def process(
         self,
@@ -215,6 +249,7 @@ class Stream(Handle):
         stores: Mapping[str, Any] | None = None,
         returns: type | None = None,
         outputs: dict[str, type | None] | None = None,
+        on_error: nodes.OnError | None = None,
     ) -> grouped.Processed:
         """Run an author's processor over each key's records, in order: see `sluice.Processor`.
 
@@ -227,31 +262,40 @@ class Stream(Handle):
         named = {"output": returns, **(outputs or {})}
         node = self.pipeline.add(
             nodes.Process, parent=self.node, processor=processor, stores=kept, takes=self.shape.contract,
-            returns=named,
+            returns=named, on_error=on_error,
         )  # fmt: skip
         return grouped.Processed(self.pipeline, node)
 
-    def deduplicate(self, by: str, *, within: Duration) -> Stream:
+    def deduplicate(self, by: str, *, within: Duration, on_error: nodes.OnError | None = None) -> Stream:
         """Let the first record of each id, the expression `by`, go on; drop and count others `within` that time."""
         self._check(by, "deduplicate")
         within_ms = milliseconds(within)
         checks.at_least(self._where("deduplicate"), "within", within_ms, 0)
-        return self._next(self.pipeline.add(nodes.Deduplicate, parent=self.node, by=by, within_ms=within_ms))
+        node = self.pipeline.add(nodes.Deduplicate, parent=self.node, by=by, within_ms=within_ms, on_error=on_error)
+        return self._next(node)
 
     def _joined(self, other: Handle, kind: Any, how: nodes.How, **more: Any) -> Stream:
         node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, **more)
         return self._next(node, Shape.joined(self.shape, other.shape))
 
-    def _flat(self, items: str, fields: dict[str, str]) -> Stream:
-        node = self.pipeline.add(nodes.FlatMapValues, parent=self.node, items=items, fields=fields)
+    def _flat(self, items: str, fields: dict[str, str], on_error: nodes.OnError | None) -> Stream:
+        node = self.pipeline.add(nodes.FlatMapValues, parent=self.node, items=items, fields=fields, on_error=on_error)
         return self._next(node, Shape(fields) if fields else one_value())
 
-    def _apply(self, function: Any, gives: str, shape: Shape, returns: type | None = None) -> Stream:
+    def _apply(
+        self,
+        function: Any,
+        gives: str,
+        shape: Shape,
+        returns: type | None = None,
+        *,
+        on_error: nodes.OnError | None,
+    ) -> Stream:
         step, given = _CALLED[gives]
         checks.callable_with(self._where(step), getattr(function, "condition", function), *given)
         node = self.pipeline.add(
             nodes.Apply, parent=self.node, function=function, gives=gives, takes=self.shape.contract, returns=returns,
-            fields=shape.fields,
+            fields=shape.fields, on_error=on_error,
         )  # fmt: skip
         return self._next(node, shape)
 

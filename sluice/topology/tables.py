@@ -27,12 +27,12 @@ class Table(Handle):
         value: Value | None = None,
         key: Function | None = None,
         delivery: nodes.Delivery = "exactly_once",
-        on_error: nodes.OnWriteError = "fail",
+        on_error: nodes.OnError | None = None,
     ) -> None:
         """Write every change to `topic`: the key as text, the value as JSON; a deletion is a tombstone.
 
-        The window of a windowed store's change is in the headers `window_start` and `window_end`, as epoch ms. A record
-        that cannot be encoded, or is larger than the topic takes, fails the run, or is a dead letter (`on_error`).
+        The window of a windowed store's change is in the headers `window_start` and `window_end`, as epoch ms.
+        `on_error` says what becomes of a record that cannot be encoded, or is larger than the topic takes.
         """
         self._sink(topic, value, key, delivery=delivery, on_error=on_error)
 
@@ -42,26 +42,27 @@ class Table(Handle):
 
         return Stream(self.pipeline, self.pipeline.add(nodes.ToStream, parent=self.node), self.shape)
 
-    def filter(self, where: str) -> Table:
+    def filter(self, where: str, *, on_error: nodes.OnError | None = None) -> Table:
         """Keep the rows for which the condition is true; a row for which it is no longer true is deleted."""
         self._check(where, "filter", "condition")
-        return Table(self.pipeline, self.pipeline.add(nodes.Filter, parent=self.node, where=where), self.shape)
+        node = self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error)
+        return Table(self.pipeline, node, self.shape)
 
-    def filter_not(self, where: str) -> Table:
+    def filter_not(self, where: str, *, on_error: nodes.OnError | None = None) -> Table:
         """Keep the rows for which the condition is not true."""
         self._check(where, "filter_not", "condition")
-        return self.filter(f"NOT coalesce({where}, false)")
+        return self.filter(f"NOT coalesce({where}, false)", on_error=on_error)
 
-    def map_values(self, *picked: str, **named: str) -> Table:
+    def map_values(self, *picked: str, on_error: nodes.OnError | None = None, **named: str) -> Table:
         """The value becomes the picked fields and the named expressions."""
         columns = self._columns(picked, named)
-        node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns)
+        node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns, on_error=on_error)
         return Table(self.pipeline, node, self._mapped(columns))
 
-    def map_value(self, value: str) -> Table:
+    def map_value(self, value: str, *, on_error: nodes.OnError | None = None) -> Table:
         """The value becomes the expression's own, no object: later expressions call it `value`."""
         self._check(value, "map_value")
-        node = self.pipeline.add(nodes.MapValue, parent=self.node, value=value)
+        node = self.pipeline.add(nodes.MapValue, parent=self.node, value=value, on_error=on_error)
         return Table(self.pipeline, node, one_value(self.fields.get(value, "")))
 
     def group_by(self, key: str) -> grouped.GroupedTable:
@@ -74,7 +75,14 @@ class Table(Handle):
             )
         return grouped.GroupedTable(self, key, None)
 
-    def join(self, other: Table, *, how: nodes.How = "inner", on: str | None = None) -> Table:
+    def join(
+        self,
+        other: Table,
+        *,
+        how: nodes.How = "inner",
+        on: str | None = None,
+        on_error: nodes.OnError | None = None,
+    ) -> Table:
         """Each row beside the other table's row of the same key: the value has the fields `left` and `right`.
 
         Both tables' changes count. With `on`, an expression over this table's value, the other's key is that: a
@@ -96,16 +104,18 @@ class Table(Handle):
             raise TopologyError(f"{where}: this join is inner or left.")
         if kind == "lookup" and on is not None:
             raise TopologyError(f"{where}: on= is for tables.", next_step="Read the topic with table() instead.")
-        node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, on=on)
+        node = self.pipeline.add(
+            nodes.Join, left=self.node, right=other.node, how=how, kind=kind, on=on, on_error=on_error
+        )
         return Table(self.pipeline, node, Shape.joined(self.shape, other.shape))
 
-    def left_join(self, other: Table, *, on: str | None = None) -> Table:
+    def left_join(self, other: Table, **more: Any) -> Table:
         """`join` with `how="left"`."""
-        return self.join(other, how="left", on=on)
+        return self.join(other, how="left", **more)
 
-    def outer_join(self, other: Table) -> Table:
+    def outer_join(self, other: Table, **more: Any) -> Table:
         """`join` with `how="outer"`."""
-        return self.join(other, how="outer")
+        return self.join(other, how="outer", **more)
 
     def suppress_until_window_closes(self, **buffer: Any) -> Table:
         """Exactly one result for each window: its last, once no record can be added to it any more.

@@ -10,14 +10,14 @@ from confluent_kafka import Producer
 from sluice import Pipeline, Serde
 from sluice.demo.answers import letter_headers
 from sluice.errors import EngineError
-from sluice.topology.nodes import OnWriteError
+from sluice.topology.nodes import OnError
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Build, Names, sale, sales_of
 
 LIMIT = 20_000
 
 
-def copied(on_error: OnWriteError) -> Build:
+def copied(on_error: OnError) -> Build:
     """Each sale counted, and copied with a note `quantity` times over."""
 
     def build(names: Names) -> Pipeline:
@@ -89,7 +89,7 @@ def no_odd_amounts(value: dict[str, Any]) -> bytes:
     return str(value["amount"]).encode()
 
 
-def encoding(on_error: OnWriteError) -> Build:
+def encoding(on_error: OnError) -> Build:
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         even = Serde(dict, encode=no_odd_amounts)

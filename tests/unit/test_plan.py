@@ -241,7 +241,7 @@ def test_explain_says_what_is_read_held_and_written(orders: Job) -> None:
 @pytest.mark.parametrize("text", ["`order", "it's", "a\\", "a b"])
 def test_a_fields_name_in_the_output_is_a_literal(text: str) -> None:
     stream = sales()
-    stream.map_values(returns=None, **{text: "amount"}).to("out")
+    stream.map_values(returns=None, on_error=None, **{text: "amount"}).to("out")
     value = columns(job(stream))["o2_value"]
     assert parse(value).fields == {"_source", "s0_amount"}
 
