@@ -41,6 +41,9 @@ SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW.items()])
 CLOCK = -1
 """`side` of a row that says how far stream time is (`after`) in the partition that `output` names."""
 
+REJECTED = 2**31 - 2
+"""`target` of a row that a step rejected, whose `value` is the JSON of a `Rejected`: every stage passes it on."""
+
 PLACE_BITS = 40
 PARTITION_BITS = 13
 SUBS = 1024
@@ -74,6 +77,11 @@ def place_of(place: int) -> tuple[int, int]:
     """Source and partition of such a number."""
     source_and_partition = place >> PLACE_BITS
     return source_and_partition >> PARTITION_BITS, source_and_partition & ((1 << PARTITION_BITS) - 1)
+
+
+def offset_of(place: int) -> int:
+    """The offset of such a number."""
+    return place & ((1 << PLACE_BITS) - 1)
 
 
 def in_order(table: pa.Table) -> npt.NDArray[np.intp]:
