@@ -94,7 +94,7 @@ class _Revenue(msgspec.Struct, frozen=True, rename="camel"):
 _REVENUE = msgspec.json.Decoder(_Revenue)
 
 Form = Callable[[str, Entry], Any]
-OrderType = Annotated[str, Meta(description="general_orders or restaurant_orders.")]
+OrderType = Annotated[str, Meta(description="general_orders or restaurant_orders.", max_length=200)]
 OtherHosts = Annotated[bool, Meta(description="false: only the workers whose shards this server reads itself.")]
 Time = Annotated[str, Meta(description="Date and time in UTC, or epoch milliseconds.", max_length=100)] | None
 
@@ -290,7 +290,10 @@ def _window_revenue(order_type: str, entry: Entry) -> WindowRevenue:
 
 
 def _total(entry: Entry) -> TotalRevenue:
-    value = _REVENUE.decode(entry.value)
+    try:
+        value = _REVENUE.decode(entry.value)
+    except (msgspec.DecodeError, RecursionError):
+        raise QueryError(f"The value of {entry.key[:100]!r} is not the count and revenue of a location.") from None
     return TotalRevenue(entry.key, value.running_order_count, value.running_revenue)
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from sluice.api.access import Access, access
 from sluice.api.replies import CutReply, reply
 from sluice.api.routes import Routes
-from sluice.errors import NotFound, NotReady
+from sluice.errors import NotFound
 from sluice.query import WorkerStatus
 from sluice.state.model import Cut, JobInfo
 
@@ -144,9 +144,9 @@ async def _job_reply(ask: Access, job: JobInfo) -> JobReply:
 
 
 async def _workers(ask: Access, job: JobInfo) -> list[WorkerReply]:
-    try:
-        statuses = await ask.reader.statuses(await ask.reader.catalogue.pin(job.stores[0]))
-    except NotReady:
+    if await _cuts(ask, job, 1):
+        statuses = await ask.reader.statuses(job.workers)
+    else:
         statuses = tuple(WorkerStatus(one.number, "unavailable", "Nothing is published yet.") for one in job.workers)
     stores = [store.name for store in job.stores]
     return [

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _PART = re.compile(r"\{(\w+)(:path)?\}")
 _SEE = "See /sluice/docs for the routes there are."
+_NAME_SHOWN = 100
+"""How much of an unknown parameter's name an error repeats."""
 
 Handler = Callable[[Request, Any], Awaitable[Response]]
 
@@ -134,21 +136,34 @@ class _Reading:
         self.route = route
         fields = msgspec.structs.fields(route.parameters)
         self._several = {one.encode_name for one in fields if "list" in str(one.type)}
+        of_path = {part[1] for part in _PART.finditer(route.path)}
+        self._known = {one.encode_name for one in fields} - of_path
 
     def parameters(self, values: dict[str, Any], query: bytes) -> msgspec.Struct:
         try:
             pairs = _pairs(query.decode("ascii")) if query else ()
-            asked: dict[str, Any] = {}
-            for name, value in pairs:
-                if name in self._several:
-                    asked.setdefault(name, []).append(value)
-                else:
-                    asked[name] = value
+        except ValueError:
+            raise InvalidParameters("The query is not UTF-8 text.") from None
+        asked: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in self._several:
+                asked.setdefault(name, []).append(value)
+            elif name not in self._known:
+                # The page's address may carry what others put there; everywhere else a typing error must not pass.
+                if self.route.is_described:
+                    raise self._unknown(name)
+            elif name in asked:
+                raise InvalidParameters(f"The parameter {name} is given twice.")
+            else:
+                asked[name] = value
+        try:
             return msgspec.convert(asked | values, self.route.parameters, strict=False)
         except msgspec.ValidationError as error:
             raise InvalidParameters(_said(str(error))) from None
-        except ValueError:
-            raise InvalidParameters("The query is no text in UTF-8.") from None
+
+    def _unknown(self, name: str) -> InvalidParameters:
+        known = f"It takes {', '.join(sorted(self._known))}." if self._known else "It takes no parameters."
+        return InvalidParameters(f"The route has no parameter {name[:_NAME_SHOWN]!r}.", next_step=known)
 
 
 def _pairs(query: str) -> list[tuple[str, str]]:

@@ -25,7 +25,9 @@ from sluice.api.replies import (
 from sluice.api.routes import Routes
 from sluice.errors import NotFound, NotReady, QueryError
 from sluice.query import Answer, Pin, WorkerStatus
+from sluice.query.combine import GROUPINGS
 from sluice.query.cursors import SECRET, Cursor, read_cursor, write_cursor
+from sluice.query.fields import demand_field
 from sluice.query.moments import When
 from sluice.query.times import parse_time
 from sluice.state.model import StoreInfo, WorkerInfo
@@ -41,7 +43,8 @@ Key = Annotated[str, Meta(description="The key.", max_length=_MOST_OF_A_KEY)]
 Limit = Annotated[int, Meta(description="How many at most.", ge=1, le=MOST_ON_A_PAGE)]
 Time = Annotated[str, Meta(max_length=100)]
 Field = Annotated[
-    str, Meta(description="A field of the value, with points for fields within fields; empty: the value.")
+    str,
+    Meta(description="A field of the value, with points for fields within fields; empty: the value.", max_length=500),
 ]
 
 
@@ -105,7 +108,7 @@ class CombineQuery(RangeQuery, frozen=True, kw_only=True):
 
     field: Field = ""
     group_by: Annotated[
-        str, Meta(description="A field; _key; _start of the window in epoch ms; _all for one group.")
+        str, Meta(description="A field; _key; _start of the window in epoch ms; _all for one group.", max_length=500)
     ] = "_all"
     order: Annotated[
         Literal["group", "entries", "sum", "min", "max"],
@@ -215,6 +218,9 @@ async def combine_entries(request: Request, asked: CombineQuery) -> Response:
     """Number of entries, and sum, least and greatest of a field, over all workers; by group, if asked for."""
     ask = await access(request)
     pin = await ask.pin_at(asked.store, asked)
+    demand_field(pin.store, "field", asked.field)
+    if asked.group_by not in GROUPINGS:
+        demand_field(pin.store, "group_by", asked.group_by)
 
     async def make() -> Told:
         found = await ask.reader.combine(
@@ -230,6 +236,7 @@ async def get_top(request: Request, asked: TopQuery) -> Response:
     """The entries with the largest numbers in a field, or with the smallest, over all workers."""
     ask = await access(request)
     pin = await ask.pin_at(asked.store, asked)
+    demand_field(pin.store, "field", asked.field)
 
     async def make() -> Told:
         return _told(await ask.reader.top(pin, asked.field, asked.limit, within=asked.within, smallest=asked.smallest))
@@ -268,7 +275,7 @@ async def _store_reply(ask: Access, store: StoreInfo, entries: bool) -> StoreRep
         pin = await ask.pin(store.name, store.pipeline)
     except NotReady:
         pin = None
-    workers = () if pin is None else await ask.reader.statuses(pin)
+    workers = () if pin is None else await ask.reader.statuses(pin.workers)
     return StoreReply(
         pipeline=store.pipeline,
         store=store.name,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect as python_inspect
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -134,6 +135,8 @@ class ValueDecoder:
                 try:
                     value = decode(text)  # type: ignore[arg-type]
                     if strict and (quotes is None or text.count(b'"') != quotes(value)):  # type: ignore[union-attr]
+                        # Only what the contract does not name can be nested deeper than the contract itself.
+                        refuse_nesting(text)  # type: ignore[arg-type]
                         refuse_duplicates(text)  # type: ignore[arg-type]
                 except Exception as error:
                     letters.append(Letter(row, *_reason(text, error)))
@@ -274,6 +277,23 @@ def _refused(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
     return False
 
 
+MOST_LEVELS = 100
+"""As many arrays and objects may lie within each other in a value: whatever reads it later reads it recursively."""
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+def refuse_nesting(text: bytes) -> None:
+    """ValueError if the JSON is nested more than `MOST_LEVELS` deep."""
+    if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
+        return
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MOST_LEVELS:
+            raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
+
+
 def refuse_duplicates(text: bytes) -> None:
     """ValueError that names the first field that an object in the text has twice."""
 
@@ -308,7 +328,7 @@ def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
         case UnicodeDecodeError():
             return "not_utf8", str(error)
         case RecursionError():
-            return "malformed", "nested too deeply"
+            return "malformed", f"nested more than {MOST_LEVELS} levels deep"
         case msgspec.DecodeError() if "utf-8" in str(error).lower():
             return "not_utf8", str(error)
         case _:

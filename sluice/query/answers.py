@@ -118,4 +118,6 @@ def slot(number: int, value: str | None) -> msgspec.Raw | None:
         found = _VALUES.decode(value)[number]
     except (msgspec.DecodeError, IndexError):
         raise StateError("A value is damaged.") from None
+    except RecursionError:
+        raise StateError("A value is nested too deeply to be read.") from None
     return None if bytes(found) == _NULL else found

@@ -13,6 +13,8 @@ import msgspec
 from sluice.errors import QueryError
 from sluice.query.answers import Entry
 
+GROUPINGS = frozenset({"_all", "_key", "_start"})
+"""What entries are grouped by beside their fields."""
 MOST_GROUPS = 10_000
 """As many groups as one answer may have."""
 
@@ -67,7 +69,7 @@ class Groups:
     def add(self, entries: Iterable[Entry]) -> None:
         """Count entries in; QueryError if the field holds no number."""
         for entry in entries:
-            value = _DECODER.decode(entry.value)
+            value = _decoded(entry)
             number = _number(entry, _at(value, self._field), self._field)
             self._sum(_ENCODER.encode(_group(entry, value, self._group_by))).add(1, number, number, number)
 
@@ -98,7 +100,7 @@ class Groups:
 def figure(entry: Entry, field: str) -> Decimal | None:
     """The number in a field of an entry; None without the field, or if it is null. QueryError if it is no number."""
     names = tuple(field.split(".")) if field else ()
-    return _number(entry, _at(_DECODER.decode(entry.value), names), names)
+    return _number(entry, _at(_decoded(entry), names), names)
 
 
 def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = False) -> list[Entry]:
@@ -107,6 +109,13 @@ def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = Fa
     return heapq.nsmallest(
         limit, entries, key=lambda one: (sign * (figure(one, field) or Decimal(0)), one.key, one.window_start)
     )
+
+
+def _decoded(entry: Entry) -> Any:
+    try:
+        return _DECODER.decode(entry.value)
+    except RecursionError:
+        raise QueryError(f"The value of key {entry.key[:100]!r} is nested too deeply to be combined.") from None
 
 
 def _group(entry: Entry, value: Any, group_by: str) -> Any:

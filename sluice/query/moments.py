@@ -12,7 +12,9 @@ from sluice.state.ledger import Ledger
 from sluice.state.model import Cut
 
 _RUN = "run:"
-_CUT_LENGTH = 30
+_INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
+"""The largest numbers that the ledger's columns hold, which are Kafka's too."""
+_LONGEST = 30
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ def find_cut(ledger: Ledger, newest: Cut, as_of: str) -> Cut:
     """The cut that `as_of` names; NotFound if there is none, Gone if it is no longer kept."""
     pipeline, job = newest.pipeline, newest.job
     if as_of.startswith(_RUN):
-        found = ledger.cut_of_run(pipeline, job, as_of.removeprefix(_RUN))
+        # PostgreSQL refuses a NUL in any text, and no run's name has one.
+        found = None if "\0" in as_of else ledger.cut_of_run(pipeline, job, as_of.removeprefix(_RUN))
         if found is None:
             raise NotFound(
                 f"No cut is known that the run {as_of.removeprefix(_RUN)[:100]!r} has published.",
@@ -73,11 +76,11 @@ def find_cut(ledger: Ledger, newest: Cut, as_of: str) -> Cut:
 
 def parse_cut(text: str) -> tuple[int, int]:
     """Generation and batch of a cut's name; QueryError if it is none."""
-    generation, _, batch = text.partition(".")
-    digits = generation + batch
-    if not (generation and batch and digits.isascii() and digits.isdigit() and len(text) < _CUT_LENGTH):
+    left, _, right = text.partition(".")
+    generation, batch = _number(left, _INTEGER), _number(right, _BIGINT)
+    if generation is None or batch is None:
         raise _no_cut(text)
-    return int(generation), int(batch)
+    return generation, batch
 
 
 def parse_positions(text: str) -> dict[str, dict[str, int]]:
@@ -85,13 +88,21 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for part in text.split(","):
         topic, _, rest = part.strip().partition(":")
-        partition, _, offset = rest.partition(":")
-        if not (topic and (partition + offset).isascii() and partition.isdigit() and offset.isdigit()):
+        left, _, right = rest.partition(":")
+        partition, offset = _number(left, _INTEGER), _number(right, _BIGINT)
+        if not topic or partition is None or offset is None:
             raise QueryError(
                 "min_position is no position.", next_step="Write TOPIC:PARTITION:OFFSET, several with commas between."
             )
-        found.setdefault(topic, {})[str(int(partition))] = int(offset)
+        found.setdefault(topic, {})[str(partition)] = offset
     return found
+
+
+def _number(text: str, most: int) -> int | None:
+    """A number from 0 to `most`; None for every other text."""
+    if text.isascii() and text.isdigit() and len(text) <= _LONGEST and int(text) <= most:
+        return int(text)
+    return None
 
 
 def _missing(ledger: Ledger, newest: Cut, what: str, asked: tuple[int, int]) -> Cut:

@@ -24,6 +24,8 @@ MOST_ENTRIES = 100_000
 """As many entries as one answer may hold."""
 MOST_KEYS = 1_000
 """As many keys as may be asked for at once."""
+_PROBE = Value(cell=0, slot=0, as_of=0, key="")
+"""A question that every shard answers."""
 _MANY = 2_000
 """More entries than this are put together beside the event loop, which others wait for."""
 
@@ -146,9 +148,9 @@ class Reader:
         keys = sorted(key for some in found for key in some)
         return Changes(pin, statuses, keys[:limit], len(keys) > limit)
 
-    async def statuses(self, pin: Pin) -> tuple[WorkerStatus, ...]:
+    async def statuses(self, workers: Iterable[WorkerInfo]) -> tuple[WorkerStatus, ...]:
         """Whether each worker can be read, without reading much."""
-        said = await asyncio.gather(*(self.workers.ask(info, Value(*pin.of, "")) for info in pin.workers))
+        said = await asyncio.gather(*(self.workers.ask(info, _PROBE) for info in workers))
         return tuple(status for _, status in said)
 
     async def _ask_owner(self, pin: Pin, key: str, question: Question[T]) -> tuple[T, WorkerStatus]:

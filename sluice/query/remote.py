@@ -85,7 +85,7 @@ class RemoteWorker:
             if isinstance(question, Values) and not found.keys() <= set(question.keys):
                 raise BadAnswer
             return cast("T", found)
-        except (BadAnswer, msgspec.DecodeError):
+        except (BadAnswer, msgspec.DecodeError, RecursionError):
             raise StateError("Its state server gave no answer that can be understood.") from None
 
 

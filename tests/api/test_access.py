@@ -59,7 +59,7 @@ def test_without_a_log_in_every_path_is_401(anonymous: httpx.Client, routes: lis
 
 
 def test_a_viewer_gets_every_route(viewer: httpx.Client, routes: list[str]) -> None:
-    asked = [f"{path}?key=k" for path in routes] + [
+    asked = [f"{path}?key=k" if path.endswith("/keys") else path for path in routes] + [
         "/sluice/",
         "/sluice/docs",
         "/sluice/openapi.json",

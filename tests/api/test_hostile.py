@@ -99,14 +99,11 @@ def test_sql_is_text(viewer: httpx.Client, sql: str) -> None:
         ("", {"prefix": sql}, '"entries":[]'),
         ("", {"first": sql, "last": sql}, '"entries":[]'),
         ("/count", {"prefix": sql}, '"count":0'),
-        ("/top", {"field": sql}, '"entries":[]'),
-        ("/combine", {"field": sql}, '"sum":null'),
-        ("/combine", {"group_by": sql}, '"entries":3'),
     ):
         answer = viewer.get(COUNT + path, params=asked)
         assert (answer.status_code, found in answer.text) == (200, True), (path, asked, answer.text)
-    for name in ("order", "limit", "worker", "require", "smallest"):
-        path = {"order": "/combine", "smallest": "/top"}.get(name, "")
+    for name in ("order", "limit", "worker", "require", "smallest", "field", "group_by", sql):
+        path = {"order": "/combine", "group_by": "/combine", "smallest": "/top", "field": "/top"}.get(name, "")
         assert viewer.get(COUNT + path, params={name: sql}).status_code == 422
     for name in ("as_of", "min_cut", "min_position", "from", "to"):
         assert viewer.get(COUNT, params={name: sql}).status_code in (400, 422)

@@ -194,7 +194,14 @@ BAD: dict[str, tuple[bytes | None, str, str]] = {
         "not_utf8",
         f"'utf-8' codec can't decode byte 0xed in position {len(order()) + 10}: invalid continuation byte",
     ),
-    "deep nesting": (order()[:-1] + b', "more": ' + b"[" * 100_000, "malformed", "nested too deeply"),
+    "deep nesting": (order()[:-1] + b', "more": ' + b"[" * 100_000, "malformed", "nested more than 100 levels deep"),
+    "nesting that JSON readers give up on": (
+        order()[:-1] + b', "more": ' + b"[" * 960 + b"]" * 960 + b"}", "malformed", "nested more than 100 levels deep"
+    ),
+    "nesting of objects": (
+        order()[:-1] + b', "more": ' + b'{"a":' * 100 + b"1" + b"}" * 101,
+        "malformed", "nested more than 100 levels deep",
+    ),
 }  # fmt: skip
 
 
@@ -214,7 +221,8 @@ ODD_BUT_GOOD = {
     "unknown fields": order()[:-1] + b', "more": {"a": [1, {"b": null}]}, "shop2": "b"}',
     "an unknown field with a number of 5000 digits": order()[:-1] + b', "more": ' + b"9" * 5000 + b"}",
     "an unknown field in another case": order()[:-1] + b', "SHOP": "b"}',
-    "an unknown field, deeply nested": order()[:-1] + b', "more": ' + b"[" * 200 + b"]" * 200 + b"}",
+    "an unknown field, deeply nested": order()[:-1] + b', "more": ' + b"[" * 99 + b"]" * 99 + b"}",
+    "a text full of brackets": order(shop='"' + "[{" * 200 + '"')[:-1] + b', "more": 1}',
     "escaped quotation marks": order(shop=r'"a\"b\\\"c"'),
     "quotation marks by number": order(shop=r'"\u0022shop\u0022: \u0022a"'),
     "a text that looks like a field": order(shop=r'"\"shop\": \"b\""'),

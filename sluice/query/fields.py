@@ -1,0 +1,60 @@
+"""Fields of stored values, as their Spark SQL type names them: a misspelled one is refused, not taken for missing."""
+
+from __future__ import annotations
+
+import re
+
+from sluice.errors import QueryError
+from sluice.state.model import StoreInfo
+
+_SHOWN = 100
+_TOKEN = re.compile(r"`((?:[^`]|``)+)`|([<>(),:])|([^<>(),:`\s]+)")
+
+
+class UnknownField(QueryError):
+    """The values of the store have no such field."""
+
+    status = 422
+    title = "Unknown field"
+
+
+def demand_field(store: StoreInfo, parameter: str, path: str) -> None:
+    """Raise UnknownField, naming the parameter, if the type of the store's values has no field at `path`.
+
+    Values whose type is not known, and the keys of a map, are not checked.
+    """
+    kind = store.value
+    for name in path.split(".") if path else ():
+        if kind == "" or re.match(r"map\s*<|variant$", kind, re.IGNORECASE):
+            return
+        found = _fields(kind)
+        if found is None:
+            return
+        if name not in found:
+            known = f"The fields there are: {', '.join(found)}." if found else "The value is a plain one: leave it out."
+            raise UnknownField(
+                f"{parameter}: the values of store {store.name!r} have no field {path[:_SHOWN]!r}.", next_step=known
+            )
+        kind = found[name]
+
+
+def _fields(ddl: str) -> dict[str, str] | None:
+    """The fields of a struct with their types; none of any other type; None if the text is not a type."""
+    if not (inner := re.fullmatch(r"\s*struct\s*<(.*)>\s*", ddl, re.IGNORECASE | re.DOTALL)):
+        return {} if re.match(r"\s*[a-z]+\s*([<(].*[>)])?\s*$", ddl, re.IGNORECASE | re.DOTALL) else None
+    found: dict[str, str] = {}
+    name, begin, depth = None, 0, 0
+    for token in _TOKEN.finditer(inner[1] + ","):
+        quoted, sign, plain = token.groups()
+        if depth == 0 and name is None and sign is None:
+            name, begin = quoted.replace("``", "`") if quoted is not None else plain, token.end()
+        elif sign in ("<", "("):
+            depth += 1
+        elif sign in (">", ")"):
+            depth -= 1
+        elif sign == "," and depth == 0:
+            kind = inner[1][begin : token.start()].strip()
+            if name is None or not kind.startswith(":"):
+                return None
+            found[name], name = kind[1:].strip(), None
+    return found

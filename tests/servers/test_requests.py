@@ -1,0 +1,261 @@
+"""Requests that are wrong in every way a request can be: each gets a problem document that says why, never a 5xx."""
+
+from __future__ import annotations
+
+import http.client
+from urllib.parse import quote
+
+import httpx
+import msgspec
+import pytest
+
+from tests.servers.hosts import TOKEN, Host
+from tests.states import States
+
+COUNT = "/sluice/v1/stores/general_orders_count"
+REVENUE = "/sluice/v1/stores/general_orders_revenue"
+ROUTES = [
+    "/sluice/v1/stores",
+    COUNT,
+    f"{COUNT}/keys/store_1",
+    f"{COUNT}/keys?key=store_1",
+    f"{COUNT}/count",
+    f"{COUNT}/combine",
+    f"{COUNT}/top",
+    f"{COUNT}/changes",
+    "/sluice/v1/pipelines",
+    "/sluice/v1/pipelines/orders/cuts",
+    "/sluice/v1/pipelines/orders/workers",
+    "/sluice/v1/pipelines/orders/topology",
+    "/v1/orders/count",
+    "/v1/orders/count/general_orders",
+    "/v1/orders/revenue",
+    "/v1/orders/revenue/general_orders",
+    "/v1/orders/windows/count",
+    "/v1/orders/windows/count/general_orders",
+    "/v1/orders/windows/revenue/general_orders",
+    "/v1/metadata/all",
+    "/v1/metadata/general_orders/store_1",
+]
+HUGE = ["-1", "1e400", "NaN", "Infinity", "-Infinity", "1.5", "", " ", "0x10", "1_000", "²", "9" * 20, "9" * 4_000]
+"""What is not a number of anything, or one that nothing has room for."""
+
+
+def answered(host: Host, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """The answer to a path that is sent letter by letter as it is."""
+    raw = http.client.HTTPConnection("127.0.0.1", host.port, timeout=30)
+    raw.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"} | headers)
+    answer = raw.getresponse()
+    content = b"" if path.split("?")[0].endswith("/changes") and answer.status == 200 else answer.read()
+    raw.close()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
+
+
+def refused(host: Host, path: str, method: str = "GET", **headers: str) -> dict[str, object]:
+    """The problem document of an answer that must be one."""
+    status, said, content = answered(host, path, method, **headers)
+    assert 400 <= status < 500, (path, status, content[:300])
+    assert said["content-type"] == "application/problem+json", path
+    found: dict[str, object] = msgspec.json.decode(content)
+    assert found["status"] == status
+    assert found["title"]
+    assert found["detail"]
+    return found
+
+
+def test_every_route_answers_without_parameters(hosts: list[Host], states: States) -> None:
+    for path in ROUTES:
+        assert answered(hosts[0], path)[0] == 200, path
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.attack("S5", "parameters that no route has, and parameters given twice")
+def test_a_misspelled_parameter_is_named(hosts: list[Host], states: States, path: str) -> None:
+    for name in ("as_off", "store", "%00", "a%20b", "%3Cb%3E"):
+        found = refused(hosts[0], f"{path}{'&' if '?' in path else '?'}{name}=1.0")
+        assert (found["status"], found["title"]) == (422, "Invalid parameters")
+        assert "has no parameter" in str(found["detail"])
+    assert "'as_off'" in str(refused(hosts[0], f"{COUNT}?as_off=1.0")["detail"])
+    assert "as_of" in str(refused(hosts[0], f"{COUNT}?as_off=1.0")["nextStep"])
+    assert refused(hosts[0], f"{COUNT}?as_of=1.0&as_of=1.1")["detail"] == "The parameter as_of is given twice."
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/top?field=runningRevenu", "field: "),
+        ("/top?field=runningRevenue.cents", "field: "),
+        ("/combine?field=revenue", "field: "),
+        ("/combine?group_by=city", "group_by: "),
+    ],
+)
+def test_a_field_that_no_value_has_is_named(hosts: list[Host], states: States, path: str, named: str) -> None:
+    found = refused(hosts[0], REVENUE + path)
+    assert (found["status"], found["title"]) == (422, "Unknown field")
+    assert str(found["detail"]).startswith(named)
+    for right in ("/top?field=runningRevenue", "/combine?field=runningRevenue&group_by=_start"):
+        assert answered(hosts[0], REVENUE + right)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("?limit={}", 422),
+        ("?worker={}", 422),
+        ("/top?limit={}", 422),
+        ("/combine?limit={}", 422),
+        ("?as_of=1.{}", 400),
+        ("?as_of={}.1", 400),
+        ("?as_of={}", 400),
+        ("?min_cut=1.{}", 400),
+        ("?min_cut={}.1", 400),
+        ("?min_position=orders:{}:1", 400),
+        ("?min_position=orders:1:{}", 400),
+        ("?from={}", 400),
+        ("?to={}", 400),
+    ],
+)
+@pytest.mark.attack("S5", "every number that can be asked for, too large, too small, or none at all")
+def test_no_number_is_too_large_for_an_answer(hosts: list[Host], states: States, path: str, status: int) -> None:
+    for number in HUGE:
+        if number == "-1" and path in ("?from={}", "?to={}", "?as_of={}"):
+            continue  # a time before 1970
+        found = refused(hosts[0], COUNT + path.format(quote(number)))
+        assert found["status"] in {status, 400, 404, 410, 412, 422}, (number, found)
+    assert refused(hosts[0], f"{COUNT}?as_of=1.9223372036854775808")["status"] == 400
+    assert refused(hosts[0], f"{COUNT}?as_of=1.9223372036854775807")["status"] == 404
+
+
+@pytest.mark.parametrize("since", ["1.9223372036854775808", "9" * 20 + ".1", "x", "1.-1", "", "\xff"])
+@pytest.mark.attack("S5", "a stream of changes since a cut that cannot be")
+def test_a_stream_begins_at_a_cut(hosts: list[Host], states: States, since: str) -> None:
+    assert refused(hosts[0], f"{COUNT}/changes", **{"Last-Event-ID": since})["status"] == 400
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{COUNT}?%",
+        f"{COUNT}?a=%ff",
+        f"{COUNT}?limit=%ed%a0%80",
+        f"{COUNT}?=1",
+        f"{COUNT}?&&=&limit",
+        f"{COUNT}?limit=1&limit=1",
+        f"{COUNT}?cursor=",
+        f"{COUNT}?cursor=%00",
+        f"{COUNT}?prefix={'x' * 2_001}",
+        f"{COUNT}?pipeline={'x' * 201}",
+        f"{COUNT}/keys",
+        f"{COUNT}/keys?key={'x' * 2_001}",
+        f"{COUNT}/keys/{'x' * 2_001}",
+        f"{COUNT}/keys/",
+        f"{COUNT}/top?smallest=perhaps",
+        f"{COUNT}/combine?order=cheapest",
+        f"{COUNT}?require=some",
+        f"{COUNT}/nothing",
+        "/sluice/v1/stores//count",
+        f"/sluice/v1/stores/{'x' * 10_000}",
+        "/sluice/v1/stores?entries=2",
+        "/sluice/v1/pipelines/orders/cuts?limit=0",
+        "/sluice/v1/pipelines/orders/topology?format=pdf",
+        "/sluice/v1/pipelines/%00/workers",
+        "/v1/orders/count/none",
+        "/v1/orders/windows/count?from_time=tomorrow",
+        f"/v1/orders/windows/count?to_time={'9' * 90}",
+        "/v1/metadata/none/x",
+        "/v1/metadata/general_orders/",
+        "/",
+        "/..",
+        "/%2e%2e/local",
+    ],
+)
+@pytest.mark.attack("S5", "queries that are no text, empty, endless, doubled, and paths that lead nowhere")
+def test_what_makes_no_sense_is_a_problem_document(hosts: list[Host], states: States, path: str) -> None:
+    refused(hosts[0], path)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FROB"])
+@pytest.mark.attack("S5", "methods that no route has")
+def test_a_method_that_no_route_has_is_405(hosts: list[Host], states: States, method: str) -> None:
+    for path in ROUTES:
+        status, headers, content = answered(hosts[0], path, method)
+        # A name that is no method at all does not get past the HTTP server.
+        assert (status, headers.get("allow")) == (405, "GET, HEAD") or (method == "FROB" and status == 400), path
+        assert content
+
+
+def test_head_says_what_get_says_without_a_body(hosts: list[Host], states: States) -> None:
+    for path in ROUTES:
+        status, headers, content = answered(hosts[0], path, "HEAD")
+        assert (status, content) == (200, b""), path
+        assert headers["content-type"] == answered(hosts[0], path)[1]["content-type"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"If-None-Match": "\xff\xfe"},
+        {"If-None-Match": '"' * 5_000},
+        {"Accept": "text/plain;q=0, */*;q=0"},
+        {"Content-Type": "application/json; charset=\xff"},
+        {"Accept-Encoding": "br;q=9, ,"},
+        {"X-Forwarded-For": "\xff", "X-Forwarded-Proto": "gopher", "Forwarded": "for=;;;"},
+        {"Range": "bytes=-1"},
+        {"Cookie": "=;=;;\xff=\xff"},
+        {"Expect": "100-continue"},
+    ],
+)
+def test_headers_of_no_use_change_nothing(hosts: list[Host], states: States, headers: dict[str, str]) -> None:
+    status, _, content = answered(hosts[0], COUNT, **headers)
+    assert (status, msgspec.json.decode(content)["partial"]) == (200, False)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b"\xff", b"null", b'{"a": 1e999}', b"x" * 100_000])
+def test_a_body_where_none_belongs_is_not_read(hosts: list[Host], states: States, body: bytes) -> None:
+    answer = hosts[0].ask("GET", COUNT, content=body)
+    assert answer.status_code == 200
+
+
+@pytest.mark.attack("S7", "a cursor cut off at every length")
+def test_a_cursor_cut_in_half_is_none(hosts: list[Host], states: States) -> None:
+    cursor = hosts[0].get(COUNT, limit=1).json()["cursor"]
+    for length in range(len(cursor) - 1):
+        assert refused(hosts[0], f"{COUNT}?cursor={cursor[:length]}")["status"] == 400
+
+
+def test_keys_with_a_nul_are_keys(hosts: list[Host], states: States) -> None:
+    for path in ("keys/%00", "keys/store_1%00", "keys/%00shared"):
+        assert refused(hosts[0], f"{COUNT}/{path}")["status"] == 404
+    for path in ("keys?key=%00", "?prefix=%00", "?first=%00&last=%00", "?prefix=a%00b", "?limit=1&prefix=%00"):
+        answer = msgspec.json.decode(answered(hosts[0], COUNT + ("/" if path[0] == "k" else "") + path)[2])
+        assert (answer["entries"], answer["partial"]) == ([], False)
+    assert refused(hosts[0], f"{COUNT}?as_of=run:%00")["status"] == 404
+
+
+def test_a_job_without_stores_has_workers(hosts: list[Host], states: States) -> None:
+    states.ledger.register(msgspec.structs.replace(states.info(), job="steps", stores=()))
+    found = hosts[0].get("/sluice/v1/pipelines/orders/workers").json()
+    assert [(one["number"], one["stores"]) for one in found if one["job"] == "steps"] == [(n, []) for n in range(4)]
+    assert {one["reason"] for one in found if one["job"] == "steps"} == {"Nothing is published yet."}
+    assert [one["status"] for one in found if one["job"] == "totals"] == ["ok"] * 4
+
+
+@pytest.mark.parametrize("levels", [90, 960, 5_000])
+@pytest.mark.attack("S5", "a value nested as deep as JSON readers can bear, and deeper")
+def test_a_value_nested_without_end_is_no_500(hosts: list[Host], states: States, levels: int) -> None:
+    states.stores = tuple(
+        msgspec.structs.replace(store, value="") if store.name == "general_orders_count" else store
+        for store in states.stores
+    )
+    states.ledger.register(states.info())
+    deep = f"[{'[' * levels}{']' * levels},1]"
+    states.publish([(0, "deep", -1, -1, deep)])
+    found: dict[str, int] = {}
+    for path in ("", "/keys/deep", "/keys?key=deep", "/count", "/combine?field=a", "/top?field=a"):
+        status, _, content = answered(hosts[0], COUNT + path)
+        found[path] = status
+        said = msgspec.json.decode(content)
+        assert status in (200, 400) or (status, said["title"]) == (503, "State unavailable"), (path, said)
+    if levels == 90:
+        assert set(found.values()) == {200}
+    assert httpx.get(f"http://{hosts[0].address}/v1/x", timeout=10).status_code == 401, "the server goes on"

@@ -1,0 +1,60 @@
+"""Fields of stored values are told from their type as Spark writes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.query.fields import UnknownField, demand_field
+from sluice.state.model import StoreInfo
+
+pytestmark = pytest.mark.unit
+
+SPARKS = "struct<city:string,at:struct<`a.b`:bigint,lines:array<struct<price:decimal(12,2)>>>,more:map<string,int>>"
+OURS = "STRUCT<`city`: STRING, at: STRUCT<lat: DOUBLE>, `of ``x``, <y>`: INT>"
+
+
+def store(value: str) -> StoreInfo:
+    return StoreInfo(pipeline="p", job="j", name="s", kind="key-value", cell=0, slot=0, key="k", value=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (SPARKS, ""),
+        (SPARKS, "city"),
+        (SPARKS, "at.lines"),
+        (SPARKS, "more.anything"),
+        (OURS, "at.lat"),
+        (OURS, "of `x`, <y>"),
+        ("map<string,struct<a:int>>", "x.a"),
+        ("", "anything"),
+        ("variant", "anything"),
+        ("STRUCT<...>", "anything"),
+    ],
+)
+def test_a_field_that_there_is_or_may_be(value: str, path: str) -> None:
+    demand_field(store(value), "field", path)
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "next_step"),
+    [
+        (SPARKS, "town", "The fields there are: city, at, more."),
+        (SPARKS, "CITY", "The fields there are: city, at, more."),
+        (SPARKS, "city.name", "The value is a plain one: leave it out."),
+        (SPARKS, "at.lon", "The fields there are: a.b, lines."),
+        (OURS, "at.lon", "The fields there are: lat."),
+        ("BIGINT", "count", "The value is a plain one: leave it out."),
+        ("decimal(38,2)", "count", "The value is a plain one: leave it out."),
+        ("array<struct<a:int>>", "a", "The value is a plain one: leave it out."),
+    ],
+)
+def test_a_field_that_there_is_not(value: str, path: str, next_step: str) -> None:
+    with pytest.raises(UnknownField, match=r"^group_by: the values of store 's' have no field") as refused:
+        demand_field(store(value), "group_by", path)
+    assert refused.value.next_step == next_step
+
+
+def test_a_field_named_with_a_point_cannot_be_asked_for_and_is_not_taken_for_another() -> None:
+    with pytest.raises(UnknownField):
+        demand_field(store(SPARKS), "field", "at.a.b")
