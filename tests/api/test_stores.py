@@ -94,8 +94,9 @@ def test_an_earlier_cut(viewer: httpx.Client) -> None:
 @pytest.mark.fault("F17", "positions and a cut that are not there yet, asked for over HTTP")
 @pytest.mark.parametrize("bound", [{"min_position": "orders:0:21"}, {"min_position": "other:0:1"}, {"min_cut": "1.2"}])
 def test_a_bound_that_is_not_reached_is_412_with_what_is(viewer: httpx.Client, bound: dict[str, str]) -> None:
-    for path in ("", "/keys/store_1234", "/count", "/combine", "/keys?key=store_1234"):
-        refused = viewer.get(f"{STORES}/general_orders_count{path}", params=bound | {"key": "store_1234"})
+    for path in ("", "/keys/store_1234", "/count", "/combine", "/keys"):
+        key = {"key": "store_1234"} if path == "/keys" else {}
+        refused = viewer.get(f"{STORES}/general_orders_count{path}", params=bound | key)
         assert (refused.status_code, refused.json()["cut"]) == (412, "1.1")
         assert refused.json()["positions"] == {"orders": {"0": 20, "1": 5}}
     reached = {"min_position": "orders:0:20,orders:1:5", "min_cut": "1.1"}
