@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sluice.errors import NotFound, StateError, Unreachable
 from sluice.state.audits import Audit, SourceAudit, total
@@ -49,7 +50,7 @@ def _job(ledger: Ledger, job: JobInfo, audits: list[Audit], out: Console, verify
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right")
     for source in total(audits):
-        table.add_row(*_row(source))
+        table.add_row(*map(Text, _row(source)))  # a reason may hold brackets
     out.print(table)
     for source in total(audits):
         for name, number in sorted(source.passed_over.items()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,8 @@ from sluice.commands.console import err, out, said
 from sluice.settings import settings
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from sluice.client import Client
     from sluice.client.answers import Part, Reply
 
@@ -194,12 +197,25 @@ def _part(**given: str | None) -> Part:
 
 
 def _entries(found: Reply, entries: Iterable[Any], form: Form) -> None:
-    rows = []
-    for one in entries:
-        at = {"start": one.start.isoformat(), "end": one.end.isoformat()} if one.start and one.end else {}
-        rows.append({"key": one.key, **at, **(one.value if isinstance(one.value, dict) else {"value": one.value})})
-    _print(rows, form)
+    _print([_row(one) for one in entries], form)
     _warn(found)
+
+
+def _row(entry: Any) -> dict[str, Any]:
+    """An entry as a row: its key, its window, then its value's fields; one that has a name of these is `value.NAME`."""
+    row = {"key": entry.key}
+    if entry.start and entry.end:
+        row |= {"start": _time(entry.start), "end": _time(entry.end)}
+    for name, value in (entry.value if isinstance(entry.value, dict) else {"value": entry.value}).items():
+        column = name
+        while column in row or (column != name and column in entry.value):
+            column = f"value.{column}"
+        row[column] = value
+    return row
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds" if moment.microsecond else "seconds")
 
 
 def _print(rows: list[dict[str, Any]], form: Form) -> None:
@@ -217,16 +233,19 @@ def _as_csv(rows: list[dict[str, Any]]) -> None:
 
 
 def _as_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None)
     names = _columns(rows)
     for name in names:
         figures = all(isinstance(row.get(name), int | Decimal | None) for row in rows)
-        table.add_column(name, justify="right" if figures else "left")
+        table.add_column(_printable(name), justify="right" if figures else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(_escaped(_cell(row.get(name))) for name in names))
-    out.print(table)
+        table.add_row(*(_printable(_cell(row.get(name))) for name in names))
+    # As wide as it is: in a narrow terminal lines go on below, in a pipe nothing is cut off.
+    width = out.measure(table, options=out.options.update(max_width=1_000_000)).maximum
+    Console(width=max(width, 1), highlight=False, emoji=False).print(table)
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -239,13 +258,14 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else _ENCODER.encode(value).decode()
 
 
-def _escaped(text: str) -> str:
-    from rich.markup import escape
+def _printable(text: str) -> Text:
+    """The text itself, never markup; what a terminal would obey is replaced."""
+    from rich.text import Text
 
-    return escape("".join(letter if letter.isprintable() else "�" for letter in text))
+    return Text("".join(letter if letter.isprintable() else "�" for letter in text))
 
 
 def _warn(found: Reply) -> None:
     if found.partial:
         lost = [f"worker {one.number}: {one.reason}" for one in found.workers if one.status != "ok"]
-        err.print(f"[yellow]Something is missing:[/] {_escaped('; '.join(lost))}")
+        err.print("[yellow]Something is missing:[/]", _printable("; ".join(lost)), soft_wrap=True)

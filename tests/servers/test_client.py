@@ -19,7 +19,7 @@ from sluice.cli import app
 from sluice.client import Change
 from sluice.errors import Busy, Gone, Incomplete, NotFound, NotReached, QueryError, Refused, StateError
 from sluice.settings import settings
-from tests.api.states import totals
+from tests.api.states import totals, windows
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import TOKEN, Host
 from tests.states import States
@@ -216,3 +216,25 @@ def test_what_a_store_holds_does_not_reach_the_terminal_as_it_is(sluice: CliRunn
     told = query(sluice, "range", COUNT, "--as-of", "1.1", "--prefix", "\x1b").stdout
     assert "\x1b]0;" not in told
     assert "[red]x" in told
+
+
+def test_a_field_called_key_stands_beside_the_key(sluice: CliRunner, states: States) -> None:
+    value = '{"key":"of the value","runningOrderCount":1,"value.key":2}'
+    states.publish([(0, "store_1", -1, -1, f"[1,{value}]")])
+    (row,) = json.loads(query(sluice, "get", REVENUE, "store_1", "--format", "json").stdout)
+    assert row == {"key": "store_1", "value.value.key": "of the value", "runningOrderCount": 1, "value.key": 2}
+
+
+def test_a_table_is_as_wide_as_what_it_holds(sluice: CliRunner, states: States) -> None:
+    key = "store [of] " + "x" * 100
+    states.publish(windows("general", key, {"2022-12-05T08:55:15.001": (1, "1.00")}))
+    told = query(sluice, "get", WINDOWS, key).stdout.splitlines()
+    assert told[1].split() == [
+        *key.split(), "2022-12-05T08:55:15.001+00:00", "2022-12-05T08:55:30.001+00:00", "1",
+    ]  # fmt: skip
+
+
+def test_names_in_brackets_are_shown(sluice: CliRunner, states: States) -> None:
+    states.publish([(0, "store_1", -1, -1, '[1,{"[bold]":1,"a[/]":"\\\\"}]')])
+    told = query(sluice, "get", REVENUE, "store_1").stdout.splitlines()
+    assert [line.split() for line in told] == [["key", "[bold]", "a[/]"], ["store_1", "1", "\\"]]
