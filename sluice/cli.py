@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from sluice.commands import queries, servers
-from sluice.commands.console import out, said
-from sluice.errors import SettingsError
+from sluice.commands.console import out, said, show
+from sluice.errors import SettingsError, TopologyError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
 
@@ -137,14 +137,25 @@ def check(
     """Check pipelines as a run would before it reads anything: that they can be built, and go on from their state."""
     from sluice.engine.checking import check as check_with_spark
     from sluice.plan import plan
-    from sluice.topology import load_pipelines
+    from sluice.topology import Loaded, load_pipelines
 
     with said():
-        planned = [plan(one) for one in ([_load(pipeline)] if pipeline else load_pipelines(settings().pipelines))]
-        check_with_spark(settings(), planned)
-        for one in planned:
-            jobs = f"{len(one.jobs)} job{'s' if len(one.jobs) > 1 else ''}"
-            out.print(f"{one.pipeline.name}: {len(one.pipeline.nodes)} steps, {jobs}, no error")
+        loaded = Loaded([_load(pipeline)], []) if pipeline else load_pipelines(settings().pipelines)
+        wrong = [one.error for one in loaded.broken]
+        planned = []
+        for one in loaded.pipelines:
+            try:
+                planned.append(plan(one))
+            except TopologyError as error:
+                wrong.append(error)
+        found = check_with_spark(settings(), planned) if planned else {}
+        for fine in (one for one in planned if one.pipeline.name not in found):
+            jobs = f"{len(fine.jobs)} job{'s' if len(fine.jobs) > 1 else ''}"
+            out.print(f"{fine.pipeline.name}: {len(fine.pipeline.nodes)} steps, {jobs}, no error")
+    wrong += found.values()
+    for mistake in wrong:
+        show(mistake)
+    raise typer.Exit(1 if wrong else 0)
 
 
 @app.command()
@@ -183,11 +194,12 @@ def rebuild(
 
 
 def _submit(pipeline: str, master: str, *options: str) -> None:
+    from sluice.state.endings import note_killed, now
     from sluice.submission import submission
 
     with said():
         _load(pipeline)
-        known = settings()
+        known, begun = settings(), now()
         with submission(known, known.kafka, master) as told:
             command = [
                 *(str(Path(sys.executable).parent / "spark-submit"), "--master", master),
@@ -197,6 +209,8 @@ def _submit(pipeline: str, master: str, *options: str) -> None:
                 *(str(known.pipelines / "run.py"), *options, pipeline),
             ]
             status = subprocess.run(command, env={**os.environ, **told.environment}, check=False).returncode
+        if status and not options:
+            note_killed(known, pipeline, "", "", begun, f"The driver ended with status {status} without saying why.")
     raise typer.Exit(status)
 
 

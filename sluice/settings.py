@@ -25,16 +25,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from sluice.errors import SettingsError
 
 _TOKEN_LENGTH = 16
+_SECRET = re.compile(r"password|secret|token|jaas|\.pem$")
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,14 @@ class Settings:
             user=environ.get("SLUICE_USER") or "",
             password=environ.get("SLUICE_PASSWORD") or "",
         )
+
+    @property
+    def secrets(self) -> list[str]:
+        """Values that no message may repeat."""
+        kafka = [value for name, value in self.kafka.items() if _SECRET.search(name)]
+        urls = [urlsplit(url).password or "" for url in (self.ledger, self.shards)]
+        found = [*kafka, *urls, *map(unquote, urls), self.server_token, self.token, self.password]
+        return sorted({one for one in found if one}, key=len, reverse=True)
 
 
 def _token(environ: Mapping[str, str]) -> str:

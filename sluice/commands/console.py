@@ -20,8 +20,13 @@ def said() -> Iterator[None]:
     try:
         yield
     except SluiceError as error:
-        err.print(f"[bold red]{type(error).title}:[/] ", end="")
-        err.print(error.detail, markup=False, soft_wrap=True)
-        if error.next_step:
-            err.print(error.next_step, markup=False, soft_wrap=True)
+        show(error)
         raise typer.Exit(1) from None
+
+
+def show(error: SluiceError) -> None:
+    """Print what is wrong, and the next step."""
+    err.print(f"[bold red]{type(error).title}:[/] ", end="")
+    err.print(error.detail, markup=False, soft_wrap=True)
+    if error.next_step:
+        err.print(error.next_step, markup=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from sluice.engine.located import Unresolved, told
 from sluice.engine.registration import job_info
 from sluice.engine.session import session
 from sluice.engine.storage import Storage
+from sluice.errors import EngineError, SluiceError, TopologyError
 from sluice.plan import Job, Plan
 from sluice.provision.checks import LOOPBACK
 from sluice.settings import Settings
@@ -43,12 +44,13 @@ class NoRecords:
         return self.spark.createDataFrame([], _RECORD)
 
 
-def check(settings: Settings, planned: Sequence[Plan]) -> None:
+def check(settings: Settings, planned: Sequence[Plan]) -> dict[str, SluiceError]:
     """Have Spark look at every expression, and compare with the state that there is.
 
-    Raises TopologyError for an expression that Spark cannot take, EvolutionError for a change that state does not
-    survive.
+    By pipeline what is wrong with it: a TopologyError for an expression that Spark cannot take, an EvolutionError for
+    a change that state does not survive.
     """
+    wrong: dict[str, SluiceError] = {}
     alone = {
         "spark.master": "local[1]",
         "spark.driver.host": LOOPBACK,
@@ -60,11 +62,15 @@ def check(settings: Settings, planned: Sequence[Plan]) -> None:
     try:
         with Ledger.open(settings.ledger) as ledger:
             for plan in planned:
-                require_same_jobs(ledger, plan)
-                for job in plan.jobs:
-                    check_job(spark, job, settings, ledger)
+                try:
+                    require_same_jobs(ledger, plan)
+                    for job in plan.jobs:
+                        check_job(spark, job, settings, ledger)
+                except (TopologyError, EngineError) as error:
+                    wrong[plan.pipeline.name] = error
     finally:
         spark.stop()
+    return wrong
 
 
 def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> None:

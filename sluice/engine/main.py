@@ -48,19 +48,23 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
     from sluice.engine.evolution import require_same_jobs
     from sluice.engine.job import JobRun
     from sluice.plan import explain, plan
+    from sluice.state.endings import noted
     from sluice.state.ledger import Ledger
     from sluice.topology import load_pipeline
 
     begun = time.monotonic()
     log = structlog.get_logger()
-    planned = plan(load_pipeline(configuration.pipelines, name))
-    print(explain(planned), flush=True)
-    with Ledger.open(configuration.ledger) as ledger:
-        require_same_jobs(ledger, planned)
-    for job in [planned.job(job) for job in chosen] or planned.jobs:
+    with noted(configuration, name, run=configuration.run):
+        planned = plan(load_pipeline(configuration.pipelines, name))
+        print(explain(planned), flush=True)
         with Ledger.open(configuration.ledger) as ledger:
-            generation = ledger.generation(name, job.name) or 1
-        read = JobRun(spark.result(), job, configuration, generation, configuration.max_records).run()
+            require_same_jobs(ledger, planned)
+        jobs = [planned.job(job) for job in chosen] or planned.jobs
+    for job in jobs:
+        with noted(configuration, name, job.name, configuration.run):
+            with Ledger.open(configuration.ledger) as ledger:
+                generation = ledger.generation(name, job.name) or 1
+            read = JobRun(spark.result(), job, configuration, generation, configuration.max_records).run()
         log.info("job done", pipeline=name, job=job.name, read=read, seconds=round(time.monotonic() - begun, 1))
 
 

@@ -2,36 +2,94 @@
 
 from __future__ import annotations
 
+import os
+import re
 from datetime import timedelta
 from pathlib import Path
+from threading import Thread
+from typing import NoReturn
 
 from airflow.configuration import conf
-from airflow.sdk import DAG, Asset, AssetWatcher
+from airflow.sdk import DAG, Asset, AssetWatcher, get_parsing_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from sluice.errors import SluiceError
+from sluice.errors import SluiceError, TopologyError
 from sluice.orchestration.operator import SluiceJobOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import plan
-from sluice.topology import Pipeline, drawing
-from sluice.topology.loader import load_file, pipeline_files
+from sluice.settings import settings
+from sluice.state.endings import note_files
+from sluice.topology import Broken, Pipeline, drawing, load_pipeline, load_pipelines
+from sluice.topology.pipeline import RESERVED
 
 OWNER = "sluice"
 RETRIES = 2
 RETRY_DELAY = timedelta(seconds=10)
+_NOTE_SECONDS = 3.0
 LONGEST_RUN = timedelta(hours=2)
+_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
+"""`client` in the DAG processor; the command `airflow dags reserialize`, say, ends at the first import error."""
+_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 
 def pipeline_dags(folder: Path) -> dict[str, DAG]:
-    """Make the DAGs of all pipelines in `folder`, by id. A file that does not load gets a DAG that says why."""
+    """Make the DAGs of all pipelines in `folder`, by id.
+
+    A file that cannot be used gets a DAG that says why, and an import error where Airflow's DAG processor asks; the
+    ledger knows of it, too. A task's process gets the DAG of its pipeline alone.
+    """
+    if (only := _only_dag(folder)) is not None:
+        return {only.dag_id: only}
+    loaded = load_pipelines(folder)
     dags: dict[str, DAG] = {}
-    for file in pipeline_files(folder):
+    broken = list(loaded.broken)
+    for pipeline in loaded.pipelines:
         try:
-            dag = pipeline_dag(load_file(file))
-        except SluiceError as error:
-            dag = broken_dag(file, error)
-        dags[dag.dag_id] = dag
+            dags[pipeline.name] = pipeline_dag(pipeline)
+        except Exception as error:
+            broken.append(Broken(pipeline.file or folder, pipeline.name, _as_ours(error)))
+    named = _named(broken, {*dags, *RESERVED})
+    for name, one in named.items():
+        dags[name] = broken_dag(name, one)
+        if os.environ.get(_CONTEXT) == "client":
+            dags[f"{name}.import_error"] = ImportErrorDag(name, one)
+    _note({name: one.error for name, one in named.items()})
     return dags
+
+
+def _note(broken: dict[str, SluiceError]) -> None:
+    """Tell the ledger, if it answers soon: Airflow must not lose the DAGs because it does not."""
+    noting = Thread(target=note_files, args=(settings(), broken), daemon=True)
+    noting.start()
+    noting.join(_NOTE_SECONDS)
+
+
+def _only_dag(folder: Path) -> DAG | None:
+    """The DAG that a task is to be run of; None where all DAGs are wanted, and if its pipeline cannot be loaded."""
+    wanted = get_parsing_context().dag_id
+    try:
+        return pipeline_dag(load_pipeline(folder, wanted)) if wanted else None
+    except SluiceError:
+        return None
+
+
+def _as_ours(error: Exception) -> SluiceError:
+    return error if isinstance(error, SluiceError) else TopologyError(f"{type(error).__name__}: {error}")
+
+
+def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
+    """The broken files by the ids of their DAGs: the pipeline's name if the text says it, else the file's."""
+    found: dict[str, Broken] = {}
+    for one in broken:
+        name = one.name if _ID.fullmatch(one.name) and one.name not in taken else ""
+        if name in found and str(found[name].error) == str(one.error):
+            continue  # two files with pipelines of one name
+        if not name or name in found:
+            name = re.sub(r"[^A-Za-z0-9_-]", "_", one.file.stem)[:200]
+        while name in found or name in taken:
+            name += "_broken"
+        found[name] = one
+    return found
 
 
 def pipeline_dag(pipeline: Pipeline) -> DAG:
@@ -57,23 +115,46 @@ def pipeline_dag(pipeline: Pipeline) -> DAG:
     return dag
 
 
-def broken_dag(file: Path, error: SluiceError) -> DAG:
-    """Make a DAG in the place of a pipeline that cannot be loaded, so that the others still run.
-
-    Airflow knows import errors of whole DAG files only; one raised here would stop every pipeline.
-    """
+def broken_dag(name: str, broken: Broken) -> DAG:
+    """Make a DAG in the place of a pipeline that cannot be loaded: its history stays, and nothing starts it."""
     from airflow.providers.standard.operators.python import PythonOperator
 
+    said = "\n".join(f"    {line}" for line in str(broken.error).splitlines())
     dag = DAG(
-        file.stem,
+        name,
         schedule=None,
-        description=f"{file.name} cannot be loaded: {error.detail}",
-        doc_md=f"**{file.name} cannot be loaded.**\n\n    {error}\n",
+        description=f"{broken.file.name} cannot be loaded: {broken.error.detail}",
+        doc_md=f"**{broken.file.name} cannot be loaded.**\n\n{said}\n",
         tags={"sluice", "broken"},
         default_args={"owner": OWNER},
     )
-    PythonOperator(dag=dag, task_id="cannot_be_loaded", python_callable=_fail, op_args=[str(error)])
+    PythonOperator(dag=dag, task_id="cannot_be_loaded", python_callable=_fail, op_args=[str(broken.error)])
     return dag
+
+
+class ImportErrorDag(DAG):
+    """No DAG that anyone sees, but an import error of a pipeline's file.
+
+    Airflow knows import errors of whole DAG files only, and takes all DAGs of such a file away. The one exception is a
+    DAG that cannot be serialized: its error goes to the file that the DAG names, and the other DAGs stay.
+    """
+
+    def __init__(self, name: str, broken: Broken) -> None:
+        super().__init__(f"{name}.import_error", schedule=None)
+        self.broken = broken
+
+    @property
+    def relative_fileloc(self) -> str:
+        """The pipeline's file, whatever file of DAGs this one was found in."""
+        return self.broken.file.name
+
+    @relative_fileloc.setter
+    def relative_fileloc(self, _: str | None) -> None:
+        pass
+
+    def get_serialized_fields(self) -> NoReturn:  # type: ignore[override]
+        """Raise the pipeline's error."""
+        raise self.broken.error
 
 
 def _fail(why: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -13,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from sluice.errors import PreflightError, SettingsError
 from sluice.orchestration.connections import KAFKA, SPARK, kafka_config, spark_master
 from sluice.settings import settings
+from sluice.state.endings import note_killed, now
 from sluice.submission import Submission, submission
 
 if TYPE_CHECKING:
@@ -44,16 +46,27 @@ class SluiceJobOperator(SparkSubmitOperator):
             **kwargs,
         )
         self.kafka_conn_id = kafka_conn_id
+        self.pipeline = pipeline
+        self.jobs_of_run = list(jobs)
 
     def execute(self, context: Context) -> None:
         """Submit, and wait until the jobs have read what there was. What is set up wrongly fails without retries."""
+        since = now()
         try:
             master = spark_master(self._conn_id)
             kafka = kafka_config(self.kafka_conn_id)
             with submission(settings(), kafka, master) as told:
                 self._submit(told, context)
         except (SettingsError, PreflightError) as error:
+            self._note(context, since, error.detail)
             raise AirflowFailException(str(error)) from None
+        except BaseException:
+            self._note(context, since, "The driver ended without saying why: see the task's log.")
+            raise
+
+    def _note(self, context: Context, since: datetime, what: str) -> None:
+        job = self.jobs_of_run[0] if len(self.jobs_of_run) == 1 else ""
+        note_killed(settings(), self.pipeline, job, _run(context), since, what)
 
     def _submit(self, told: Submission, context: Context) -> None:
         self.jars = told.jars

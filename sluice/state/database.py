@@ -64,7 +64,7 @@ def speaking_to(what: str) -> Iterator[None]:
         raise StateError(f"{what} failed: {first_line(cause)}") from error
 
 
-def first_line(error: BaseException) -> str:
+def first_line(error: BaseException | str) -> str:
     """The first line of what a driver said: the rest may repeat statements and their values."""
     return str(error).strip().partition("\n")[0].rstrip(".") + "."
 

@@ -17,6 +17,7 @@ from sluice.state.tables import (
     AUDITS,
     CUTS,
     DAMAGES,
+    FAILURES,
     GENERATIONS,
     JOBS,
     LEASES,
@@ -79,7 +80,7 @@ class Jobs(Kept):
     def forget_job(self, pipeline: str, job: str) -> None:
         """Remove all that is known of a job, in all its generations."""
         with speaking_to("Removing the job"), writing(self._engine) as connection:
-            for table in (JOBS, *_BY_GENERATION):
+            for table in (JOBS, FAILURES, *_BY_GENERATION):
                 connection.execute(delete(table).where(is_of(table, pipeline, job)))
 
     def pipelines(self) -> list[str]:

@@ -10,6 +10,7 @@ from sluice.state.audits import Audits
 from sluice.state.cuts import Cuts
 from sluice.state.damages import Damages
 from sluice.state.database import create_tables, database_url, open_engine, speaking_to
+from sluice.state.failures import Failures
 from sluice.state.jobs import Jobs
 from sluice.state.leases import Leases
 from sluice.state.sources import Sources
@@ -28,6 +29,7 @@ class Ledger(Jobs, Cuts):
         self.audits = Audits(engine)
         self.sources = Sources(engine)
         self.damages = Damages(engine)
+        self.failures = Failures(engine)
 
     @property
     def engine(self) -> Engine:

@@ -140,6 +140,17 @@ DAMAGES = Table(
     Column("reason", Text, nullable=False, comment="why its shard must not be read"),
 )
 
+FAILURES = Table(
+    "failures",
+    METADATA,
+    *_job_columns(),
+    Column("kind", Text, primary_key=True, comment="of a run, or of the pipeline's file"),
+    Column("run", Text, nullable=False, comment="of Airflow, or empty"),
+    Column("at", Text, nullable=False, comment="ISO 8601, UTC"),
+    Column("title", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+)
+
 
 def is_of(table: Table, pipeline: str, job: str, generation: int | None = None) -> ColumnElement[bool]:
     """Whether a row is of a job, or of one generation of it."""

@@ -1,8 +1,8 @@
 """What an author writes: a pipeline is data, so building one needs neither Spark nor Airflow."""
 
 from sluice.topology.contracts import Decimal2, Digits
+from sluice.topology.folder import Broken, Loaded, load_pipeline, load_pipelines
 from sluice.topology.grouped import GroupedStream, GroupedTable, WindowedStream
-from sluice.topology.loader import load_pipeline, load_pipelines
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import Serde
 from sluice.topology.streams import Stream
@@ -20,12 +20,14 @@ from sluice.topology.windows import (
 )
 
 __all__ = [
+    "Broken",
     "Decimal2",
     "Digits",
     "GlobalTable",
     "GroupedStream",
     "GroupedTable",
     "JoinWindow",
+    "Loaded",
     "Pipeline",
     "Serde",
     "SessionWindow",

@@ -1,58 +1,44 @@
-"""Find the pipelines in a folder: each file's module holds one in the name `pipeline`."""
+"""Import one pipeline's file: its module holds the pipeline in the name `pipeline`."""
 
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from sluice.errors import SluiceError, TopologyError
 from sluice.topology.pipeline import Pipeline
 
-_NOT_PIPELINES = {"run", "__init__"}
+LOAD_SECONDS = 10.0
+"""How long the import of a pipeline's file may take. Airflow gives the file that makes the DAGs of all of them 30 s."""
 
 
-def pipeline_files(folder: Path) -> list[Path]:
-    """The files in `folder` that should hold a pipeline, by name."""
-    if not folder.is_dir():
-        raise TopologyError(
-            f"{folder} is not a folder.", next_step="Set SLUICE_PIPELINES to the folder of your pipelines."
-        )
-    return sorted(file for file in folder.glob("*.py") if file.stem not in _NOT_PIPELINES and file.stem[0] not in "_.")
+def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
+    """The pipeline of one file. TopologyError says what is wrong with the file, and where.
 
-
-def load_pipelines(folder: Path) -> list[Pipeline]:
-    """Every pipeline in `folder`; TopologyError for the first file that cannot be loaded, or a name used twice."""
-    pipelines: dict[str, Pipeline] = {}
-    for file in pipeline_files(folder):
-        pipeline = load_file(file)
-        if (other := pipelines.setdefault(pipeline.name, pipeline)) is not pipeline:
-            raise TopologyError(
-                f"{other.file and other.file.name} and {file.name} both hold a pipeline {pipeline.name!r}."
-            )
-    return list(pipelines.values())
-
-
-def load_pipeline(folder: Path, name: str) -> Pipeline:
-    """The pipeline of that name; TopologyError lists those there are."""
-    pipelines = {pipeline.name: pipeline for pipeline in load_pipelines(folder)}
-    if name not in pipelines:
-        raise TopologyError(
-            f"There is no pipeline {name!r} in {folder}.", next_step=f"There are: {', '.join(pipelines)}."
-        )
-    return pipelines[name]
-
-
-def load_file(file: Path) -> Pipeline:
-    """The pipeline of one file."""
+    The time limit holds in a process's main thread only, and does not interrupt C code.
+    """
     try:
-        module = load_module(file)
-    except SluiceError:
+        with _at_most(seconds):
+            module = load_module(file)
+    except (SluiceError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        raise TopologyError(f"{_place(file, error)} cannot be imported: {type(error).__name__}: {error}.") from error
+    except _TookTooLong as error:
+        raise TopologyError(
+            f"{_place(file, error)} is still being imported after {seconds:g} s.",
+            next_step="Importing a pipeline's file must not wait for anything; its functions may.",
+        ) from None
+    except BaseException as error:  # a file may call sys.exit, too
+        said = f"{type(error).__name__}: {error}".rstrip(": ").removesuffix(".")
+        raise TopologyError(f"{_place(file, error)} cannot be imported: {said}.") from error
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
         raise TopologyError(f"{file.name} holds no pipeline.", next_step='Add: pipeline = Pipeline("name").')
@@ -61,9 +47,38 @@ def load_file(file: Path) -> Pipeline:
     return pipeline
 
 
-def _place(file: Path, error: Exception) -> str:
+class _TookTooLong(BaseException):
+    """No Exception: the author's own `except Exception` must not catch it."""
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise _TookTooLong in the block when its time is up, where a signal can do that: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signal: int, _frame: object) -> NoReturn:
+        raise _TookTooLong
+
+    begun = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, interrupt) or signal.SIG_DFL
+    # Again every second, for an author who catches everything once. Whoever set an alarm before keeps it.
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begun), 0.001), interval)
+
+
+def _place(file: Path, error: BaseException) -> str:
     """The file, with the line that an error comes from if it is known."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.absolute()]
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == file.absolute():
+        lines.append(error.lineno)
     return f"{file.name}:{lines[-1]}" if lines else file.name
 
 

@@ -21,6 +21,8 @@ from sluice.topology.windows import Duration, milliseconds
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
 # A pipeline's name is also part of paths, of its DAG's id and of schemas' names.
 _PIPELINE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
+RESERVED = frozenset({"produce_sample_orders", "sluice_retention"})
+"""Names of DAGs that are no pipelines'."""
 
 N = TypeVar("N", bound=nodes.Node)
 
@@ -211,6 +213,8 @@ def _valid(kind: str, name: str) -> str:
         raise TopologyError(
             f"{name!r} at {line()} is no name for a {kind}.", next_step=f"Use letters, digits, '_', '-'{dot}."
         )
+    if kind == "pipeline" and name in RESERVED:
+        raise TopologyError(f"{name!r} at {line()} is the name of one of Sluice's own DAGs.", next_step="Use another.")
     return name
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from airflow.dag_processing.dagbag import DagBag
+from airflow.dag_processing.processor import DagFileParseRequest, _parse_file
 from airflow.sdk import DAG, Asset
+from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
 from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
 
 from sluice.orchestration.dags import pipeline_dags
 from sluice.orchestration.operator import SluiceJobOperator
@@ -18,6 +22,8 @@ from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.samples import totals_of_topic
 from sluice.settings import settings
 from sluice.state.ledger import Ledger
+from sluice.topology import load_pipelines
+from sluice.topology.pipeline import RESERVED
 from tests.dags.conftest import ROOT, Connections
 
 PIPELINES = ("greetings", "orders", "pos", "products", "words", "words_global")
@@ -109,6 +115,88 @@ def test_a_broken_file_says_so_and_stops_no_other(tmp_path: Path, text: str, why
     assert dags["broken"].doc_md is not None
     assert why in dags["broken"].doc_md
     assert "broken" in dags["broken"].tags
+
+
+GOOD = """
+from msgspec import Struct
+from sluice import Pipeline
+class Sale(Struct):
+    shop: str
+pipeline = Pipeline("{name}")
+pipeline.stream("sales_{name}", value=Sale).group_by("shop").count(store="n")
+"""
+BROKEN = {
+    "fraud": ("pipeline = Pipeline('fraud'", "fraud.py:1 cannot be imported: SyntaxError"),
+    "exits": ("import sys\nsys.exit(1)", "exits.py:2 cannot be imported: SystemExit: 1."),
+    "hangs": ("import time\ntime.sleep(600)", "hangs.py:2 is still being imported after 1 s."),
+    "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:6 is no name for a pipeline."),
+    "own": (GOOD.format(name="sluice_retention"), "'sluice_retention' at own.py:6 is the name of one of Sluice's own"),
+    "no plan": ("from sluice import Pipeline\npipeline = Pipeline('idle')", "idle reads no stream."),
+    "one": (GOOD.format(name="same"), "one.py and two.py both hold a pipeline 'same'."),
+    "two": (GOOD.format(name="same"), "one.py and two.py both hold a pipeline 'same'."),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one good pipeline, and of files that are broken in every way."""
+    made = tmp_path / "pipelines"
+    made.mkdir()
+    (made / "iot.py").write_text(GOOD.format(name="iot"))
+    for name, (text, _) in BROKEN.items():
+        (made / f"{name}.py").write_text(text)
+    monkeypatch.setenv("SLUICE_PIPELINES", str(made))
+    monkeypatch.setattr(load_pipelines, "__defaults__", (1.0,))
+    settings.cache_clear()
+    return made
+
+
+def test_broken_files_get_import_errors_and_take_no_dag_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Airflow's DAG processor parses the file of all pipelines."""
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
+    bundle = ROOT / "dags"
+    request = DagFileParseRequest(file=str(bundle / "pipelines.py"), bundle_path=bundle, bundle_name="dags")
+    parsed = _parse_file(request, structlog.get_logger())
+    assert parsed is not None
+    assert {dag.dag_id for dag in parsed.serialized_dags} == {
+        "iot", "fraud", "exits", "hangs", "spaced", "own", "idle", "same",
+    }  # fmt: skip
+    assert parsed.import_errors is not None
+    assert parsed.import_errors.keys() == {f"{name}.py" for name in BROKEN} - {"two.py"}
+    for name, (_, error) in BROKEN.items():
+        assert error in parsed.import_errors.get(f"{name}.py", error)
+    with Ledger.open(settings().ledger) as ledger:
+        known = {failure.pipeline: failure for failure in ledger.failures.all()}
+    assert known.keys() == {"fraud", "exits", "hangs", "spaced", "own", "idle", "same"}
+    assert known["fraud"].kind == "file"
+    assert known["fraud"].detail.startswith(BROKEN["fraud"][1])
+
+    # Once they are right, nothing of it is left.
+    for name in BROKEN:
+        (folder / f"{name}.py").unlink()
+    assert set(pipeline_dags(folder)) == {"iot"}
+    with Ledger.open(settings().ledger) as ledger:
+        assert ledger.failures.all() == []
+
+
+def test_other_programs_of_airflow_see_the_dags_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("_AIRFLOW_PROCESS_CONTEXT", raising=False)
+    for dag in pipeline_dags(folder).values():
+        assert DagSerialization.to_dict(dag)
+
+
+def test_a_task_imports_the_file_of_its_pipeline_alone(folder: Path) -> None:
+    (folder / "iot.py").write_text(GOOD.format(name="iot"))
+    (folder / "loud.py").write_text(
+        "import pathlib; pathlib.Path(__file__ + '.ran').touch()" + GOOD.format(name="loud")
+    )
+    with _airflow_parsing_context_manager(dag_id="iot", task_id="main"):
+        assert set(pipeline_dags(folder)) == {"iot"}
+    assert not (folder / "loud.py.ran").exists()
+
+
+def test_no_pipeline_may_take_the_place_of_another_dag(bag: DagBag) -> None:
+    assert set(bag.dags) - set(PIPELINES) == RESERVED
 
 
 @pytest.mark.attack("S8", "parameters of a DAG: texts, and figures out of bounds")

@@ -69,3 +69,33 @@ def test_help_loads_nothing_heavy() -> None:
     code = f"import sys; import sluice.cli; print(*{heavy} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == ""
+
+
+@pytest.fixture
+def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines of which only one can be loaded."""
+    orders = Path(__file__).parents[2] / "spark_jobs" / "orders.py"
+    (tmp_path / "orders.py").write_text(orders.read_text())
+    (tmp_path / "exits.py").write_text("import sys; sys.exit('not here')")
+    (tmp_path / "fraud.py").write_text("from sluice import Pipeline\npipeline = Pipeline('fraud'")
+    (tmp_path / "iot.py").write_text(
+        "from sluice import Pipeline\nimport nothing_like_this\npipeline = Pipeline('iot')"
+    )
+    monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
+    settings.cache_clear()
+
+
+@pytest.mark.usefixtures("others")
+def test_a_file_that_cannot_be_loaded_concerns_itself_alone(tmp_path: Path) -> None:
+    for command in ("describe", "explain"):
+        assert sluice(command, "orders").exit_code == 0
+        assert "fraud.py:2 cannot be imported: SyntaxError" in sluice(command, "fraud").stderr
+        assert "iot.py:2 cannot be imported: ModuleNotFoundError" in sluice(command, "iot").stderr
+    (tmp_path / "orders.py").unlink()
+    checked = sluice("check")
+    assert checked.exit_code == 1
+    assert [line for line in checked.stderr.splitlines() if "cannot be imported" in line] == [
+        "Invalid topology: exits.py:1 cannot be imported: SystemExit: not here.",
+        "Invalid topology: fraud.py:2 cannot be imported: SyntaxError: '(' was never closed (fraud.py, line 2).",
+        "Invalid topology: iot.py:2 cannot be imported: ModuleNotFoundError: No module named 'nothing_like_this'.",
+    ]

@@ -8,7 +8,7 @@ from pyspark import cloudpickle
 
 from sluice.engine.delivery import AtLeastOnce
 from sluice.plan import plan
-from sluice.topology.loader import load_pipeline
+from sluice.topology import load_pipeline
 
 PIPELINES = Path(__file__).parents[2] / "spark_jobs"
 

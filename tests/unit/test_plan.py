@@ -250,7 +250,7 @@ def test_planning_needs_neither_spark_nor_airflow_nor_kafka() -> None:
     code = (
         "import sys; from pathlib import Path; from sluice.plan import explain, plan;"
         " from sluice.topology import load_pipelines, drawing;"
-        " print({explain(plan(p)) and drawing.svg(p)[:4] for p in load_pipelines(Path('spark_jobs'))});"
+        " print({explain(plan(p)) and drawing.svg(p)[:4] for p in load_pipelines(Path('spark_jobs')).pipelines});"
         " print(sorted({name.split('.')[0] for name in sys.modules}"
         " & {'pyspark', 'airflow', 'confluent_kafka', 'sqlalchemy', 'pyarrow', 'numpy', 'fastapi'}))"
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from sluice.errors import TopologyError
 from sluice.topology import load_pipeline, load_pipelines
-from sluice.topology.loader import load_file, load_module, pipeline_files
+from sluice.topology.folder import declared_names, pipeline_files
+from sluice.topology.loader import load_file, load_module
 
 GOOD = '''"""Counts sales.
 
@@ -32,7 +34,7 @@ def test_every_file_of_the_folder_is_a_pipeline_but_the_program_and_hidden_ones(
     write(tmp_path, b=GOOD.format(name="two"), a=GOOD.format(name="one"), run="1/0", _shared="1/0", __init__="1/0")
     (tmp_path / "notes.txt").write_text("no pipeline")
     assert [file.name for file in pipeline_files(tmp_path)] == ["a.py", "b.py"]
-    assert [pipeline.name for pipeline in load_pipelines(tmp_path)] == ["one", "two"]
+    assert [pipeline.name for pipeline in load_pipelines(tmp_path).pipelines] == ["one", "two"]
 
 
 def test_a_pipeline_knows_its_file_and_what_it_is_for(tmp_path: Path) -> None:
@@ -67,7 +69,20 @@ WRONG = {
         r"a\.py:1 cannot be imported: ModuleNotFoundError: .*no_such_module",
     ),
     "a mistake": ("x = 1\n1/0", r"a\.py:2 cannot be imported: ZeroDivisionError"),
-    "no Python": ("pipeline =", r"a\.py cannot be imported: SyntaxError"),
+    "no Python": ("pipeline =", r"a\.py:1 cannot be imported: SyntaxError"),
+    "an end of the process": ("import sys\nsys.exit('no')", r"a\.py:2 cannot be imported: SystemExit: no\."),
+    "an import that waits": (
+        "import time\ntime.sleep(60)",
+        r"a\.py:2 is still being imported after 0\.2 s\. Importing a pipeline's file must not wait",
+    ),
+    "a name with a space": (
+        GOOD.format(name="my sales"),
+        r"'my sales' at a\.py:8 is no name for a pipeline",
+    ),
+    "the name of another DAG": (
+        GOOD.format(name="sluice_retention"),
+        r"'sluice_retention' at a\.py:8 is the name of one of Sluice's own DAGs",
+    ),
     "a wrong topology": (
         GOOD.format(name="one").replace('"shop").c', '"shpo").c'),
         r"one: group_by at a\.py:9: 'shpo' reads shpo",
@@ -80,10 +95,10 @@ def test_a_file_that_is_wrong_is_named(wrong: str, tmp_path: Path) -> None:
     text, says = WRONG[wrong]
     file = write(tmp_path, a=text) / "a.py"
     with pytest.raises(TopologyError, match=says):
-        load_file(file)
+        load_file(file, 0.2 if "waits" in wrong else 10)
     # And it can be corrected: nothing of the failed try is left.
     file.write_text(GOOD.format(name="corrected") + "# longer, so that Python's cache takes it for a new one\n")
-    if "cannot be imported" in says or "group_by" in says:
+    if "holds no pipeline" not in says:
         assert load_file(file).name == "corrected"
 
 
@@ -98,4 +113,92 @@ def test_a_name_that_is_not_there_and_a_folder_that_is_not_there(tmp_path: Path)
 def test_two_files_with_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path, a=GOOD.format(name="one"), b=GOOD.format(name="one"))
     with pytest.raises(TopologyError, match=r"a\.py and b\.py both hold a pipeline 'one'"):
-        load_pipelines(tmp_path)
+        load_pipeline(tmp_path, "one")
+
+
+UNUSABLE = {
+    "syntax": ("def", "syntax.py:1 cannot be imported: SyntaxError"),
+    "missing": ("import no_such_module", "missing.py:1 cannot be imported: ModuleNotFoundError"),
+    "ends": ("import sys\nsys.exit(3)", "ends.py:2 cannot be imported: SystemExit: 3."),
+    "dies": ("import os\nos._exit(3)", "dies.py ends the process that imports it, with status 3."),
+    "crashes": ("import os\nos.kill(os.getpid(), 11)", "crashes.py ends the process that imports it, by signal 11."),
+    "raises": ("raise BaseException('x')", "raises.py:1 cannot be imported: BaseException: x."),
+    "waits": ("import time\ntime.sleep(600)", "waits.py:2 is still being imported after 1 s."),
+    "clings": (
+        "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except BaseException:\n        pass",
+        "clings.py is still being imported after 1 s.",
+    ),
+    "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:8 is no name for a pipeline."),
+    "reserved": (GOOD.format(name="produce_sample_orders"), "'produce_sample_orders' at reserved.py:8 is the name"),
+    "twice": (GOOD.format(name="same"), "again.py and twice.py both hold a pipeline 'same'."),
+    "again": (GOOD.format(name="same"), "again.py and twice.py both hold a pipeline 'same'."),
+    "nothing": ("x = 1", "nothing.py holds no pipeline."),
+}
+
+
+def test_a_file_that_cannot_be_used_leaves_the_others_alone(tmp_path: Path) -> None:
+    write(tmp_path, **{name: text for name, (text, _) in UNUSABLE.items()})
+    write(tmp_path, good=GOOD.format(name="fraud"), other=GOOD.format(name="iot"))
+    loaded = load_pipelines(tmp_path, seconds=1)
+    assert [pipeline.name for pipeline in loaded.pipelines] == ["fraud", "iot"]
+    said = {broken.file.stem: broken.error.detail for broken in loaded.broken}
+    assert said.keys() == UNUSABLE.keys()
+    assert {name: said[name][: len(expected)] for name, (_, expected) in UNUSABLE.items()} == {
+        name: expected for name, (_, expected) in UNUSABLE.items()
+    }
+    names = {broken.file.stem: broken.name for broken in loaded.broken}
+    assert (names["twice"], names["spaced"], names["waits"]) == ("same", "a b", "waits")
+
+
+def test_a_pipeline_is_found_without_importing_other_files(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    ran.mkdir()
+    for name in ("fraud", "iot"):
+        touch = f"import pathlib\npathlib.Path({str(ran / name)!r}).touch()\n"
+        write(tmp_path, **{f"of_{name}": touch + GOOD.format(name=name)})
+    write(tmp_path, broken="def", waits="import time; time.sleep(600)" + GOOD.format(name="waits"))
+    assert load_pipeline(tmp_path, "fraud").name == "fraud"
+    assert [one.name for one in ran.iterdir()] == ["fraud"]
+
+
+def test_a_name_that_is_computed_is_found_as_well(tmp_path: Path) -> None:
+    computed = GOOD.replace('"{name}"', "'fra' + 'ud'")
+    write(tmp_path, a=computed, b="import sys; sys.exit()", c=GOOD.format(name="iot"))
+    assert load_pipeline(tmp_path, "fraud").file == tmp_path / "a.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('pipeline = Pipeline("a")', ("a",)),
+        ('pipeline = sluice.Pipeline(name="a", workers=2)', ("a",)),
+        ("pipeline = Pipeline(\n    'a'\n", ("a",)),  # no Python: told by its looks
+        ('# Pipeline("a")', ()),
+        ("pipeline = Pipeline(NAME)", ()),
+        ("\0", ()),
+    ],
+)
+def test_the_name_that_a_files_text_says(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+    assert declared_names(write(tmp_path, a=text) / "a.py") == names
+
+
+def test_a_pipeline_with_a_mistake_in_its_file_says_the_mistake(tmp_path: Path) -> None:
+    write(tmp_path, a=GOOD.format(name="one") + "def", my=GOOD.format(name="m y"))
+    with pytest.raises(TopologyError, match=r"a\.py:10 cannot be imported: SyntaxError"):
+        load_pipeline(tmp_path, "one")
+    with pytest.raises(TopologyError, match=r"'m y' at my\.py:8 is no name"):
+        load_pipeline(tmp_path, "my")
+
+
+def test_an_alarm_that_was_set_before_goes_off_all_the_same(tmp_path: Path) -> None:
+    went_off: list[int] = []
+    handler = signal.signal(signal.SIGALRM, lambda number, _: went_off.append(number))
+    before = signal.setitimer(signal.ITIMER_REAL, 0.3)  # pytest's own
+    try:
+        load_file(write(tmp_path, a=GOOD.format(name="one")) / "a.py")
+        assert not went_off
+        signal.sigtimedwait([], 1)
+        assert went_off
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *before)

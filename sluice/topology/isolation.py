@@ -1,0 +1,132 @@
+"""Try pipelines' files, each in a process of its own: one may end its process, or never return.
+
+A helper process forks a child for each file, since it has no threads, which do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from sluice.errors import SluiceError, TopologyError
+from sluice.topology.loader import LOAD_SECONDS, load_file
+
+_AT_ONCE = 8
+_GRACE_SECONDS = 2.0
+"""After its time limit, a child has this long to say where it hangs."""
+_START_SECONDS = 20.0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What importing a file came to: the name of its pipeline, or what is wrong."""
+
+    name: str = ""
+    error: str = ""
+    next_step: str = ""
+
+
+def outcomes(files: Sequence[Path], seconds: float = LOAD_SECONDS) -> dict[Path, Outcome]:
+    """Import every file in a process of its own, eight at a time, and end those that take longer than `seconds`."""
+    if not files:
+        return {}
+    longest = _START_SECONDS + (seconds + _GRACE_SECONDS) * (len(files) // _AT_ONCE + 1)
+    command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(seconds)]
+    path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    try:
+        ran = subprocess.run(
+            [*command, *(str(file.absolute()) for file in files)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=longest,
+            check=True,
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        raise TopologyError(f"The pipelines' files could not be tried: {error}.") from None
+    return dict(zip(files, msgspec.json.decode(ran.stdout, type=list[Outcome]), strict=True))
+
+
+@dataclass
+class _Child:
+    file: Path
+    seconds: float
+    pid: int = 0
+    pipe: int = -1
+    said: bytes = b""
+    ends_at: float = field(default=0.0)
+
+    def start(self) -> None:
+        self.pipe, writing = os.pipe()
+        self.pid = os.fork()
+        self.ends_at = time.monotonic() + self.seconds + _GRACE_SECONDS
+        if self.pid == 0:
+            os.setpgid(0, 0)  # so that what the file starts is ended with it
+            os.close(self.pipe)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):
+                os.dup2(nothing, descriptor)
+            os.write(writing, msgspec.json.encode(_outcome(self.file, self.seconds)))
+            os._exit(0)
+        os.close(writing)
+
+    def read(self) -> bool:
+        """Take what the child has written; whether that was all."""
+        data = os.read(self.pipe, 1 << 16)
+        self.said += data
+        return not data
+
+    def end(self) -> Outcome:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.pipe)
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.json.decode(self.said, type=Outcome)
+        if time.monotonic() >= self.ends_at:
+            return Outcome(error=f"{self.file.name} is still being imported after {self.seconds:g} s.")
+        code = os.waitstatus_to_exitcode(status)
+        how = f"with status {code}" if code >= 0 else f"by signal {-code}"
+        return Outcome(error=f"{self.file.name} ends the process that imports it, {how}.")
+
+
+def _outcome(file: Path, seconds: float) -> Outcome:
+    try:
+        return Outcome(name=load_file(file, seconds).name)
+    except SluiceError as error:
+        return Outcome(error=error.detail, next_step=error.next_step)
+
+
+def _try_all(files: Sequence[Path], seconds: float) -> dict[Path, Outcome]:
+    waiting = [_Child(file, seconds) for file in files]
+    running: dict[int, _Child] = {}
+    found: dict[Path, Outcome] = {}
+    while waiting or running:
+        while waiting and len(running) < _AT_ONCE:
+            child = waiting.pop(0)
+            child.start()
+            running[child.pipe] = child
+        left = min(child.ends_at for child in running.values()) - time.monotonic()
+        ready, _, _ = select.select(list(running), [], [], max(left, 0.0))
+        done = {pipe for pipe in ready if running[pipe].read()}
+        now = time.monotonic()
+        for pipe in {*done, *(pipe for pipe, child in running.items() if child.ends_at <= now)}:
+            child = running.pop(pipe)
+            found[child.file] = child.end()
+    return found
+
+
+def main() -> None:
+    """The helper process: files as arguments, after their time limit; outcomes in their order as JSON."""
+    paths = [Path(argument) for argument in sys.argv[2:]]
+    tried = _try_all(paths, float(sys.argv[1]))
+    sys.stdout.buffer.write(msgspec.json.encode([tried[path] for path in paths]))

@@ -1,0 +1,85 @@
+"""A failure of a job, or of a pipeline's file, is known until it has gone well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sluice.errors import EngineError, TopologyError
+from sluice.settings import Settings
+from sluice.state.endings import note_files, note_killed, noted, now
+from sluice.state.failures import Failure
+from sluice.state.ledger import Ledger
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Settings:
+    kafka = {"bootstrap.servers": "kafka:9092", "sasl.password": "hunter2"}
+    return Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_KAFKA": json.dumps(kafka)})
+
+
+def failures(known: Settings) -> list[Failure]:
+    with Ledger.open(known.ledger) as ledger:
+        return ledger.failures.all()
+
+
+def fail(known: Settings, error: Exception, job: str = "main", run: str = "") -> None:
+    with pytest.raises(type(error)), noted(known, "orders", job, run):
+        raise error
+
+
+def test_a_run_that_failed_is_known_until_one_succeeds(known: Settings) -> None:
+    begun = now()
+    fail(known, EngineError("Kafka does not answer\nand more"), run="orders/manual__1/main")
+    (failure,) = failures(known)
+    assert (failure.pipeline, failure.job, failure.run) == ("orders", "main", "orders/manual__1/main")
+    assert (failure.title, failure.detail) == ("The job stopped", "Kafka does not answer.")
+    assert begun <= failure.at <= now()
+
+    fail(known, ZeroDivisionError("x"))
+    assert [one.detail for one in failures(known)] == ["ZeroDivisionError: x."], "the last one counts"
+
+    with noted(known, "orders", "ordered"):
+        pass
+    assert len(failures(known)) == 1, "another job"
+    with noted(known, "orders", "main"):
+        pass
+    assert failures(known) == []
+
+
+def test_no_secret_is_noted(known: Settings) -> None:
+    fail(known, EngineError("SASL log-in as me with hunter2 refused \0"))
+    assert failures(known)[0].detail == "SASL log-in as me with *** refused �."
+
+
+def test_a_driver_that_was_killed_is_noted_by_the_one_who_waits_for_it(known: Settings) -> None:
+    begun = now()
+    note_killed(known, "orders", "main", "r1", begun, "The driver ended with status 137.")
+    assert [one.detail for one in failures(known)] == ["The driver ended with status 137."]
+    begun = now()
+    fail(known, EngineError("why"))
+    note_killed(known, "orders", "main", "r2", begun, "The driver ended with status 1.")
+    assert [one.detail for one in failures(known)] == ["why."], "it said why itself"
+
+
+def test_files_are_known_as_broken_while_they_are(known: Settings) -> None:
+    fail(known, EngineError("why"))
+    note_files(known, {"fraud": TopologyError("fraud.py:1"), "iot": TopologyError("iot.py:1")})
+    first = {one.pipeline: one for one in failures(known)}
+    assert {name: one.kind for name, one in first.items()} == {"fraud": "file", "iot": "file", "orders": "run"}
+    note_files(known, {"fraud": TopologyError("fraud.py:1"), "iot": TopologyError("iot.py:2")})
+    second = {one.pipeline: one for one in failures(known)}
+    assert second["fraud"] == first["fraud"], "since when"
+    assert (second["iot"].detail, second["iot"].at > first["iot"].at) == ("iot.py:2.", True)
+    note_files(known, {})
+    assert [one.pipeline for one in failures(known)] == ["orders"]
+
+
+def test_a_ledger_that_cannot_be_reached_hides_no_error(tmp_path: Path) -> None:
+    known = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_LEDGER": "postgresql://me@127.0.0.1:1/none"})
+    fail(known, EngineError("why"))
+    with noted(known, "orders"):
+        pass
+    note_files(known, {})
