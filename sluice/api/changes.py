@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+from typing_extensions import override
 
 from sluice.api.access import Access, access
-from sluice.api.replies import CutReply, encoded
+from sluice.api.problems import of_error
+from sluice.api.replies import CutReply, Told, encoded
 from sluice.api.routes import Routes
 from sluice.api.stores import Store
 from sluice.api.visitors import visitor_again
@@ -29,9 +34,11 @@ LOOK_SECONDS = 0.25
 BEAT_SECONDS = 5.0
 """How often a stream that has nothing to say says so, and its reader's log-in is looked up again."""
 MOST_STREAMS = 100
-"""As many streams as one server has at a time."""
+"""As many streams as one process of a server has at a time."""
+SEND_SECONDS = 30.0
+"""How long a reader may leave what was sent to it untaken."""
 
-_open = 0
+_EVENTS = "text/event-stream"
 
 
 class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +67,7 @@ class ChangesEvent(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...]
 
 
-@routes.get("/{store}/changes", parameters=ChangesQuery, media_types=("text/event-stream",))
+@routes.get("/{store}/changes", parameters=ChangesQuery, media_types=(_EVENTS,))
 async def stream_changes(request: Request, asked: ChangesQuery) -> Response:
     """Server-sent events `cut`, one for each new cut: which it is, and the keys it changed.
 
@@ -72,20 +79,47 @@ async def stream_changes(request: Request, asked: ChangesQuery) -> Response:
     since = request.headers.get("last-event-id")
     if since is not None:
         parse_cut(since)
-    if _open >= MOST_STREAMS:
-        raise Busy(f"{MOST_STREAMS} streams of changes are open.")
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(ask, pin, since), media_type="text/event-stream", headers=headers)
+    if request.method == "HEAD":
+        return Response(media_type=_EVENTS, headers=headers)
+    return _Stream(_events(ask, pin, since), media_type=_EVENTS, headers=headers)
+
+
+class _Stream(StreamingResponse):
+    """One of the `MOST_STREAMS` that this process sends; in place of one too many, 429."""
+
+    opened = 0
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Between the look and the count nothing else runs: however many come at once, no more than these get in.
+        if _Stream.opened >= MOST_STREAMS:
+            refusal = of_error(Busy(f"{MOST_STREAMS} streams of changes are open."))
+            await refusal(scope, receive, send)
+            return
+        _Stream.opened += 1
+        try:
+            with suppress(ClientDisconnect):
+                await super().__call__(scope, receive, partial(_send_soon, send))
+        finally:
+            _Stream.opened -= 1
+
+
+async def _send_soon(send: Send, message: Message) -> None:
+    """Send, or end the stream of a reader who has not taken what was sent for `SEND_SECONDS`."""
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await send(message)
+    except TimeoutError:
+        raise ClientDisconnect from None
 
 
 async def _events(ask: Access, pin: Pin, since: str | None) -> AsyncIterator[bytes]:
-    global _open
-    _open += 1
     try:
         last, beat = since, time.monotonic()
         while True:
-            if pin.cut.id != last:
-                yield await _event(ask, pin, last)
+            if pin.cut.id != last and (event := await _event(ask, pin, last)):
+                yield event
                 last = pin.cut.id
             elif time.monotonic() > beat + BEAT_SECONDS:
                 yield b": still here\n\n"
@@ -98,12 +132,21 @@ async def _events(ask: Access, pin: Pin, since: str | None) -> AsyncIterator[byt
             pin = await ask.reader.catalogue.pin(pin.store)
     except SluiceError as error:
         yield _written("trouble", "", {"title": error.title, "detail": error.detail})
-    finally:
-        _open -= 1
 
 
-async def _event(ask: Access, pin: Pin, last: str | None) -> bytes:
-    """The event of a new cut. The first one of a stream that follows nothing tells the cut, and nothing changed."""
+async def _event(ask: Access, pin: Pin, last: str | None) -> bytes | None:
+    """The event of a new cut, made once for all streams of its store; None while too many queries are running.
+
+    The first one of a stream that follows nothing tells the cut, and nothing changed.
+    """
+    try:
+        name = ("changes", pin.name, pin.store.name, last)
+        return (await ask.state.remembered.get(name, lambda: _made(ask, pin, last))).content
+    except Busy:
+        return None
+
+
+async def _made(ask: Access, pin: Pin, last: str | None) -> Told:
     generation, batch = parse_cut(last) if last is not None else (pin.cut.generation, pin.cut.batch)
     is_known = generation == pin.cut.generation and batch <= pin.cut.batch
     found = await ask.reader.changed(pin, batch if is_known else pin.cut.batch)
@@ -115,7 +158,7 @@ async def _event(ask: Access, pin: Pin, last: str | None) -> bytes:
         more=found.more,
         workers=found.workers,
     )
-    return _written("cut" if is_known else "reset", pin.cut.id, event)
+    return Told("", _written("cut" if is_known else "reset", pin.cut.id, event), found.workers)
 
 
 async def _still_may_read(ask: Access, pin: Pin) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Literal
 
 import msgspec
@@ -23,17 +24,20 @@ from sluice.api.replies import (
     told_reply,
 )
 from sluice.api.routes import Routes
-from sluice.errors import NotFound, NotReady, QueryError
+from sluice.errors import NotFound, NotReady, QueryError, TooSlow
 from sluice.query import Answer, Pin, WorkerStatus
 from sluice.query.combine import GROUPINGS
 from sluice.query.cursors import SECRET, Cursor, read_cursor, write_cursor
 from sluice.query.fields import demand_field
 from sluice.query.moments import When
+from sluice.query.reader import MANY
 from sluice.query.times import parse_time
 from sluice.state.model import StoreInfo, WorkerInfo
 from sluice.state.ranges import Range
 
 MOST_ON_A_PAGE = 1_000
+LIST_SECONDS = 20.0
+"""How long the list of stores may take: longer than one worker that does not answer."""
 _MOST_OF_A_KEY = 2_000
 
 routes = Routes("stores", "/v1/stores")
@@ -152,7 +156,11 @@ class StoreReply(msgspec.Struct, frozen=True, kw_only=True):
 async def list_stores(request: Request, asked: ListQuery) -> Response:
     """All stores you may read, each with its cut and its workers' status."""
     ask = await access(request)
-    return reply([await _store_reply(ask, store, asked.entries) for store in await ask.stores()])
+    try:
+        async with asyncio.timeout(LIST_SECONDS):
+            return reply([await _store_reply(ask, store, asked.entries) for store in await ask.stores()])
+    except TimeoutError:
+        raise TooSlow(f"The stores could not all be looked at within {LIST_SECONDS:g} s.") from None
 
 
 @routes.get("/{store}/keys/{key:path}", EntriesReply, parameters=KeyQuery)
@@ -166,6 +174,8 @@ async def get_key(request: Request, asked: KeyQuery) -> Response:
         answer = await ask.reader.get(pin, asked.key)
     if not answer.entries:
         raise NotFound(f"Store {asked.store!r} has no such key in cut {pin.cut.id}, or no such window.")
+    if len(answer.entries) > MANY:
+        return await asyncio.to_thread(lambda: told_reply(pin, _told(answer)))
     return told_reply(pin, _told(answer))
 
 
@@ -226,7 +236,8 @@ async def combine_entries(request: Request, asked: CombineQuery) -> Response:
         found = await ask.reader.combine(
             pin, asked.field, asked.group_by, within=asked.within, order=asked.order, limit=asked.limit
         )
-        return Told("groups", encoded([GroupReply.of(group) for group in found.groups]), found.workers)
+        groups = await asyncio.to_thread(lambda: encoded([GroupReply.of(group) for group in found.groups]))
+        return Told("groups", groups, found.workers)
 
     return told_reply(pin, await ask.told([pin], make, complete=asked.require is not None))
 

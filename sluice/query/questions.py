@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from sluice.errors import TooSlow
 from sluice.query.answers import Entry, slot
 from sluice.query.combine import Group, Groups, figure, largest
+from sluice.state.deadlines import demand_time
 from sluice.state.model import Cell
 from sluice.state.ranges import Range
 from sluice.state.shard import FEW_KEYS, Shard
@@ -18,7 +17,7 @@ from sluice.state.shard import FEW_KEYS, Shard
 T = TypeVar("T")
 
 QUERY_SECONDS = 10.0
-"""How long a worker may look through its cells for one question."""
+"""How long a question to a worker may take, from when it is asked: what waits for its turn waits within it."""
 
 _PAGE = 5_000
 
@@ -169,12 +168,10 @@ def _pages(
     asked: Question[T], shard: Shard, within: Range, after: tuple[str, int] | None = None, size: int = _PAGE
 ) -> Iterator[list[Entry]]:
     """All entries, page by page, for as long as a query may take."""
-    until = time.monotonic() + QUERY_SECONDS
     while True:
         cells = shard.scan(asked.cell, asked.as_of, within, after=after, limit=size)
         yield asked.entries(cells)
         if len(cells) < size:
             return
         after = cells[-1].key, cells[-1].window_start
-        if time.monotonic() > until:
-            raise TooSlow(f"A worker was not through its cells after {QUERY_SECONDS:.0f} s.")
+        demand_time()

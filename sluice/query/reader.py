@@ -10,7 +10,7 @@ from typing import TypeVar
 from sluice.errors import QueryError, StateError
 from sluice.query.answers import Answer, Changes, Combined, Counted, Entry, Page, Pin, WorkerStatus
 from sluice.query.catalogue import Catalogue
-from sluice.query.combine import Groups, Order, largest
+from sluice.query.combine import Group, Groups, Order, largest
 from sluice.query.limits import Gate
 from sluice.query.questions import Changed, Combine, Count, Question, Scan, Top, Value, Values
 from sluice.query.workers import Own, Workers
@@ -26,7 +26,7 @@ MOST_KEYS = 1_000
 """As many keys as may be asked for at once."""
 _PROBE = Value(cell=0, slot=0, as_of=0, key="")
 """A question that every shard answers."""
-_MANY = 2_000
+MANY = 2_000
 """More entries than this are put together beside the event loop, which others wait for."""
 
 
@@ -88,7 +88,7 @@ class Reader:
         """A page of entries sorted by key and window, from all workers or from `workers` only."""
         # One more than wanted, to know whether there is another page.
         pages, statuses = await self._ask_all(pin, Scan(*pin.of, within, after, limit + 1), workers)
-        if sum(map(len, pages)) > _MANY:
+        if sum(map(len, pages)) > MANY:
             found = await asyncio.to_thread(_merged, pages, limit + 1)
         else:
             found = _merged(pages, limit + 1)
@@ -129,10 +129,7 @@ class Reader:
     ) -> Combined:
         """Number of entries, and sum, least and greatest of `field`, by group; `Groups` says what the names mean."""
         found, statuses = await self._ask_all(pin, Combine(*pin.of, within, field, group_by))
-        groups = Groups(field, group_by)
-        for some in found:
-            groups.merge(some)
-        return Combined(pin, statuses, groups.found(order, limit))
+        return Combined(pin, statuses, await asyncio.to_thread(_groups, found, field, group_by, order, limit))
 
     async def top(
         self, pin: Pin, field: str = "", limit: int = 10, *, within: Range = EVERYTHING, smallest: bool = False
@@ -200,6 +197,13 @@ def _demand_windows(pin: Pin, *, are_there: bool) -> None:
     if are_there:
         raise QueryError(f"Store {pin.store.name!r} has no windows.", next_step="Leave the times out.")
     raise QueryError(f"Store {pin.store.name!r} has windows.", next_step="Ask for the windows of the key.")
+
+
+def _groups(found: list[list[Group]], field: str, group_by: str, order: Order, limit: int | None) -> list[Group]:
+    groups = Groups(field, group_by)
+    for some in found:
+        groups.merge(some)
+    return groups.found(order, limit)
 
 
 def _order(entry: Entry) -> tuple[str, int]:

@@ -10,9 +10,11 @@ from threading import Lock
 from typing import Protocol, TypeVar
 
 from sluice.errors import StateError
+from sluice.query import questions
 from sluice.query.answers import WorkerStatus
 from sluice.query.questions import Question
 from sluice.query.remote import RemoteWorker
+from sluice.state.deadlines import deadline
 from sluice.state.model import WorkerInfo
 from sluice.state.shard import Shard
 
@@ -24,8 +26,10 @@ WORKER_SECONDS = 15.0
 REST_SECONDS = 1.0
 """How long a worker that took longer is not asked again: nobody shall wait for it in vain meanwhile."""
 
-# Of the process: scans take the interpreter's lock in turns, so more of them at once make nothing quicker.
-_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-shards")
+# Of the process: scans take the interpreter's lock in turns, so more of them at once make nothing quicker. Look-ups in
+# databases have threads of their own, so that no scan holds them up.
+_SCANS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-scans")
+_LOOK_UPS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-look-ups")
 
 
 class Worker(Protocol):
@@ -55,8 +59,9 @@ class LocalWorker(Worker):
             shard = self._shards.get("get")
             if shard is not None and not shard.blocking and shard.is_current():
                 return question.answer(shard)
-        purpose = "get" if question.is_quick else "scan"
-        return await asyncio.get_running_loop().run_in_executor(_THREADS, self._answer, purpose, question)
+        pool, purpose = (_LOOK_UPS, "get") if question.is_quick else (_SCANS, "scan")
+        until = time.monotonic() + questions.QUERY_SECONDS
+        return await asyncio.get_running_loop().run_in_executor(pool, self._answer, purpose, question, until)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -64,8 +69,9 @@ class LocalWorker(Worker):
             shard.close()
         self._shards.clear()
 
-    def _answer(self, purpose: str, question: Question[T]) -> T:
-        return question.answer(self._shard(purpose))
+    def _answer(self, purpose: str, question: Question[T], until: float) -> T:
+        with deadline(until, questions.QUERY_SECONDS):
+            return question.answer(self._shard(purpose))
 
     def _shard(self, purpose: str) -> Shard:
         with self._opening:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from sluice.errors import StateError
 from sluice.state.database import first_line
+from sluice.state.deadlines import demand_time, seconds_left, too_slow
 from sluice.state.drivers import BATCHES, CELLS, STATES, STATES_DUE, Driver, Mode, Row
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class PostgresDriver(Driver):
         self._url = url.difference_update_query(["schema"])
         self._schema = str(url.query["schema"])
         self._lock = RLock()
+        self._is_limited = False
         with _postgres_errors():
             self._connection = self._connect()
             if mode == "create":
@@ -64,8 +66,17 @@ class PostgresDriver(Driver):
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
         with self._lock, _postgres_errors():
             if self._connection.closed:
-                self._connection = self._connect()
+                self._connection, self._is_limited = self._connect(), False
+            self._limit()
             return self._connection.execute(sql.replace("?", "%s"), values).fetchall()
+
+    def _limit(self) -> None:
+        """Let PostgreSQL end the next statement when the time of this thread's query is over."""
+        demand_time()
+        left = seconds_left()
+        if left is not None or self._is_limited:
+            self._connection.execute(f"SET statement_timeout = {0 if left is None else max(1, int(left * 1_000))}")
+            self._is_limited = left is not None
 
     @override
     @contextmanager
@@ -138,5 +149,9 @@ def _postgres_errors() -> Iterator[None]:
 
     try:
         yield
+    except psycopg.errors.QueryCanceled as error:
+        if seconds_left() is None:
+            raise StateError(f"The shard cannot be used: {first_line(error)}") from error
+        raise too_slow() from None
     except psycopg.Error as error:
         raise StateError(f"The shard cannot be used: {first_line(error)}") from error

@@ -13,10 +13,14 @@ from typing_extensions import override
 
 from sluice.errors import StateError
 from sluice.state.database import BUSY_SECONDS, first_line, use_wal
+from sluice.state.deadlines import is_over, too_slow
 from sluice.state.drivers import BATCHES, CELLS, STATES, STATES_DUE, Driver, Mode, Row
 
 _BEFORE = """SELECT window_end, value FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch < ?
     ORDER BY batch DESC LIMIT 1"""
+
+_STEPS = 20_000
+"""After as many steps of its machine, some milliseconds, SQLite looks whether a query's time is over."""
 
 
 class SqliteDriver(Driver):
@@ -31,7 +35,9 @@ class SqliteDriver(Driver):
             if mode == "create":
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = self._connect({"read": "ro", "write": "rw", "create": "rwc"}[mode])
-            if mode != "read":
+            if mode == "read":
+                self._connection.set_progress_handler(is_over, _STEPS)
+            else:
                 use_wal(self._connection)
             if mode == "create":
                 self._connection.execute(BATCHES)
@@ -122,4 +128,6 @@ def _sqlite_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
+        if isinstance(error, sqlite3.OperationalError) and is_over():
+            raise too_slow() from None
         raise StateError(f"The shard cannot be used: {first_line(error)}") from error

@@ -7,9 +7,12 @@ import csv
 import io
 import json
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -17,7 +20,7 @@ from sluice import AsyncClient, Client
 from sluice.api import changes as changes_module
 from sluice.cli import app
 from sluice.client import Change
-from sluice.errors import Busy, Gone, Incomplete, NotFound, NotReached, QueryError, Refused, StateError
+from sluice.errors import Gone, Incomplete, NotFound, NotReached, QueryError, Refused, StateError
 from sluice.settings import settings
 from tests.api.states import totals, windows
 from tests.servers.conftest import LOCATIONS
@@ -142,10 +145,34 @@ def test_changes_tell_new_cuts_and_the_keys_they_changed(client: Client, states:
     assert [one.event for one in unknown.found] == ["reset"]
 
 
-def test_streams_of_changes_are_not_without_number(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes_module, "MOST_STREAMS", 0)
-    with pytest.raises(Busy, match="0 streams"):
-        next(client.changes(COUNT))
+def test_streams_of_changes_are_not_without_number(hosts: list[Host], states: States) -> None:
+    """Three hundred ask at the same moment; as many as the limit says get in, and their places are free afterwards."""
+
+    async def ask(count: int) -> Counter[int]:
+        limits = httpx.Limits(max_connections=count)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(headers=headers, limits=limits, timeout=30, trust_env=False) as client:
+            address = f"http://{hosts[0].address}/sluice/v1/stores/{COUNT}/changes"
+            requests = [client.build_request("GET", address) for _ in range(count)]
+            answers = await asyncio.gather(*(client.send(request, stream=True) for request in requests))
+            told = [await anext(answer.aiter_bytes()) for answer in answers]
+            assert all(
+                (b"event: cut" in first) == (a.status_code == 200) for a, first in zip(answers, told, strict=True)
+            )
+            for answer in answers:
+                await answer.aclose()
+        return Counter(answer.status_code for answer in answers)
+
+    limit = changes_module.MOST_STREAMS
+    assert asyncio.run(ask(300)) == {200: limit, 429: 300 - limit}
+    deadline = time.monotonic() + 10
+    while changes_module._Stream.opened:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for _ in range(3):
+        assert hosts[0].ask("HEAD", f"/sluice/v1/stores/{COUNT}/changes").status_code == 200
+    assert changes_module._Stream.opened == 0, "HEAD opens no stream"
+    assert asyncio.run(ask(5)) == {200: 5}
 
 
 @pytest.fixture

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from decimal import Context, Decimal, localcontext
@@ -21,8 +26,10 @@ from sluice.query.combine import Groups
 from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.limits import Gate
 from sluice.query.moments import parse_positions
+from sluice.state.deadlines import deadline
 from sluice.state.ranges import Range
 from sluice.state.retention import retain
+from sluice.state.shard import Shard
 from tests.states import NOON, States
 
 pytestmark = pytest.mark.unit
@@ -243,12 +250,89 @@ def test_positions_that_are_none(text: str) -> None:
     assert parse_positions("a:0:1, a:1:2,b:0:3") == {"a": {"0": 1, "1": 2}, "b": {"0": 3}}
 
 
-def test_a_query_that_takes_too_long_is_ended(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "QUERY_SECONDS", -1.0)
-    monkeypatch.setattr(questions, "_PAGE", 1)
-    monkeypatch.setattr(questions._pages, "__defaults__", (None, 1))
-    with pytest.raises(TooSlow, match="not through its cells"):
-        ask(states, lambda reader, pin: reader.combine(pin, "sum"))
+SLOW = 150_000
+"""So many windows of one key that a query of them takes longer than the time the test gives it."""
+QUERIES: dict[str, Callable[[Reader, Pin], Awaitable[object]]] = {
+    "count": lambda reader, pin: reader.count(pin, Range(start_from=1)),
+    "changed": lambda reader, pin: reader.changed(pin, 0),
+    "the windows of a key": lambda reader, pin: reader.windows(pin, "a"),
+    "combine": lambda reader, pin: reader.combine(pin),
+    "top": lambda reader, pin: reader.top(pin),
+    "page": lambda reader, pin: reader.scan(pin, limit=100_000),
+}
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> States:
+    states = States(f"sqlite:///{tmp_path_factory.mktemp('slow')}", workers=1)
+    states.publish((1, "a", n * 1_000, n * 1_000 + 1_000, f"[{n}]") for n in range(SLOW))
+    return states
+
+
+@pytest.mark.parametrize("kind", QUERIES)
+def test_a_query_that_takes_too_long_is_ended(slow: States, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "QUERY_SECONDS", 0.01)
+    with pytest.raises(TooSlow, match=r"longer than the 0\.01 s that a query may take"):
+        ask(slow, QUERIES[kind], "windows")
+    assert not threads_at_work()
+
+
+def threads_at_work() -> bool:
+    """Whether a thread that reads shards is still busy a moment later: the query itself must have ended."""
+    time.sleep(0.05)
+    return any(
+        "_answer" in {frame.name for frame in traceback.extract_stack(sys._current_frames()[thread.ident or 0])}
+        for thread in threading.enumerate()
+        if thread.name.startswith("sluice-") and thread.ident in sys._current_frames()
+    )
+
+
+def test_postgresql_ends_a_statement_that_takes_too_long(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    if states.database.startswith("sqlite"):
+        return  # the test before is of SQLite
+    with Shard.open(states.location(0)) as shard:
+        driver: Any = shard._driver
+        with pytest.raises(TooSlow), deadline(time.monotonic() + 0.1, 0.1):
+            driver.fetch("SELECT pg_sleep(20)", ())
+        assert driver.fetch("SELECT pg_sleep(0.2)", ()) == [("",)], "without a deadline a statement takes its time"
+        with pytest.raises(TooSlow), deadline(time.monotonic() - 1, 0.1):
+            driver.fetch("SELECT 1", ())
+
+
+def test_what_waits_for_its_turn_waits_within_its_time(slow: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "QUERY_SECONDS", 0.3)
+
+    async def run() -> list[float]:
+        reader = Reader(slow.ledger)
+        (found,) = await reader.catalogue.named("windows")
+        pin = await reader.catalogue.pin(found)
+        begun, took = time.monotonic(), []
+
+        async def look() -> None:
+            with contextlib.suppress(TooSlow):
+                await reader.windows(pin, "a")
+            took.append(time.monotonic() - begun)
+
+        await asyncio.gather(*(look() for _ in range(20)))
+        return took
+
+    assert max(asyncio.run(run())) < 3, "each of them alone takes a while"
+
+
+def test_a_slow_query_does_not_hold_up_the_event_loop(slow: States) -> None:
+    async def run() -> float:
+        reader, longest = Reader(slow.ledger), 0.0
+        (found,) = await reader.catalogue.named("windows")
+        pin = await reader.catalogue.pin(found)
+        asking = asyncio.ensure_future(reader.count(pin, Range(start_from=1)))
+        while not asking.done():
+            begun = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.monotonic() - begun)
+        assert (await asking).entries == SLOW - 1
+        return longest
+
+    assert asyncio.run(run()) < 0.1
 
 
 def test_a_gate_lets_a_few_in_and_turns_away_the_rest() -> None:
