@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands import queries, servers
+from sluice.commands import health, queries, servers
 from sluice.commands.console import out, said, show
 from sluice.errors import SettingsError, TopologyError
 from sluice.settings import settings
@@ -31,6 +31,7 @@ kafka = typer.Typer(no_args_is_help=True, help="A real Kafka broker on this mach
 app.add_typer(produce, name="produce")
 app.add_typer(kafka, name="kafka")
 app.add_typer(queries.app, name="query")
+app.command()(health.status)
 app.command()(servers.serve)
 app.command()(servers.move)
 app.command()(servers.workers)

@@ -18,6 +18,7 @@ from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.query import Pin, Reader, When, WorkerStatus
 from sluice.query.moments import parse_positions
 from sluice.settings import settings
+from sluice.state.failures import Failure
 from sluice.state.ledger import Ledger
 from sluice.state.model import JobInfo, StoreInfo
 from sluice.state.places import Places
@@ -152,6 +153,11 @@ class Access:
                 f"There is no pipeline {pipeline!r}.", next_step="GET /sluice/v1/pipelines lists those there are."
             )
         return mine
+
+    async def failures(self) -> list[Failure]:
+        """What has failed of the pipelines that this user may read, and has not gone well since."""
+        found = await self.reader.catalogue.failures()
+        return [failure for failure in found if await self._user.may_read(failure.pipeline)]
 
     async def pin(self, name: str, pipeline: str | None = None, when: When | None = None) -> Pin:
         """Find a store and pin it to a cut; QueryError if two pipelines have a store of that name."""

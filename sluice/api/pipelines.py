@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from sluice.api.replies import CutReply, reply
 from sluice.api.routes import Routes
 from sluice.errors import NotFound
 from sluice.query import WorkerStatus
+from sluice.state.failures import Failure
 from sluice.state.model import Cut, JobInfo
 
 routes = Routes("pipelines", "/v1/pipelines")
@@ -43,10 +45,42 @@ class JobReply(msgspec.Struct, frozen=True):
     cut: CutReply | None
 
 
+class Health(StrEnum):
+    """How a pipeline is."""
+
+    OK = "ok"
+    """The last run of every job succeeded."""
+    FAILED = "failed"
+    """The last run of a job failed."""
+    BROKEN = "broken"
+    """Its file cannot be loaded: no job can run."""
+
+
+class FailureReply(msgspec.Struct, frozen=True):
+    """What failed and has not gone well since."""
+
+    job: str
+    """Empty for the pipeline's file, and for a run that failed before its first job."""
+    run: str
+    """Of Airflow; empty for a run that was started by hand."""
+    at: datetime
+    age_seconds: float
+    title: str
+    detail: str
+
+    @classmethod
+    def of(cls, failure: Failure) -> FailureReply:
+        """A failure and its age now."""
+        age = (datetime.now(UTC) - failure.at).total_seconds()
+        return cls(failure.job, failure.run, failure.at, round(max(age, 0.0), 3), failure.title, failure.detail)
+
+
 class PipelineReply(msgspec.Struct, frozen=True):
-    """One pipeline and its jobs."""
+    """One pipeline, how it is, and its jobs: none if it has never run."""
 
     pipeline: str
+    status: Health
+    failures: list[FailureReply]
     jobs: list[JobReply]
 
 
@@ -93,13 +127,11 @@ class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
 
 @routes.get("", list[PipelineReply])
 async def list_pipelines(request: Request, _asked: object) -> Response:
-    """All pipelines you may read."""
+    """All pipelines you may read, each with its jobs, and with what failed and has not gone well since."""
     ask = await access(request)
-    jobs = await ask.jobs()
-    names = dict.fromkeys(job.pipeline for job in jobs)
-    return reply(
-        [PipelineReply(name, [await _job_reply(ask, job) for job in jobs if job.pipeline == name]) for name in names]
-    )
+    jobs, failures = await ask.jobs(), await ask.failures()
+    names = sorted({job.pipeline for job in jobs} | {failure.pipeline for failure in failures})
+    return reply([await _pipeline_reply(ask, name, jobs, failures) for name in names])
 
 
 @routes.get("/{pipeline}/cuts", list[CountedCut], parameters=CutsQuery)
@@ -134,6 +166,14 @@ async def get_topology(request: Request, asked: TopologyQuery) -> Response:
         headers = _AS_IT_SAYS | {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
         return Response(content, media_type="image/svg+xml", headers=headers)
     return Response(content, media_type="text/plain; charset=utf-8", headers=_AS_IT_SAYS)
+
+
+async def _pipeline_reply(ask: Access, name: str, jobs: list[JobInfo], failures: list[Failure]) -> PipelineReply:
+    mine = [failure for failure in failures if failure.pipeline == name]
+    kinds = {failure.kind for failure in mine}
+    status = Health.BROKEN if "file" in kinds else Health.FAILED if kinds else Health.OK
+    told = [FailureReply.of(failure) for failure in mine]
+    return PipelineReply(name, status, told, [await _job_reply(ask, job) for job in jobs if job.pipeline == name])
 
 
 async def _job_reply(ask: Access, job: JobInfo) -> JobReply:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from sluice.errors import Gone, NotFound, NotReady
 from sluice.query.answers import Pin
 from sluice.query.moments import NEWEST, When, find_cut
+from sluice.state.failures import Failure
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut, JobInfo, StoreInfo
 
@@ -73,6 +74,10 @@ class Catalogue:
     async def jobs(self) -> list[JobInfo]:
         """All jobs, sorted by pipeline and name."""
         return await self._fresh("jobs", self._all_jobs, times=SELDOM)
+
+    async def failures(self) -> list[Failure]:
+        """What has failed and not gone well since, sorted by pipeline and job."""
+        return await self._fresh("failures", self._ledger.failures.all, times=SELDOM)
 
     async def cuts(self, pipeline: str, job: str, limit: int) -> list[Cut]:
         """The newest cuts of a job, newest first."""

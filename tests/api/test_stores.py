@@ -13,6 +13,8 @@ import pytest
 from sqlalchemy import make_url
 
 from sluice.api.access import REMEMBER_SECONDS
+from sluice.errors import EngineError, TopologyError
+from sluice.state.failures import Failure
 from sluice.state.model import owner
 from tests.states import States
 
@@ -118,6 +120,31 @@ def test_the_list_of_stores(viewer: httpx.Client) -> None:
     assert windows["workers"] == [{"number": 0, "status": "ok"}, {"number": 1, "status": "ok"}]
     assert stores["stores"]["entries"] == 1
     assert viewer.get(windows["topology"]).text.startswith("pipeline orders")
+
+
+def test_a_pipeline_is_red_while_a_job_of_it_has_failed_or_its_file_is_broken(
+    viewer: httpx.Client, states: States
+) -> None:
+    def told() -> list[tuple[str, str, list[tuple[str, str, str, str]]]]:
+        time.sleep(1.1)  # what the ledger says of jobs is kept for a second
+        return [
+            (one["pipeline"], one["status"],
+             [(failure["job"], failure["run"], failure["title"], failure["detail"]) for failure in one["failures"]])
+            for one in viewer.get("/sluice/v1/pipelines").json()
+        ]  # fmt: skip
+
+    failures = states.ledger.failures
+    failures.add(Failure.of(EngineError("No broker\nat all"), "orders", "main", run="r1"))
+    failures.set_files([Failure.of(TopologyError("fraud.py:3 is wrong."), "fraud", kind="file")])
+    try:
+        assert told() == [
+            ("fraud", "broken", [("", "", "Invalid topology", "fraud.py:3 is wrong.")]),
+            ("orders", "failed", [("main", "r1", "The job stopped", "No broker.")]),
+        ]
+    finally:
+        failures.clear("orders", "main")
+        failures.set_files([])
+    assert told() == [("orders", "ok", [])]
 
 
 def test_pipelines_and_cuts(viewer: httpx.Client) -> None:

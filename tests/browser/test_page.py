@@ -15,6 +15,8 @@ import pytest
 from playwright.sync_api import Frame, FrameLocator, Page, expect
 from sqlalchemy import make_url
 
+from sluice.errors import EngineError, TopologyError
+from sluice.state.failures import Failure
 from tests.airflow_browser import browser_page
 from tests.airflow_server import AirflowServer
 from tests.api.states import totals
@@ -117,6 +119,33 @@ def test_a_lost_worker_and_an_unreadable_ledger_are_said(page: Page, states: Sta
     problem = {"status": 503, "json": {"detail": "The ledger is away.", "nextStep": "Start it."}}
     page.route("**/sluice/v1/stores*", lambda route: route.fulfill(**problem))
     expect(sluice.locator("#trouble")).to_contain_text("The ledger is away. Start it.", timeout=15_000)
+
+
+@pytest.mark.attack("S6", "script in the error of a pipeline that is broken, and of one that failed")
+def test_a_failed_and_a_broken_pipeline_are_red(page: Page, states: States, tmp_path: Path) -> None:
+    failures = states.ledger.failures
+    failed = EngineError(f"Kafka at 127.0.0.1:9092 does not answer. {HOSTILE}")
+    failures.add(Failure.of(failed, "orders", "main", run="orders/scheduled__2026-11-21/main"))
+    failures.set_files([Failure.of(TopologyError(f"fraud.py:3 cannot be imported: {HOSTILE}"), "fraud", kind="file")])
+    try:
+        sluice = open_sluice(page)
+        expect(sluice.locator("#health")).to_have_text("2 pipelines failed")
+        expect(sluice.locator("#health")).to_have_class("pill bad")
+        expect(sluice.locator("#failures li")).to_have_count(2)
+        expect(sluice.locator("#failures li").first).to_contain_text("fraud cannot be loaded")
+        expect(sluice.locator("#failures li").first).to_contain_text(f"fraud.py:3 cannot be imported: {HOSTILE}")
+        expect(sluice.locator("#failures li").last).to_contain_text("orders / main failed")
+        expect(sluice.locator("#failures li").last).to_contain_text("run orders/scheduled__2026-11-21/main")
+        expect(sluice.locator("#stores tr").first.locator("td.some")).to_have_text("orders")
+        page.screenshot(path=tmp_path / "failed.png")
+        assert is_harmless(page.frames[-1])
+        failures.set_files([])
+        expect(sluice.locator("#health")).to_have_text("orders failed", timeout=15_000)
+    finally:
+        failures.set_files([])
+        failures.clear("orders", "main")
+    expect(sluice.locator("#health")).to_have_text("All workers answer", timeout=15_000)
+    expect(sluice.locator("#failures")).to_be_hidden()
 
 
 @pytest.mark.attack("S6", "script in a key and in a dead letter's reason")

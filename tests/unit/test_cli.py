@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sluice.cli import app
+from sluice.errors import EngineError
 from sluice.settings import settings
+from sluice.state.failures import Failure
+from sluice.state.ledger import Ledger
 
 
 def sluice(*arguments: str) -> Result:
@@ -83,6 +87,24 @@ def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
     settings.cache_clear()
+
+
+@pytest.mark.usefixtures("others")
+def test_status_says_which_pipelines_are_red() -> None:
+    with Ledger.open(settings().ledger) as ledger:
+        ledger.failures.add(Failure.of(EngineError("[Kafka] is away."), "orders", "main", run="r1"))
+    said = sluice("status")
+    assert said.exit_code == 1
+    table = [line.split()[:2] for line in said.stdout.splitlines()[1:5]]
+    assert table == [["exits", "broken"], ["fraud", "broken"], ["iot", "broken"], ["orders", "failed"]]
+    assert "✗ iot.py:2 cannot be imported" in said.stdout
+    assert re.search(r"orders / main failed at .* UTC, run r1: The job stopped. \[Kafka\] is away\.", said.stdout)
+
+
+def test_status_of_pipelines_that_are_fine() -> None:
+    said = sluice("status")
+    assert (said.exit_code, said.stderr) == (0, "")
+    assert "orders        ok      none" in said.stdout
 
 
 @pytest.mark.usefixtures("others")

@@ -20,14 +20,16 @@ async function refresh() {
     const [stores, pipelines] = await Promise.all([ask("/v1/stores?entries=true"), ask("/v1/pipelines")]);
     byId("empty").hidden = stores.length > 0;
     byId("content").hidden = stores.length === 0;
-    showHealth(stores);
-    showStores(stores);
+    showHealth(stores, pipelines);
+    showFailures(pipelines);
+    showStores(stores, new Set(failed(pipelines).map((one) => one.pipeline)));
+    const ran = pipelines.filter((one) => one.jobs.length);
     const cuts = await Promise.all(
-      pipelines.map((one) => ask(`/v1/pipelines/${encodeURIComponent(one.pipeline)}/cuts?limit=${RUNS}`)),
+      ran.map((one) => ask(`/v1/pipelines/${encodeURIComponent(one.pipeline)}/cuts?limit=${RUNS}`)),
     );
     showFigures(stores, pipelines);
     showCuts(cuts.flat());
-    showTopologies(pipelines);
+    showTopologies(ran);
     await showOrders(stores);
     byId("trouble").hidden = true;
   } catch (error) {
@@ -49,13 +51,33 @@ function workersOf(stores) {
   return [...workers.values()];
 }
 
-function showHealth(stores) {
+const failed = (pipelines) => pipelines.filter((one) => one.status !== "ok");
+
+function showHealth(stores, pipelines) {
   const workers = workersOf(stores);
   const lost = workers.filter((worker) => worker.status !== "ok").length;
+  const bad = failed(pipelines);
+  const wrong = [
+    bad.length > 1 ? `${bad.length} pipelines failed` : bad.map((one) => `${one.pipeline} ${one.status}`)[0],
+    lost ? `${lost} of ${workers.length} workers unavailable` : undefined,
+  ].filter(Boolean);
   const health = byId("health");
-  health.textContent = lost ? `${lost} of ${workers.length} workers unavailable` : "All workers answer";
-  if (!workers.length) health.textContent = "Nothing published";
-  health.className = `pill ${lost ? "bad" : workers.length ? "good" : ""}`;
+  health.textContent = wrong.join(", ") || (workers.length ? "All workers answer" : "Nothing published");
+  health.className = `pill ${wrong.length ? "bad" : workers.length ? "good" : ""}`;
+}
+
+function showFailures(pipelines) {
+  const shown = failed(pipelines).flatMap((one) => one.failures.map((failure) => failureLine(one, failure)));
+  byId("failures").replaceChildren(...shown);
+  byId("failures").hidden = !shown.length;
+}
+
+function failureLine(pipeline, failure) {
+  const what = pipeline.status === "broken" && !failure.job ? "cannot be loaded" : "failed";
+  return element("li", "",
+    element("b", "", [pipeline.pipeline, failure.job].filter(Boolean).join(" / ")), ` ${what}, `,
+    running({ ...failure, published_at: failure.at }, " ago"), `: ${failure.title}. ${failure.detail}`,
+    failure.run ? titled(element("small", "", ` run ${failure.run}`), failure.run) : "");
 }
 
 function showFigures(stores, pipelines) {
@@ -71,10 +93,10 @@ function showFigures(stores, pipelines) {
   byId("cut-note").textContent = newest ? `cut ${newest.id}` : "before the first run";
 }
 
-function showStores(stores) {
+function showStores(stores, red) {
   byId("stores").replaceChildren(...stores.map((store) => row(
     cell(store.store, "name"),
-    cell(store.pipeline),
+    cell(store.pipeline, red.has(store.pipeline) ? "some" : ""),
     cell(titled(element("span", "badge", kind(store)), store.value)),
     cell(element("code", "", store.key)),
     cell(number(store.entries), "number"),
