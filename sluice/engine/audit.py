@@ -85,7 +85,7 @@ def _source(topic: str, partition: int, start: int, end: int, counts: Counter[st
     )
 
 
-_PASSED_OVER = ("late/", "null_key/", "null_value/", "duplicate/")
+_PASSED_OVER = ("late/", "null_key/", "null_value/", "duplicate/", "failed/")
 
 
 def _below(prefix: str, counts: Counter[str]) -> dict[str, int]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sluice.engine.handoff import Written
 from sluice.engine.produce import send_at_least_once
-from sluice.engine.sinks import Encoding, SetAside, encoded
+from sluice.engine.sinks import NO_LIMIT, UNWRITTEN, Encoding, SetAside, encoded, fitting
 from sluice.plan import Job
 
 AT_LEAST_ONCE = "at_least_once"
@@ -27,6 +28,8 @@ class AtLeastOnce:
     """Of these topics those that single records go to: tasks write them."""
     limits: Mapping[str, int]
     """Topic → bytes of its largest record."""
+    dead_letters: str
+    """The topic of what cannot be written, which the driver writes to."""
 
     @classmethod
     def of(cls, job: Job, kafka: dict[str, str], default: str, limits: Mapping[str, int]) -> AtLeastOnce | None:
@@ -36,17 +39,18 @@ class AtLeastOnce:
         """
         sinks = [sink for topic, sink in job.pipeline.sinks.items() if topic in job.outputs]
         topics = frozenset(sink.topic for sink in sinks if AT_LEAST_ONCE in (sink.delivery, default))
-        # What may have to be set aside goes through the driver, who writes the dead letters.
-        mine = [sink.node for sink in job.stream_sinks if sink.topic in topics]
-        streams = {sink.topic: Encoding.of(sink).shipped() for sink in mine if sink.on_error == "fail"}
-        return cls(kafka, topics, streams, limits) if topics else None
+        streams = {sink.topic: Encoding.of(sink.node).shipped() for sink in job.stream_sinks if sink.topic in topics}
+        return cls(kafka, topics, streams, limits, job.pipeline.dead_letters) if topics else None
 
-    def __call__(self, topic: str, table: pa.Table) -> int:
-        """Write a task's records if they are for one of these topics; how many were written."""
+    def __call__(self, topic: str, table: pa.Table) -> Written | None:
+        """Write a task's records if they are for one of these topics."""
         if topic not in self.streams:
-            return 0
-        records = [(topic, encoded(self.streams[topic], table, SetAside()))]
-        return sum(send_at_least_once(self.kafka, records, self.limits).values())
+            return None
+        sink, aside = self.streams[topic], SetAside()
+        fine = fitting(sink, encoded(sink, table, aside), self.limits.get(topic, NO_LIMIT), aside)
+        sent = send_at_least_once(self.kafka, [(topic, fine)], self.limits)
+        counts = {f"output/{topic}": sent.get(topic, 0)} | {f"{UNWRITTEN}{name}": n for name, n in aside.counts.items()}
+        return Written(counts, {self.dead_letters: pa.concat_tables(aside.letters)} if aside.letters else {})
 
     def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
         """Write what is for these topics, and is encoded; how many by topic, and what is left."""

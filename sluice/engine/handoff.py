@@ -36,29 +36,40 @@ class Facts(msgspec.Struct):
 
 
 @dataclass(frozen=True)
+class Written:
+    """What became of records that a task wrote to their topic itself."""
+
+    counts: Mapping[str, int]
+    records: Mapping[str, pa.Table]
+    """For other topics, which the driver writes: dead letters."""
+
+
+@dataclass(frozen=True)
 class Handoff:
     """The folder of a job's generation. `root` is a path or a URI that pyarrow can open."""
 
     root: str
-    direct: Callable[[str, pa.Table], int] | None = None
-    """Writes records of some topics itself, and says how many; nothing is handed over of them."""
+    direct: Callable[[str, pa.Table], Written | None] | None = None
+    """Writes records of some topics itself; nothing is handed over of them."""
 
     def write_facts(self, batch: int, part: str, facts: Facts) -> None:
         """Hand over the facts of one part of the batch's input."""
         self._put(f"{batch}/{part}{_FACTS}", msgspec.json.encode(facts))
 
-    def write_records(self, batch: int, topic: str, part: str, records: pa.Table) -> int:
+    def write_records(self, batch: int, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
         """Hand over records for a topic: columns `key`, `value`, and `headers` if there are any, in order.
 
-        Returns how many were written to the topic instead.
+        Returns the counts of those that were written to the topic instead.
         """
-        if self.direct is not None and (sent := self.direct(topic, records)):
-            return sent
+        if self.direct is not None and (written := self.direct(topic, records)) is not None:
+            for other, table in written.records.items():
+                self.write_records(batch, other, f"{part}+{topic}", table)
+            return written.counts
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, records.schema) as writer:
             writer.write_table(records)
         self._put(f"{batch}/{part}{_records(topic)}", sink.getvalue())
-        return 0
+        return {}
 
     def facts(self, batch: int) -> Facts:
         """The facts of all parts of the batch."""

@@ -11,17 +11,20 @@ import msgspec
 import pyarrow as pa
 
 from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
-from sluice.engine.rows import SCHEMA, SUBS, place_of
+from sluice.engine.rejected import Rejected, said
+from sluice.engine.rows import LAST, REJECTED, SCHEMA, SUBS, place_of
 from sluice.engine.specs import OperatorSpec
+from sluice.errors import EngineError
+from sluice.operators.aggregate import Aggregate
 from sluice.operators.base import Operator, Row, Window
+from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.process import Process
 from sluice.operators.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress
 from sluice.state.model import NO_WINDOW
 from sluice.state.operators import OperatorStates, State
+from sluice.topology.nodes import OnError
 
-LAST = 2**62
-"""The place of what is sent on after the last row."""
 _SHARED = "\0shared"
 """The key of what an operator keeps for all keys of a worker: its `shared`, where it has one."""
 
@@ -35,6 +38,9 @@ class Hosted:
     inline: int | None = None
     late: int | None = None
     """The sink of records that are late for every window."""
+    on_error: OnError = "dead_letter"
+    step: str = ""
+    """What the author calls it, and where it is, for messages."""
 
     @property
     def number(self) -> int:
@@ -94,7 +100,11 @@ class StageOutput:
     row: Row | None = None
     """The row at hand."""
     _made: int = 0
-    _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SCHEMA.names})
+    _rows: list[tuple[Any, ...]] = field(default_factory=list)
+    """Values in the order of the schema."""
+    _held: list[tuple[Any, ...]] | None = None
+    """What listeners are to take once it is certain."""
+    _mark: int = 0
 
     def begin(self, place: tuple[int, int, int], moment: tuple[int, int]) -> None:
         """The next row is taken."""
@@ -111,6 +121,12 @@ class StageOutput:
         to: str = "output",
     ) -> None:
         """Send a result on."""
+        if self._held is None:
+            self._emit(key, value, time, window, old, to)
+        else:
+            self._held.append((key, value, time, window, old, to))
+
+    def _emit(self, key: str | None, value: str | None, time: int, window: Window | None, old: bool, to: str) -> None:
         assert self.host is not None
         self._add(self.host.number, key, value, time, window, emitted=True, old=old, to=to)
         for listener in self.listeners.get(self.host.number, ()):
@@ -135,16 +151,46 @@ class StageOutput:
         to: str | None = None,
     ) -> None:
         sequence, place, sub = self.place
+        before, after = self.moment
         start, end = window or (NO_WINDOW, NO_WINDOW)
-        columns = self._columns
-        for name, cell in (
-            ("target", target), ("side", 0), ("emitted", emitted), ("old", old), ("output", to), ("key", key),
-            ("value", value), ("foreign", None), ("time", time), ("before", self.moment[0]), ("after", self.moment[1]),
-            ("left_time", None), ("right_time", None), ("window_start", start), ("window_end", end),
-            ("sequence", sequence), ("place", place), ("sub", sub * SUBS + min(self._made, SUBS - 1)), ("worker", None),
-        ):  # fmt: skip
-            columns[name].append(cell)
+        self._rows.append(
+            (target, 0, emitted, old, to, key, value, None, time, before, after, None, None, start, end,
+             sequence, place, sub * SUBS + min(self._made, SUBS - 1), None)
+        )  # fmt: skip
         self._made += 1
+
+    def hold(self) -> None:
+        """What is sent from here on may be withdrawn; so listeners do not take it yet."""
+        assert self.host is not None
+        self._mark = len(self._rows)
+        if self.host.number in self.listeners:
+            self._held = []
+
+    def release(self) -> None:
+        """What was sent since `hold` stays."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            for result in held:
+                self._emit(*result)
+
+    def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
+        """Withdraw what was sent since `hold`, and reject what it came of."""
+        assert self.host is not None
+        del self._rows[self._mark :]
+        self._held = None
+        detail = said(error)
+        if self.host.on_error == "fail":
+            of = f"the timer {timer!r} of " if timer else ""
+            raise EngineError(
+                f"{self.host.step} failed for {of}the key {key!r}: {detail}.",
+                next_step="Nothing of the batch is visible. Correct the step and run again, or have it go on without "
+                'such records: on_error="dead_letter".',
+            ) from error
+        self.count("failed")
+        if self.host.on_error == "dead_letter":
+            rejected = Rejected(self.host.number, detail, value, timer or None)
+            window = None if timer or self.row is None else self.row.window
+            self._add(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, emitted=False)
 
     def count(self, reason: str) -> None:
         """Count the row at hand as dropped."""
@@ -158,8 +204,9 @@ class StageOutput:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All that was sent on."""
-        arrays = [pa.array(self._columns[one.name], one.type) for one in SCHEMA]
-        if len(arrays[0]):
+        if self._rows:
+            columns = zip(*self._rows, strict=True)
+            arrays = [pa.array(column, one.type) for column, one in zip(columns, SCHEMA, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -176,8 +223,7 @@ class HostRun:
         self.now = times.now.now
         self._states = states
         self._batch = batch
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(self.operator.state_type).decode
+        self._decode = state_decoder(self.operator.state_type)
         self._held: dict[str, Any] = {}
         self._had: set[str] = set()
         if isinstance(self.operator, StreamJoin) and times.is_one_task(host):
@@ -197,13 +243,20 @@ class HostRun:
     def process(self, row: Row, output: StageOutput) -> None:
         """Take one row."""
         output.host, output.row = self.host, row
-        key = row.key
+        self.operator.process(self._state(row.key), row, output)
+
+    def change(self, old: Row, new: Row, output: StageOutput) -> None:
+        """Take both halves of a table's change, all or none."""
+        assert isinstance(self.operator, Aggregate)
+        output.host, output.row = self.host, new
+        self.operator.change(self._state(new.key), old, new, output)
+
+    def _state(self, key: str | None) -> Any:
         if key is None:
-            self.operator.process(self.operator.begin(), row, output)
-            return
+            return self.operator.begin()
         if key not in self._held:
             self.load([key])
-        self.operator.process(self._held[key], row, output)
+        return self._held[key]
 
     def close(self, output: StageOutput) -> None:
         """Let the keys that wait for stream time know how far it is."""
@@ -238,8 +291,8 @@ class HostRun:
         for key, state in self._held.items():
             if not operator.is_empty(state):
                 wall = operator.wall_due(state) if isinstance(operator, Process) else None
-                yield State(number, key, self._encode(state), operator.due(state), wall)
+                yield State(number, key, encode_state(state), operator.due(state), wall)
             elif key in self._had:
                 yield State(number, key, None, None)
         if (shared := getattr(operator, "shared", None)) is not None:
-            yield State(number, _SHARED, self._encode(shared), None)
+            yield State(number, _SHARED, encode_state(shared), None)

@@ -11,11 +11,12 @@ import msgspec
 from pyspark.sql import types as spark
 
 from sluice.engine.hosts import Hosted
+from sluice.engine.rejected import said
 from sluice.engine.shipping import Shipped
 from sluice.engine.specs import OperatorSpec
-from sluice.errors import TopologyError
+from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregate import Aggregate, Hopping, WindowedAggregate
-from sluice.operators.base import Operator
+from sluice.operators.base import FAILURES, Operator
 from sluice.operators.calculation import Calculation, Custom, Functions
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.foreign_key_join import ForeignKeyJoin
@@ -30,7 +31,7 @@ from sluice.operators.stream_join import StreamJoin
 from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
 from sluice.plan import Ordered
-from sluice.topology import nodes
+from sluice.topology import drawing, nodes
 from sluice.topology.windows import AnyWindow, SessionWindow, SlidingWindow, open_for
 
 Make = Callable[[], Operator[Any]]
@@ -39,7 +40,10 @@ Make = Callable[[], Operator[Any]]
 def hosted(operator: Ordered, spec: OperatorSpec, arguments: Mapping[int, list[spark.DataType]]) -> Hosted:
     """The operator for its stage, given the types of every aggregate's arguments."""
     late = None if operator.late is None else operator.late.number
-    return Hosted(spec, _make(operator, arguments.get(operator.number, [])), operator.inline, late)
+    node = operator.node
+    step = f"{drawing.title(node)} at {node.at}"
+    make = _make(operator, arguments.get(operator.number, []))
+    return Hosted(spec, make, operator.inline, late, node.on_error, step)
 
 
 def _make(operator: Ordered, arguments: list[spark.DataType]) -> Make:
@@ -86,12 +90,27 @@ def _author(node: nodes.Node) -> Make:
         return partial(Deduplicate, node.within_ms)
     assert isinstance(node, nodes.Process)
     stores = {name: (Shipped.of(kind), ttl) for name, (kind, ttl) in node.stores.items()}
-    return partial(_process, Shipped.of(node.processor), stores, _shipped(node.takes))
+    outputs = {name: _shipped(kind) for name, kind in node.returns.items()}
+    return partial(_process, Shipped.of(node.processor), stores, _shipped(node.takes), outputs, node.at)
 
 
-def _process(processor: Shipped, stores: dict[str, tuple[Shipped, int | None]], takes: Shipped | None) -> Operator[Any]:
+def _process(
+    processor: Shipped,
+    stores: dict[str, tuple[Shipped, int | None]],
+    takes: Shipped | None,
+    outputs: dict[str, Shipped | None],
+    at: str,
+) -> Operator[Any]:
     options = {name: StoreOptions(kind.value, ttl) for name, (kind, ttl) in stores.items()}
-    return Process(processor.value, options, argument_type=takes.value if takes else Any)
+    returns = {name: kind.value if kind else Any for name, kind in outputs.items()}
+    argument = takes.value if takes else Any
+    try:
+        return Process(processor.value, options, argument_type=argument, outputs=returns)
+    except FAILURES as error:
+        raise EngineError(
+            f"The processor {processor.value.__name__} at {at} cannot be started: {said(error)}.",
+            next_step="Correct its __init__ or init, and run again.",
+        ) from error
 
 
 def _aggregate(

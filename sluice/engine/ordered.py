@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 from sluice.engine.checkpoint import current_batch
 from sluice.engine.clock import BEFORE_ALL, CLOSED
 from sluice.engine.handoff import Facts, no_garbage_collection
-from sluice.engine.hosts import LAST, Hosted, HostRun, StageOutput, StageTimes
-from sluice.engine.rows import CLOCK, in_order
+from sluice.engine.hosts import Hosted, HostRun, StageOutput, StageTimes
+from sluice.engine.rows import CLOCK, LAST, in_order
 from sluice.engine.tasks import Clocks
+from sluice.operators.aggregate import Aggregate
 from sluice.operators.base import Row
 from sluice.state.model import NO_WINDOW
 from sluice.state.operators import OperatorStates, State
@@ -101,13 +102,41 @@ class StageRun:
         self._load(ordered)
         columns = [ordered.column(name).to_pylist() for name in _READ]
         output, hosts = self.output, self.hosts
-        for (target, key, value, time, before, after, side, old, start, end, left, right, foreign, sequence, place,
-             sub) in zip(*columns, strict=True):  # fmt: skip
+        changes, halves = self._changes(ordered), dict[int, Row]()
+        for number, (target, key, value, time, before, after, side, old, start, end, left, right, foreign, sequence,
+                     place, sub) in enumerate(zip(*columns, strict=True)):  # fmt: skip
             output.begin((sequence, place, sub), (before, after))
             window = None if start == NO_WINDOW else (start, end)
             reached = (BEFORE_ALL if left is None else left, BEFORE_ALL if right is None else right)
             row = Row(key, value, time, before, after, side, old, window, reached, foreign)
-            hosts[target].process(row, output)
+            if number not in changes:
+                hosts[target].process(row, output)
+            elif old:
+                halves[target] = row
+            else:
+                hosts[target].change(halves.pop(target), row, output)
+
+    def _changes(self, rows: pa.Table) -> frozenset[int]:
+        """The rows that are halves of a table's change within one group: the old value, and the new one right after."""
+        subtracting = {
+            number
+            for number, host in self.hosts.items()
+            if isinstance(host.operator, Aggregate) and host.operator.subtracts
+        }
+        if not subtracting:
+            return frozenset()
+        names = ("target", "old", "key", "sequence", "place")
+        columns = [rows.column(name).to_pylist() for name in names]
+        found: list[int] = []
+        last: dict[int, tuple[int, tuple[object, ...]]] = {}
+        for number, (target, old, *group) in enumerate(zip(*columns, strict=True)):
+            if target in subtracting and group[0] is not None:
+                before, of = last.pop(target, (-1, ()))
+                if old:
+                    last[target] = number, tuple(group)
+                elif of == tuple(group):
+                    found += (before, number)
+        return frozenset(found)
 
     def _load(self, rows: pa.Table) -> None:
         keys: dict[int, dict[str, None]] = {}

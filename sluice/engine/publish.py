@@ -18,10 +18,12 @@ from sluice.engine.changes import GlobalTables, change_records
 from sluice.engine.checkpoint import batch_positions
 from sluice.engine.clock import CLOSED, SEEN
 from sluice.engine.delivery import AtLeastOnce
+from sluice.engine.failures import require_few_failures
+from sluice.engine.rejected import rejected_letters
 from sluice.engine.retention import Retention
 from sluice.engine.rows import in_order
 from sluice.engine.shards import WRITTEN, ShardWriter
-from sluice.engine.sinks import NO_LIMIT, Encoding, SetAside, encoded, fitting
+from sluice.engine.sinks import NO_LIMIT, UNWRITTEN, Encoding, SetAside, encoded, fitting, shortened
 from sluice.engine.storage import Storage
 from sluice.errors import SluiceError
 from sluice.plan import Job
@@ -31,7 +33,6 @@ from sluice.state.model import Cut
 log = structlog.get_logger()
 
 _OUTPUT = "output/"
-_UNWRITTEN = "unwritten/"
 
 _SQL = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING"}
 
@@ -111,13 +112,20 @@ class Publisher:
         counts = facts.counts | {"rows": _rows_written(returned)}
         if not facts.counts and not counts["rows"]:
             return  # A batch without data: there is nothing to publish.
+        letters = [
+            *handoff.records(batch, self.storage.job.pipeline.dead_letters),
+            rejected_letters(self.storage.job, returned),
+        ]
+        if not self.silent:
+            require_few_failures(self.storage.job, counts, letters)
         expired = self.retention.let_go(batch, times, self.lease.epoch)
         audit = None if self.auditor is None else self.auditor.audit(batch, returned, expired)
         self.guard.check_identity()
         aside = SetAside()
-        written = {} if self.silent else self._write_output(cells, batch, returned, aside)
+        written = {} if self.silent else self._write_output(cells, batch, returned, letters, aside)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
-        counts |= {f"{_UNWRITTEN}{topic}": n for topic, n in aside.counts.items()}
+        for topic, number in aside.counts.items():
+            counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
         cut = self._cut(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
         new = self.ledger.publish(cut, audit and msgspec.structs.replace(audit, outputs=written))
         self.read += counts.get("read", 0)
@@ -128,7 +136,9 @@ class Publisher:
         returned = ", ".join(f"{one.name} {_SQL[one.type]}" for one in writer.returned)
         return cells.select(*writer.columns).mapInArrow(writer.__call__, returned).toArrow()
 
-    def _write_output(self, cells: DataFrame, batch: int, returned: pa.Table, aside: SetAside) -> dict[str, int]:
+    def _write_output(
+        self, cells: DataFrame, batch: int, returned: pa.Table, letters: list[pa.Table], aside: SetAside
+    ) -> dict[str, int]:
         job = self.storage.job
         self.lease.check()
         self.tables.apply(returned)
@@ -142,13 +152,14 @@ class Publisher:
         records += [(topic, table) for topic in dict.fromkeys(late) for table in handoff.records(batch, topic)]
         records += ordered_records(job, returned, aside)
         records += change_records(cells.sparkSession, job, returned, self.tables, self.types)
-        sinks = job.pipeline.sinks
+        sinks = {topic: Encoding.of(sink) for topic, sink in job.pipeline.sinks.items()}
         records = [
             (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMIT), aside))
             for topic, table in records
         ]
-        letters = job.pipeline.dead_letters
-        records += [(letters, table) for table in (*handoff.records(batch, letters), *aside.letters)]
+        topic = job.pipeline.dead_letters
+        limit = self.limits.get(topic, NO_LIMIT)
+        records += [(topic, shortened(table, limit)) for table in (*letters, *aside.letters) if table.num_rows]
         if self.at_least_once is None:
             return self.output.send(batch, records)
         sent, rest = self.at_least_once.send(records)

@@ -44,6 +44,9 @@ CLOCK = -1
 REJECTED = 2**31 - 2
 """`target` of a row that a step rejected, whose `value` is the JSON of a `Rejected`: every stage passes it on."""
 
+LAST = 2**62
+"""`sequence` of what is sent on after the last row, which comes of no record."""
+
 PLACE_BITS = 40
 PARTITION_BITS = 13
 SUBS = 1024

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from sluice.engine.checkpoint import current_batch
 from sluice.engine.place import CELL
+from sluice.engine.rows import REJECTED
 from sluice.plan import Job
 from sluice.settings import settings
 from sluice.state.shard import Shard, rows_of
@@ -58,7 +59,7 @@ class ShardWriter:
         """The writer of a job's shards, one location for each worker."""
         tables = frozenset(table.family for table in job.tables)
         wanted = frozenset(sink.family for sink in job.table_sinks) | tables
-        events = frozenset(sink.number for sink in job.ordered_sinks)
+        events = frozenset([REJECTED, *(sink.number for sink in job.ordered_sinks)])
         order = ("position",) if job.families else ORDER[:3]
         return cls(locations, wanted, tables, events, order, epoch, settings().server_token)
 

@@ -189,8 +189,7 @@ class RecordSinks:
         name = f"place-{topic}-{partition:05}"
         facts.end()
         for output, tables in facts.outputs.items():
-            if sent := self.handoff.write_records(number, output, name, pa.concat_tables(tables)):
-                facts.counts[f"output/{output}"] += sent
+            facts.counts.update(self.handoff.write_records(number, output, name, pa.concat_tables(tables)))
         times = facts.times | {f"{SEEN}/{topic}/{partition}": now}
         self.handoff.write_facts(number, name, Facts(dict(facts.counts), times))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.operators.base import Output, Row, Timeless, Window
+from sluice.operators.base import FAILURES, Output, Row, Timeless, Window
 from sluice.operators.calculation import Calculation
 
 State = dict[int, tuple[int, Any]]
@@ -37,6 +37,32 @@ class Aggregation:
     def begin(self) -> State:
         """No window."""
         return {}
+
+    def process(self, state: State, row: Row, out: Output) -> None:
+        """Take in one row."""
+        self._attempt(state, (row,), out)
+
+    def _attempt(self, state: State, rows: tuple[Row, ...], out: Output) -> None:
+        """Take in rows, all or none."""
+        before = dict(state)
+        calculation = self.calculation
+        calculation.keep()
+        out.hold()
+        try:
+            for row in rows:
+                self._take(state, row, out)
+        except MemoryError:
+            raise
+        except FAILURES as error:
+            state.clear()
+            state.update({start: (time, calculation.undo(aggregate)) for start, (time, aggregate) in before.items()})
+            row = rows[-1]
+            out.reject(error, row.key, row.value, row.time)
+        else:
+            out.release()
+
+    def _take(self, state: State, row: Row, out: Output) -> None:
+        raise NotImplementedError
 
     def is_empty(self, state: State) -> bool:
         """Whether there is no window."""
@@ -73,7 +99,11 @@ class Aggregate(Timeless, Aggregation):
         self.subtracts = subtracts
         self.drops_null_values = not subtracts
 
-    def process(self, state: State, row: Row, out: Output) -> None:
+    def change(self, state: State, old: Row, new: Row, out: Output) -> None:
+        """Take a table's old value out and add the new one: where either fails, neither is done."""
+        self._attempt(state, (old, new), out)
+
+    def _take(self, state: State, row: Row, out: Output) -> None:
         """Add the value, or take it out. A stream's null value is dropped; a table's tombstone has nothing to add."""
         if row.value is None:
             if not self.subtracts:
@@ -108,7 +138,7 @@ class WindowedAggregate(Aggregation):
         super().__init__(calculation, retracts=retracts)
         self.window = window
 
-    def process(self, state: State, row: Row, out: Output) -> None:
+    def _take(self, state: State, row: Row, out: Output) -> None:
         """Add the value to every window of its time that is still open, the earliest first."""
         if row.key is None:
             out.count("null_key")

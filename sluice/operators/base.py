@@ -14,6 +14,9 @@ Window = tuple[int, int]
 
 LEFT, RIGHT = 0, 1
 
+FAILURES = (Exception, SystemExit)
+"""What an author's code may raise for a record. KeyboardInterrupt and the like are about the process."""
+
 
 @dataclass(slots=True)
 class Row:
@@ -62,6 +65,18 @@ class Output(Protocol):
     def count(self, reason: str) -> None:
         """Count the row at hand as dropped: `late`, `null_key`, `null_value`, `duplicate`."""
 
+    def hold(self) -> None:
+        """Something begins that may fail: what is sent from here on may be withdrawn."""
+
+    def release(self) -> None:
+        """It has succeeded: what was sent since `hold` stays."""
+
+    def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
+        """It has failed: withdraw what was sent since `hold`, and reject the row, or the key's timer, that it was.
+
+        `value` is what the step was given. Raises EngineError where the author wants the run to end then.
+        """
+
 
 S = TypeVar("S")
 
@@ -80,7 +95,7 @@ class Operator(Protocol[S]):
         """The state of a key that has none."""
 
     def process(self, state: S, row: Row, out: Output) -> None:
-        """Take in one row; rows of a key come in order."""
+        """Take in one row; rows of a key come in order. One that fails is rejected, and leaves the state as it was."""
 
     def due(self, state: S) -> int | None:
         """The stream time at which `close` has something to do for this state; None if nothing is waited for."""

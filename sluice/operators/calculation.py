@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from sluice.errors import TopologyError
+from sluice.operators.cells import CountDistinct
+from sluice.operators.encoding import IMMUTABLE, encode_state, state_decoder, to_json
 from sluice.operators.functions import SUBTRACTABLE, Function, cell_of
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -44,6 +46,12 @@ class Calculation(Protocol):
     def result(self, aggregate: Any) -> str | None:
         """The result as JSON text; None if there is none."""
 
+    def keep(self) -> None:
+        """Whatever was done so far stays."""
+
+    def undo(self, aggregate: Any) -> Any:
+        """An aggregate that was there at the last `keep`, as it was then."""
+
 
 class Functions:
     """SQL's aggregate functions: a value is an array of their arguments.
@@ -69,6 +77,7 @@ class Functions:
         self._raw = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
         self._json = [at for at in self._raw if functions[at].name not in ("count", "count_distinct")]
         self._cells = cells
+        self._in_place = [cell for cell in cells if isinstance(cell, CountDistinct)]
         self._adders = [cell.add for cell in cells]
 
     def begin(self) -> tuple[Any, ...]:
@@ -113,6 +122,17 @@ class Functions:
             results[at] = _spliced(results[at])
         return _ENCODER.encode(self._shaped(results)).decode()
 
+    def keep(self) -> None:
+        """Only cells that change in place have something to remember."""
+        for cell in self._in_place:
+            cell.keep()
+
+    def undo(self, aggregate: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The other cells were never changed."""
+        for cell in self._in_place:
+            cell.undo()
+        return aggregate
+
     def _shaped(self, results: list[Any]) -> Any:
         if self._scalar:
             return results[0]
@@ -147,12 +167,16 @@ class Custom:
         value_type: Any = Any,
         argument_type: Any = Any,
     ) -> None:
-        self.kind = value_type
+        self.kind = value_type | None
+        self._plain = value_type
         self._initializer = initializer
         self._adder = adder
         self._subtractor = subtractor
         self._merger = merger
         self._decode = msgspec.json.Decoder(argument_type).decode
+        self._decode_kept = state_decoder(self.kind)
+        self._before: dict[int, bytes] = {}
+        """By identity the aggregates that the author's functions were given and may have changed."""
 
     def begin(self) -> Any:
         """What the initializer says; nothing yet when reducing."""
@@ -164,25 +188,31 @@ class Custom:
 
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
         """What the adder makes of it."""
-        if self._initializer:
-            return self._adder(key, value, aggregate)
-        return value if aggregate is None else self._adder(aggregate, value)
+        if self._initializer is None and aggregate is None:
+            return self._checked(value)
+        self._remember(aggregate)
+        made = self._adder(key, value, aggregate) if self._initializer else self._adder(aggregate, value)
+        return self._checked(made)
 
     def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
         """What the subtractor makes of it."""
         if not self._subtractor:
             raise TopologyError("An aggregation over a table needs a subtractor.")
-        return self._subtractor(key, value, aggregate) if self._initializer else self._subtractor(aggregate, value)
+        self._remember(aggregate)
+        made = self._subtractor(key, value, aggregate) if self._initializer else self._subtractor(aggregate, value)
+        return self._checked(made)
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
         """What the merger makes of both; the reducer reduces them."""
         if earlier is None or later is None:
             return later if earlier is None else earlier
+        self._remember(earlier)
+        self._remember(later)
         if self._merger:
-            return self._merger(key, earlier, later)
+            return self._checked(self._merger(key, earlier, later))
         if self._initializer:
             raise TopologyError("An aggregation over sessions needs a merger.")
-        return self._adder(earlier, later)
+        return self._checked(self._adder(earlier, later))
 
     def copy(self, aggregate: Any) -> Any:
         """All of it anew."""
@@ -190,4 +220,28 @@ class Custom:
 
     def result(self, aggregate: Any) -> str | None:
         """The aggregate itself as JSON."""
-        return None if aggregate is None else _ENCODER.encode(aggregate).decode()
+        return None if aggregate is None else to_json(aggregate)
+
+    def keep(self) -> None:
+        """What the author's functions changed stays changed."""
+        self._before.clear()
+
+    def undo(self, aggregate: Any) -> Any:
+        """The aggregate itself, unless an author's function may have changed it."""
+        before = self._before.get(id(aggregate))
+        return aggregate if before is None else self._decode_kept(before)
+
+    def _remember(self, aggregate: Any) -> None:
+        if type(aggregate) not in IMMUTABLE and id(aggregate) not in self._before:
+            self._before[id(aggregate)] = encode_state(aggregate)
+
+    def _checked(self, aggregate: Any) -> Any:
+        """The aggregate, if the next batch can read it as what it is declared to be."""
+        kind = type(aggregate)
+        if kind is int:
+            if self._plain in (int, Any) and -(1 << 63) <= aggregate < 1 << 63:
+                return aggregate
+        elif kind is self._plain and kind in IMMUTABLE:
+            return aggregate
+        self._decode_kept(encode_state(aggregate))
+        return aggregate

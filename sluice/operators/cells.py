@@ -1,34 +1,26 @@
 """What each aggregate function has seen of one argument, in a cell that msgspec can keep.
 
-A cell is never shared by two windows, so lists and dicts may be changed in place. Null arguments count for nothing,
-except that `count` without an argument counts rows.
+Adding to a cell makes another one, so that what a record did can be withdrawn; only `count_distinct`, whose cell may be
+large while its result is not, changes its cell in place, and remembers how. Null arguments count for nothing, except
+that `count` without an argument counts rows.
 """
 
 from __future__ import annotations
 
-import operator
 from bisect import insort
 from collections.abc import Callable
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal, Rounded
 from typing import Any
 
 from typing_extensions import override
 
 from sluice.errors import TopologyError
+from sluice.operators.exact import Exact
 
-_EXACT = Context(prec=100, rounding=ROUND_HALF_UP)
-
-
-def _within_64_bits(combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """What Spark's bigint holds, and a state: beyond it a sum is an error of the record, not of the whole state."""
-
-    def checked(one: int, other: int) -> int:
-        total: int = combine(one, other)
-        if not -(1 << 63) <= total < 1 << 63:
-            raise OverflowError(f"A sum of integers would become {total}, which 64 bits do not hold.")
-        return total
-
-    return checked
+_DIGITS = 38
+"""Of Spark's widest decimal."""
+_SUMS = Context(prec=_DIGITS, rounding=ROUND_HALF_UP, traps=[Rounded])
+_MEANS = Context(prec=100, rounding=ROUND_HALF_UP)
 
 
 class Cell:
@@ -61,6 +53,12 @@ class Cell:
         """What SQL would answer."""
         return cell
 
+    def keep(self) -> None:
+        """What was done in place stays."""
+
+    def undo(self) -> None:
+        """Withdraw what was done in place since `keep`."""
+
 
 class Count(Cell):
     """`count(argument)`, or `count(*)` if it counts rows."""
@@ -86,50 +84,129 @@ class Count(Cell):
         return earlier + later
 
 
+Large = int | str
+"""An integer of any size: text where 64 bits do not hold it, since a state can keep no larger numbers."""
+
+
+def _kept(number: int) -> Large:
+    return number if -(1 << 63) <= number < 1 << 63 else str(number)
+
+
 class Sum(Cell):
-    """How many numbers there were, and their sum: over none it is null."""
+    """The sum of integers, exact whatever its size, and how many there were: over none it is null."""
 
-    def __init__(self, argument: Any) -> None:
-        super().__init__(tuple[int, argument])
-        self.zero = (0, argument(0))
-        self.plus: Callable[[Any, Any], Any] = _EXACT.add if argument is Decimal else operator.add
-        self.minus: Callable[[Any, Any], Any] = _EXACT.subtract if argument is Decimal else operator.sub
-        if argument is int:
-            self.plus, self.minus = _within_64_bits(operator.add), _within_64_bits(operator.sub)
+    def __init__(self) -> None:
+        super().__init__(tuple[int, Large])
 
     @override
-    def begin(self) -> tuple[int, Any]:
-        return self.zero
+    def begin(self) -> tuple[int, Large]:
+        return 0, 0
 
     @override
-    def add(self, cell: tuple[int, Any], value: Any) -> tuple[int, Any]:
-        return cell if value is None else (cell[0] + 1, self.plus(cell[1], value))
+    def add(self, cell: tuple[int, Large], value: int | None) -> tuple[int, Large]:
+        return cell if value is None else (cell[0] + 1, _kept(int(cell[1]) + value))
 
     @override
-    def subtract(self, cell: tuple[int, Any], value: Any) -> tuple[int, Any]:
-        return cell if value is None else (cell[0] - 1, self.minus(cell[1], value))
+    def subtract(self, cell: tuple[int, Large], value: int | None) -> tuple[int, Large]:
+        return cell if value is None else (cell[0] - 1, _kept(int(cell[1]) - value))
 
     @override
-    def merge(self, earlier: tuple[int, Any], later: tuple[int, Any]) -> tuple[int, Any]:
-        return earlier[0] + later[0], self.plus(earlier[1], later[1])
+    def merge(self, earlier: tuple[int, Large], later: tuple[int, Large]) -> tuple[int, Large]:
+        return earlier[0] + later[0], _kept(int(earlier[1]) + int(later[1]))
 
     @override
-    def result(self, cell: tuple[int, Any]) -> Any:
-        return cell[1] if cell[0] else None
+    def result(self, cell: tuple[int, Large]) -> int | None:
+        return int(cell[1]) if cell[0] else None
 
 
 class Average(Sum):
-    """The mean: of Decimals with four places more than they have, half up; else a float."""
+    """The mean of integers, as a float."""
 
     @override
-    def result(self, cell: tuple[int, Any]) -> Any:
+    def result(self, cell: tuple[int, Large]) -> Any:
+        return int(cell[1]) / cell[0] if cell[0] else None
+
+
+class ExactSum(Cell):
+    """The sum of doubles, rounded once, when it is read: the order of the values does not show in it."""
+
+    def __init__(self) -> None:
+        super().__init__(tuple[int, Exact])
+
+    @override
+    def begin(self) -> tuple[int, Exact]:
+        return 0, Exact()
+
+    @override
+    def add(self, cell: tuple[int, Exact], value: float | None) -> tuple[int, Exact]:
+        return cell if value is None else (cell[0] + 1, cell[1].add(value))
+
+    @override
+    def subtract(self, cell: tuple[int, Exact], value: float | None) -> tuple[int, Exact]:
+        return cell if value is None else (cell[0] - 1, cell[1].subtract(value))
+
+    @override
+    def merge(self, earlier: tuple[int, Exact], later: tuple[int, Exact]) -> tuple[int, Exact]:
+        return earlier[0] + later[0], earlier[1].merge(later[1])
+
+    @override
+    def result(self, cell: tuple[int, Exact]) -> float | None:
+        return float(cell[1]) if cell[0] else None
+
+
+class ExactAverage(ExactSum):
+    """The mean of doubles."""
+
+    @override
+    def result(self, cell: tuple[int, Exact]) -> float | None:
+        return float(cell[1]) / cell[0] if cell[0] else None
+
+
+class DecimalSum(Cell):
+    """The sum of Decimals, which has at most 38 digits, as Spark's has."""
+
+    def __init__(self) -> None:
+        super().__init__(tuple[int, Decimal])
+
+    @override
+    def begin(self) -> tuple[int, Decimal]:
+        return 0, Decimal(0)
+
+    @override
+    def add(self, cell: tuple[int, Decimal], value: Decimal | None) -> tuple[int, Decimal]:
+        return cell if value is None else (cell[0] + 1, _within(_SUMS.add, cell[1], value))
+
+    @override
+    def subtract(self, cell: tuple[int, Decimal], value: Decimal | None) -> tuple[int, Decimal]:
+        return cell if value is None else (cell[0] - 1, _within(_SUMS.subtract, cell[1], value))
+
+    @override
+    def merge(self, earlier: tuple[int, Decimal], later: tuple[int, Decimal]) -> tuple[int, Decimal]:
+        return earlier[0] + later[0], _within(_SUMS.add, earlier[1], later[1])
+
+    @override
+    def result(self, cell: tuple[int, Decimal]) -> Decimal | None:
+        return cell[1] if cell[0] else None
+
+
+class DecimalAverage(DecimalSum):
+    """The mean of Decimals, with four places more than they have, half up."""
+
+    @override
+    def result(self, cell: tuple[int, Decimal]) -> Decimal | None:
         count, total = cell
         if not count:
             return None
-        if not isinstance(total, Decimal):
-            return total / count
         places = Decimal((0, (1,), int(total.as_tuple().exponent) - 4))
-        return _EXACT.divide(total, Decimal(count)).quantize(places, context=_EXACT)
+        mean = _MEANS.divide(total, Decimal(count)).quantize(places, context=_MEANS)
+        return _within(_SUMS.plus, mean)
+
+
+def _within(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
+    try:
+        return calculate(*numbers)
+    except Rounded:
+        raise OverflowError(f"the result has more than {_DIGITS} digits") from None
 
 
 class Extreme(Cell):
@@ -169,23 +246,18 @@ class CollectList(Cell):
 
     @override
     def add(self, cell: list[Any], value: Any) -> list[Any]:
-        if value is not None:
-            cell.append(value)
-        return cell
+        return cell if value is None else [*cell, value]
 
     @override
     def subtract(self, cell: list[Any], value: Any) -> list[Any]:
-        if value in cell:
-            cell.remove(value)
-        return cell
+        if value not in cell:
+            return cell
+        at = cell.index(value)
+        return cell[:at] + cell[at + 1 :]
 
     @override
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
         return earlier + later
-
-    @override
-    def copy(self, cell: list[Any]) -> list[Any]:
-        return list(cell)
 
 
 class CollectSet(Cell):
@@ -197,17 +269,11 @@ class CollectSet(Cell):
 
     @override
     def add(self, cell: dict[Any, None], value: Any) -> dict[Any, None]:
-        if value is not None:
-            cell[value] = None
-        return cell
+        return cell if value is None or value in cell else {**cell, value: None}
 
     @override
     def merge(self, earlier: dict[Any, None], later: dict[Any, None]) -> dict[Any, None]:
         return earlier | later
-
-    @override
-    def copy(self, cell: dict[Any, None]) -> dict[Any, None]:
-        return dict(cell)
 
     @override
     def result(self, cell: dict[Any, None]) -> list[Any]:
@@ -217,9 +283,34 @@ class CollectSet(Cell):
 class CountDistinct(CollectSet):
     """How many different values there were."""
 
+    def __init__(self, kind: Any) -> None:
+        super().__init__(kind)
+        self._added: list[tuple[dict[Any, None], Any]] = []
+
+    @override
+    def add(self, cell: dict[Any, None], value: Any) -> dict[Any, None]:
+        if value is not None and value not in cell:
+            cell[value] = None
+            self._added.append((cell, value))
+        return cell
+
+    @override
+    def copy(self, cell: dict[Any, None]) -> dict[Any, None]:
+        return dict(cell)
+
     @override
     def result(self, cell: dict[Any, None]) -> Any:
         return len(cell)
+
+    @override
+    def keep(self) -> None:
+        self._added.clear()
+
+    @override
+    def undo(self) -> None:
+        for cell, value in self._added:
+            del cell[value]
+        self._added.clear()
 
 
 class Top(CollectList):
@@ -231,10 +322,11 @@ class Top(CollectList):
 
     @override
     def add(self, cell: list[Any], value: Any) -> list[Any]:
-        if value is not None:
-            insort(cell, value)
-            del cell[: -self.n]
-        return cell
+        if value is None:
+            return cell
+        added = list(cell)
+        insort(added, value)
+        return added[-self.n :]
 
     @override
     def subtract(self, cell: list[Any], value: Any) -> list[Any]:

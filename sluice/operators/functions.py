@@ -48,13 +48,17 @@ class Function:
             raise TopologyError(f"top needs how many to keep, at least 1, not {self.n}.")
 
 
+_SUMS: dict[Any, Callable[[], Cell]] = {float: cells.ExactSum, Decimal: cells.DecimalSum}
+_AVERAGES: dict[Any, Callable[[], Cell]] = {float: cells.ExactAverage, Decimal: cells.DecimalAverage}
+
+
 def cell_of(function: Function) -> Cell:
     """What keeps the function's values. JSON of another type than the simple ones is kept as its text."""
     kind: Any = str if function.argument is msgspec.Raw else function.argument
     makers: dict[str, Callable[[], Cell]] = {
         "count": lambda: cells.Count(kind is None),
-        "sum": lambda: cells.Sum(kind),
-        "avg": lambda: cells.Average(kind),
+        "sum": _SUMS.get(kind, cells.Sum),
+        "avg": _AVERAGES.get(kind, cells.Average),
         "min": lambda: cells.Extreme(kind, operator.lt),
         "max": lambda: cells.Extreme(kind, operator.gt),
         "first": lambda: cells.First(kind | None),

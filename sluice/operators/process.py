@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.errors import TopologyError
-from sluice.operators.base import Output, Row
+from sluice.operators.base import FAILURES, Output, Row
 from sluice.operators.processor import Context, Firing, Kept, Processor, Record, StoreOptions, Timer
 
 
@@ -16,7 +15,8 @@ class Process:
     """Shows an author's processor its records and timers. `make` makes the processor.
 
     An event timer fires after the record that brings stream time to it, whichever key that record has: so before the
-    next record of its own key. A processor that sets timers has a method `on_timer(firing)`.
+    next record of its own key. A processor that sets timers has a method `on_timer(firing)`. Where the author's code
+    fails for a record, that record is rejected; where it fails for a timer, the timer is, and it has fired.
     """
 
     drops_null_values = False
@@ -27,13 +27,14 @@ class Process:
         stores: Mapping[str, StoreOptions] | None = None,
         *,
         argument_type: Any = Any,
+        outputs: Mapping[str, Any] | None = None,
     ) -> None:
         options = dict(stores or {})
         self.state_type = _state_type(options)
         self._ttls = [(f"s{number}", one.ttl) for number, one in enumerate(options.values()) if one.ttl is not None]
-        self._context = Context(options)
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._processor = make()
+        self._context = Context(options, outputs, timers=hasattr(self._processor, "on_timer"))
         self._processor.init(self._context)
 
     def begin(self) -> Kept:
@@ -47,9 +48,31 @@ class Process:
             return
         self._fire(state, row.key, row.before, out)
         self._context.turn_to(state, row.key, row.time, row.after, out)
+        self._attempt(self._take, row, out, row.key, row.value, row.time)
+        self._fire(state, row.key, row.after, out)
+
+    def _take(self, row: Row) -> None:
+        assert row.key is not None
         value = None if row.value is None else self._decode(row.value)
         self._processor.process(Record(row.key, value, row.time))
-        self._fire(state, row.key, row.after, out)
+
+    def _attempt(
+        self, call: Callable[[Any], None], given: Any, out: Output, key: str, value: str | None, time: int,
+        timer: str = "",
+    ) -> None:  # fmt: skip
+        """Call the author's code: where it fails, the key's stores and timers are as they were before."""
+        self._context.begin()
+        out.hold()
+        try:
+            call(given)
+            self._context.check()
+        except MemoryError:
+            raise
+        except FAILURES as error:
+            self._context.undo()
+            out.reject(error, key, value, time, timer)
+        else:
+            out.release()
 
     def due(self, state: Kept) -> int | None:
         """The earliest event timer, or when the first entry outlives its store's TTL."""
@@ -101,10 +124,10 @@ class Process:
 
     def _call(self, state: Kept, firing: Firing, stream_time: int, out: Output) -> None:
         self._context.turn_to(state, firing.key, firing.time, stream_time, out)
-        on_timer = getattr(self._processor, "on_timer", None)
-        if on_timer is None:
-            raise TopologyError(f"{type(self._processor).__name__} sets timers: it needs a method on_timer(firing).")
-        on_timer(firing)
+        self._attempt(self._on_timer, firing, out, firing.key, None, firing.time, firing.name)
+
+    def _on_timer(self, firing: Firing) -> None:
+        self._processor.on_timer(firing)  # type: ignore[attr-defined]
 
 
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -10,8 +10,7 @@ import msgspec
 
 from sluice.errors import TopologyError
 from sluice.operators.base import Output
-
-_ENCODER = msgspec.json.Encoder(decimal_format="number")
+from sluice.operators.encoding import IMMUTABLE, encode_state, state_decoder, to_json
 
 Clock = Literal["event", "wall"]
 
@@ -60,33 +59,108 @@ class Kept(Protocol):
     wall: dict[str, Timer]
 
 
+class Journal:
+    """How a key's stores and timers were before the author's code was called, as far as it may have changed them."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[dict[str, Any], str, Any]] = []
+        self._unchecked: list[tuple[Store, str]] = []
+
+    def begin(self) -> None:
+        """What was done so far stays."""
+        self._before.clear()
+        self._unchecked.clear()
+
+    def change(self, kept: dict[str, Any], name: str) -> None:
+        """An entry or a timer is about to be set or taken away."""
+        self._before.append((kept, name, kept.get(name)))
+
+    def hand_out(self, store: Store, name: str, written: int, value: Any) -> None:
+        """The author's code gets a value that it can change in place."""
+        self._before.append((store.entries, name, _Encoded(written, encode_state(value), store.decode)))
+        self._unchecked.append((store, name))
+
+    def put(self, store: Store, name: str) -> None:
+        """The author's code sets a value that may not be what the store is declared to hold."""
+        self._unchecked.append((store, name))
+
+    def check(self) -> None:
+        """Raise an error unless the next batch can read what was put as what it is declared to be."""
+        for store, name in self._unchecked:
+            if name in store.entries:
+                store.decode(encode_state(store.entries[name][1]))
+
+    def undo(self) -> None:
+        """Make everything what it was."""
+        for kept, name, before in reversed(self._before):
+            if before is None:
+                kept.pop(name, None)
+            else:
+                kept[name] = before.entry if isinstance(before, _Encoded) else before
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """An entry of a store, as it was when it was encoded."""
+
+    written: int
+    data: bytes
+    decode: Callable[[bytes], Any]
+
+    @property
+    def entry(self) -> tuple[int, Any]:
+        """The entry."""
+        return self.written, self.decode(self.data)
+
+
 class Store:
     """A named key-value store: what it holds belongs to the record's key and is invisible to other keys."""
 
-    def __init__(self, name: str, options: StoreOptions) -> None:
+    def __init__(self, name: str, options: StoreOptions, journal: Journal) -> None:
         self.name = name
         self.ttl = options.ttl
         self.entries: dict[str, tuple[int, Any]] = {}
         self.now = -1
+        self.decode = state_decoder(options.value_type)
+        self._plain = options.value_type if options.value_type in IMMUTABLE else None
+        self._journal = journal
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or `default` if there is none or it has outlived the store's TTL."""
         entry = self.entries.get(key)
-        return default if entry is None or self._expired(entry[0]) else entry[1]
+        if entry is None or self._expired(entry[0]):
+            return default
+        value = entry[1]
+        if type(value) not in IMMUTABLE:
+            self._journal.hand_out(self, key, *entry)
+        return value
 
     def put(self, key: str, value: Any) -> None:
         """Set the value; its life begins anew."""
+        if type(key) is not str:
+            raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
+        if not key.isascii():
+            key.encode()
+        if type(value) is self._plain:
+            encode_state(value)
+        else:
+            self._journal.put(self, key)
+        self._journal.change(self.entries, key)
         self.entries[key] = self.now, value
 
     def delete(self, key: str) -> None:
         """Take the value out, if there is one."""
-        self.entries.pop(key, None)
+        if key in self.entries:
+            self._journal.change(self.entries, key)
+            del self.entries[key]
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         """Keys and values by key, of those keys that begin with the prefix."""
         for key in sorted(self.entries):
             written, value = self.entries[key]
             if key.startswith(prefix) and not self._expired(written):
+                if type(value) not in IMMUTABLE:
+                    self._journal.hand_out(self, key, written, value)
                 yield key, value
 
     def _expired(self, written: int) -> bool:
@@ -96,8 +170,14 @@ class Store:
 class Context:
     """What a processor is given once, in `init`: its stores, timers and outputs, always those of the key at hand."""
 
-    def __init__(self, stores: Mapping[str, StoreOptions]) -> None:
-        self._stores = {name: Store(name, options) for name, options in stores.items()}
+    def __init__(
+        self, stores: Mapping[str, StoreOptions], outputs: Mapping[str, Any] | None = None, *, timers: bool = True
+    ) -> None:
+        self._journal = Journal()
+        self._stores = {name: Store(name, options, self._journal) for name, options in stores.items()}
+        self._outputs = None if outputs is None else {name: _Outlet(kind) for name, kind in outputs.items()}
+        self._timers = timers
+        self.begin, self.check, self.undo = self._journal.begin, self._journal.check, self._journal.undo
         self._kept: Kept
         self._out: Output
         self.key = ""
@@ -119,7 +199,19 @@ class Context:
 
     def forward(self, key: str | None, value: Any, *, to: str = "output", time: int | None = None) -> None:
         """Send a record to an output; without a time, at that of the record or timer at hand."""
-        text = None if value is None else _ENCODER.encode(value).decode()
+        if key is not None:
+            if type(key) is not str:
+                raise TypeError(f"a record's key must be a str, not {type(key).__name__}")
+            if not key.isascii():
+                key.encode()
+        if time is not None:
+            _require_time("forward", time)
+        text = None if value is None else to_json(value)
+        if self._outputs is not None:
+            if to not in self._outputs:
+                raise ValueError(f"there is no output {to!r}; there are {', '.join(self._outputs)}")
+            if text is not None:
+                self._outputs[to].check(value, text)
         self._out.emit(key, text, self.time if time is None else time, to=to)
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
@@ -130,14 +222,23 @@ class Context:
 
         Raises ValueError for a negative `every`.
         """
+        _require_time(f"timer {name!r}", at)
+        _require_time(f"every of timer {name!r}", every)
         if every < 0:
             raise ValueError(f"Timer {name!r} is to fire every {every} ms: that must be above 0, or 0 for once.")
+        if not self._timers:
+            raise TypeError("a processor that sets timers needs a method on_timer(firing)")
+        name.encode()
         timers = self._kept.event if clock == "event" else self._kept.wall
+        self._journal.change(timers, name)
         timers[name] = Timer(at, every)
 
     def cancel(self, name: str, *, clock: Clock = "event") -> None:
         """Take a timer of the key back, if it is set."""
-        (self._kept.event if clock == "event" else self._kept.wall).pop(name, None)
+        timers = self._kept.event if clock == "event" else self._kept.wall
+        if name in timers:
+            self._journal.change(timers, name)
+            del timers[name]
 
     def turn_to(self, kept: Kept, key: str, time: int, stream_time: int, out: Output) -> None:
         """Show the processor another key, record or timer; the host's business."""
@@ -153,6 +254,28 @@ class Context:
             if store.ttl is not None:
                 for key in [key for key, (written, _) in store.entries.items() if written + store.ttl < store.now]:
                     del store.entries[key]
+
+
+class _Outlet:
+    """What an output is declared to take."""
+
+    def __init__(self, kind: Any) -> None:
+        self._plain = kind if kind in (str, bool, float) else None
+        self._decode = msgspec.json.Decoder(kind).decode if kind is not Any else None
+        self._is_int = kind is int
+
+    def check(self, value: Any, text: str) -> None:
+        """Raise an error unless the value is of the declared type."""
+        if self._is_int and type(value) is int:
+            if not -(1 << 63) <= value < 1 << 63:
+                raise OverflowError(f"{value} is forwarded, which 64 bits do not hold")
+        elif self._decode is not None and type(value) is not self._plain:
+            self._decode(text)
+
+
+def _require_time(what: str, time: Any) -> None:
+    if type(time) is not int or not -(1 << 63) <= time < 1 << 63:
+        raise TypeError(f"{what}: {time!r} is no time in ms")
 
 
 class Processor(Protocol):

@@ -29,7 +29,7 @@ class SessionAggregate(Aggregation):
         super().__init__(calculation, retracts=retracts)
         self.window = window
 
-    def process(self, state: State, row: Row, out: Output) -> None:
+    def _take(self, state: State, row: Row, out: Output) -> None:
         """Merge the sessions within the gap with the value."""
         key = row.key
         if key is None:

@@ -32,7 +32,7 @@ class SlidingAggregate(Aggregation):
         super().__init__(calculation, retracts=retracts)
         self.window = window
 
-    def process(self, state: State, row: Row, out: Output) -> None:
+    def _take(self, state: State, row: Row, out: Output) -> None:
         """Add the value to the windows that hold its time, and make those that only now differ from others."""
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")

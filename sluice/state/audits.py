@@ -33,8 +33,9 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     late: int = 0
     """Too late for every window that they would have counted in, and of no other effect."""
     passed_over: dict[str, int] = {}
-    """`REASON/STORE` → how often a step could not take a record: `late` (once for each window), `null_key`,
-    `null_value`, `duplicate`. Elsewhere it may count; a step that sees records in order has it among those applied."""
+    """`REASON/STEP` → how often a step could not take a record: `late` (once for each window), `null_key`,
+    `null_value`, `duplicate`, `failed`. Elsewhere it may count; a step that sees records in order has it among those
+    applied."""
     dropped: dict[str, int] = {}
     """Reason → records that could not be used, such as those with a null key, and are not kept."""
     dead_letters: dict[str, int] = {}

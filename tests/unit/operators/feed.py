@@ -8,10 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import msgspec
-
 from sluice.operators.base import LEFT, RIGHT, Operator, Row, Window
 from sluice.operators.clock import Clock, JoinClock
+from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress
 
@@ -40,6 +39,14 @@ def right(key: str | None, value: Any, time: int) -> Given:
     return Given(key, value, time, RIGHT)
 
 
+class Rejection(NamedTuple):
+    why: str
+    key: str | None
+    value: Any
+    time: int
+    timer: str = ""
+
+
 @dataclass
 class Ran:
     """What came out."""
@@ -48,6 +55,8 @@ class Ran:
     dropped: Counter[str] = field(default_factory=Counter)
     outputs: Counter[str] = field(default_factory=Counter)
     states: dict[str, bytes] = field(default_factory=dict)
+    rejected: list[Rejection] = field(default_factory=list)
+    _held: int = 0
 
     def emit(
         self,
@@ -65,6 +74,17 @@ class Ran:
     def count(self, reason: str) -> None:
         self.dropped[reason] += 1
 
+    def hold(self) -> None:
+        self._held = len(self.results)
+
+    def release(self) -> None:
+        pass
+
+    def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
+        del self.results[self._held :]
+        given = None if value is None else json.loads(value)
+        self.rejected.append(Rejection(f"{type(error).__name__}: {error}", key, given, time, timer))
+
     @property
     def values(self) -> list[Any]:
         return [result.value for result in self.results]
@@ -81,7 +101,7 @@ def run(operator: Operator[Any], rows: Sequence[Given], cuts: Collection[int] = 
     ran = Ran()
     joins = isinstance(operator, StreamJoin)
     clock = JoinClock() if joins else Clock(drops_null_values=operator.drops_null_values)
-    decode = msgspec.msgpack.Decoder(operator.state_type).decode
+    decode = state_decoder(operator.state_type)
     states: dict[str | None, Any] = {}
     for number, given in enumerate(rows, 1):
         value = None if given.value is None else json.dumps(given.value)
@@ -98,7 +118,7 @@ def run(operator: Operator[Any], rows: Sequence[Given], cuts: Collection[int] = 
         if given.key is not None:
             states[given.key] = state
         if number in cuts or number == len(rows):
-            ran.states |= {key: msgspec.msgpack.encode(state) for key, state in states.items() if key is not None}
+            ran.states |= {key: encode_state(state) for key, state in states.items() if key is not None}
             states = {}
             _close(operator, ran, clock.closed, reached)
     return ran
@@ -106,7 +126,7 @@ def run(operator: Operator[Any], rows: Sequence[Given], cuts: Collection[int] = 
 
 def _close(operator: Operator[Any], ran: Ran, closed: int, reached: tuple[int, int]) -> None:
     for key, kept in list(ran.states.items()):
-        state = msgspec.msgpack.decode(kept, type=operator.state_type)
+        state = state_decoder(operator.state_type)(kept)
         due = operator.due(state)
         called = isinstance(operator, Suppress) and key in operator.called
         if called or (due is not None and due <= closed):
@@ -114,4 +134,4 @@ def _close(operator: Operator[Any], ran: Ran, closed: int, reached: tuple[int, i
         if operator.is_empty(state):
             del ran.states[key]
         else:
-            ran.states[key] = msgspec.msgpack.encode(state)
+            ran.states[key] = encode_state(state)

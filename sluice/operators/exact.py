@@ -1,0 +1,64 @@
+"""Sums of doubles that are exact, so that neither the order of the values nor the ends of batches show in them."""
+
+from __future__ import annotations
+
+from typing import Self
+
+_EXPONENT_BYTES = 2
+
+
+class Exact:
+    """The number `mantissa * 2**exponent`; never changed. Every finite double is such a number.
+
+    Kept as bytes, so that a state can hold mantissas of any size.
+    """
+
+    __slots__ = ("exponent", "mantissa")
+
+    def __init__(self, mantissa: int = 0, exponent: int = 0) -> None:
+        self.mantissa = mantissa
+        self.exponent = exponent
+
+    def add(self, value: float) -> Exact:
+        """This and a finite double."""
+        numerator, denominator = value.as_integer_ratio()
+        return self._plus(numerator, 1 - denominator.bit_length())
+
+    def subtract(self, value: float) -> Exact:
+        """This without a finite double."""
+        numerator, denominator = value.as_integer_ratio()
+        return self._plus(-numerator, 1 - denominator.bit_length())
+
+    def merge(self, other: Exact) -> Exact:
+        """Both."""
+        return self._plus(other.mantissa, other.exponent)
+
+    def _plus(self, mantissa: int, exponent: int) -> Exact:
+        if exponent >= self.exponent:
+            return Exact(self.mantissa + (mantissa << (exponent - self.exponent)), self.exponent)
+        return Exact((self.mantissa << (self.exponent - exponent)) + mantissa, exponent)
+
+    def __float__(self) -> float:
+        """The nearest double. Raises OverflowError if there is none."""
+        try:
+            if self.exponent >= 0:
+                return float(self.mantissa << self.exponent)
+            return self.mantissa / (1 << -self.exponent)
+        except OverflowError:
+            raise OverflowError("the sum is larger than any double") from None
+
+    def to_bytes(self) -> bytes:
+        """The same bytes for the same number, however it came about."""
+        mantissa, exponent = self.mantissa, self.exponent
+        if not mantissa:
+            return b""
+        zeros = (mantissa & -mantissa).bit_length() - 1
+        mantissa >>= zeros
+        size = (mantissa.bit_length() >> 3) + 1
+        return (exponent + zeros).to_bytes(_EXPONENT_BYTES, signed=True) + mantissa.to_bytes(size, signed=True)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The number of `to_bytes`."""
+        exponent = int.from_bytes(data[:_EXPONENT_BYTES], signed=True)
+        return cls(int.from_bytes(data[_EXPONENT_BYTES:], signed=True), exponent)
