@@ -46,12 +46,12 @@ class Settings:
 
     home: Path
     pipelines: Path
-    ledger: str
-    shards: str
+    ledger: str = field(repr=False)
+    shards: str = field(repr=False)
     checkpoints: str
     jars: Path
-    kafka: dict[str, str]
-    spark_conf: dict[str, str]
+    kafka: dict[str, str] = field(repr=False)
+    spark_conf: dict[str, str] = field(repr=False)
     max_records: int
     delivery: str
     run: str

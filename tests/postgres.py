@@ -20,10 +20,10 @@ _USER = "sluice"
 
 
 @contextmanager
-def postgres_server(folder: Path, port: int | None = None) -> Iterator[str]:
+def postgres_server(folder: Path, port: int | None = None, password: str = "") -> Iterator[str]:
     """Start a server below `folder`; yields the URL of a database, empty unless the folder was used before.
 
-    Skips where PostgreSQL is not installed.
+    With a password, nobody gets in without it. Skips where PostgreSQL is not installed.
     """
     binaries = _binaries()
     if binaries is None:
@@ -31,7 +31,10 @@ def postgres_server(folder: Path, port: int | None = None) -> Iterator[str]:
     data, log, port = folder / "data", folder / "log", port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
     as_user = _unprivileged(folder)
-    initdb = [*as_user, str(binaries / "initdb"), "-D", str(data), "-U", _USER, "-A", "trust", "-E", "UTF8", "-N"]
+    initdb = [*as_user, str(binaries / "initdb"), "-D", str(data), "-U", _USER, "-E", "UTF8", "-N"]
+    (folder / "password").write_text(password)
+    initdb += ["-A", "scram-sha-256", "--pwfile", str(folder / "password")] if password else ["-A", "trust"]
+    url = f"postgresql://{_USER}{f':{password}' if password else ''}@127.0.0.1:{port}/postgres"
     if not data.exists():
         subprocess.run(initdb, check=True, capture_output=True)
     options = ["-k", "", "-h", "127.0.0.1", "-p", str(port), "-c", "max_connections=200"]
@@ -40,8 +43,8 @@ def postgres_server(folder: Path, port: int | None = None) -> Iterator[str]:
             [*as_user, str(binaries / "postgres"), "-D", str(data), *options], stdout=output, stderr=output
         )
     try:
-        _wait(server, port, log)
-        yield f"postgresql://{_USER}@127.0.0.1:{port}/postgres"
+        _wait(server, url, log)
+        yield url
     finally:
         # Told by the pid it wrote itself: the one we started may be runuser's.
         os.kill(int((data / "postmaster.pid").read_text().split()[0]), 2)
@@ -66,11 +69,11 @@ def _unprivileged(folder: Path) -> list[str]:
     return ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
 
 
-def _wait(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and server.poll() is None:
         try:
-            psycopg.connect(f"postgresql://{_USER}@127.0.0.1:{port}/postgres", connect_timeout=2).close()
+            psycopg.connect(url, connect_timeout=2).close()
             return
         except psycopg.OperationalError:
             time.sleep(0.05)

@@ -40,7 +40,7 @@ def share_out(job: Job, cells: DataFrame, tables: DataFrame | None) -> DataFrame
 class ShardWriter:
     """Writes one worker's changed cells, and returns those that the driver makes output records of."""
 
-    locations: tuple[str, ...]
+    locations: tuple[str, ...] = field(repr=False)
     wanted: frozenset[int]
     """Cells whose changes the driver needs."""
     tables: frozenset[int]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from sluice.engine.checkpoint import BatchClock, batch_positions, forget_stray_checksums, last_batch
 from sluice.engine.handoff import Handoff
 from sluice.errors import EngineError, StateError, Unreachable
+from sluice.ownership import close_folders, make_folder
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.addresses import location
@@ -25,9 +27,9 @@ class Storage:
     """Of the two below."""
     checkpoint: str
     handoff: Handoff
-    locations: tuple[str, ...]
+    locations: tuple[str, ...] = field(repr=False)
     """Addresses of the workers' shards."""
-    states: tuple[str, ...]
+    states: tuple[str, ...] = field(repr=False)
     """Where ordered operators keep what they remember: beside the shards, unless these are served by other hosts."""
     moved: str = ""
     """A test's file that says by how many ms its clock is ahead."""
@@ -63,6 +65,9 @@ class Storage:
         `published` is the ledger's last batch, `written` the last one whose output records are out, -1 if none. A
         checkpoint that knows less than either would count records twice, or leave their output out.
         """
+        if "://" not in self.folder:  # elsewhere it is for whoever gives rights to the storage
+            make_folder(Path(self.folder))
+            close_folders(Path(self.folder), levels=3)
         forget_stray_checksums(self.checkpoint)
         known, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
         if done >= written > (-1 if published is None else published):

@@ -9,6 +9,7 @@ from pathlib import Path
 from sluice.errors import SettingsError
 from sluice.state.database import database_url
 from sluice.state.drivers import Driver, Mode
+from sluice.state.passwords import with_password
 from sluice.state.postgres import PostgresDriver, drop_schema
 from sluice.state.sqlite import SqliteDriver
 
@@ -22,7 +23,7 @@ def drop(url: str) -> None:
 
         RemoteShard.open(url).drop()
         return
-    parsed = database_url(url)
+    parsed = with_password(database_url(url))
     if parsed.get_backend_name() == "sqlite":
         for ending in ("", "-wal", "-shm"):
             Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
@@ -50,7 +51,7 @@ def is_remote(url: str) -> bool:
 
 def open_driver(url: str, mode: Mode) -> Driver:
     """A connection to the shard at an address."""
-    parsed = database_url(url)
+    parsed = with_password(database_url(url))
     if parsed.get_backend_name() == "sqlite":
         return SqliteDriver(Path(parsed.database or ""), mode)
     return PostgresDriver(parsed, mode)

@@ -28,6 +28,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn, CreateTable
 
 from sluice.errors import SettingsError, StateError
+from sluice.ownership import close_database, make_file, make_folder
 
 BUSY_SECONDS = 10.0
 """How long a writer of SQLite waits for another one."""
@@ -73,7 +74,13 @@ def open_engine(url: URL) -> Engine:
     """An engine whose transactions are real ones on SQLite too: WAL, FULL, and `BEGIN IMMEDIATE` for writers."""
     if url.get_backend_name() != "sqlite":
         return create_engine(url, pool_pre_ping=True)
-    Path(url.database or "").parent.mkdir(parents=True, exist_ok=True)
+    path = Path(url.database or "")
+    try:
+        make_folder(path.parent)
+        make_file(path)
+        close_database(path)
+    except OSError as error:
+        raise StateError(f"The database's file cannot be made: {error.strerror}.") from None
     engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)

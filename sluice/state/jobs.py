@@ -12,6 +12,7 @@ from sluice.errors import NotFound, StateError
 from sluice.state.damages import Damages
 from sluice.state.database import Kept, as_json, speaking_to, writing
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
+from sluice.state.passwords import without_password
 from sluice.state.places import place_workers
 from sluice.state.tables import (
     AUDITS,
@@ -135,7 +136,8 @@ class Jobs(Kept):
 
 
 def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.structs.asdict(worker).items() if name in WORKERS.c}
+    row = {name: value for name, value in msgspec.structs.asdict(worker).items() if name in WORKERS.c}
+    return row | {"location": without_password(worker.location)}
 
 
 def _seen_generation(connection: Connection, pipeline: str, job: str) -> int | None:

@@ -48,7 +48,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     number: int
     location: str
-    """SQLAlchemy URL of the shard; may hold a password, so it never leaves the server."""
+    """SQLAlchemy URL of the shard. The ledger keeps it without its password; it never leaves the server."""
     host: str = "127.0.0.1"
     port: int = 0
     """Port of the state server that answers for the worker; 0 if its shard is opened by whoever reads it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from sluice.errors import StateError
+from sluice.ownership import close_database, close_folders, make_file, make_folder
 from sluice.state.database import BUSY_SECONDS, first_line, use_wal
 from sluice.state.deadlines import is_over, too_slow
 from sluice.state.drivers import BATCHES, CELLS, STATES, STATES_DUE, Driver, Mode, Row
@@ -19,6 +21,7 @@ from sluice.state.drivers import BATCHES, CELLS, STATES, STATES_DUE, Driver, Mod
 _BEFORE = """SELECT window_end, value FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch < ?
     ORDER BY batch DESC LIMIT 1"""
 
+_GENERATION = re.compile(r"g\d+")
 _STEPS = 20_000
 """After as many steps of its machine, some milliseconds, SQLite looks whether a query's time is over."""
 
@@ -33,7 +36,11 @@ class SqliteDriver(Driver):
         self._lock = RLock()  # one transaction at a time; readers of other connections go on
         with _sqlite_errors():
             if mode == "create":
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
+                make_file(path)
+            close_database(path)
+            if _GENERATION.fullmatch(path.parent.name):
+                close_folders(path.parent, levels=3)  # of the generation, the job and the pipeline
             self._connection = self._connect({"read": "ro", "write": "rw", "create": "rwc"}[mode])
             if mode == "read":
                 self._connection.set_progress_handler(is_over, _STEPS)

@@ -71,11 +71,21 @@ def test_a_run_reads_what_there_is_and_publishes_one_cut(start: Start) -> None:
     }
 
 
+def closed(folder: Path) -> bool:
+    """Whether nobody but its owner can enter a folder, hence whatever is in it."""
+    return folder.stat().st_mode & 0o077 == 0
+
+
 def test_the_next_run_goes_on_where_the_last_one_ended(start: Start) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("a", at="08:00:01"))
     assert running.run() == 2
+    checkpoints = Path(running.settings.checkpoints, running.pipeline.name)
+    assert list(checkpoints.rglob("spark/offsets/0"))
+    assert closed(checkpoints)
+    checkpoints.chmod(0o755)  # as an older one may be
     assert running.run() == 0
+    assert closed(checkpoints)
     assert len(running.cuts()) == 1  # nothing new, nothing published
 
     running.send("sales", sale("a", at="08:00:02"), sale("b"))

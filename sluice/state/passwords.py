@@ -1,0 +1,40 @@
+"""Passwords of shards: in the settings of each process, never in the ledger, which more people may read."""
+
+from __future__ import annotations
+
+from sqlalchemy import URL
+
+from sluice.settings import settings
+from sluice.state.database import database_url
+
+_SECRET = ("password", "passfile", "sslkey", "sslpassword")
+"""What libpq takes in the query of an address beside places and names."""
+
+
+def without_password(address: str) -> str:
+    """A shard's address as the ledger keeps it."""
+    if "://" not in address or address.startswith("http"):
+        return address
+    return _bare(database_url(address)).render_as_string(hide_password=False)
+
+
+def with_password(url: URL) -> URL:
+    """The address of a shard as this process can open it.
+
+    The password is that of `SLUICE_SHARDS`, or of `SLUICE_LEDGER` for shards in the ledger's database. For an address
+    that is in neither, libpq looks for a password where it always does.
+    """
+    if url.get_backend_name() != "postgresql" or url.password is not None:
+        return url
+    place = url.difference_update_query(["schema"])
+    for known in (settings().shards, settings().ledger):
+        own = database_url(known)
+        if own.get_backend_name() == "postgresql" and _bare(own) == place:
+            return own.update_query_dict({"schema": url.query["schema"]})
+    return url
+
+
+def _bare(url: URL) -> URL:
+    if url.get_backend_name() != "postgresql":
+        return url
+    return URL.create(**url.difference_update_query(_SECRET)._asdict() | {"password": None})

@@ -1,0 +1,172 @@
+"""What holds state is for its owner only: ledger, shards and checkpoints, those of before too; no password is in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from sluice.errors import StateError
+from sluice.settings import Settings, settings
+from sluice.state.addresses import drop
+from sluice.state.database import database_url
+from sluice.state.ledger import Ledger
+from sluice.state.passwords import with_password, without_password
+from sluice.state.shard import Shard
+from tests.postgres import postgres_server
+from tests.states import States
+
+pytestmark = pytest.mark.unit
+
+PASSWORD = "not-for-the-ledger"
+
+
+@pytest.fixture(autouse=True)
+def _careless_umask() -> Iterator[None]:
+    """Whatever is made stands open, unless it is closed on purpose."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, str]:
+    """The rights of all there is below a folder."""
+    return {str(path.relative_to(folder)): f"{stat.S_IMODE(path.stat().st_mode):o}" for path in folder.rglob("*")}
+
+
+def open_for_all(folder: Path) -> list[str]:
+    return [path for path, mode in modes(folder).items() if not mode.endswith("00")]
+
+
+def test_ledger_and_shards_are_made_for_their_owner_only(tmp_path: Path) -> None:
+    states = States(f"sqlite:///{tmp_path}/home/state", workers=1)
+    states.publish({"a": "[1,2]"})
+    with states.ledger.engine.connect(), Shard.open(states.location(0), to_write=True):
+        found = modes(tmp_path)
+        assert "home/state/orders/totals/g1/worker-0.sqlite-wal" in found
+        assert "home/state/ledger.sqlite-wal" in found
+        for path, mode in found.items():
+            assert mode == ("600" if ".sqlite" in path else "700"), path
+
+
+def test_what_was_made_before_is_closed_when_it_is_opened(tmp_path: Path) -> None:
+    states = States(f"sqlite:///{tmp_path}/home/state", workers=1)
+    states.publish({"a": "[1,2]"})
+    state = tmp_path / "home" / "state"
+    for reader in (False, True):
+        with Shard.open(states.location(0), to_write=True) as other:
+            other.batches()
+            for path in state.rglob("*"):
+                path.chmod(0o777 if path.is_dir() else 0o666)
+            Ledger.open(f"sqlite:///{state}/ledger.sqlite").close()
+            Shard.open(states.location(0), to_write=not reader).close()
+            assert open_for_all(state) == []
+            assert {mode for path, mode in modes(state).items() if path.endswith("worker-0.sqlite-wal")} == {"600"}
+
+
+def test_folders_that_others_share_stay_open(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(0o777)
+    Ledger.open(f"sqlite:///{shared}/ledger.sqlite").close()
+    Shard.create(f"sqlite:///{shared}/mine.sqlite").close()
+    assert f"{stat.S_IMODE(shared.stat().st_mode):o}" == "777"
+    assert open_for_all(shared) == []
+
+
+def test_a_shard_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(StateError):
+        Shard.open(f"sqlite:///{tmp_path}/p/j/g1/worker-0.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_show_no_password_when_they_are_printed() -> None:
+    known = Settings.read({
+        "SLUICE_LEDGER": f"postgresql://u:{PASSWORD}@db/ledger",
+        "SLUICE_SHARDS": f"postgresql://u:{PASSWORD}@db/shards",
+        "SLUICE_KAFKA": f'{{"sasl.password": "{PASSWORD}"}}',
+        "SLUICE_SPARK_CONF": f'{{"spark.ssl.keyPassword": "{PASSWORD}"}}',
+        "SLUICE_PASSWORD": PASSWORD,
+    })  # fmt: skip
+    assert PASSWORD not in repr(known)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database that nobody gets into without its password."""
+    with postgres_server(tmp_path_factory.mktemp("guarded"), password=PASSWORD) as url:
+        yield url
+
+
+@pytest.fixture
+def _knows_the_password(guarded: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SLUICE_SHARDS", guarded)
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+@pytest.mark.usefixtures("_knows_the_password")
+def test_the_shards_password_is_in_no_ledger(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = States(guarded, workers=2, pipeline="guarded")
+    states.publish({"a": "[1,2]", "b": "[3,4]"})
+    with psycopg.connect(guarded) as connection:
+        for (table,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
+            rows = connection.execute(f'SELECT * FROM "{table}"'.encode()).fetchall()  # the ledger's own
+            assert PASSWORD not in str(rows), table
+    workers = states.ledger.workers("guarded", "totals")
+    assert [make_url(one.location).password for one in workers] == [None, None]
+
+    # Every process opens the shards with its own settings: readers, writers, and whoever removes one.
+    for worker in workers:
+        with Shard.open(worker.location, to_write=True) as shard:
+            assert shard.batches().keys() == {0}
+    drop(workers[1].location)
+    with pytest.raises(StateError) as gone:
+        Shard.open(workers[1].location)
+    monkeypatch.setenv("SLUICE_SHARDS", guarded.replace(PASSWORD, "another-password"))
+    settings.cache_clear()
+    with pytest.raises(StateError) as refused:
+        Shard.open(workers[0].location)
+    assert "password" in refused.value.detail
+    assert "another-password" not in str(refused.value) + str(gone.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "kept"),
+    [
+        ("postgresql://u:p@db:5433/shards?schema=s", "postgresql+psycopg://u@db:5433/shards?schema=s"),
+        ("postgresql://db/shards?user=u&password=p&schema=s", "postgresql+psycopg://db/shards?schema=s&user=u"),
+        ("postgresql://u:p@/shards?host=/run/pg&schema=s", "postgresql+psycopg://u@/shards?host=%2Frun%2Fpg&schema=s"),
+        ("sqlite:////data/p/j/g1/worker-0.sqlite", "sqlite:////data/p/j/g1/worker-0.sqlite"),
+        ("http://host:7070/local/p/j/1/0", "http://host:7070/local/p/j/1/0"),
+    ],
+)
+def test_an_address_without_password(address: str, kept: str) -> None:
+    assert without_password(address) == kept
+
+
+@pytest.mark.parametrize(
+    ("ledger", "shards", "opened"),
+    [
+        ("sqlite:///l", "postgresql://u:p@db/shards?sslmode=require", None),
+        ("sqlite:///l", "postgresql://u:p@db/shards", "postgresql+psycopg://u:p@db/shards?schema=s"),
+        ("postgresql://u:p@db/shards", "sqlite:///shards", "postgresql+psycopg://u:p@db/shards?schema=s"),
+        ("sqlite:///l", "postgresql://u:p@other/shards", None),
+        ("sqlite:///l", "postgresql://somebody:p@db/shards", None),
+    ],
+)
+def test_a_password_is_that_of_the_same_database_and_user(
+    ledger: str, shards: str, opened: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_LEDGER", ledger)
+    monkeypatch.setenv("SLUICE_SHARDS", shards)
+    settings.cache_clear()
+    kept = "postgresql+psycopg://u@db/shards?schema=s"
+    found = with_password(database_url(kept)).render_as_string(hide_password=False)
+    settings.cache_clear()
+    assert found == (opened or kept)
