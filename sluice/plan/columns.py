@@ -203,6 +203,7 @@ def _elements(draft: Draft, node: nodes.Node, env: Env, items: str, fields: Mapp
     name, depth = f"x{node.number}", below(draft, env.stage)
     add(draft, env.stage, depth, f"{name}_pos, {name}", f"posexplode_outer(IF({env.passed}, {items}, NULL))")
     draft.explosions.setdefault(env.stage, []).append(node.number)
+    draft.explosion_depths[node.number] = depth
     draft.metadata.add("_offset")
     made = {field: f"{name}.{quoted(field)}" for field in fields} if fields else {TEXT_FIELD: name}
     columns = {field: sql for field, sql in env.columns.items() if field not in env.fields} | made
@@ -256,9 +257,17 @@ def _applied(draft: Draft, node: nodes.Apply, env: Env) -> Env:
         draft.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
     key = column_read(draft, env, "_key")
     name = f"r{node.number}"
-    call = f"python_{node.number}({env.passed}, {key}, {env.json(draft, env.passed)})"
-    add(draft, env.stage, env.depth + 1, name, call)
-    after = replace(env, depth=env.depth + 1, passed=f"({env.passed} AND {name}.error IS NULL)")
+    others = {
+        draft.explosion_depths[one]: one for one in draft.explosions.get(env.stage, ()) if one not in env.exploded
+    }
+    depth = env.depth + 1
+    while depth in others:  # Spark would call it there for every record that is made of this one
+        depth += 1
+    once = [env.passed, *(f"coalesce(x{one}_pos, 0) = 0" for layer, one in others.items() if layer < depth)]
+    passed = f"({' AND '.join(once)})" if len(once) > 1 else env.passed
+    call = f"python_{node.number}({passed}, {key}, {env.json(draft, passed)})"
+    add(draft, env.stage, depth, name, call)
+    after = replace(env, depth=depth, passed=f"({env.passed} AND {name}.error IS NULL)")
     match node.gives:
         case "nothing":
             return after

@@ -32,6 +32,8 @@ class Draft:
     transforms: dict[int, Transformation] = field(default_factory=dict)
     explosions: dict[int, list[int]] = field(default_factory=dict)
     """Stage → the nodes there that make several records of one."""
+    explosion_depths: dict[int, int] = field(default_factory=dict)
+    """Such a node → the layer in which it does so."""
     operators: dict[int, int] = field(default_factory=dict)
     """Number of an ordered operator → its stage."""
     inline: set[int] = field(default_factory=set)

@@ -126,6 +126,13 @@ class Planner:
         self.feeds.append(feed)
         return feed
 
+    def peek(self, node: nodes.Apply) -> None:
+        """Have a function called behind an ordered operator: of its result, always null, a feed is made, of no rows."""
+        env = env_of(self.draft, node)
+        feed = self._feed(node, LEFT, env, node)
+        self.envs[feed.name] = replace(env, passed=f"({env.passed} AND r{node.number}.value IS NOT NULL)")
+        self.feeds.append(feed)
+
     def finish(self) -> tuple[tuple[Ordered, ...], tuple[Feed, ...]]:
         """Operators and feeds, once every step has its columns: a row that a step made several of counts once."""
         operators = tuple(replace(one, feeds=tuple(map(self._finished, one.feeds))) for one in self.operators)

@@ -20,7 +20,7 @@ from sluice.plan.jobs import (
     TableInput,
     TableSink,
 )
-from sluice.plan.ordered import Planner, is_ordered
+from sluice.plan.ordered import Planner, children, is_ordered
 from sluice.topology import nodes
 from sluice.topology.expressions import CHANGE_METADATA, mergeable, parse, quoted
 from sluice.topology.pipeline import Pipeline
@@ -62,6 +62,12 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
     plain = [sink for sink in sinks if rest and not after_operators(pipeline, sink)]
     for sink in plain:
         env_of(draft, sink.parent)
+    peeks = _last_peeks(pipeline)
+    for node in peeks:
+        if rest and not after_operators(pipeline, node):
+            env_of(draft, node)  # whose column every record gets
+        elif ordered and after_operators(pipeline, node):
+            planner.peek(node)
     for node in fused:
         env_of(draft, node.parent)
     families = _families(draft, fused)
@@ -73,7 +79,9 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
     stream_sinks = tuple(_stream_sink(draft, sink) for sink in plain)
     if operators:
         draft.metadata.add("_offset")
-    read = {source for node in (*fused, *plain, *(op.node for op in operators)) for source in nodes.sources_of(node)}
+    read = {
+        source for node in (*fused, *plain, *peeks, *(op.node for op in operators)) for source in nodes.sources_of(node)
+    }
     streams = [source for source in _sources(pipeline) if source in read or (rest and source.kind == "stream")]
     return Job(
         pipeline=pipeline,
@@ -103,6 +111,22 @@ def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
         or (is_ordered(pipeline, parent) and not isinstance(parent, nodes.ToTable))
         or after_operators(pipeline, parent)
         for parent in nodes.parents(node)
+    )
+
+
+def _last_peeks(pipeline: Pipeline) -> list[nodes.Apply]:
+    """The functions that are called for what they do, and that no step behind them needs."""
+    peeks = [node for node in pipeline.nodes if isinstance(node, nodes.Apply) and node.gives == "nothing"]
+    return [node for node in peeks if not _is_used(pipeline, node)]
+
+
+def _is_used(pipeline: Pipeline, node: nodes.Node) -> bool:
+    return any(
+        isinstance(child, nodes.Sink | nodes.Aggregate)
+        or is_ordered(pipeline, child)
+        or (isinstance(child, nodes.Apply) and child.gives == "nothing")
+        or _is_used(pipeline, child)
+        for child in children(pipeline, node)
     )
 
 

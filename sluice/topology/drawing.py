@@ -27,6 +27,8 @@ def title(node: nodes.Node) -> str:
             return f"{node.how} join with {node.right.name}"
         case nodes.Suppress():
             return f"suppress until {node.until.replace('_', ' ')}"
+        case nodes.Apply(gives="nothing"):
+            return "peek"
         case nodes.Apply():
             return f"Python function for {node.gives}"
         case nodes.Process():

@@ -137,8 +137,15 @@ class Stream(Handle):
         return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error))
 
     def peek(self, function: Function, *, on_error: nodes.OnError | None = None) -> Stream:
-        """Call `function(key, value)` for every record, in the tasks, for what it does: to log, or to count."""
+        """Call `function(key, value)` for every record, in the tasks, for what it does: to log, or to count.
+
+        A batch that is done again after a failure calls it again.
+        """
         return self._apply(function, "nothing", self.shape, on_error=on_error)
+
+    def foreach(self, function: Function, *, on_error: nodes.OnError | None = None) -> None:
+        """`peek` as a stream's last step."""
+        self._apply(function, "nothing", self.shape, on_error=on_error, step="foreach")
 
     def repartition(self) -> Stream:
         """The same stream. Grouping and joining shuffle by key as they need: this is here for who looks for it."""
@@ -290,9 +297,10 @@ class Stream(Handle):
         returns: type | None = None,
         *,
         on_error: nodes.OnError | None,
+        step: str = "",
     ) -> Stream:
-        step, given = _CALLED[gives]
-        checks.callable_with(self._where(step), getattr(function, "condition", function), *given)
+        known, given = _CALLED[gives]
+        checks.callable_with(self._where(step or known), getattr(function, "condition", function), *given)
         node = self.pipeline.add(
             nodes.Apply, parent=self.node, function=function, gives=gives, takes=self.shape.contract, returns=returns,
             fields=shape.fields, on_error=on_error,
