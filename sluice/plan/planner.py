@@ -63,11 +63,11 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
     for sink in plain:
         env_of(draft, sink.parent)
     peeks = _last_peeks(pipeline)
-    for node in peeks:
-        if rest and not after_operators(pipeline, node):
-            env_of(draft, node)  # whose column every record gets
-        elif ordered and after_operators(pipeline, node):
-            planner.peek(node)
+    for peek in peeks:
+        if rest and not after_operators(pipeline, peek):
+            env_of(draft, peek)  # whose column every record gets
+        elif ordered and after_operators(pipeline, peek):
+            planner.peek(peek)
     for node in fused:
         env_of(draft, node.parent)
     families = _families(draft, fused)
