@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sluice.errors import EngineError
-from sluice.plan import Job, Plan
+from sluice.plan import Job, Plan, is_of_processor
 from sluice.state.ledger import Ledger
 from sluice.state.model import JobInfo, StoreInfo
 
@@ -54,6 +54,7 @@ def _refuse(pipeline: str, changes: list[str]) -> None:
 
 def _stores(job: Job) -> set[str]:
     of_operators = {operator.store for operator in job.operators if operator.store is not None}
+    of_operators |= {name for operator in job.operators for name in operator.entries}
     return of_operators | {slot.store for family in job.families for slot in family.slots}
 
 
@@ -65,7 +66,7 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
     if len(before.workers) != len(now.workers):
         yield f"{len(before.workers)} workers became {len(now.workers)}"
     old, new = ({store.name: store for store in info.stores} for info in (before, now))
-    for name in sorted(old.keys() | new.keys()):
+    for name in sorted((old.keys() | new.keys()).difference(_coming_and_going(old, new))):
         if name not in new:
             yield f"store {name} is gone"
         elif name not in old:
@@ -79,6 +80,12 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
         yield f"{', '.join(gone)} is not read any more"
     if added := sorted({*now.topics} - {*before.topics}):
         yield f"{', '.join(added)} is read now"
+
+
+def _coming_and_going(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]) -> Iterator[str]:
+    """The stores that a processor has got or lost: a new one begins empty for the processor, too."""
+    for one, other in ((old, new), (new, old)):
+        yield from (name for name, store in one.items() if name not in other and is_of_processor(store.cell))
 
 
 def _changed(old: StoreInfo, new: StoreInfo) -> str:

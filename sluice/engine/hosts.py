@@ -39,6 +39,8 @@ class Hosted:
     late: int | None = None
     """The sink of records that are late for every window."""
     on_error: OnError = "dead_letter"
+    entries: tuple[int, ...] = ()
+    """Of a processor whose stores can be queried: the numbers of their cells."""
     step: str = ""
     """What the author calls it, and where it is, for messages."""
 
@@ -159,6 +161,10 @@ class StageOutput:
         )  # fmt: skip
         self._made += 1
 
+    def put(self, cell: int, key: str, value: str | None) -> None:
+        """Write a cell of a store."""
+        self._add(cell, key, value, self.moment[1], None, emitted=False)
+
     def hold(self) -> None:
         """What is sent from here on may be withdrawn; so listeners do not take it yet."""
         assert self.host is not None
@@ -226,6 +232,7 @@ class HostRun:
         self._decode = state_decoder(self.operator.state_type)
         self._held: dict[str, Any] = {}
         self._had: set[str] = set()
+        self._shown: dict[str, list[str | None]] = {}
         if isinstance(self.operator, StreamJoin) and times.is_one_task(host):
             self.operator.watch()
         empty: Any = getattr(self.operator, "shared", None)
@@ -238,7 +245,10 @@ class HostRun:
         self._had.update(found)
         for key in keys:
             data = found.get(key)
-            self._held[key] = self.operator.begin() if data is None else self._decode(data)
+            state = self._held[key] = self.operator.begin() if data is None else self._decode(data)
+            if self.host.entries:
+                assert isinstance(self.operator, Process)
+                self._shown[key] = self.operator.shown(state)
 
     def process(self, row: Row, output: StageOutput) -> None:
         """Take one row."""
@@ -284,6 +294,16 @@ class HostRun:
             if moment is not None and moment <= self.now:
                 output.host = self.host
                 operator.tick(state, key, self.now, self.closed, output)
+
+    def show(self, output: StageOutput) -> None:
+        """Send what has changed in a processor's stores to the shard, for queries."""
+        if not self.host.entries:
+            return
+        assert isinstance(self.operator, Process)
+        for key, state in self._held.items():
+            for cell, before, now in zip(self.host.entries, self._shown[key], self.operator.shown(state), strict=True):
+                if before != now:
+                    output.put(cell, key, None if now is None else f"[{now}]")
 
     def changed(self) -> Iterator[State]:
         """The states to keep."""

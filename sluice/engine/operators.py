@@ -43,7 +43,7 @@ def hosted(operator: Ordered, spec: OperatorSpec, arguments: Mapping[int, list[s
     node = operator.node
     step = f"{drawing.title(node)} at {node.at}"
     make = _make(operator, arguments.get(operator.number, []))
-    return Hosted(spec, make, operator.inline, late, node.on_error, step)
+    return Hosted(spec, make, operator.inline, late, node.on_error, tuple(operator.entries.values()), step)
 
 
 def _make(operator: Ordered, arguments: list[spark.DataType]) -> Make:

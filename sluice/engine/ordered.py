@@ -153,6 +153,7 @@ class StageRun:
         for host in self.hosts.values():
             self.output.begin((LAST, host.host.number, 0), (host.closed, host.closed))
             host.close(self.output)
+            host.show(self.output)
 
     def changed(self) -> list[State]:
         """The states to keep, of all operators."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from sluice.engine.storage import Storage
+from sluice.errors import TopologyError
 from sluice.plan import Job
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
 from sluice.topology import drawing, nodes
+from sluice.topology.serdes import TEXT_FIELD, fields_of
 
 
 def job_info(storage: Storage, types: Mapping[str, str]) -> JobInfo:
@@ -22,7 +25,12 @@ def job_info(storage: Storage, types: Mapping[str, str]) -> JobInfo:
             WorkerInfo(pipeline=pipeline.name, job=job.name, number=number, location=place)
             for number, place in enumerate(storage.locations)
         ),
-        stores=(*_family_stores(job, types), *_ordered_stores(job, types), *_table_stores(job)),
+        stores=(
+            *_family_stores(job, types),
+            *_ordered_stores(job, types),
+            *_processor_stores(job),
+            *_table_stores(job),
+        ),
         topics=job.topics,
         operators=dict(_operators(job)),
         description=drawing.text(pipeline),
@@ -87,11 +95,42 @@ def _ordered_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
             )
 
 
+def _processor_stores(job: Job) -> Iterator[StoreInfo]:
+    for operator in job.operators:
+        node = operator.node
+        for name, cell in operator.entries.items():
+            assert isinstance(node, nodes.Process)
+            yield StoreInfo(
+                pipeline=job.pipeline.name,
+                job=job.name,
+                name=name,
+                kind="key-value",
+                cell=cell,
+                slot=0,
+                key="_key",
+                value=f"map<string,{_declared(node.stores[name][0])}>",
+                made=f"{_made(node)} > {drawing.title(node)}",
+            )
+
+
+def _declared(kind: Any) -> str:
+    """The type of a processor's values, as far as Spark SQL has one for it."""
+    try:
+        fields = {} if kind is Any else fields_of(kind)
+    except TopologyError:
+        fields = {}
+    if list(fields) == [TEXT_FIELD]:
+        return fields[TEXT_FIELD].lower() or "variant"
+    return f"struct<{','.join(f'{name}:{one.lower()}' for name, one in fields.items())}>" if fields else "variant"
+
+
 def _operators(job: Job) -> Iterator[tuple[str, str]]:
     """Every ordered operator: its states are found by its number, and mean what the steps before it make of them."""
     for operator in job.operators:
         node = operator.node
-        yield operator.name, f"{operator.number}: {_made(node)} > {drawing.title(node)} {drawing.detail(node)}"
+        what = f"{operator.number}: {_made(node)} > {drawing.title(node)} {drawing.detail(node)}"
+        # What was not published before cannot be queried now.
+        yield operator.name, what if getattr(node, "queryable", True) else f"{what}, not queryable"
 
 
 def _table_stores(job: Job) -> Iterator[StoreInfo]:

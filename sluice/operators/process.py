@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from sluice.operators.base import FAILURES, Output, Row
+from sluice.operators.encoding import to_json
 from sluice.operators.processor import Context, Firing, Kept, Processor, Record, StoreOptions, Timer
 
 
@@ -111,6 +112,11 @@ class Process:
         """Whether there are neither entries nor timers."""
         return not (state.event or state.wall or any(getattr(state.stores, f) for f in state.stores.__struct_fields__))
 
+    def shown(self, state: Kept) -> list[str | None]:
+        """What each store holds for a key, for queries: an object of its entries as JSON; None if there are none."""
+        stores = [getattr(state.stores, field) for field in state.stores.__struct_fields__]
+        return [_object(entries) if entries else None for entries in stores]
+
     def _fire(self, state: Kept, key: str, stream_time: int, out: Output) -> None:
         while state.event:
             name, timer = min(state.event.items(), key=lambda one: (one[1].time, one[0]))
@@ -128,6 +134,17 @@ class Process:
 
     def _on_timer(self, firing: Firing) -> None:
         self._processor.on_timer(firing)  # type: ignore[attr-defined]
+
+
+def _object(entries: dict[str, tuple[int, Any]]) -> str:
+    return f"{{{','.join(f'{to_json(name)}:{_value(value)}' for name, (_, value) in sorted(entries.items()))}}}"
+
+
+def _value(value: Any) -> str:
+    try:
+        return to_json(value)
+    except (TypeError, ValueError, OverflowError):
+        return to_json(str(value))  # what a state can keep and JSON cannot, such as NaN
 
 
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:

@@ -20,6 +20,7 @@ from sluice.plan.jobs import (
     TableSink,
     Transformation,
 )
+from sluice.plan.ordered import is_of_processor
 from sluice.plan.planner import plan
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Transformation",
     "column_name",
     "explain",
+    "is_of_processor",
     "literal",
     "plan",
     "typed_json",

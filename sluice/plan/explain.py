@@ -31,5 +31,7 @@ def explain(plan: Plan) -> str:
             why = why_ordered(plan.pipeline, operator.node)
             steps = f"{drawing.title(operator.node)} {drawing.detail(operator.node)}".strip()
             lines.append(f"  stage {operator.stage} {steps}: {why}")
+            if operator.entries:
+                lines.append(f"  holds   by key: {', '.join(operator.entries)}")
         lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
     return "\n".join(lines)

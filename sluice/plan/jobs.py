@@ -144,6 +144,8 @@ class Ordered:
     """Of an aggregate: function, its argument's SQL, and a number (of `top`)."""
     late: nodes.Late | None = None
     """Where its late records go; of several aggregates with the same topic one sends them."""
+    entries: Mapping[str, int] = field(default_factory=dict)
+    """Of a processor: its stores that can be queried, each with the number of its cells."""
     plain: bool = True
     """Of an aggregate: its columns are the functions' results, nothing is computed of them."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -115,7 +117,14 @@ class Planner:
         for node in self.nodes:
             if not isinstance(node, nodes.Merge) or len({env_of(self.draft, one).stage for one in node.streams}) > 1:
                 self.operators.append(self._operator(node))
+        numbers = Counter(cell for operator in self.operators for cell in operator.entries.values())
         for operator in self.operators:
+            if alike := [name for name, cell in operator.entries.items() if numbers[cell] > 1]:
+                raise TopologyError(
+                    f"{self.pipeline.name}: process at {operator.node.at}: store {alike[0]!r} gets the same number as "
+                    "another one.",
+                    next_step="Give it another name.",
+                )
             if operator.store is not None:
                 env = env_of(self.draft, operator.node, old=True)
                 self.feeds.append(self._feed(operator.node, STORE, env, operator.node))
@@ -163,7 +172,7 @@ class Planner:
         return Ordered(
             number=node.number, stage=stage, node=node, feeds=tuple(feeds), retracts=node.number in self.retracting,
             inline=inline.number if inline else None, store=getattr(node, "store", None), functions=functions,
-            late=self._late(node),
+            late=self._late(node), entries=_entries(node),
             plain=not functions or not made_of(node),  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -233,6 +242,22 @@ class Planner:
             or (isinstance(child, nodes.Filter | nodes.MapValues | nodes.MapValue) and self._is_retracted(child))
             for child in children(self.pipeline, node)
         )
+
+
+_FIRST_ENTRIES = 1 << 30
+_ENTRIES = (1 << 30) - 1_024
+
+
+def is_of_processor(cell: int) -> bool:
+    """Whether a store with cells of that number is a processor's."""
+    return cell >= _FIRST_ENTRIES
+
+
+def _entries(node: nodes.Node) -> dict[str, int]:
+    """A processor's stores with the numbers of their cells: they follow the names, as stores may come and go."""
+    if not isinstance(node, nodes.Process) or not node.queryable:
+        return {}
+    return {name: _FIRST_ENTRIES + zlib.crc32(name.encode()) % _ENTRIES for name in node.stores}
 
 
 def takes_old(node: nodes.Node) -> bool:

@@ -227,6 +227,8 @@ class Process(Node):
     takes: type | None
     returns: Mapping[str, type | None]
     """Output → type of its values."""
+    queryable: bool
+    """Whether its stores can be queried."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -256,6 +256,7 @@ class Stream(Handle):
         stores: Mapping[str, Any] | None = None,
         returns: type | None = None,
         outputs: dict[str, type | None] | None = None,
+        queryable: bool = True,
         on_error: nodes.OnError | None = None,
     ) -> grouped.Processed:
         """Run an author's processor over each key's records, in order: see `sluice.Processor`.
@@ -263,13 +264,18 @@ class Stream(Handle):
         `stores` names its key-value stores, each with the type of its values (`Any`: what JSON gives), or with type
         and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. What it forwards is the stream's next
         value, of type `returns`; `outputs` names further outputs with their types.
+
+        The stores are queried like any other, unless they are not `queryable`: by the record's key, the value is an
+        object of the entries that the store holds for it.
         """
         _check_processor(self._where("process"), processor)
+        for name in (stores or {}) if queryable else ():
+            self.pipeline.claim("store", name)
         kept = {name: _kept(given) for name, given in (stores or {}).items()}
         named = {"output": returns, **(outputs or {})}
         node = self.pipeline.add(
             nodes.Process, parent=self.node, processor=processor, stores=kept, takes=self.shape.contract,
-            returns=named, on_error=on_error,
+            returns=named, queryable=queryable, on_error=on_error,
         )  # fmt: skip
         return grouped.Processed(self.pipeline, node)
 

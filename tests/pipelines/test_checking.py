@@ -13,7 +13,7 @@ from msgspec import Struct
 from pyspark.sql import SparkSession
 from sqlglot import exp
 
-from sluice import Pipeline, session
+from sluice import Pipeline, Record, session
 from sluice.engine.checking import NoRecords, check_job
 from sluice.engine.evolution import EvolutionError
 from sluice.engine.frames import Frames
@@ -117,3 +117,30 @@ def _is_anybodys(name: str) -> bool:
         except (sqlglot.errors.SqlglotError, LookupError, TypeError, ValueError):
             continue
     return False
+
+
+class Nothing:
+    """A processor."""
+
+    def process(self, record: Record) -> None:
+        pass
+
+
+def test_a_processors_stores_may_come_and_go_but_not_turn_queryable(spark: SparkSession, tmp_path: Path) -> None:
+    def processed(*, queryable: bool = True, **stores: type) -> Pipeline:
+        pipeline = Pipeline("changing", workers=1)
+        pipeline.stream("sales", value=Sale).process(Nothing, stores=stores, queryable=queryable)
+        return pipeline
+
+    settings = Settings.read({"SLUICE_HOME": str(tmp_path)})
+    (job,) = plan(processed(first=int)).jobs
+    storage = Storage.of(job, 1, settings)
+    with Ledger.open(settings.ledger) as ledger:
+        ledger.register(job_info(storage, {}))
+        ledger.publish(make_cut(0, pipeline="changing", job=job.name))
+    check(spark, processed(second=str, first=int), tmp_path)
+    check(spark, processed(second=str), tmp_path)
+    with pytest.raises(EvolutionError, match=r"store first: its value's type 'map<string,bigint>' became"):
+        check(spark, processed(first=str), tmp_path)
+    with pytest.raises(EvolutionError, match="step process-1 is another one"):
+        check(spark, processed(first=int, queryable=False), tmp_path)

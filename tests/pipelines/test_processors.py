@@ -6,9 +6,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from msgspec import Struct
 
 from sluice import Context, Decimal2, Firing, Pipeline, Record
+from sluice.errors import TopologyError
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
@@ -80,6 +82,61 @@ def test_a_processor_keeps_what_it_has_seen_and_a_duplicate_is_not_seen_twice(dr
     assert read(driver, "quiet") == [("ann", b"quiet")], "another key brings the time"
     pay(driver, "6", 2, key="ann", at=151)
     assert [value["since"] for key, value in read(driver, "sums") if key == "ann"] == [None], "two minutes have gone by"
+
+
+def test_what_a_processor_keeps_can_be_queried(drive: Drive) -> None:
+    driver = drive(accounts())
+    pay(driver, "1", 10.5, key="ann", at=0)
+    pay(driver, "2", 1, key="bob", at=6)
+    assert driver.store("sums") == {"ann": {"total": 10.5}, "bob": {"total": 1}}
+    assert driver.store("seen")["ann"] == {"last": "1970-01-01T00:00:00"}
+
+    pay(driver, "3", 0.25, key="ann", at=30)
+    assert driver.store("sums") == {"ann": {"total": 10.75}, "bob": {"total": 1}}
+    pay(driver, "4", 2, key="cid", at=200)
+    assert driver.store("seen") == {"cid": {"last": "1970-01-01T00:03:20"}}, "the others have outlived two minutes"
+    assert driver.store("sums").keys() == {"ann", "bob", "cid"}
+
+
+class Hoard:
+    """Keeps what JSON has no words for, and forgets a key when it is told to."""
+
+    def init(self, context: Context) -> None:
+        self.kept = context.store("kept")
+
+    def process(self, record: Record) -> None:
+        if record.value.id == "forget":
+            self.kept.delete("amount")
+            self.kept.delete("odd")
+        else:
+            self.kept.put("amount", record.value.amount)
+            self.kept.put("odd", float("nan"))
+
+
+def test_an_entry_that_json_cannot_hold_is_shown_as_a_text_and_one_that_is_deleted_is_gone(drive: Drive) -> None:
+    pipeline = Pipeline("hoards", workers=2)
+    pipeline.stream("payments", value=Payment).process(Hoard, stores={"kept": Any})
+    driver = drive(pipeline)
+    pay(driver, "1", 3, key="ann", at=0)
+    pay(driver, "2", 4, key="bob", at=0)
+    assert driver.store("kept") == {"ann": {"amount": 3, "odd": "nan"}, "bob": {"amount": 4, "odd": "nan"}}
+    pay(driver, "forget", 0, key="ann", at=1)
+    assert driver.store("kept") == {"bob": {"amount": 4, "odd": "nan"}}
+
+
+def test_stores_of_processors_share_their_names_with_no_other_unless_they_are_not_queried(drive: Drive) -> None:
+    def build(*, queryable: bool) -> Pipeline:
+        pipeline = Pipeline("hoards")
+        payments = pipeline.stream("payments", value=Payment)
+        payments.group_by_key().count(store="kept")
+        payments.process(Hoard, stores={"kept": Any}, queryable=queryable)
+        return pipeline
+
+    with pytest.raises(TopologyError, match=r"hoards: store 'kept' at test_processors\.py:\d+ is there already, from"):
+        build(queryable=True)
+    driver = drive(build(queryable=False))
+    pay(driver, "1", 3, key="ann", at=0)
+    assert driver.store("kept") == {"ann": 1}
 
 
 def test_a_timer_of_the_wall_clock_fires_when_the_clock_has_moved(drive: Drive) -> None:
