@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,14 +29,35 @@ from sluice.state.drivers import Row
 from sluice.state.ranges import Range
 from sluice.state.shard import Shard, Version, Written
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
-SHARD = "/local/{pipeline}/{job}/{generation:int}/{number:int}"
+SHARD = "/local/{pipeline}/{job}/{generation}/{number}"
 MOST_BYTES_ASKED = 4 * 2**20
+MOST_BYTES_WRITTEN = 4 * 2**30
+"""As much as one worker's rows of one batch may come to: a batch that is larger could never be written."""
+QUESTION_SECONDS = 10.0
+WRITE_SECONDS = 600.0
+"""How long a question, and the rows of a batch, may take to arrive."""
 
 _QUESTION = msgspec.json.Decoder(AnyQuestion)
 _ROWS = msgspec.msgpack.Decoder(list[Row])
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
+
+
+class TooBig(QueryError):
+    """The body of a request is bigger than one may be."""
+
+    status = 413
+    title = "Too big"
+
+
+class TooLate(QueryError):
+    """The body of a request does not arrive."""
+
+    status = 408
+    title = "Took too long to arrive"
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -57,7 +81,9 @@ class TokenRequired(Visitor):
         scheme, _, token = given.partition(b" ")
         if not hmac.compare_digest(scheme.lower() + b" " + token, self._expected):
             how = "Send the token that the server was started with as Authorization: Bearer."
-            await unauthorized(how)(scope, receive, send)
+            refusal = unauthorized(how)
+            refusal.headers["Connection"] = "close"  # whatever else was to come is not waited for
+            await refusal(scope, receive, send)
             return
         let_in(scope, self, self._again)
         await self._app(scope, receive, send)
@@ -81,8 +107,8 @@ class LocalApp:
             ("POST", f"{SHARD}/ask", self._ask),
             ("POST", f"{SHARD}/cells", self._cells),
             ("GET", f"{SHARD}/batches", self._batches),
-            ("PUT", f"{SHARD}/batches/{{batch:int}}", self._write),
-            ("POST", f"{SHARD}/batches/{{batch:int}}/expire", self._expire),
+            ("PUT", f"{SHARD}/batches/{{batch}}", self._write),
+            ("POST", f"{SHARD}/batches/{{batch}}/expire", self._expire),
             ("POST", f"{SHARD}/compact", self._compact),
             ("POST", f"{SHARD}/verify", self._verify),
             ("PUT", SHARD, self._create),
@@ -92,7 +118,10 @@ class LocalApp:
             ("POST", f"{SHARD}/settle", self._settle),
             ("POST", f"{SHARD}/seal", self._seal),
         ]
-        self.app = Starlette(routes=[Route(path, _answered(answer), methods=[how]) for how, path, answer in routes])
+        self.app = Starlette(
+            routes=[Route(path, _answered(answer), methods=[how]) for how, path, answer in routes],
+            exception_handlers={HTTPException: _no_route},
+        )
 
     async def _who(self, _request: Request) -> dict[str, Any]:
         """Which server this is, so that nobody takes another one for it."""
@@ -117,12 +146,13 @@ class LocalApp:
         return await self._on(request, lambda shard: shard.journal())
 
     async def _write(self, request: Request) -> Any:
-        rows, epoch = _decoded(_ROWS, await request.body()), _number(request, "epoch")
-        return await self._on(request, lambda shard: shard.write(request.path_params["batch"], rows, epoch))
+        rows, epoch, batch = _decoded(_ROWS, await _rows(request)), _number(request, "epoch"), _batch(request)
+        return await self._on(request, lambda shard: shard.write(batch, rows, epoch))
 
     async def _expire(self, request: Request) -> Any:
-        ends, epoch = _decoded(msgspec.json.Decoder(dict[int, int]), await _body(request)), _number(request, "epoch")
-        return await self._on(request, lambda shard: shard.expire(request.path_params["batch"], ends, epoch))
+        ends = _decoded(msgspec.json.Decoder(dict[int, int]), await _body(request))
+        epoch, batch = _number(request, "epoch"), _batch(request)
+        return await self._on(request, lambda shard: shard.expire(batch, ends, epoch))
 
     async def _verify(self, request: Request) -> None:
         as_of, checksum = _decoded(msgspec.json.Decoder(tuple[int, str | None]), await _body(request))
@@ -149,7 +179,7 @@ class LocalApp:
         return Response(msgspec.msgpack.encode(found), media_type="application/msgpack")
 
     async def _absorb(self, request: Request) -> None:
-        versions = _decoded(_VERSIONS, await request.body())
+        versions = _decoded(_VERSIONS, await _rows(request))
         await self._on(request, lambda shard: shard.absorb(versions))
 
     async def _settle(self, request: Request) -> None:
@@ -176,6 +206,13 @@ def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request]
             found = await answer(request)
         except SluiceError as error:
             return of_error(error)
+        except ClientDisconnect:
+            return problem(400, "The connection ended before the request did.")
+        except OverflowError:
+            return of_error(QueryError("A number is larger than any database has room for."))
+        except Exception:
+            log.exception("A request failed")
+            return problem(500, "The answer could not be made.", "See the server's log.")
         return found if isinstance(found, Response) else Response(msgspec.json.encode(found), media_type=_JSON)
 
     return respond
@@ -183,36 +220,63 @@ def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request]
 
 _JSON = "application/json"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_SMALL, _LARGE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,18}")
+"""Numbers that an INTEGER and a BIGINT have room for."""
 
 
 def _name(request: Request) -> Name:
     path = request.path_params
     if not (_NAME.fullmatch(path["pipeline"]) and _NAME.fullmatch(path["job"])):
         raise NotFound("There is no such shard: it would have no name.")
-    return path["pipeline"], path["job"], path["generation"], path["number"]
+    generation, number = path["generation"], path["number"]
+    if not (_SMALL.fullmatch(generation) and _SMALL.fullmatch(number)):
+        raise NotFound("There is no such shard: generation and worker are numbers.")
+    return path["pipeline"], path["job"], int(generation), int(number)
+
+
+def _batch(request: Request) -> int:
+    text = request.path_params["batch"]
+    if not _LARGE.fullmatch(text):
+        raise NotFound("There is no such batch.")
+    return int(text)
 
 
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+    if not _LARGE.fullmatch(text):
         raise QueryError(f"{name} is no number.")
     return int(text)
 
 
-async def _body(request: Request) -> bytes:
+async def _rows(request: Request) -> bytes:
+    return await _body(request, MOST_BYTES_WRITTEN, WRITE_SECONDS)
+
+
+async def _body(request: Request, most: int = MOST_BYTES_ASKED, seconds: float = QUESTION_SECONDS) -> bytes:
+    """The body, its length given or not; TooBig or TooLate, after which the protocol closes the connection."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES_ASKED:
-            raise QueryError("The question is too big.")
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise TooBig(f"The request is bigger than the {most:,} bytes that it may have.")
+    except TimeoutError:
+        raise TooLate(f"The request did not arrive within {seconds:g} s.") from None
     return bytes(body)
 
 
 def _decoded(decoder: Any, body: bytes) -> Any:
     try:
         return decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise QueryError(f"The request cannot be understood: {error}") from None
+
+
+async def _no_route(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = "There is nothing at this path." if error.status_code == HTTPStatus.NOT_FOUND else error.detail
+    return problem(error.status_code, f"{what.rstrip('.')}.", headers=error.headers)
 
 
 def not_found() -> Response:

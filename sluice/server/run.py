@@ -15,6 +15,7 @@ from sluice.api.mounted import settled
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.query import Reader
 from sluice.server.app import LocalApp, TokenRequired, not_found
+from sluice.server.protocol import PatientProtocol
 from sluice.server.shards import OwnShards
 from sluice.settings import Settings
 from sluice.state.addresses import location
@@ -85,13 +86,22 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
 
 def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
     """Answer until the process is told to end."""
-    config = uvicorn.Config(
+    server = _Server(configuration(app, options), started)
+    settled()
+    server.run()
+    if not server.started:
+        raise StateError(f"The server could not listen on {options.bind}:{options.port}.")
+
+
+def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
+    """How uvicorn serves the app."""
+    return uvicorn.Config(
         app,
         host=options.bind,
         port=options.port,
         ssl_certfile=options.certificate,
         ssl_keyfile=options.key,
-        http="httptools",
+        http=PatientProtocol,
         loop="uvloop",
         lifespan="off",
         ws="none",
@@ -103,11 +113,6 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
         timeout_keep_alive=60,
         timeout_graceful_shutdown=10,
     )
-    server = _Server(config, started)
-    settled()
-    server.run()
-    if not server.started:
-        raise StateError(f"The server could not listen on {options.bind}:{options.port}.")
 
 
 class _Server(uvicorn.Server):

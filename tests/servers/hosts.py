@@ -13,7 +13,7 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.server.run import Options, claim, make_app
+from sluice.server.run import Options, claim, configuration, make_app
 from sluice.settings import settings
 from sluice.state.ledger import Ledger
 from tests.ports import free_port
@@ -38,8 +38,7 @@ class Host:
         known = replace(settings(), shards=f"sqlite:///{self.folder}")
         claim(self.ledger, known, self.options, pipeline, numbers)
         app = _Counting(make_app(self.ledger, known, self.options), self.calls)
-        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, lifespan="off", log_level="error")
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(configuration(app, self.options))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         deadline = time.monotonic() + 20

@@ -184,7 +184,7 @@ def test_no_name_leads_out_of_a_servers_folder(hosts: list[Host], states: States
 def test_a_question_has_an_end(hosts: list[Host], states: States) -> None:
     pieces = (b"x" * 1_000_000 for _ in range(5))
     refused = hosts[0].ask("POST", "/local/orders/totals/1/0/ask", content=pieces)
-    assert (refused.status_code, refused.json()["detail"]) == (400, "The question is too big.")
+    assert (refused.status_code, refused.json()["title"]) == (413, "Too big")
 
 
 def said_by(hosts: list[Host]) -> str:

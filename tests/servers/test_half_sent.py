@@ -1,0 +1,165 @@
+"""Requests that never end: a state server waits for none of them for long, and answers everybody else meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sluice.server import app as app_module
+from sluice.server import protocol
+from tests.servers.hosts import TOKEN, Host
+from tests.states import States
+
+SHARD = "/local/orders/totals/1/0"
+LOGGED_IN = f"Host: h\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+SOON = 6.0
+"""Within so many seconds every connection must have ended: the limits are a fraction of a second here."""
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(app_module._body, "__defaults__", (app_module.MOST_BYTES_ASKED, 1.0))
+
+
+def sent(host: Host, parts: Iterator[bytes]) -> tuple[float, bytes]:
+    """Send parts until the server ends the connection; how long that took, and what it said."""
+    begun, heard = time.monotonic(), b""
+    with socket.create_connection(("127.0.0.1", host.port), timeout=SOON) as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for part in parts:
+                connection.sendall(part)
+                assert time.monotonic() < begun + SOON, "the server goes on listening"
+        with contextlib.suppress(ConnectionResetError):
+            while found := connection.recv(65_536):
+                heard += found
+    return time.monotonic() - begun, heard
+
+
+def slowly(part: bytes, *before: bytes) -> Iterator[bytes]:
+    """Some bytes at once, then others again and again, each before anybody would call it silence."""
+    yield from before
+    while True:
+        time.sleep(0.1)
+        yield part
+
+
+def asking(more: bytes) -> bytes:
+    return f"POST {SHARD}/ask HTTP/1.1\r\n".encode() + LOGGED_IN + more
+
+
+HALF: dict[str, Callable[[], Iterator[bytes]]] = {
+    "nothing": lambda: iter(()),
+    "half a request line": lambda: iter([b"GET /sl"]),
+    "half a header": lambda: iter([b"GET / HTTP/1.1\r\nHost: h\r\nAuthoriz"]),
+    "headers without end": lambda: slowly(b"X-More: 1\r\n", b"GET / HTTP/1.1\r\nHost: h\r\n"),
+    "a header without end": lambda: itertools.chain(
+        [b"GET / HTTP/1.1\r\nHost: h\r\nX: "], itertools.repeat(b"x" * 10_000)
+    ),
+    "an address without end": lambda: itertools.chain([b"GET /"], itertools.repeat(b"x" * 10_000)),
+    "half a body": lambda: iter([asking(b"Content-Length: 100\r\n\r\n"), b"{"]),
+    "half a chunk": lambda: iter([asking(b"Transfer-Encoding: chunked\r\n\r\n"), b"a\r\n{"]),
+    "a body that comes drop by drop": lambda: slowly(b" ", asking(b"Content-Length: 100000\r\n\r\n")),
+    "chunks that come drop by drop": lambda: slowly(b"1\r\n \r\n", asking(b"Transfer-Encoding: chunked\r\n\r\n")),
+    "rows that stop": lambda: iter(
+        [f"PUT {SHARD}/batches/7?epoch=1 HTTP/1.1\r\n".encode() + LOGGED_IN + b"Content-Length: 999\r\n\r\n", b"\x90"]
+    ),
+    "a body that nobody wants": lambda: slowly(
+        b" ", b"PUT /nowhere HTTP/1.1\r\n" + LOGGED_IN + b"Content-Length: 100000\r\n\r\n"
+    ),
+    "a body without a log-in": lambda: slowly(
+        b" ", f"POST {SHARD}/ask HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n".encode()
+    ),
+    "a query with a body": lambda: slowly(
+        b" ", b"GET /sluice/v1/stores HTTP/1.1\r\n" + LOGGED_IN + b"Content-Length: 100000\r\n\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HALF)
+@pytest.mark.attack("S5", "requests sent half, drop by drop, and without end")
+def test_a_request_that_does_not_end_is_not_waited_for(hosts: list[Host], states: States, kind: str) -> None:
+    took, heard = sent(hosts[0], HALF[kind]())
+    assert took < SOON
+    assert not heard or heard.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200")), heard
+    if "drop by drop" in kind:
+        assert heard.startswith(b"HTTP/1.1 408"), heard
+    assert hosts[0].get("/sluice/v1/stores").status_code == 200
+
+
+@pytest.mark.attack("S5", "a thousand requests sent half, at once")
+def test_many_half_requests_leave_room_for_whole_ones(hosts: list[Host], states: States) -> None:
+    with contextlib.ExitStack() as stack:
+        half = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", hosts[0].port), timeout=SOON))
+            for _ in range(400)
+        ]
+        for connection in half:
+            connection.sendall(b"GET / HTTP/1.1\r\nHos")
+        assert hosts[0].get("/sluice/v1/stores").status_code == 200
+        for connection in half:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+
+
+@pytest.mark.attack("S5", "a body bigger than one may be, its length said and not said")
+def test_a_body_that_is_too_big_is_refused(hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "MOST_BYTES_WRITTEN", 1_000_000)
+    for content in (b"x" * 5_000_000, (b"x" * 100_000 for _ in range(50))):
+        answer = hosts[0].ask("POST", f"{SHARD}/ask", content=content)
+        assert (answer.status_code, answer.json()["title"]) == (413, "Too big")
+    for content in (b"x" * 2_000_000, (b"x" * 100_000 for _ in range(20))):
+        answer = hosts[0].ask("PUT", f"{SHARD}/batches/7?epoch=1", content=content)
+        assert (answer.status_code, answer.json()["detail"][:33]) == (413, "The request is bigger than the 1,")
+
+
+def test_a_connection_that_is_used_again_and_again_stays_open(hosts: list[Host], states: States) -> None:
+    whole = b"GET /sluice/v1/stores HTTP/1.1\r\n" + LOGGED_IN + b"\r\n"
+    with socket.create_connection(("127.0.0.1", hosts[0].port), timeout=SOON) as connection:
+        for _ in range(3):
+            connection.sendall(whole)
+            heard = b""
+            while not heard.endswith(b"]"):
+                heard += connection.recv(65_536)
+            assert heard.startswith(b"HTTP/1.1 200")
+            time.sleep(0.8)  # longer than anything may be silent within a request
+
+
+NUMBERS = ["-1", "x", "1e3", "9" * 19, "9" * 5_000]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.attack("S5", "numbers in a state server's paths and questions that no database has room for")
+def test_no_number_breaks_a_state_server(hosts: list[Host], states: States, number: str) -> None:
+    paths = [
+        ("GET", f"/local/orders/totals/{number}/0/batches"),
+        ("GET", f"/local/orders/totals/1/{number}/batches"),
+        ("PUT", f"{SHARD}/batches/{number}?epoch=1"),
+        ("PUT", f"{SHARD}/batches/1?epoch={number}"),
+        ("POST", f"{SHARD}/compact?keep_from={number}"),
+        ("PATCH", SHARD),
+        ("GET", "/local/none"),
+    ]
+    for method, path in paths:
+        answer = hosts[0].ask(method, path, content=b"\x90")
+        assert 400 <= answer.status_code < 500, path
+        assert answer.headers["Content-Type"] == "application/problem+json", path
+    for body in (
+        f'{{"type":"Value","cell":{number},"slot":0,"as_of":0,"key":"a"}}',
+        f'{{"type":"Value","cell":0,"slot":0,"as_of":{number},"key":"a"}}',
+        f'{{"type":"Changed","cell":0,"slot":0,"as_of":0,"since":{number},"limit":1}}',
+        f'{{"type":"Changed","cell":0,"slot":0,"as_of":0,"since":0,"limit":{number}}}',
+        "[" * 100_000,
+        '{"type":"Value","cell":0,"slot":0,"as_of":0,"key":"\\ud800"}',
+        '{"type":"Eval"}',
+        "",
+    ):
+        answer = hosts[0].ask("POST", f"{SHARD}/ask", content=body.encode())
+        assert 400 <= answer.status_code < 500 or (number == "-1" and answer.status_code == 200), (body[:80], answer)
+        assert answer.status_code == 200 or answer.headers["Content-Type"] == "application/problem+json"
