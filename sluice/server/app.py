@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHARD = "/local/{pipeline}/{job}/{generation}/{number}"
+SHARD = "/local/{pipeline}/{job}/{generation:small}/{number:small}"
 MOST_BYTES_ASKED = 4 * 2**20
 MOST_BYTES_WRITTEN = 4 * 2**30
 """As much as one worker's rows of one batch may come to: a batch that is larger could never be written."""
@@ -44,6 +45,22 @@ WRITE_SECONDS = 600.0
 _QUESTION = msgspec.json.Decoder(AnyQuestion)
 _ROWS = msgspec.msgpack.Decoder(list[Row])
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
+
+
+class _Small(IntegerConvertor):
+    """Numbers in paths that an INTEGER has room for."""
+
+    regex = "[0-9]{1,9}"
+
+
+class _Large(IntegerConvertor):
+    """Numbers in paths that a BIGINT has room for."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_url_convertor("small", _Small())
+register_url_convertor("large", _Large())
 
 
 class TooBig(QueryError):
@@ -107,8 +124,8 @@ class LocalApp:
             ("POST", f"{SHARD}/ask", self._ask),
             ("POST", f"{SHARD}/cells", self._cells),
             ("GET", f"{SHARD}/batches", self._batches),
-            ("PUT", f"{SHARD}/batches/{{batch}}", self._write),
-            ("POST", f"{SHARD}/batches/{{batch}}/expire", self._expire),
+            ("PUT", f"{SHARD}/batches/{{batch:large}}", self._write),
+            ("POST", f"{SHARD}/batches/{{batch:large}}/expire", self._expire),
             ("POST", f"{SHARD}/compact", self._compact),
             ("POST", f"{SHARD}/verify", self._verify),
             ("PUT", SHARD, self._create),
@@ -146,12 +163,13 @@ class LocalApp:
         return await self._on(request, lambda shard: shard.journal())
 
     async def _write(self, request: Request) -> Any:
-        rows, epoch, batch = _decoded(_ROWS, await _rows(request)), _number(request, "epoch"), _batch(request)
+        rows = _decoded(_ROWS, await _rows(request))
+        epoch, batch = _number(request, "epoch"), request.path_params["batch"]
         return await self._on(request, lambda shard: shard.write(batch, rows, epoch))
 
     async def _expire(self, request: Request) -> Any:
         ends = _decoded(msgspec.json.Decoder(dict[int, int]), await _body(request))
-        epoch, batch = _number(request, "epoch"), _batch(request)
+        epoch, batch = _number(request, "epoch"), request.path_params["batch"]
         return await self._on(request, lambda shard: shard.expire(batch, ends, epoch))
 
     async def _verify(self, request: Request) -> None:
@@ -220,30 +238,18 @@ def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request]
 
 _JSON = "application/json"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
-_SMALL, _LARGE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,18}")
-"""Numbers that an INTEGER and a BIGINT have room for."""
 
 
 def _name(request: Request) -> Name:
     path = request.path_params
     if not (_NAME.fullmatch(path["pipeline"]) and _NAME.fullmatch(path["job"])):
         raise NotFound("There is no such shard: it would have no name.")
-    generation, number = path["generation"], path["number"]
-    if not (_SMALL.fullmatch(generation) and _SMALL.fullmatch(number)):
-        raise NotFound("There is no such shard: generation and worker are numbers.")
-    return path["pipeline"], path["job"], int(generation), int(number)
-
-
-def _batch(request: Request) -> int:
-    text = request.path_params["batch"]
-    if not _LARGE.fullmatch(text):
-        raise NotFound("There is no such batch.")
-    return int(text)
+    return path["pipeline"], path["job"], path["generation"], path["number"]
 
 
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
-    if not _LARGE.fullmatch(text):
+    if not re.fullmatch(_Large.regex, text):
         raise QueryError(f"{name} is no number.")
     return int(text)
 
