@@ -19,7 +19,6 @@ from sluice.topology.expressions import mergeable
 CELLS = ("cell", "key", "window_start", "window_end", "expires_at", "closed_at")
 _BY = ("key", "window_start")
 _FLUSH_ROWS = 500_000
-_LARGEST = 2**62
 _MAX_DIGITS = 38
 _SUM_DIGITS = 10
 """Digits that Spark adds to the sum of a decimal."""
@@ -88,9 +87,7 @@ class Combiner:
         table = pa.Table.from_batches(batches)
         single = {part.column: _single(table, part) for part in parts}
         rows = pa.table({name: table.column(name) for name in CELLS} | single)
-        if not _may_overflow(single, parts, table.num_rows):
-            rows = _add_up(rows, parts)
-        for batch in rows.combine_chunks().to_batches():
+        for batch in _add_up(rows, parts).combine_chunks().to_batches():
             yield self._whole(batch, single)
 
     def _whole(self, batch: pa.RecordBatch, there: Container[str]) -> pa.RecordBatch:
@@ -132,9 +129,7 @@ def _part_type(function: str, kind: pa.DataType) -> pa.DataType | None:
             return kind
         digits = kind.precision + _SUM_DIGITS
         return pa.decimal128(digits, kind.scale) if digits <= _MAX_DIGITS else None
-    if pa.types.is_integer(kind):
-        return pa.int64() if function == "sum" else kind
-    return kind if function != "sum" and pa.types.is_temporal(kind) else None
+    return kind if function != "sum" and (pa.types.is_integer(kind) or pa.types.is_temporal(kind)) else None
 
 
 def _single(table: pa.Table, part: Part) -> pa.ChunkedArray | pa.Array:
@@ -144,16 +139,6 @@ def _single(table: pa.Table, part: Part) -> pa.ChunkedArray | pa.Array:
     if part.input is None:
         return pa.repeat(pa.scalar(1, pa.int64()), table.num_rows)
     return pc.is_valid(table.column(part.input)).cast(pa.int64())
-
-
-def _may_overflow(single: Mapping[str, Any], parts: list[Part], rows: int) -> bool:
-    """Whether adding up could pass 64 bits unnoticed: Spark, which adds one by one then, says so."""
-    for part in parts:
-        if part.function == "sum" and pa.types.is_integer(part.type):
-            found = pc.min_max(single[part.column]).as_py()
-            if max(abs(found["min"] or 0), abs(found["max"] or 0)) * rows >= _LARGEST:
-                return True
-    return False
 
 
 def _add_up(rows: pa.Table, parts: list[Part]) -> pa.Table:

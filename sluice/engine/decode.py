@@ -39,6 +39,9 @@ class Letter:
     row: int
     reason: str
     detail: str
+    step: str = ""
+    """The step that failed and its `file:line`, where the record could be read."""
+    at: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from sluice.engine.attempts import WITHOUT_SHARING
 from sluice.engine.combine import Combined, Combiner
 from sluice.engine.feeder import Feeder
 from sluice.engine.functions import register
@@ -58,6 +59,9 @@ class Frames:
         Raises TopologyError for an expression that Spark cannot take.
         """
         register(self.spark, self.job)
+        if self.job.attempts:
+            for name, value in WITHOUT_SHARING.items():
+                self.spark.conf.set(name, value)
         try:
             records = self._records()
             cells = self._fused(records) if self.job.families else self._ordered(records)
@@ -72,7 +76,7 @@ class Frames:
         reader = StreamReader.of(job, storage.handoff, storage.batches, interleaved=interleaved)
         schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
         frame = self.input.read([source.topic for source in job.streams], self.max_records)
-        return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers, job.transforms)
+        return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers, job)
 
     def _kept(self) -> list[str]:
         """What every task after the stateless steps reads of a record."""
@@ -81,9 +85,9 @@ class Frames:
             columns.append("_offset")
         for sink in self.job.stream_sinks:
             columns += [f"o{sink.number}", f"o{sink.number}_key", f"o{sink.number}_value"]
-        for number in self.job.failures:
-            columns.append(f"r{number}.error AS error{number}")
-        if self.job.failures:
+        failures = [failure for failure in self.job.failures if not failure.stage]
+        columns += [f"IF({failure.once}, {failure.error}, NULL) AS {failure.column}" for failure in failures]
+        if failures:
             columns += ["_topic", "_timestamp", "_raw_key", "_raw_value", "_raw_headers"]
         return columns
 

@@ -15,7 +15,6 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from sluice.engine.shipping import Shipped
-from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.topology import nodes
 
@@ -27,8 +26,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 def register(spark: SparkSession, job: Job) -> None:
     """Make the job's Python functions known to a session."""
     for number, node in job.functions.items():
-        step = Step.of(node, sets_aside=number in job.failures)
-        spark.udf.register(f"python_{number}", step.call, RESULT)
+        spark.udf.register(f"python_{number}", Step.of(node).call, RESULT)
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,13 @@ class Step:
     function: Shipped
     gives: str
     takes: Shipped | None
-    at: str
-    sets_aside: bool
+    returns: Shipped | None
 
     @classmethod
-    def of(cls, node: nodes.Apply, *, sets_aside: bool) -> Step:
-        """The step of a node. Where it cannot set a record aside, an error of its function ends the run."""
-        takes = None if node.takes is None else Shipped.of(node.takes)
-        return cls(Shipped.of(node.function), node.gives, takes, node.at, sets_aside)
+    def of(cls, node: nodes.Apply) -> Step:
+        """The step of a node."""
+        takes, returns = (None if one is None else Shipped.of(one) for one in (node.takes, node.returns))
+        return cls(Shipped.of(node.function), node.gives, takes, returns)
 
     @cached_property
     def _decode(self) -> Callable[[str], Any]:
@@ -58,8 +55,6 @@ class Step:
         try:
             return self._result(key, None if value is None else self._decode(value))
         except Exception as error:
-            if not self.sets_aside:
-                raise EngineError(f"The function at {self.at} raised {type(error).__name__}: {error}.") from error
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _result(self, key: str | None, value: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ def dead_letters(batch: pa.RecordBatch, letters: list[Letter]) -> pa.RecordBatch
             *headers_of(own),
             header("sluice.reason", letter.reason),
             header("sluice.detail", letter.detail),
+            *(header(f"sluice.{name}", text) for name, text in (("step", letter.step), ("at", letter.at)) if text),
             *(header(f"sluice.{name}", str(record[name])) for name in ("topic", "partition", "offset")),
             header("sluice.timestamp", record["timestamp"].isoformat()),
         ]

@@ -125,7 +125,9 @@ class StreamReader(Reader):
         wanted = {
             "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
             "_sequence": interleaved,
-            **dict.fromkeys(("_raw_key", "_raw_value", "_raw_headers"), bool(job.failures)),
+            **dict.fromkeys(
+                ("_raw_key", "_raw_value", "_raw_headers"), any(not failure.stage for failure in job.failures)
+            ),
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
         return cls(handoff, batches, job.pipeline.dead_letters, decoders, job.read_elsewhere, job.metadata, extra)

@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from sluice.engine.attempts import with_attempt
 from sluice.engine.feeder import Feeder
 from sluice.engine.located import select
 from sluice.engine.operators import hosted, result_type
 from sluice.engine.ordered import Stage
-from sluice.engine.rows import PLACE_BITS, ROW, ROW_DDL
+from sluice.engine.rows import PLACE_BITS, REJECTED, ROW, ROW_DDL
 from sluice.engine.shards import OWNER
 from sluice.engine.storage import Storage
 from sluice.errors import EngineError, TopologyError
-from sluice.plan import TO_JSON, TRANSFORM, VALUE_JSON, Feed, Job, Layers, Ordered, Transformation, literal, typed_json
+from sluice.plan import (
+    TO_JSON,
+    TRANSFORM,
+    VALUE_JSON,
+    Failure,
+    Feed,
+    Job,
+    Layers,
+    Ordered,
+    Transformation,
+    literal,
+    typed_json,
+)
 from sluice.topology import nodes
 from sluice.topology.serdes import TEXT_FIELD, fields_of
 
 assert PLACE_BITS == 40, "the plan reads places too"
 
 
-def with_layers(frame: DataFrame, layers: Layers, transforms: Mapping[int, Transformation]) -> DataFrame:
+def with_layers(frame: DataFrame, layers: Layers, job: Job) -> DataFrame:
     """The frame with the columns of every layer."""
     for layer in layers:
         if layer[0][0] == TRANSFORM:
-            frame = _transformed(frame, transforms[int(layer[0][1])])
+            frame = _transformed(frame, job.transforms[int(layer[0][1])])
             continue
-        frame = select(frame, layer, "*")
+        plain = [(name, sql) for name, sql in layer if name not in job.attempts]
+        frame = select(frame, plain, "*") if plain else frame
+        for name in (name for name, _ in layer if name in job.attempts):
+            frame = with_attempt(frame, name, job.attempts[name])
     return frame
 
 
@@ -161,6 +177,9 @@ class Stages:
         """The operators' results as columns, through the steps that follow, and as rows to what is next."""
         layers, feeds = self.job.later_layers.get(number, ()), self._feeds(number)
         texts = [*(sql for layer in layers for _, sql in layer), *(text for feed in feeds for text in _texts(feed))]
+        attempts = [self.job.attempts[name] for layer in layers for name, _ in layer if name in self.job.attempts]
+        texts += [sql for attempt in attempts for sql in (*attempt.columns, *(part for part, _ in attempt.causes))]
+        texts += [f"{failure.key} {failure.value}" for failure in self.job.failures if failure.stage == number]
         steps = [self.job.transforms[int(layer[0][1])] for layer in layers if layer[0][0] == TRANSFORM]
         texts += [sql for step in steps for _, sql in step.given]
         used = set(re.findall(r"\bv\d+(?:_\d+)?\b", " ".join(texts)))
@@ -170,8 +189,10 @@ class Stages:
             if name in used and self._is_of(name, number)
         ]
         frame = rows.selectExpr("*", *typed) if typed else rows
-        frame = self._with_feeds(with_layers(frame, layers, self.job.transforms), feeds)
+        failures = [failure for failure in self.job.failures if failure.stage == number]
+        frame = self._with_feeds(with_layers(frame, layers, self.job), feeds)
         ways = [f"IF(emitted, NULL, {_struct({})})", *(f"IF({feed.name}, {_on(feed)}, NULL)" for feed in feeds)]
+        ways += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
         return frame.selectExpr(f"inline(filter(array({', '.join(ways)}), way -> way IS NOT NULL))")
 
     def _is_of(self, column: str, stage: int) -> bool:
@@ -249,6 +270,15 @@ def _on(feed: Feed) -> str:
     if feed.exploded != "0":
         changed["sub"] = f"sub * 1024 + {feed.exploded}"
     return _struct(changed)
+
+
+def _rejected(failure: Failure) -> str:
+    """SQL of the row that a result becomes for which a step fails: the driver makes a dead letter of it."""
+    value = TO_JSON.format(
+        f"named_struct('node', {failure.node.number}, 'detail', {failure.error}, 'value', {failure.value})"
+    )
+    changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "output": "NULL"}
+    return _struct(changed | {"foreign": "NULL", "worker": "NULL"})
 
 
 def _struct(changed: dict[str, str]) -> str:

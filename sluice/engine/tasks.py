@@ -17,7 +17,9 @@ from sluice.engine.clock import SEEN, Clock
 from sluice.engine.decode import Letter
 from sluice.engine.handoff import Facts, Handoff
 from sluice.engine.letters import dead_letters
-from sluice.plan import Job
+from sluice.errors import EngineError
+from sluice.plan import Failure, Job
+from sluice.topology import drawing, nodes
 
 Mask = npt.NDArray[np.bool_]
 Part = tuple[str, int]
@@ -27,15 +29,18 @@ Part = tuple[str, int]
 class Fate:
     """What becomes of each of a batch's rows; a record that had any effect is applied, whatever else it was."""
 
-    def __init__(self, records: npt.NDArray[np.int64] | None, applied: Mask, failed: Mask) -> None:
+    def __init__(self, records: npt.NDArray[np.int64] | None, applied: Mask, rejected: Mask, skipped: Mask) -> None:
         self.records = records
         """A number for each row's record, where steps may have made several rows of one."""
-        self.applied, self.failed = applied, failed
+        self.applied, self.rejected, self.skipped = applied, rejected, skipped
         self.late = np.zeros_like(applied)
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
 
 
-_FATES = ("applied", "late_everywhere", "dropped/null_key", "dropped/null_value", "dead_letter/processing", "filtered")
+_FATES = (
+    "applied", "late_everywhere", "dropped/null_key", "dropped/null_value", "dead_letter/processing",
+    "dropped/processing", "filtered",
+)  # fmt: skip
 
 
 @dataclass
@@ -45,14 +50,14 @@ class PartFacts:
     counts: Counter[str] = field(default_factory=Counter)
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
     times: dict[str, int] = field(default_factory=dict)
-    set_aside: int = -1
-    """The last record that was set aside here."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Column of a step's errors → the last record for which it failed."""
     _last: tuple[int, int] | None = None
     """Record and fate of the last row, whose record may go on in the next rows."""
 
     def count(self, fate: Fate) -> None:
         """Count each record once, by the best that became of it."""
-        kinds = [fate.applied, fate.late, *fate.dropped.values(), fate.failed]
+        kinds = [fate.applied, fate.late, *fate.dropped.values(), fate.rejected, fate.skipped]
         best = np.select(kinds, range(len(kinds)), default=len(kinds))
         if fate.records is None:
             self._add(best)
@@ -113,6 +118,38 @@ class Task:
 
 
 @dataclass(frozen=True)
+class FailingStep:
+    """A step before any ordered operator that may fail for a record, and what becomes of the record then."""
+
+    column: str
+    """What went wrong, or null."""
+    name: str
+    title: str
+    at: str
+    on_error: nodes.OnError
+    tried_elsewhere: bool
+    """Another job of the pipeline writes the dead letters."""
+
+    @classmethod
+    def of(cls, failure: Failure, job: Job) -> Self:
+        """The step, without what only the driver needs."""
+        node = failure.node
+        return cls(
+            failure.column, node.name, drawing.step(node), node.at, node.on_error,
+            failure.column in job.tried_elsewhere,
+        )  # fmt: skip
+
+    def error(self, batch: pa.RecordBatch, row: int) -> EngineError:
+        """What ends the run where the author says so."""
+        place = ", ".join(f"{name} {batch.column(f'_{name}')[row].as_py()}" for name in ("partition", "offset"))
+        return EngineError(
+            f"{self.title} at {self.at} failed for the record of {batch.column('_topic')[row].as_py()}, {place}: "
+            f"{batch.column(self.column)[row].as_py()}",
+            next_step='The step says on_error="fail": correct it or the topic, or let it say "dead_letter" or "skip".',
+        )
+
+
+@dataclass(frozen=True)
 class RecordSinks:
     """The topics that single records go to, and what to count."""
 
@@ -121,10 +158,7 @@ class RecordSinks:
     topics: Mapping[int, str]
     passes: tuple[str, ...]
     """Columns: whether a record gets to an ordered operator."""
-    failures: tuple[int, ...]
-    """Numbers of the Python functions whose errors set records aside."""
-    called_elsewhere: frozenset[int]
-    """Those of them of which another job does so."""
+    failing: tuple[FailingStep, ...]
     dead_letters: str
 
     @classmethod
@@ -133,8 +167,8 @@ class RecordSinks:
         sinks = tuple((sink.number, sink.topic) for sink in job.stream_sinks)
         topics = {source.number: source.topic for source in job.streams}
         passes = tuple(feed.name for feed in first_feeds(job))
-        letters = (job.failures, job.called_elsewhere, job.pipeline.dead_letters)
-        return cls(handoff, sinks, topics, passes, *letters)
+        failing = tuple(FailingStep.of(failure, job) for failure in job.failures if not failure.stage)
+        return cls(handoff, sinks, topics, passes, failing, job.pipeline.dead_letters)
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Part, Mask | None]]:
         """The partitions that a batch's records are from, each with its records; None stands for all.
@@ -162,26 +196,35 @@ class RecordSinks:
         for name in self.passes:
             applied |= truth(batch.column(name))
         records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
-        return Fate(records, applied, self._failed(batch, records, facts))
+        return Fate(records, applied, *self._failed(batch, records, facts))
 
-    def _failed(self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, facts: PartFacts) -> Mask:
-        """Put aside what Python functions could not take: a record once, however many rows and errors it came to."""
-        if not self.failures:
-            return np.zeros(batch.num_rows, bool)
-        error = pc.coalesce(*(batch.column(f"error{number}") for number in self.failures))
-        failed = truth(error.is_valid())
-        mine = failed.copy()
-        for number in self.called_elsewhere:
-            mine &= ~truth(batch.column(f"error{number}").is_valid())
-        rows = np.flatnonzero(mine)
-        if len(rows) and records is not None:
-            of_rows = records[rows]
-            rows = rows[np.diff(of_rows, prepend=facts.set_aside) != 0]
-            facts.set_aside = int(of_rows[-1])
-        if len(rows):
-            chosen = pa.array(rows)
-            facts.outputs.setdefault(self.dead_letters, []).append(failures(batch.take(chosen), error.take(chosen)))
-        return failed
+    def _failed(
+        self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, facts: PartFacts
+    ) -> tuple[Mask, Mask]:
+        """The records that a step rejected or skipped; a dead letter for each step that rejected one."""
+        rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
+        for step in self.failing:
+            error = batch.column(step.column)
+            failed = truth(error.is_valid())
+            if not failed.any():
+                continue
+            rows = np.flatnonzero(failed)
+            if step.on_error == "fail":
+                raise step.error(batch, int(rows[0]))
+            if step.on_error == "skip":
+                skipped |= failed
+            else:
+                rejected |= failed
+            # A record once, however many rows other steps made of it.
+            if records is not None:
+                last, of_rows = facts.rejected.get(step.column, -1), records[rows]
+                rows = rows[np.diff(of_rows, prepend=last) != 0]
+                facts.rejected[step.column] = int(of_rows[-1])
+            facts.counts[f"failed/{step.name}"] += len(rows)
+            if len(rows) and step.on_error == "dead_letter" and not step.tried_elsewhere:
+                letters = [Letter(row, "processing", error[row].as_py(), step.title, step.at) for row in rows.tolist()]
+                facts.outputs.setdefault(self.dead_letters, []).append(_dead_letters(batch, letters))
+        return rejected, skipped
 
     def hand_over(self, number: int, part: Part, facts: PartFacts, now: int) -> None:
         """Hand over what one partition's records came to."""
@@ -194,9 +237,8 @@ class RecordSinks:
         self.handoff.write_facts(number, name, Facts(dict(facts.counts), times))
 
 
-def failures(batch: pa.RecordBatch, errors: pa.Array) -> pa.Table:
-    """Dead letters of the records that a Python function could not take: as they were read, with what it raised."""
-    letters = [Letter(row, "processing", text) for row, text in enumerate(errors.to_pylist())]
+def _dead_letters(batch: pa.RecordBatch, letters: list[Letter]) -> pa.Table:
+    """The records that a step rejected, as they were read."""
     names = ("topic", "partition", "offset", "timestamp")
     columns = {name: batch.column(f"_{name}") for name in names}
     raw = {name: batch.column(f"_raw_{name}") for name in ("key", "value", "headers")}

@@ -2,6 +2,7 @@
 
 - `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in `expressions.METADATA`;
 - `n5`: whether a record passed node 5; `n7_total`: field `total` that node 7 made; `r8`: what function 8 returned;
+- `t5_0`: what expressions of node 5 that may fail came to; `t5_0_error`: why they failed;
 - `v9`: the value that operator 9 sent on; `x6_pos`, `x6`: place and value of an element that node 6 made a record;
   signs that a column's name cannot have are spelt out: field `order-id` is `s3_order_x2d_id`;
 - `k5_0`: the first key by which records that passed node 5 are grouped; `o9_key`, `o9_value`: output of sink 9.
@@ -23,7 +24,8 @@ from sluice.plan.draft import (
     column_name,
     column_read,
     literal,
-    sql_of,
+    may_fail_here,
+    tried,
     typed_json,
 )
 from sluice.plan.jobs import TRANSFORM, Transformation
@@ -69,11 +71,12 @@ def _step_env(draft: Draft, node: nodes.Node, env: Env) -> Env:
             return _map(draft, node, env, texts)
         case nodes.MapValue(value=text):
             return replace(_map(draft, node, env, {TEXT_FIELD: text}), scalar=True)
-        case nodes.SelectKey(key=key):
-            sql = f"IF({env.passed}, CAST({sql_of(draft, env, key)} AS STRING), NULL)"
-            return _rekeyed(draft, node, env, sql)
-        case nodes.FlatMapValues(items=items, fields=fields):
-            return _elements(draft, node, env, sql_of(draft, env, items), fields)
+        case nodes.SelectKey(parent=parent, key=key):
+            env, sqls = tried(draft, env, node, parent, {"key": key}, key="key")
+            return _rekeyed(draft, node, env, f"IF({env.passed}, CAST({sqls['key']} AS STRING), NULL)")
+        case nodes.FlatMapValues(parent=parent, items=items, fields=fields):
+            env, sqls = tried(draft, env, node, parent, {"items": items})
+            return _elements(draft, node, env, sqls["items"], fields)
         case nodes.Apply():
             return _applied(draft, node, env)
         case nodes.Transform():
@@ -169,7 +172,8 @@ RESULT_METADATA = {
 
 
 def _filter(draft: Draft, node: nodes.Filter, env: Env, where: str) -> Env:
-    condition, name = sql_of(draft, env, where), f"n{node.number}"
+    env, sqls = tried(draft, env, node, node.parent, {"where": where})
+    condition, name = sqls["where"], f"n{node.number}"
     if nodes.is_table(node):
         # A row that no longer passes is deleted from the table that is left.
         add(draft, env.stage, env.depth + 1, name, f"({env.is_null} OR NOT coalesce({condition}, false))")
@@ -183,10 +187,10 @@ def _rekeyed(draft: Draft, node: nodes.Node, env: Env, sql: str) -> Env:
     return replace(env, depth=env.depth + 1, columns={**env.columns, "_key": f"key{node.number}"})
 
 
-def _map(draft: Draft, node: nodes.Node, env: Env, texts: Mapping[str, str]) -> Env:
+def _map(draft: Draft, node: nodes.MapValues | nodes.MapValue, env: Env, texts: Mapping[str, str]) -> Env:
     columns = {name: sql for name, sql in env.columns.items() if name not in env.fields}
-    for name, text in texts.items():
-        sql = sql_of(draft, env, text)
+    env, sqls = tried(draft, env, node, node.parent, texts)
+    for name, sql in sqls.items():
         if sql in env.columns.values():
             columns[name] = sql
         else:
@@ -252,11 +256,9 @@ def _nulls(envs: list[Env]) -> dict[int, str]:
 def _applied(draft: Draft, node: nodes.Apply, env: Env) -> Env:
     """A Python function as a function of SQL: it takes key and value as JSON, and gives JSON or what was wrong."""
     draft.functions[node.number] = node
-    if not env.stage:
-        draft.failures.append(node.number)
-        draft.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
     key = column_read(draft, env, "_key")
     name = f"r{node.number}"
+    may_fail_here(draft, env, node, f"{name}.error")
     others = {
         draft.explosion_depths[one]: one for one in draft.explosions.get(env.stage, ()) if one not in env.exploded
     }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from sluice.plan.jobs import TO_JSON, VALUE_JSON, Transformation
+from sluice.plan.attempts import causes, may_fail
+from sluice.plan.jobs import TO_JSON, VALUE_JSON, Attempt, Failure, Transformation
+from sluice.plan.value_types import types_after
 from sluice.topology import nodes
-from sluice.topology.expressions import METADATA, parse, quoted
+from sluice.topology.expressions import CHANGE_METADATA, METADATA, parse, quoted
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import TEXT_FIELD
 
@@ -27,8 +29,9 @@ class Draft:
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Column → the source and the field of its value that it holds."""
     functions: dict[int, nodes.Apply] = field(default_factory=dict)
-    failures: list[int] = field(default_factory=list)
-    """Functions right after the sources, where a record that one cannot take can be set aside as it was read."""
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    failing: list[tuple[Failure, Env]] = field(default_factory=list)
+    """Where a step may fail, each with what is known before it."""
     transforms: dict[int, Transformation] = field(default_factory=dict)
     explosions: dict[int, list[int]] = field(default_factory=dict)
     """Stage → the nodes there that make several records of one."""
@@ -98,6 +101,62 @@ def sql_of(draft: Draft, env: Env, text: str) -> str:
     """`text` over the job's columns; the fields it reads are noted as used."""
     expression = parse(text)
     return expression.on({name: column_read(draft, env, name) for name in expression.fields})
+
+
+def tried(
+    draft: Draft, env: Env, node: nodes.Node, before: nodes.Node, texts: Mapping[str, str], *, key: str = ""
+) -> tuple[Env, dict[str, str]]:
+    """SQL of the expressions of a step, and what is known after it: the records for which all have a result.
+
+    `before` is the node that the expressions' fields are of; `key` names the expression that becomes a key.
+    """
+    sqls = {name: sql_of(draft, env, text) for name, text in texts.items()}
+    types = types_after(before) | METADATA | CHANGE_METADATA
+    risky = [name for name, text in texts.items() if may_fail(text, types) or (name == key and not _is_field(text))]
+    if not risky:
+        return env, sqls
+    attempt = Attempt(
+        node.number,
+        env.passed,
+        tuple(sqls[name] for name in risky),
+        frozenset(number for number, name in enumerate(risky) if name == key),
+        tuple((sql_of(draft, env, part), why) for name in risky for part, why in causes(texts[name])),
+    )
+    column = next((name for name, made in draft.attempts.items() if made == attempt), None)
+    if column is None:
+        column = f"t{node.number}_{sum(made.node == node.number for made in draft.attempts.values())}"
+        draft.attempts[column] = attempt
+        add(draft, env.stage, env.depth + 1, column, "")
+        may_fail_here(draft, env, node, f"{column}_error")
+    after = replace(env, depth=env.depth + 1, passed=f"({env.passed} AND {column}_error IS NULL)")
+    return after, sqls | {name: f"{column}.c{number}" for number, name in enumerate(risky)}
+
+
+def may_fail_here(draft: Draft, env: Env, node: nodes.Node, error: str) -> None:
+    """Note that a step may fail for records that get to it; `error` is the SQL of what went wrong."""
+    if not env.stage:
+        draft.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
+    key, value = ("", "") if not env.stage else (column_read(draft, env, "_key"), env.json(draft))
+    column = f"error_{error.replace('.', '_')}"
+    draft.failing.append((Failure(node, column, env.stage, error, "", key, value), env))
+
+
+def failures(draft: Draft) -> tuple[Failure, ...]:
+    """Where steps may fail, once every step has its columns: a record that a step made several of fails once."""
+    return tuple(replace(failure, once=_once(draft, failure, env)) for failure, env in draft.failing)
+
+
+def _once(draft: Draft, failure: Failure, env: Env) -> str:
+    others = [number for number in draft.explosions.get(env.stage, []) if number not in env.exploded]
+    # A table's old value failed already when it was the new one.
+    conditions = [*(["NOT old"] if env.stage else []), *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
+    return " AND ".join([f"{failure.error} IS NOT NULL", *conditions])
+
+
+def _is_field(text: str) -> bool:
+    """Whether an expression is a field and nothing more, whose size the reader of its topic looks at."""
+    (name, start, stop), *more = parse(text).names or (("", 0, 0),)
+    return bool(name) and not more and start == 0 and stop == len(text)
 
 
 def column_read(draft: Draft, env: Env, name: str) -> str:

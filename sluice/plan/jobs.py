@@ -37,6 +37,41 @@ class Transformation:
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """A column of a step's expressions that may have no result: a struct `c0`, `c1`, ..., or null if one has none.
+
+    Beside it stands `{name}_error`: what is wrong with a record for which the step fails, else null.
+    """
+
+    node: int
+    passed: str
+    """Condition: the record got to the step."""
+    columns: tuple[str, ...]
+    """SQL of the expressions."""
+    keys: frozenset[int]
+    """Which of them become keys of records or stores."""
+    causes: tuple[tuple[str, str], ...]
+    """SQL of the parts that may be to blame, innermost first, each with what is then wrong."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Where a step may fail for a record. `error`: SQL of what went wrong, null if nothing did."""
+
+    node: nodes.Node
+    column: str
+    """The name of the column of records that holds the error, where the step follows the sources."""
+    stage: int
+    error: str
+    once: str
+    """Condition: this row stands for the record, of which other steps may have made several."""
+    key: str
+    """SQL of the record's key as it got to the step."""
+    value: str
+    """SQL of the value, as JSON."""
+
+
+@dataclass(frozen=True)
 class Slot:
     """One store of a family: the aggregates whose values make the store's value."""
 
@@ -173,6 +208,9 @@ class Select:
     """A step of a table's changes: the value becomes this expression over `_key` and `v`."""
 
     sql: str
+    node: nodes.Node
+    causes: tuple[tuple[str, str], ...] = ()
+    """Of a step that may fail: SQL of the parts that may be to blame, each with what is then wrong."""
 
 
 @dataclass(frozen=True)
@@ -211,13 +249,14 @@ class Job:
     functions: Mapping[int, nodes.Apply] = field(default_factory=dict)
     """The Python functions that the layers call."""
     transforms: Mapping[int, Transformation] = field(default_factory=dict)
-    failures: tuple[int, ...] = ()
-    """Those of them that set records aside which they cannot take; the others end the run."""
+    attempts: Mapping[str, Attempt] = field(default_factory=dict)
+    """The columns of the layers that are tried, by name."""
+    failures: tuple[Failure, ...] = ()
     ordered_sinks: tuple[nodes.Sink, ...] = ()
     read_elsewhere: frozenset[str] = frozenset()
     """Topics that another job reads as well, which is the one to set aside what cannot be read: here it is counted."""
-    called_elsewhere: frozenset[int] = frozenset()
-    """The same of functions, and of what they cannot take."""
+    tried_elsewhere: frozenset[str] = frozenset()
+    """Columns of errors that another job has as well, which is the one to write the dead letters."""
 
     @property
     def stages(self) -> int:

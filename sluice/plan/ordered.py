@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sluice.errors import TopologyError
+from sluice.plan.attempts import result_may_fail, sums_depend_on_order
 from sluice.plan.columns import env_of, made_of
-from sluice.plan.draft import Draft, Env, column_read, masked, sql_of
+from sluice.plan.draft import Draft, Env, column_read, masked, tried
 from sluice.plan.jobs import Feed, Ordered
+from sluice.plan.value_types import types_after
 from sluice.topology import nodes
-from sluice.topology.expressions import ORDER_MATTERS, Parts, in_order
+from sluice.topology.expressions import METADATA, ORDER_MATTERS, Parts, in_order
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.windows import Window
 
@@ -74,6 +76,10 @@ def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
         return "what it takes comes in order"
     if _orders(node.columns.values()):
         return "the result depends on the order, or on all values"
+    if _sums_in_order(node):
+        return "sums of doubles, and of decimals of many digits, are exact in order only"
+    if _result_may_fail(node):
+        return "what is made of its aggregates may have no result"
     return "every change of it is taken further"
 
 
@@ -84,8 +90,23 @@ def _is_fused(pipeline: Pipeline, node: nodes.Aggregate) -> bool:
         and not nodes.is_table(node.parent)
         and not after_ordered(pipeline, node.parent)
         and not _orders(node.columns.values())
+        and not _sums_in_order(node)
+        and not _result_may_fail(node)
         and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
     )
+
+
+def _sums_in_order(node: nodes.Aggregate) -> bool:
+    """Whether sums are kept exactly only record by record; functions that only Spark has stay with Spark."""
+    if any(isinstance(in_order(text), str) for text in node.columns.values()):
+        return False
+    known = types_after(node.parent) | METADATA
+    return any(sums_depend_on_order(text, known) for text in node.columns.values())
+
+
+def _result_may_fail(node: nodes.Aggregate) -> bool:
+    known = types_after(node.parent) | METADATA
+    return any(result_may_fail(text, known) for text in node.columns.values())
 
 
 def _orders(texts: Iterable[str]) -> bool:
@@ -187,10 +208,15 @@ class Planner:
         self, node: nodes.Node, side: int, env: Env, parent: nodes.Node, functions: Functions | None = None
     ) -> Feed:
         draft = self.draft
-        key, foreign = self._key(node, side, env)
         arguments = isinstance(node, nodes.Aggregate) and node.python is None and side == LEFT
+        texts = dict(self._key_text(node, side))
         if arguments and functions is not None:
-            values = tuple("NULL" if text is None else sql_of(draft, env, text) for _, text, _ in functions)
+            texts |= {f"argument{i}": text for i, (_, text, _) in enumerate(functions) if text is not None}
+        before = env
+        env, sqls = tried(draft, env, node, parent, texts, key="key")
+        key, foreign = self._key(node, before, sqls.get("key"))
+        if arguments and functions is not None:
+            values = tuple(sqls.get(f"argument{i}", "NULL") for i in range(len(functions)))
         else:
             values = (env.value(draft) if env.raw is None else "value",)
         feed = Feed(
@@ -202,19 +228,26 @@ class Planner:
         self.envs[feed.name] = env
         return feed
 
-    def _key(self, node: nodes.Node, side: int, env: Env) -> tuple[str, str | None]:
-        own = column_read(self.draft, env, "_key")
+    @staticmethod
+    def _key_text(node: nodes.Node, side: int) -> Iterable[tuple[str, str]]:
+        """The expression that is the key of what a node takes, where that is not the record's own."""
         match node:
-            case nodes.Aggregate(key=key, late=late) if side == LEFT:
-                # A late record goes out as it got here.
-                whole = None if late is None else env.json(self.draft)
-                return _text(sql_of(self.draft, env, key)), whole
+            case nodes.Aggregate(key=key) if side == LEFT:
+                yield "key", key
             case nodes.Join(on=on) if side == LEFT and on is not None:
-                return _text(sql_of(self.draft, env, on)), own
+                yield "key", on
             case nodes.Deduplicate(by=by):
-                return _text(sql_of(self.draft, env, by)), own
-            case _:
-                return own, None
+                yield "key", by
+
+    def _key(self, node: nodes.Node, env: Env, made: str | None) -> tuple[str, str | None]:
+        """SQL of the key by which a node takes records, and of what goes along with it."""
+        own = column_read(self.draft, env, "_key")
+        if made is None:
+            return own, None
+        if isinstance(node, nodes.Aggregate):
+            # A late record goes out as it got here.
+            return _text(made), None if node.late is None else env.json(self.draft)
+        return _text(made), own
 
     def _late(self, node: nodes.Node) -> nodes.Late | None:
         late = node.late if isinstance(node, nodes.Aggregate) else None

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from sluice.errors import TopologyError
+from sluice.plan.attempts import causes, may_fail, without_risk
 from sluice.plan.columns import env_of
-from sluice.plan.draft import Draft, Env, column_of, column_read, final, literal, masked, sql_of
+from sluice.plan.draft import Draft, column_of, column_read, failures, final, literal, masked, tried
 from sluice.plan.jobs import (
     Family,
     Job,
@@ -21,8 +22,9 @@ from sluice.plan.jobs import (
     TableSink,
 )
 from sluice.plan.ordered import Planner, children, is_ordered
+from sluice.plan.value_types import types_after
 from sluice.topology import nodes
-from sluice.topology.expressions import CHANGE_METADATA, mergeable, parse, quoted
+from sluice.topology.expressions import CHANGE_METADATA, METADATA, parse, quoted
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import TEXT_FIELD
 from sluice.topology.windows import Window
@@ -44,7 +46,7 @@ def plan(pipeline: Pipeline) -> Plan:
     second = replace(
         second,
         read_elsewhere=frozenset(second.topics).intersection(main.topics),
-        called_elsewhere=frozenset(second.failures).intersection(main.failures),
+        tried_elsewhere=frozenset(one.column for one in second.failures) & {one.column for one in main.failures},
     )
     return Plan(pipeline, (main, second))
 
@@ -99,7 +101,8 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
         later_layers={stage: _layers(draft, stage) for stage in draft.stages if stage},
         functions=draft.functions,
         transforms=draft.transforms,
-        failures=tuple(draft.failures),
+        attempts=draft.attempts,
+        failures=failures(draft),
         ordered_sinks=(*mine, *(op.late for op in operators if op.late is not None)),
     )
 
@@ -163,67 +166,53 @@ def _layers(draft: Draft, stage: int) -> Layers:
 def _families(draft: Draft, fused: list[nodes.Aggregate]) -> list[Family]:
     groups: dict[tuple[Any, ...], list[nodes.Aggregate]] = {}
     for node in fused:
-        alike = (node.parent.number, node.key, node.window, node.late, node.retention_ms)
+        # A record that fails for one store counts in the others: only stores that fail together stand together.
+        alike = (node.parent.number, node.key, node.window, node.late, node.retention_ms, node.on_error, _risk(node))
         groups.setdefault(alike, []).append(node)
-    return _guarded([_family(draft, number, members) for number, members in enumerate(groups.values())])
+    return [_family(draft, number, members) for number, members in enumerate(groups.values())]
 
 
-def _guarded(families: list[Family]) -> list[Family]:
-    """The families, with aggregates that see the rows of their own families only.
-
-    The fused operator evaluates every aggregate for every row. On rows that a filter kept from it, `sum(1 / x)` might
-    fail; most of the time their columns are null there, but not those that another family reads too.
-    """
-    users: dict[str, list[Family]] = {}
-    for family in families:
-        for text in family.aggregates:
-            users.setdefault(text, []).append(family)
-    guarded = {text: _guard(text, mine, families) for text, mine in users.items()}
-    return [
-        replace(family, slots=tuple(
-            replace(slot, columns=tuple((name, guarded[text]) for name, text in slot.columns)) for slot in family.slots
-        ))
-        for family in families
-    ]  # fmt: skip
+def _risk(node: nodes.Aggregate) -> tuple[str, ...]:
+    """The arguments of an aggregate that may fail."""
+    known = types_after(node.parent) | METADATA
+    return tuple(sql for sql in _arguments([node]) if may_fail(sql, known))
 
 
-def _guard(text: str, mine: list[Family], families: list[Family]) -> str:
-    if mergeable(text):
-        return text  # of a bare column: nothing can fail
-    reads = parse(text).fields
-    shared = {name for family in families if family not in mine for name in reads.intersection(family.inputs)}
-    cells = ", ".join(str(family.number) for family in mine)
-    return parse(text).on({name: f"IF(cell IN ({cells}), {name}, NULL)" if name in shared else name for name in reads})
+def _arguments(members: list[nodes.Aggregate]) -> list[str]:
+    """What is computed before the aggregates of stores of one stream."""
+    known = types_after(members[0].parent) | METADATA
+    texts = [text for node in members for text in node.columns.values()]
+    return list(dict.fromkeys(sql for text in texts for sql in without_risk(text, known)[1].values()))
 
 
 def _family(draft: Draft, number: int, members: list[nodes.Aggregate]) -> Family:
     first = members[0]
     env = env_of(draft, first.parent)
+    known = types_after(first.parent) | METADATA
+    arguments = {sql: f"__argument_{i}" for i, sql in enumerate(_arguments(members))}
+    texts = {"key": first.key} | {name: sql for sql, name in arguments.items()}
+    env, sqls = tried(draft, env, first, first.parent, texts, key="key")
     passed = column_of(draft, env, f"n{first.parent.number}", masked(draft, env))
-    key = f"IF({passed}, CAST({sql_of(draft, env, first.key)} AS STRING), NULL)"
+    key = f"IF({passed}, CAST({sqls['key']} AS STRING), NULL)"
     key = column_of(draft, env, f"k{first.parent.number}", key)
-    reads = {name for node in members for text in node.columns.values() for name in parse(text).fields}
-    inputs = {name: _input(draft, env, name) for name in reads}
-    slots = tuple(
-        Slot(
-            node.store,
-            tuple((name, parse(text).on(inputs)) for name, text in node.columns.items()),
-            node.scalar,
-        )
-        for node in members
-    )
+    slots, inputs = [], dict[str, str]()
+    for node in members:
+        columns = []
+        for name, text in node.columns.items():
+            safe, replaced = without_risk(text, known)
+            read = {name: arguments[replaced[name]] if name in replaced else name for name in parse(safe).fields}
+            for name_there in read.values():
+                column = sqls[name_there] if name_there in sqls else column_read(draft, env, name_there)
+                inputs[name_there] = column_of(draft, env, f"i{env.stage}", column)
+            columns.append((name, parse(safe).on({one: inputs[name_there] for one, name_there in read.items()})))
+        slots.append(Slot(node.store, tuple(columns), node.scalar))
     window = first.window
     assert window is None or isinstance(window, Window)
     null = "" if env.is_null == "false" else column_of(draft, env, f"z{first.parent.number}", env.is_null)
     if first.late is not None:
         final(draft, f"late{number}_key", column_read(draft, env, "_key"))
         final(draft, f"late{number}_value", env.json(draft, passed))
-    return Family(number, first, passed, key, window, tuple(sorted(set(inputs.values()))), slots, null)
-
-
-def _input(draft: Draft, env: Env, name: str) -> str:
-    """The column that an aggregate reads a field from: a field of a struct gets one of its own."""
-    return column_of(draft, env, f"i{env.stage}", column_read(draft, env, name))
+    return Family(number, first, passed, key, window, tuple(sorted(set(inputs.values()))), tuple(slots), null)
 
 
 def _stream_sink(draft: Draft, sink: nodes.Sink) -> StreamSink:
@@ -262,7 +251,10 @@ def _table_sink(
             made = ", ".join(
                 f"{literal(name)}, {parse(text).on(columns | _TABLE)}" for name, text in node.columns.items()
             )
-            steps.append(Select(f"named_struct({made})"))
+            known = types_after(node.parent) | CHANGE_METADATA
+            risky = [text for text in node.columns.values() if may_fail(text, known)]
+            blamed = [(parse(part).on(columns | _TABLE), why) for text in risky for part, why in causes(text)]
+            steps.append(Select(f"named_struct({made})", node, tuple(blamed)))
             columns = {name: f"v.{quoted(name)}" for name in node.columns}
     return TableSink(sink.topic, family.number, slot, tuple(steps), scalar=store.scalar and not steps)
 

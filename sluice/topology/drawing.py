@@ -42,7 +42,7 @@ def detail(node: nodes.Node) -> str:
     return re.sub(_NO_XML, "\N{REPLACEMENT CHARACTER}", " ".join(_detail(node).split()))
 
 
-def _detail(node: nodes.Node) -> str:  # noqa: C901  (one line for each kind)
+def _detail(node: nodes.Node) -> str:
     match node:
         case nodes.Source():
             return f"{node.serde.name}, event time {node.event_time or 'of the record'}"
@@ -67,6 +67,12 @@ def _detail(node: nodes.Node) -> str:  # noqa: C901  (one line for each kind)
             return f"{node.by} within {node.within_ms} ms"
         case _:
             return ""
+
+
+def step(node: nodes.Node) -> str:
+    """What the node is and does, short enough for a message."""
+    what = detail(node)
+    return _short(f"{title(node)}: {what}" if what else title(node), 200)
 
 
 def text(pipeline: Pipeline) -> str:
@@ -143,8 +149,14 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
                 free = put(source, 0, free)
             else:
                 looked_up.append(source)
+    # A table that others are looked up for has its steps placed before the tables that are looked up there.
+    looked_up.sort(key=lambda table: not any(nodes.parents(node)[:1] == (table,) for node in pipeline.nodes))
     for table in looked_up:
-        joins = [place[node.number][0] for node in pipeline.nodes if table in nodes.parents(node)[1:]]
+        joins = [
+            place[node.number][0]
+            for node in pipeline.nodes
+            if table in nodes.parents(node)[1:] and node.number in place
+        ]
         column = max(min(joins, default=20) // (_BOX + _GAP) - 1, 0)
         free = put(table, column, free)
     return place

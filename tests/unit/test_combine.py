@@ -92,14 +92,7 @@ def test_a_sum_has_the_digits_that_spark_gives_it() -> None:
     assert combiner.parts[0]["sum(s0_amount)"].sql == "CAST(sum(m0) AS DECIMAL(22,2))"
 
 
-def test_whole_numbers_that_might_overflow_are_left_to_spark() -> None:
-    combiner = Combiner.of(job(total="sum(number)"), TYPES)
-    large = 2**62
-    batches = list(combiner(iter([cells(("a", 0, large), ("a", 0, large), ("a", 0, 1), column="s0_number")])))
-    assert [row["m0"] for batch in batches for row in batch.to_pylist()] == [large, large, 1]
-
-
-@pytest.mark.parametrize("text", ["avg(amount)", "sum(amount + 1)", "stddev(amount)", "sum(share)", "max(share)"])
+@pytest.mark.parametrize("text", ["avg(amount)", "stddev(amount)", "max(share)"])
 def test_what_cannot_be_put_together_from_parts_goes_on_record_by_record(text: str) -> None:
     combiner = Combiner.of(job(n="count(*)", value=text), TYPES)
     assert combiner.parts == {}

@@ -189,7 +189,8 @@ class Sales:
         pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")
         (self.job,) = plan(pipeline).jobs
         self.handoff = Handoff(str(folder))
-        inputs = {"s0_amount": pa.int64()}
+        (self.input,) = {name for family in self.job.families for name in family.inputs}
+        inputs = {self.input: pa.int64()}
         self.partitions = {"sales": partitions, "returns": 7}
         self.placer = Placer.of(self.job, self.handoff, Begun(), self.partitions, inputs)
         self.batch = 0
@@ -228,7 +229,7 @@ class Sales:
             "_source": pa.array([0] * count, pa.int32()),
             "_partition": pa.array([partition] * count, pa.int32()),
             "_time": pa.array(times, pa.int64()),
-            "s0_amount": pa.array(amounts, pa.int64()),
+            self.input: pa.array(amounts, pa.int64()),
         }
         for family in self.job.families:
             mine = [family.number != 3 and (family.number == 0 or is_big) for is_big in big]
@@ -340,12 +341,12 @@ def test_what_is_closed_is_known_from_the_batches_before(sales: Sales) -> None:
 
 def test_a_cell_expires_with_the_grace_of_its_window_and_a_total_never(sales: Sales) -> None:
     sales.run([(205, "a", 20)])
-    rows = sales.last.select(["cell", "window_end", "expires_at", "s0_amount"]).to_pylist()
+    rows = sales.last.select(["cell", "window_end", "expires_at", sales.input]).to_pylist()
     expires = {row["cell"]: row["expires_at"] and int(row["expires_at"].timestamp() * 1000) for row in rows}
     assert expires == {0: 350, 1: 350, 2: None}
     assert {row["cell"]: row["window_end"] for row in rows} == {0: 300, 1: 300, 2: -1}
     # Only the stores that sum amounts are given them.
-    assert {row["cell"]: row["s0_amount"] for row in rows} == {0: None, 1: 20, 2: 20}
+    assert {row["cell"]: row[sales.input] for row in rows} == {0: None, 1: 20, 2: 20}
 
 
 def test_output_records_are_handed_to_the_driver_in_order(sales: Sales) -> None:

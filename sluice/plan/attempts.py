@@ -1,0 +1,174 @@
+"""Which of an author's expressions may have no result for some record, and what is then to blame.
+
+Spark's arithmetic is strict: a division by zero, a failed CAST or a number out of range ends a query. An expression
+that cannot fail is computed as it is; any other is tried (`jobs.Attempt`), so that it fails for its record alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import sqlglot
+from sqlglot import exp
+
+from sluice.plan.value_types import (
+    MOST_DIGITS,
+    NUMBERS,
+    Types,
+    decimal_digits,
+    functions_of,
+    kind_of,
+    precision_and_scale,
+)
+
+_ALWAYS_SAFE = (
+    exp.Column | exp.Identifier | exp.Literal | exp.Null | exp.Boolean | exp.Paren | exp.And | exp.Or | exp.Not
+    | exp.Is | exp.Upper | exp.Lower | exp.Trim | exp.Length | exp.Struct | exp.PropertyEQ | exp.Concat | exp.DPipe
+    | exp.Star | exp.DataType | exp.DataTypeParam | exp.Var
+)  # fmt: skip
+_COMPARISONS = exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.NullSafeEQ | exp.In | exp.Between
+_DIVISIONS = exp.Div | exp.Mod | exp.IntDiv
+_CHOICES = exp.Coalesce | exp.If | exp.Case
+_SAFE_FUNCTIONS = frozenset({"isnull", "isnotnull"})
+
+
+def may_fail(text: str, known: Types) -> bool:
+    """Whether Spark may find no result for a record, given the types of the fields that are known."""
+    return not _is_safe(sqlglot.parse_one(text, dialect="spark"), known)
+
+
+def causes(text: str) -> Iterator[tuple[str, str]]:
+    """The parts of an expression that may have no result, innermost first, each with what is then wrong with it.
+
+    A part within a lambda is not looked at by itself: its names mean nothing outside.
+    """
+    tree = sqlglot.parse_one(text, dialect="spark")
+    for node in reversed(list(tree.walk())):
+        if node.find_ancestor(exp.Lambda) or isinstance(node, exp.Lambda | _ALWAYS_SAFE):
+            continue
+        part = node.sql(dialect="spark")
+        if isinstance(node, _DIVISIONS):
+            divisor = node.right.sql(dialect="spark")
+            yield f"1 DIV IF(({divisor}) = 0, 0, 1)", f"DIVIDE_BY_ZERO in {part}"
+        if why := _why(node):
+            yield part, f"{why} in {part}"
+
+
+def _is_safe(node: exp.Expr, known: Types) -> bool:
+    return _is_safe_itself(node, known) and all(_is_safe(child, known) for child in node.iter_expressions())
+
+
+def _is_safe_itself(node: exp.Expr, known: Types) -> bool:
+    match node:
+        case exp.Cast():
+            # To sqlglot Spark's CAST is a TryCast, which only TRY_CAST makes `safe`.
+            return bool(node.args.get("safe")) or node.to.sql(dialect="spark") == "STRING" or _is_widening(node, known)
+        case exp.Anonymous():
+            return node.name.lower() in _SAFE_FUNCTIONS
+        case exp.Add() | exp.Sub() | exp.Mul():
+            digits = decimal_digits(node, known)
+            return digits is not None and digits[0] <= MOST_DIGITS
+        case exp.Div() | exp.Mod() | exp.IntDiv():
+            divisor = node.right
+            whole = kind_of(node.left, known) in ("BIGINT", "INT")
+            return whole and isinstance(divisor, exp.Literal) and divisor.is_int and int(divisor.name) != 0
+        case exp.Like():
+            return isinstance(node.expression, exp.Literal) and "\\" not in node.expression.name
+    if isinstance(node, _COMPARISONS):
+        # Between texts and numbers Spark compares numbers, and casts the texts.
+        return len({_group(child, known) for child in node.iter_expressions()} - {"null"}) == 1 and (
+            "" not in {_group(child, known) for child in node.iter_expressions()}
+        )
+    if isinstance(node, _CHOICES):
+        return kind_of(node, known) != ""
+    # The branch of a CASE is an If of its own, which has no type.
+    return isinstance(node, _ALWAYS_SAFE) or (isinstance(node, exp.If) and isinstance(node.parent, exp.Case))
+
+
+def _is_widening(node: exp.Cast, known: Types) -> bool:
+    kind, to = kind_of(node.this, known), node.to.sql(dialect="spark")
+    return (to == "DOUBLE" and kind.startswith(NUMBERS)) or (to == "DECIMAL(20, 0)" and kind in ("BIGINT", "INT"))
+
+
+def _group(node: exp.Expr, known: Types) -> str:
+    """What a value may be compared with: `number`, or its very type; empty if that is not known."""
+    if isinstance(node, exp.Null):
+        return "null"
+    kind = kind_of(node, known)
+    return "number" if kind.startswith(NUMBERS) else kind
+
+
+def _why(node: exp.Expr) -> str:
+    name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
+    match node:
+        case exp.Cast():
+            return "" if node.args.get("safe") else "CAST_INVALID_INPUT"
+        case exp.Add() | exp.Sub() | exp.Mul() | exp.Div() | exp.Mod() | exp.IntDiv() | exp.Neg() | exp.Abs():
+            return "ARITHMETIC_OVERFLOW"
+        case exp.Bracket():
+            return "INVALID_ARRAY_INDEX"
+        case exp.Anonymous() if name == "pmod":
+            return "DIVIDE_BY_ZERO"
+    if isinstance(node, _COMPARISONS | _CHOICES):
+        return "CAST_INVALID_INPUT"
+    return "NO_RESULT" if isinstance(node, exp.Func) else ""
+
+
+def without_risk(text: str, known: Types) -> tuple[str, dict[str, str]]:
+    """An aggregate with some arguments replaced by names, and the expressions that these stand for.
+
+    They are those that may fail, and integers that are summed: as decimals their sum cannot pass 64 bits unnoticed.
+    """
+    tree = sqlglot.parse_one(text, dialect="spark")
+    arguments: dict[str, str] = {}
+    for argument in [one for function in functions_of(tree) for one in _arguments(function)]:
+        is_summed = isinstance(argument.parent, exp.Sum) and kind_of(argument, known) in ("BIGINT", "INT")
+        if _is_safe(argument, known) and not is_summed:
+            continue
+        sql = argument.sql(dialect="spark")
+        sql = f"CAST({sql} AS DECIMAL(20, 0))" if is_summed else sql
+        name = next((name for name, known_sql in arguments.items() if known_sql == sql), f"__argument_{len(arguments)}")
+        arguments[name] = sql
+        if argument is not tree:
+            argument.replace(exp.column(name))
+    return (tree.sql(dialect="spark"), arguments) if arguments else (text, {})
+
+
+def result_may_fail(text: str, known: Types) -> bool:
+    """Whether what is made of an aggregate's functions may fail, as `sum(a) / sum(b)` may."""
+    tree = sqlglot.parse_one(text, dialect="spark")
+    kinds = {}
+    for number, function in enumerate(functions_of(tree)):
+        inner = function.this if isinstance(function, exp.Filter) else function
+        kinds[f"a{number}"] = kind_of(inner, known)
+        if function is tree:
+            return False
+        function.replace(exp.column(f"a{number}"))
+    return not _is_safe(tree, kinds)
+
+
+def sums_depend_on_order(text: str, known: Types) -> bool:
+    """Whether a sum or average in the text may come out otherwise in another order, or pass the digits there are."""
+    tree = sqlglot.parse_one(text, dialect="spark")
+    return any(not _adds_up(kind_of(one.this, known)) for one in tree.find_all(exp.Sum, exp.Avg))
+
+
+def _adds_up(kind: str) -> bool:
+    if kind.startswith("DECIMAL"):
+        return precision_and_scale(kind)[0] <= MOST_DIGITS - _SUM_DIGITS
+    return kind in ("BIGINT", "INT")
+
+
+_SUM_DIGITS = 10
+"""Digits by which the type of a sum is wider than its argument's: ten thousand million of the largest fit."""
+
+
+def _arguments(function: exp.Expr) -> Iterator[exp.Expr]:
+    if isinstance(function, exp.Filter):
+        yield function.expression.this
+        function = function.this
+    for argument in list(function.iter_expressions()):
+        if isinstance(argument, exp.Distinct):
+            yield from argument.expressions
+        elif not isinstance(argument, exp.Star | exp.Literal | exp.Order | exp.WithinGroup):
+            yield argument

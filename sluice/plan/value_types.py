@@ -1,0 +1,190 @@
+"""The Spark SQL types of expressions, as far as contracts and the text say: Spark itself is asked only later."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import reduce
+
+import sqlglot
+from sqlglot import exp
+
+from sluice.topology import nodes
+from sluice.topology.expressions import METADATA, aggregates, struct_fields
+from sluice.topology.serdes import TEXT_FIELD
+
+Types = Mapping[str, str]
+"""Name → type; an empty text where the type is not known."""
+
+NUMBERS = ("BIGINT", "INT", "DOUBLE", "DECIMAL")
+_DIGITS_OF = {"BIGINT": (20, 0), "INT": (10, 0)}
+_TEXTS = exp.Concat | exp.DPipe | exp.Upper | exp.Lower | exp.Trim
+_COUNTS = exp.Count | exp.Length | exp.ArraySize
+_CONDITIONS = exp.Predicate | exp.And | exp.Or | exp.Not | exp.Boolean
+MOST_DIGITS = 38
+
+
+def type_of(text: str, known: Types) -> str:
+    """The type of an expression over fields of these types; empty if it is not known."""
+    return kind_of(sqlglot.parse_one(text, dialect="spark"), known)
+
+
+def kind_of(tree: exp.Expr, known: Types) -> str:
+    """The same, of an expression that is read already."""
+    match tree:
+        case exp.Paren() | exp.Neg() | exp.Abs() | exp.Min() | exp.Max() | exp.First() | exp.Last():
+            return kind_of(tree.this, known)
+        case exp.Column():
+            return _field(tree, known)
+        case exp.Literal():
+            return _literal(tree)
+        case exp.Cast():
+            return tree.to.sql(dialect="spark").upper().replace(" ", "")
+        case exp.Coalesce():
+            return _one_of([tree.this, *tree.expressions], known)
+        case exp.If():
+            return _one_of([tree.args["true"], tree.args.get("false") or exp.null()], known)
+        case exp.Case():
+            branches = [branch.args["true"] for branch in tree.args["ifs"]]
+            return _one_of([*branches, tree.args.get("default") or exp.null()], known)
+        case exp.Add() | exp.Sub() | exp.Mul() | exp.Div() | exp.Mod() | exp.IntDiv():
+            return _calculated(tree, known)
+        case exp.Sum():
+            return _sum(kind_of(tree.this, known))
+        case exp.Avg():
+            kind = kind_of(tree.this, known)
+            return kind and ("DECIMAL(38,18)" if kind.startswith("DECIMAL") else "DOUBLE")
+    if isinstance(tree, _TEXTS):
+        return "STRING"
+    if isinstance(tree, _COUNTS):
+        return "BIGINT"
+    return "BOOLEAN" if isinstance(tree, _CONDITIONS) else ""
+
+
+def types_after(node: nodes.Node) -> dict[str, str]:
+    """The fields of the values after a step, each with its type."""
+    match node:
+        case nodes.Source(fields=fields) | nodes.Apply(fields=fields) | nodes.Branch(fields=fields):
+            return dict(fields)
+        case nodes.Transform(fields=fields) | nodes.FlatMapValues(fields=fields) if fields:
+            return dict(fields)
+        case nodes.MapValues(parent=parent, columns=columns):
+            known = types_after(parent) | METADATA
+            return {name: type_of(text, known) for name, text in columns.items()}
+        case nodes.MapValue(parent=parent, value=value):
+            return {TEXT_FIELD: type_of(value, types_after(parent) | METADATA)}
+        case nodes.Merge(streams=streams):
+            first, *rest = map(types_after, streams)
+            return {
+                name: kind if all(other.get(name) == kind for other in rest) else "" for name, kind in first.items()
+            }
+        case nodes.Aggregate(python=python) if python is not None:
+            return dict(python.fields)
+        case nodes.Aggregate(parent=parent, columns=columns, scalar=scalar):
+            known = types_after(parent) | METADATA
+            made = {name: type_of(text, known) for name, text in columns.items()}
+            return {TEXT_FIELD: next(iter(made.values()))} if scalar else made
+        case nodes.Filter() | nodes.SelectKey() | nodes.ToStream() | nodes.ToTable() | nodes.Suppress():
+            return types_after(node.parent)
+        case nodes.Deduplicate(parent=parent):
+            return types_after(parent)
+        case nodes.Join(left=left, right=right):
+            return {"left": _struct(types_after(left)), "right": _struct(types_after(right))}
+        case _:
+            return {}
+
+
+def _struct(types: Types) -> str:
+    if not types or not all(types.values()):
+        return ""
+    if list(types) == [TEXT_FIELD]:
+        return types[TEXT_FIELD]
+    return f"STRUCT<{', '.join(f'`{name}`: {kind}' for name, kind in types.items())}>"
+
+
+def _field(column: exp.Column, known: Types) -> str:
+    first, *rest = (part.name for part in column.parts)
+    kind = known.get(first, "")
+    for name in rest:
+        kind = struct_fields(kind).get(name, "")
+    return kind
+
+
+def _literal(literal: exp.Literal) -> str:
+    if literal.is_string:
+        return "STRING"
+    text = literal.name
+    if re.fullmatch(r"\d+", text):
+        return "BIGINT" if int(text) < 2**63 else ""
+    if match := re.fullmatch(r"(\d*)\.(\d*)", text):
+        return f"DECIMAL({max(1, len(match[1].lstrip('0')) + len(match[2]))},{len(match[2])})"
+    return "DOUBLE"
+
+
+def _one_of(branches: list[exp.Expr], known: Types) -> str:
+    """The type that branches of one expression share; an integer literal is of any number's type."""
+    kinds = {kind_of(one, known) for one in branches if not isinstance(one, exp.Null)}
+    if len(kinds) > 1:
+        kinds = {kind_of(one, known) for one in branches if not isinstance(one, exp.Null | exp.Literal)} or kinds
+        if not all(kind.startswith(NUMBERS) for kind in kinds) or any(
+            isinstance(one, exp.Literal) and (one.is_string or kind_of(one, known) != "BIGINT") for one in branches
+        ):
+            return ""
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _calculated(tree: exp.Binary, known: Types) -> str:
+    left, right = kind_of(tree.left, known), kind_of(tree.right, known)
+    if not left.startswith(NUMBERS) or not right.startswith(NUMBERS):
+        return ""
+    if "DOUBLE" in (left, right):
+        return "DOUBLE"
+    if not (left.startswith("DECIMAL") or right.startswith("DECIMAL")):
+        return "DOUBLE" if isinstance(tree, exp.Div) else "BIGINT"
+    precision, scale = decimal_digits(tree, known) or (MOST_DIGITS, 6)
+    return f"DECIMAL({min(precision, MOST_DIGITS)},{min(scale, MOST_DIGITS)})"
+
+
+def decimal_digits(tree: exp.Binary, known: Types) -> tuple[int, int] | None:
+    """Precision and scale that any result of this decimal arithmetic fits; None of a division, and of other types."""
+    kinds = kind_of(tree.left, known), kind_of(tree.right, known)
+    if not any(kind.startswith("DECIMAL") for kind in kinds) or not all(
+        kind.startswith(("DECIMAL", *_DIGITS_OF)) for kind in kinds
+    ):
+        return None
+    (p1, s1), (p2, s2) = _digits(tree.left, kinds[0]), _digits(tree.right, kinds[1])
+    match tree:
+        case exp.Add() | exp.Sub():
+            scale = max(s1, s2)
+            return max(p1 - s1, p2 - s2) + scale + 1, scale
+        case exp.Mul():
+            return p1 + p2 + 1, s1 + s2
+        case _:
+            return None
+
+
+def _digits(node: exp.Expr, kind: str) -> tuple[int, int]:
+    """Precision and scale of a number as a decimal; of an integer literal only its own digits."""
+    if kind in _DIGITS_OF:
+        return (len(node.name), 0) if isinstance(node, exp.Literal) else _DIGITS_OF[kind]
+    return precision_and_scale(kind)
+
+
+def precision_and_scale(kind: str) -> tuple[int, int]:
+    """The digits of a DECIMAL type: in all, and after the point."""
+    found = [int(number) for number in re.findall(r"\d+", kind)]
+    return (found[0], found[1]) if len(found) == 2 else (10, 0) if not found else (found[0], 0)
+
+
+def _sum(kind: str) -> str:
+    if not kind.startswith("DECIMAL"):
+        return kind
+    precision, scale = precision_and_scale(kind)
+    return f"DECIMAL({min(precision + 10, MOST_DIGITS)},{scale})"
+
+
+def functions_of(tree: exp.Expr) -> list[exp.Expr]:
+    """The outermost aggregate functions of an expression, each with its FILTER."""
+    if isinstance(tree, exp.Filter) or aggregates(tree):
+        return [tree]
+    return reduce(lambda found, child: found + functions_of(child), tree.iter_expressions(), list[exp.Expr]())
