@@ -6,23 +6,28 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as spark
 
-from sluice.plan import Attempt
+from sluice.engine.located import Unresolved
+from sluice.plan import MOST_KEY_BYTES, Attempt
 
 WITHOUT_SHARING = {"spark.sql.subexpressionElimination.enabled": "false"}
 """Spark would compute what two attempts have in common before either, where a failure ends the query."""
 
-MOST_KEY_BYTES = 1024
-"""The longest key, in UTF-8; a database's index takes no longer ones."""
-
 
 def with_attempt(frame: DataFrame, name: str, attempt: Attempt) -> DataFrame:
-    """The frame with the attempt's struct, and with the text of what is wrong with a record for which it fails."""
+    """The frame with the attempt's struct, and with the text of what is wrong with a record for which it fails.
+
+    Raises Unresolved for an expression that Spark cannot take.
+    """
     fields = ", ".join(f"'c{number}', {sql}" for number, sql in enumerate(attempt.columns))
-    made = frame.select("*", _tried(f"IF({attempt.passed}, named_struct({fields}), NULL)").alias(name))
+    try:
+        made = frame.select("*", _tried(f"IF({attempt.passed}, named_struct({fields}), NULL)").alias(name))
+    except PySparkException as error:
+        raise Unresolved(name, error) from None
     wrong = F.when(F.expr(f"NOT ({attempt.passed})"), F.lit(None))
     wrong = wrong.when(F.col(name).isNull(), _blame(attempt))
     kind = made.schema[name].dataType

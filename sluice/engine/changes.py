@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -11,8 +12,10 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from sluice.engine.attempts import with_attempt
 from sluice.engine.located import Unresolved
-from sluice.plan import TO_JSON, Job, Lookup, TableInput, TableSink, literal
+from sluice.engine.rejected import Row
+from sluice.plan import TO_JSON, VALUE_JSON, Attempt, Job, Lookup, Select, TableInput, TableSink, literal
 from sluice.state.shard import Shard
 from sluice.topology import contracts
 from sluice.topology.expressions import CHANGE_METADATA
@@ -71,14 +74,25 @@ def _load(shard: Shard, family: int, as_of: int, values: dict[str, str]) -> None
 
 def change_records(
     spark: SparkSession, job: Job, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
-) -> list[tuple[str, pa.Table]]:
-    """The output records of the batch's changes: a table of `key` and `value` for each sink's topic."""
-    outputs = []
+) -> tuple[list[tuple[str, pa.Table]], list[Row]]:
+    """The output records of the batch's changes, and those for which a step failed, as rows of `rejected`.
+
+    Records are a table of `key` and `value` for each sink's topic.
+    """
+    outputs, rejected = [], []
     for sink in job.table_sinks:
         mine = changed.filter(pc.equal(changed.column("cell"), sink.family))
         if mine.num_rows:
-            outputs.append((sink.topic, _records(spark, job, sink, mine, tables, types).toArrow()))
-    return outputs
+            made = _records(spark, job, sink, mine, tables, types).toArrow()
+            if _REJECTED in made.column_names:
+                failed = made.filter(made.column(_REJECTED).is_valid())
+                rejected += [
+                    {"key": row["key"], "value": row[_REJECTED], "window_start": row["start"], "window_end": row["end"]}
+                    for row in failed.to_pylist()
+                ]
+                made = made.filter(made.column(_REJECTED).is_null()).drop_columns([_REJECTED, "start", "end"])
+            outputs.append((sink.topic, made))
+    return outputs, rejected
 
 
 def check_changes(spark: SparkSession, job: Job, types: Mapping[str, str]) -> None:
@@ -96,16 +110,40 @@ def _records(
     spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
 ) -> DataFrame:
     frame = _typed(spark, job, sink, changed, types)
-    for step in sink.steps:
+    kept = [*CHANGE_METADATA]
+    for number, step in enumerate(sink.steps):
         if isinstance(step, Lookup):
             right = tables.frame(spark, step.table, "r")
             frame = frame.join(right, "_key", step.how)
-            frame = frame.selectExpr(*CHANGE_METADATA, "named_struct('left', v, 'right', r) AS v")
+            frame = frame.selectExpr(*kept, "named_struct('left', v, 'right', r) AS v")
+        elif not step.causes:
+            frame = frame.selectExpr(*kept, f"{step.sql} AS v")
         else:
-            frame = frame.selectExpr(*CHANGE_METADATA, f"{step.sql} AS v")
+            frame = _tried(frame, step, f"t{number}", kept)
+            kept = [*CHANGE_METADATA, _REJECTED]
     value = "CAST(v AS STRING)" if sink.scalar else TO_JSON.format("v")
     headers = [f"{_HEADERS} AS headers"] if job.families[sink.family].window else []
+    if _REJECTED in kept:
+        times = [f"coalesce(unix_millis(_window_{name}), -1) AS {name}" for name in ("start", "end")]
+        headers += [_REJECTED, *times]
     return frame.selectExpr("_key AS key", f"{value} AS value", *headers)
+
+
+_REJECTED = "_rejected"
+
+
+def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:
+    """The frame after a step that may fail for a change; `_rejected` then says so, as JSON of `Rejected`."""
+    passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
+    attempt = Attempt(step.node.number, passed, (step.sql,), frozenset(), step.causes)
+    made = with_attempt(frame, name, attempt)
+    found = TO_JSON.format(
+        f"named_struct('node', {step.node.number}, 'detail', {name}_error, 'value', {VALUE_JSON.format('v')})"
+    )
+    rejected = f"IF({name}_error IS NULL, NULL, {found})"
+    if _REJECTED in kept:
+        rejected = f"coalesce({_REJECTED}, {rejected})"
+    return made.selectExpr(*CHANGE_METADATA, f"{rejected} AS {_REJECTED}", f"{name}.c0 AS v")
 
 
 def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, types: Mapping[str, str]) -> DataFrame:

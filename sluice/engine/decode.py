@@ -79,9 +79,14 @@ class ValueDecoder:
     """A decoder of the author's own."""
     author_key: Shipped | None
     types: dict[str, str] = field(default_factory=dict)
+    on_error: nodes.OnError = "dead_letter"
+    key_fields: frozenset[str] = frozenset()
+    """The fields that are keys of what follows."""
 
     @classmethod
-    def of(cls, source: nodes.Source, fields: tuple[str, ...]) -> ValueDecoder:
+    def of(
+        cls, source: nodes.Source, fields: tuple[str, ...], key_fields: frozenset[str] = frozenset()
+    ) -> ValueDecoder:
         """The decoder of a source of which only `fields` are read by anything."""
         serde = source.serde
         return cls(
@@ -89,6 +94,7 @@ class ValueDecoder:
             source.zone, source.max_ahead_ms, source.on_time, source.nulls == "keep",
             None if serde.decode is None else Shipped.of(serde.decode),
             None if source.key_decode is None else Shipped.of(source.key_decode), dict(source.fields),
+            source.on_error, key_fields,
         )  # fmt: skip
 
     @cached_property

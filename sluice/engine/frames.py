@@ -59,7 +59,7 @@ class Frames:
         Raises TopologyError for an expression that Spark cannot take.
         """
         register(self.spark, self.job)
-        if self.job.attempts:
+        if self.job.tries:
             for name, value in WITHOUT_SHARING.items():
                 self.spark.conf.set(name, value)
         try:

@@ -14,14 +14,13 @@ from typing import Any
 import msgspec
 from pyspark.sql import SparkSession
 
+from sluice.engine.rejected import said
 from sluice.engine.shipping import Shipped
-from sluice.plan import Job
+from sluice.operators.encoding import to_json
+from sluice.plan import MOST_KEY_BYTES, Job
 from sluice.topology import nodes
 
 RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:string>>, error:string>"
-
-_encode = msgspec.json.Encoder(decimal_format="number").encode
-
 
 def register(spark: SparkSession, job: Job) -> None:
     """Make the job's Python functions known to a session."""
@@ -54,8 +53,8 @@ class Step:
             return None
         try:
             return self._result(key, None if value is None else self._decode(value))
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+        except (Exception, SystemExit) as error:
+            return {"error": said(error)}
 
     def _result(self, key: str | None, value: Any) -> dict[str, Any]:
         function = self.function.value
@@ -66,25 +65,55 @@ class Step:
             case "condition":
                 return {"value": "true" if function(value) else "false"}
             case "key":
-                return {"key": _text(function(value))}
+                return {"key": _key(function(value))}
             case "record":
-                return _pair(function(key, value))
+                return self._pair(function(key, value))
             case "records":
-                return {"items": [_pair(pair) for pair in function(key, value)]}
+                return {"items": [self._pair(pair) for pair in function(key, value)]}
             case "values":
-                return {"items": [{"value": _json(one)} for one in function(value)]}
+                return {"items": [{"value": self._json(one)} for one in function(value)]}
             case _:
-                return {"value": _json(function(value))}
+                return {"value": self._json(function(value))}
+
+    def _pair(self, pair: tuple[Any, Any]) -> dict[str, Any]:
+        key, value = pair
+        return {"key": _key(key), "value": self._json(value)}
+
+    def _json(self, value: Any) -> str | None:
+        """The value as JSON. Raises what msgspec raises if it is not of the type that the step says it returns."""
+        if value is None:
+            return None
+        text = to_json(value)
+        if self._check is not None and not _has_no_large_number(self._check(text)):
+            raise OverflowError(f"{text[:100]} has a whole number of more than 64 bits")
+        return text
+
+    @cached_property
+    def _check(self) -> Callable[[str], Any] | None:
+        return None if self.returns is None else msgspec.json.Decoder(self.returns.value).decode
 
 
-def _pair(pair: tuple[Any, Any]) -> dict[str, Any]:
-    key, value = pair
-    return {"key": _text(key), "value": _json(value)}
+def _has_no_large_number(value: Any) -> bool:
+    match value:
+        case int():
+            return -(2**63) <= value < 2**63
+        case msgspec.Struct():
+            return all(_has_no_large_number(getattr(value, name)) for name in value.__struct_fields__)
+        case list() | tuple() | set() | frozenset():
+            return all(map(_has_no_large_number, value))
+        case dict():
+            return all(map(_has_no_large_number, value.values()))
+        case _:
+            return True
 
 
-def _text(key: Any) -> str | None:
-    return key if key is None or isinstance(key, str) else _encode(key).decode()
+def _key(key: Any) -> str | None:
+    """A key as text. Raises ValueError for one that is too long to be kept."""
+    if key is None:
+        return None
+    text = key if isinstance(key, str) else to_json(key)
+    if len(text.encode()) > MOST_KEY_BYTES:
+        raise ValueError(f"the key has {len(text.encode())} bytes; a key has at most {MOST_KEY_BYTES}")
+    return text
 
 
-def _json(value: Any) -> str | None:
-    return None if value is None else _encode(value).decode()

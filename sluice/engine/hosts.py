@@ -192,11 +192,9 @@ class StageOutput:
                 next_step="Nothing of the batch is visible. Correct the step and run again, or have it go on without "
                 'such records: on_error="dead_letter".',
             ) from error
-        self.count("failed")
-        if self.host.on_error == "dead_letter":
-            rejected = Rejected(self.host.number, detail, value, timer or None)
-            window = None if timer or self.row is None else self.row.window
-            self._add(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, emitted=False)
+        rejected = Rejected(self.host.number, detail, value, timer or None)
+        window = None if timer or self.row is None else self.row.window
+        self._add(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, emitted=False)
 
     def count(self, reason: str) -> None:
         """Count the row at hand as dropped."""

@@ -19,7 +19,7 @@ from sluice.engine.checkpoint import batch_positions
 from sluice.engine.clock import CLOSED, SEEN
 from sluice.engine.delivery import AtLeastOnce
 from sluice.engine.failures import require_few_failures
-from sluice.engine.rejected import rejected_letters
+from sluice.engine.rejected import SETTLED, Row, rejected_rows, settle
 from sluice.engine.retention import Retention
 from sluice.engine.rows import in_order
 from sluice.engine.shards import WRITTEN, ShardWriter
@@ -106,23 +106,23 @@ class Publisher:
         self.lease.check()
         handoff.start(batch)
         returned = self._write_shards(cells)
+        changes, failed = self._changes(cells, returned)
+        letters, settled = settle(self.storage.job, [*rejected_rows(returned), *failed])
+        handoff.write_facts(batch, SETTLED, settled)
         facts = handoff.facts(batch)
         times = handoff.times(batch - 1) | facts.stream_times
         handoff.write_times(batch, times)
         counts = facts.counts | {"rows": _rows_written(returned)}
         if not facts.counts and not counts["rows"]:
             return  # A batch without data: there is nothing to publish.
-        letters = [
-            *handoff.records(batch, self.storage.job.pipeline.dead_letters),
-            rejected_letters(self.storage.job, returned),
-        ]
+        dead = [*handoff.records(batch, self.storage.job.pipeline.dead_letters), letters]
         if not self.silent:
-            require_few_failures(self.storage.job, counts, letters)
+            require_few_failures(self.storage.job, counts, dead)
         expired = self.retention.let_go(batch, times, self.lease.epoch)
         audit = None if self.auditor is None else self.auditor.audit(batch, returned, expired)
         self.guard.check_identity()
         aside = SetAside()
-        written = {} if self.silent else self._write_output(cells, batch, returned, letters, aside)
+        written = {} if self.silent else self._write_output(batch, returned, changes, dead, aside)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
         for topic, number in aside.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
@@ -136,12 +136,18 @@ class Publisher:
         returned = ", ".join(f"{one.name} {_SQL[one.type]}" for one in writer.returned)
         return cells.select(*writer.columns).mapInArrow(writer.__call__, returned).toArrow()
 
+    def _changes(self, cells: DataFrame, returned: pa.Table) -> tuple[Records, list[Row]]:
+        """What the stores' changes are as output records, and those for which a step failed."""
+        if self.silent:
+            return [], []
+        self.tables.apply(returned)
+        return change_records(cells.sparkSession, self.storage.job, returned, self.tables, self.types)
+
     def _write_output(
-        self, cells: DataFrame, batch: int, returned: pa.Table, letters: list[pa.Table], aside: SetAside
+        self, batch: int, returned: pa.Table, changes: Records, letters: list[pa.Table], aside: SetAside
     ) -> dict[str, int]:
         job = self.storage.job
         self.lease.check()
-        self.tables.apply(returned)
         handoff = self.storage.handoff
         records = [
             (sink.topic, encoded(Encoding.of(sink.node), table, aside))
@@ -151,7 +157,7 @@ class Publisher:
         late = [family.at.late.topic for family in job.families if family.at.late is not None]
         records += [(topic, table) for topic in dict.fromkeys(late) for table in handoff.records(batch, topic)]
         records += ordered_records(job, returned, aside)
-        records += change_records(cells.sparkSession, job, returned, self.tables, self.types)
+        records += changes
         sinks = {topic: Encoding.of(sink) for topic, sink in job.pipeline.sinks.items()}
         records = [
             (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMIT), aside))

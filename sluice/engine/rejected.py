@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,11 +10,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.handoff import Facts
 from sluice.engine.letters import DEAD_LETTER, header
 from sluice.engine.rows import LAST, REJECTED, in_order, offset_of, place_of
+from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
-from sluice.topology import drawing
+from sluice.topology import drawing, nodes
 
 
 class Rejected(msgspec.Struct, omit_defaults=True):
@@ -44,29 +46,54 @@ def said(error: BaseException) -> str:
     return text.encode(errors="replace").decode()[:_LONGEST]
 
 
-def rejected_letters(job: Job, returned: pa.Table) -> pa.Table:
-    """The dead letters of the rows that steps of an ordered job rejected, in order."""
+Row = Mapping[str, Any]
+"""A rejected row: `key`, `value` (JSON of `Rejected`), and what is known of its time, window and place."""
+
+SETTLED = "stage-rejected"
+"""The name of the facts that say how many rows were rejected, and of which partitions' records."""
+
+
+def rejected_rows(returned: pa.Table) -> list[Row]:
+    """The rows that steps of an ordered job rejected, in order."""
     rows = returned.filter(pc.equal(returned.column("cell"), REJECTED))
-    if not rows.num_rows:
-        return DEAD_LETTER.empty_table()
+    return rows.take(pa.array(in_order(rows))).to_pylist() if rows.num_rows else []
+
+
+def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
+    """The dead letters of rejected rows, and how often each step failed; raises EngineError if a step is to end the run."""
     topics = {source.number: source.topic for source in job.streams}
-    letters = [_letter(job, topics, row) for row in rows.take(pa.array(in_order(rows))).to_pylist()]
-    return pa.Table.from_pylist(letters, DEAD_LETTER)
+    facts, letters = Facts(), []
+    for row in rows:
+        rejected = msgspec.json.decode(row["value"], type=Rejected)
+        node = job.pipeline.nodes[rejected.node]
+        if node.on_error == "fail":
+            raise EngineError(
+                f"{drawing.title(node)} at {node.at} failed for the key {row['key']!r}: {rejected.detail}.",
+                next_step="Nothing of the batch is visible. Correct the step and run again, or have it go on without "
+                'such records: on_error="dead_letter".',
+            )
+        name = f"failed/{node.name}"
+        facts.counts[name] = facts.counts.get(name, 0) + 1
+        if (place := _place(topics, row)) is not None:
+            of_place = facts.by_place.setdefault(f"{place[0]}-{place[1]}", {})
+            of_place[name] = of_place.get(name, 0) + 1
+        if node.on_error == "dead_letter":
+            headers = [header(f"sluice.{name}", text) for name, text in _headers(node, place, row, rejected)]
+            letters.append({"key": _bytes(row["key"]), "value": _bytes(rejected.value), "headers": headers})
+    return pa.Table.from_pylist(letters, DEAD_LETTER), facts
 
 
-def _letter(job: Job, topics: Mapping[int, str], row: Mapping[str, Any]) -> dict[str, Any]:
-    rejected = msgspec.json.decode(row["value"], type=Rejected)
-    return {
-        "key": _bytes(row["key"]),
-        "value": _bytes(rejected.value),
-        "headers": [header(f"sluice.{name}", text) for name, text in _headers(job, topics, row, rejected)],
-    }
+def _place(topics: Mapping[int, str], row: Row) -> tuple[str, int, int] | None:
+    """Topic, partition and offset of the record that a row comes of; None of a timer, and of a store's change."""
+    if row.get("sequence") in (None, LAST):
+        return None
+    source, partition = place_of(row["place"])
+    return topics[source], partition, offset_of(row["place"])
 
 
 def _headers(
-    job: Job, topics: Mapping[int, str], row: Mapping[str, Any], rejected: Rejected
+    node: nodes.Node, place: tuple[str, int, int] | None, row: Row, rejected: Rejected
 ) -> Iterator[tuple[str, str]]:
-    node = job.pipeline.nodes[rejected.node]
     yield "reason", rejected.reason
     yield "detail", rejected.detail
     yield "step", drawing.title(node)
@@ -75,12 +102,9 @@ def _headers(
         yield "key", row["key"]
     if rejected.timer is not None:
         yield "timer", rejected.timer
-    if row["sequence"] != LAST:
-        source, partition = place_of(row["place"])
-        yield "topic", topics[source]
-        yield "partition", str(partition)
-        yield "offset", str(offset_of(row["place"]))
-    if row["time"] is not None:
+    if place is not None:
+        yield from zip(("topic", "partition", "offset"), map(str, place), strict=True)
+    if row.get("time") is not None:
         yield "timestamp", _iso(row["time"])
     if row["window_start"] not in (None, NO_WINDOW):
         yield "window_start", str(row["window_start"])

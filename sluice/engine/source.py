@@ -16,7 +16,7 @@ from sluice.engine.decode import OF_VALUES, Letter, ValueDecoder
 from sluice.engine.handoff import Facts, Handoff
 from sluice.engine.letters import dead_letters, headers_of
 from sluice.errors import EngineError
-from sluice.plan import Job, column_name
+from sluice.plan import MOST_KEY_BYTES, Job, column_name
 from sluice.topology.expressions import METADATA
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", "to_json(headers) AS headers")
@@ -102,12 +102,19 @@ class Reader:
         raise NotImplementedError
 
     def _set_aside(self, batch: pa.RecordBatch, share: Share, letters: list[Letter]) -> None:
-        if letters:
-            letters.sort(key=lambda letter: letter.row)
-            share.counts.update(f"dead_letter/{letter.reason}" for letter in letters)
-            mine = [one for one in letters if share.topic not in self.read_elsewhere or one.reason not in OF_VALUES]
-            if mine:
-                share.letters.append(dead_letters(batch, mine))
+        if not letters:
+            return
+        letters.sort(key=lambda letter: letter.row)
+        match self.decoders[share.topic].on_error:
+            case "fail":
+                raise _unreadable(batch, share, letters[0])
+            case "skip":
+                share.counts.update(f"dropped/{letter.reason}" for letter in letters)
+            case "dead_letter":
+                share.counts.update(f"dead_letter/{letter.reason}" for letter in letters)
+                mine = [one for one in letters if share.topic not in self.read_elsewhere or one.reason not in OF_VALUES]
+                if mine:
+                    share.letters.append(dead_letters(batch, mine))
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,12 @@ class StreamReader(Reader):
     @classmethod
     def of(cls, job: Job, handoff: Handoff, batches: BatchClock, *, interleaved: bool = False) -> StreamReader:
         """The reader of a job's streams; `interleaved`: the records say in which order they came."""
-        decoders = {source.topic: ValueDecoder.of(source, job.fields.get(source.number, ())) for source in job.streams}
+        decoders = {
+            source.topic: ValueDecoder.of(
+                source, job.fields.get(source.number, ()), job.key_fields.get(source.number, frozenset())
+            )
+            for source in job.streams
+        }
         wanted = {
             "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
             "_sequence": interleaved,
@@ -176,11 +188,15 @@ class StreamReader(Reader):
         made = {column_name(f"s{decoder.number}", name): decoder.column(values, name) for name in decoder.fields}
         made["_source"] = pa.repeat(pa.scalar(decoder.number, pa.int32()), len(values))
         made["_partition"] = pa.repeat(pa.scalar(share.partition, pa.int32()), len(values))
+        for name in decoder.key_fields.intersection(decoder.fields):
+            _require_short(name, made[column_name(f"s{decoder.number}", name)])
         made["_time"] = decoder.times(values, kept.column("timestamp"))
         if instead is not None and decoder.on_time == "clock":
             made["_time"] = _timely(made["_time"], instead)
         for name in self.metadata:
             made |= {} if name == "_partition" else {name: self._metadata(name, kept, decoder)}
+        if "_key" in made:
+            _require_short("the key", made["_key"])
         for name in self.extra:
             made[name] = self._extra(name, kept)
         return made
@@ -232,9 +248,29 @@ class StreamReader(Reader):
             return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", str(key)
         try:
             made = self._columns(decoder, record, value, share)
+        except KeyTooLongError as error:
+            return "key_too_long", str(error)
         except (pa.ArrowException, OverflowError, ValueError) as error:
             return "out_of_range", str(error).splitlines()[0]
         return next(iter(_untimely(made["_time"], latest)), None)
+
+
+class KeyTooLongError(ValueError):
+    """A key is longer than a database's index takes."""
+
+
+def _require_short(name: str, keys: pa.Array) -> None:
+    if pa.types.is_string(keys.type) and len(keys) and (pc.max(pc.binary_length(keys)).as_py() or 0) > MOST_KEY_BYTES:
+        longest = pc.max(pc.binary_length(keys)).as_py()
+        raise KeyTooLongError(f"{name} has {longest} bytes; a key has at most {MOST_KEY_BYTES}")
+
+
+def _unreadable(batch: pa.RecordBatch, share: Share, letter: Letter) -> EngineError:
+    offset = batch.column("offset")[letter.row].as_py()
+    return EngineError(
+        f"{share.topic}, partition {share.partition}, offset {offset}: {letter.reason}: {letter.detail}.",
+        next_step='The source says on_error="fail": correct the topic, or let it say "dead_letter" or "skip".',
+    )
 
 
 def _timely(times: pa.Array, instead: int) -> pa.Array:

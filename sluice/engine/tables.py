@@ -10,7 +10,7 @@ from sluice.engine.checkpoint import BatchClock
 from sluice.engine.decode import Letter, ValueDecoder
 from sluice.engine.handoff import Handoff
 from sluice.engine.source import Reader, Share
-from sluice.plan import Job
+from sluice.plan import MOST_KEY_BYTES, Job
 from sluice.state.model import NO_WINDOW
 
 
@@ -42,7 +42,9 @@ class TableReader(Reader):
         offsets = batch.column("offset").to_pylist()
         for row, value in zip(rows, values, strict=True):
             key = keys[row] if field_key is None or value is None else decoder.text(value, field_key)
-            if isinstance(key, str):
+            if isinstance(key, str) and len(key.encode()) > MOST_KEY_BYTES:
+                letters.append(Letter(row, "key_too_long", f"a key has at most {MOST_KEY_BYTES} bytes"))
+            elif isinstance(key, str):
                 found.append((key, None if value is None else f"[{decoder.json(value, raw[row])}]", offsets[row]))
             else:
                 reason = ("null_key", "a table's record needs a key") if key is None else ("key_not_utf8", str(key))

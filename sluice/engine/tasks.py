@@ -135,7 +135,7 @@ class FailingStep:
         """The step, without what only the driver needs."""
         node = failure.node
         return cls(
-            failure.column, node.name, drawing.step(node), node.at, node.on_error,
+            failure.column, node.name, drawing.title(node), node.at, node.on_error,
             failure.column in job.tried_elsewhere,
         )  # fmt: skip
 

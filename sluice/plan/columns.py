@@ -94,6 +94,7 @@ def _source_env(draft: Draft, node: nodes.Source) -> Env:
     if node.key is not None:
         columns["_key"] = f"key{node.number}"
         draft.used.setdefault(node.number, {})[node.key] = None
+        draft.key_fields.setdefault(node.number, set()).add(node.key)
         text = f"CAST({columns[node.key]} AS STRING)"
         if node.nulls == "keep":
             # Where the value is null there is no field to be the key.

@@ -24,6 +24,7 @@ class Draft:
     pipeline: Pipeline
     stages: dict[int, Layers] = field(default_factory=dict)
     used: dict[int, dict[str, None]] = field(default_factory=dict)
+    key_fields: dict[int, set[str]] = field(default_factory=dict)
     metadata: set[str] = field(default_factory=set)
     envs: dict[tuple[int, bool], Env] = field(default_factory=dict)
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -112,7 +113,11 @@ def tried(
     """
     sqls = {name: sql_of(draft, env, text) for name, text in texts.items()}
     types = types_after(before) | METADATA | CHANGE_METADATA
-    risky = [name for name, text in texts.items() if may_fail(text, types) or (name == key and not _is_field(text))]
+    risky = [
+        name
+        for name, text in texts.items()
+        if may_fail(text, types) or (name == key and not _is_checked(draft, env, text))
+    ]
     if not risky:
         return env, sqls
     attempt = Attempt(
@@ -153,10 +158,16 @@ def _once(draft: Draft, failure: Failure, env: Env) -> str:
     return " AND ".join([f"{failure.error} IS NOT NULL", *conditions])
 
 
-def _is_field(text: str) -> bool:
-    """Whether an expression is a field and nothing more, whose size the reader of its topic looks at."""
-    (name, start, stop), *more = parse(text).names or (("", 0, 0),)
-    return bool(name) and not more and start == 0 and stop == len(text)
+def _is_checked(draft: Draft, env: Env, key: str) -> bool:
+    """Whether a key is one already, or a field whose size the reader of its topic is to look at."""
+    (name, start, stop), *more = parse(key).names or (("", 0, 0),)
+    if more or start != 0 or stop != len(key):
+        return False
+    if env.columns[name] in draft.sources:
+        number, of_source = draft.sources[env.columns[name]]
+        draft.key_fields.setdefault(number, set()).add(of_source)
+        return True
+    return name == "_key"
 
 
 def column_read(draft: Draft, env: Env, name: str) -> str:

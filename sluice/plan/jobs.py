@@ -18,6 +18,9 @@ VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
 """JSON of any value, a struct or not: Spark only writes structs, so it is taken out of one."""
 
 
+MOST_KEY_BYTES = 1024
+"""The longest key, in UTF-8: the index of a database takes no longer ones."""
+
 Layers = tuple[tuple[tuple[str, str], ...], ...]
 
 
@@ -234,6 +237,8 @@ class Job:
     tables: tuple[TableInput, ...]
     fields: Mapping[int, tuple[str, ...]]
     """Source number → the fields of its value that anything reads."""
+    key_fields: Mapping[int, frozenset[str]]
+    """Source number → the fields of its value that are keys as they stand."""
     metadata: tuple[str, ...]
     """Which of `_key`, `_topic`, ... anything reads."""
     layers: Layers
@@ -257,6 +262,12 @@ class Job:
     """Topics that another job reads as well, which is the one to set aside what cannot be read: here it is counted."""
     tried_elsewhere: frozenset[str] = frozenset()
     """Columns of errors that another job has as well, which is the one to write the dead letters."""
+
+    @property
+    def tries(self) -> bool:
+        """Whether any expression of the job may fail."""
+        steps = [step for sink in self.table_sinks for step in sink.steps]
+        return bool(self.attempts) or any(isinstance(step, Select) and step.causes for step in steps)
 
     @property
     def stages(self) -> int:

@@ -91,6 +91,7 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
         streams=tuple(streams),
         tables=tables,
         fields={number: tuple(names) for number, names in draft.used.items()},
+        key_fields={number: frozenset(names) for number, names in draft.key_fields.items()},
         metadata=tuple(sorted(draft.metadata)),
         layers=_layers(draft, 0),
         families=tuple(families),

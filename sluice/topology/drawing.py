@@ -69,12 +69,6 @@ def _detail(node: nodes.Node) -> str:
             return ""
 
 
-def step(node: nodes.Node) -> str:
-    """What the node is and does, short enough for a message."""
-    what = detail(node)
-    return _short(f"{title(node)}: {what}" if what else title(node), 200)
-
-
 def text(pipeline: Pipeline) -> str:
     """The topology as indented text, each step below the one it follows."""
     lines = [f"pipeline {pipeline.name}, {pipeline.workers} workers"]
