@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -79,7 +78,7 @@ def change_records(
 
     Records are a table of `key` and `value` for each sink's topic.
     """
-    outputs, rejected = [], []
+    outputs, rejected = [], list[Row]()
     for sink in job.table_sinks:
         mine = changed.filter(pc.equal(changed.column("cell"), sink.family))
         if mine.num_rows:

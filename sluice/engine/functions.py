@@ -22,6 +22,7 @@ from sluice.topology import nodes
 
 RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:string>>, error:string>"
 
+
 def register(spark: SparkSession, job: Job) -> None:
     """Make the job's Python functions known to a session."""
     for number, node in job.functions.items():
@@ -115,5 +116,3 @@ def _key(key: Any) -> str | None:
     if len(text.encode()) > MOST_KEY_BYTES:
         raise ValueError(f"the key has {len(text.encode())} bytes; a key has at most {MOST_KEY_BYTES}")
     return text
-
-

@@ -17,7 +17,7 @@ from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables, change_records
 from sluice.engine.checkpoint import batch_positions
 from sluice.engine.clock import CLOSED, SEEN
-from sluice.engine.delivery import AtLeastOnce
+from sluice.engine.delivery import AtLeastOnce, Records
 from sluice.engine.failures import require_few_failures
 from sluice.engine.rejected import SETTLED, Row, rejected_rows, settle
 from sluice.engine.retention import Retention

@@ -60,7 +60,10 @@ def rejected_rows(returned: pa.Table) -> list[Row]:
 
 
 def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
-    """The dead letters of rejected rows, and how often each step failed; raises EngineError if a step is to end the run."""
+    """The dead letters of rejected rows, and how often each step failed.
+
+    Raises EngineError for the first row of a step that is to end the run.
+    """
     topics = {source.number: source.topic for source in job.streams}
     facts, letters = Facts(), []
     for row in rows:
