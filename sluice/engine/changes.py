@@ -118,7 +118,7 @@ def _records(
         elif not step.causes:
             frame = frame.selectExpr(*kept, f"{step.sql} AS v")
         else:
-            frame = _tried(frame, step, f"t{number}", kept)
+            frame = _tried(frame, step, f"t{step.node.number}_{number}", kept)
             kept = [*CHANGE_METADATA, _REJECTED]
     value = "CAST(v AS STRING)" if sink.scalar else TO_JSON.format("v")
     headers = [f"{_HEADERS} AS headers"] if job.families[sink.family].window else []

@@ -8,6 +8,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class Shipped:
     module: str
     file: str
     data: bytes
+    name: str = ""
+    """Of a Struct of a module, which loses its fields when it travels whole: it is looked up there."""
 
     @classmethod
     def of(cls, value: Any) -> Shipped:
@@ -43,11 +46,15 @@ class Shipped:
             file = inspect.getsourcefile(owner) or ""
         except TypeError:
             file = ""
+        if file and isinstance(value, type) and issubclass(value, msgspec.Struct) and "<" not in value.__qualname__:
+            return cls(module, file, b"", value.__qualname__)
         return cls(module, file, cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
     @cached_property
     def value(self) -> Any:
         """The same value, on whichever machine this is."""
+        if self.name:
+            return attrgetter(self.name)(load_by_name(self.module, self.file))
         if self.module != "__main__":  # whose functions travel whole
             load_by_name(self.module, self.file)
         return cloudpickle.loads(self.data)

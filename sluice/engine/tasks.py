@@ -52,6 +52,8 @@ class PartFacts:
     times: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     """Column of a step's errors → the last record for which it failed."""
+    last_letter: int = -1
+    """The last record that has a dead letter."""
     _last: tuple[int, int] | None = None
     """Record and fate of the last row, whose record may go on in the next rows."""
 
@@ -201,8 +203,10 @@ class RecordSinks:
     def _failed(
         self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, facts: PartFacts
     ) -> tuple[Mask, Mask]:
-        """The records that a step rejected or skipped; a dead letter for each step that rejected one."""
+        """The records that a step rejected or skipped. A record has one dead letter, of the first step that failed."""
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
+        letters: dict[int, Letter] = {}
+        elsewhere: set[int] = set()
         for step in self.failing:
             error = batch.column(step.column)
             failed = truth(error.is_valid())
@@ -221,9 +225,16 @@ class RecordSinks:
                 rows = rows[np.diff(of_rows, prepend=last) != 0]
                 facts.rejected[step.column] = int(of_rows[-1])
             facts.counts[f"failed/{step.name}"] += len(rows)
-            if len(rows) and step.on_error == "dead_letter" and not step.tried_elsewhere:
-                letters = [Letter(row, "processing", error[row].as_py(), step.title, step.at) for row in rows.tolist()]
-                facts.outputs.setdefault(self.dead_letters, []).append(_dead_letters(batch, letters))
+            for row in rows.tolist() if step.on_error == "dead_letter" else ():
+                record = row if records is None else int(records[row])
+                if step.tried_elsewhere:
+                    elsewhere.add(record)
+                elif record != facts.last_letter:
+                    letters.setdefault(record, Letter(row, "processing", error[row].as_py(), step.title, step.at))
+        if mine := [letter for record, letter in sorted(letters.items()) if record not in elsewhere]:
+            facts.outputs.setdefault(self.dead_letters, []).append(_dead_letters(batch, mine))
+        if letters and records is not None:
+            facts.last_letter = max(letters)
         return rejected, skipped
 
     def hand_over(self, number: int, part: Part, facts: PartFacts, now: int) -> None:

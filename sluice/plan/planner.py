@@ -193,8 +193,9 @@ def _family(draft: Draft, number: int, members: list[nodes.Aggregate]) -> Family
     arguments = {sql: f"__argument_{i}" for i, sql in enumerate(_arguments(members))}
     texts = {"key": first.key} | {name: sql for sql, name in arguments.items()}
     env, sqls = tried(draft, env, first, first.parent, texts, key="key")
-    passed = column_of(draft, env, f"n{first.parent.number}", masked(draft, env))
-    key = f"IF({passed}, CAST({sqls['key']} AS STRING), NULL)"
+    condition = masked(draft, env)
+    passed = column_of(draft, env, f"n{first.parent.number}", condition)
+    key = f"IF({condition}, CAST({sqls['key']} AS STRING), NULL)"
     key = column_of(draft, env, f"k{first.parent.number}", key)
     slots, inputs = [], dict[str, str]()
     for node in members:
@@ -212,7 +213,7 @@ def _family(draft: Draft, number: int, members: list[nodes.Aggregate]) -> Family
     null = "" if env.is_null == "false" else column_of(draft, env, f"z{first.parent.number}", env.is_null)
     if first.late is not None:
         final(draft, f"late{number}_key", column_read(draft, env, "_key"))
-        final(draft, f"late{number}_value", env.json(draft, passed))
+        final(draft, f"late{number}_value", env.json(draft, condition))
     return Family(number, first, passed, key, window, tuple(sorted(set(inputs.values()))), tuple(slots), null)
 
 

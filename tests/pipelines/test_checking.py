@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[Callable[[Stream], object], str]] = {
     "a key": (lambda s: s.deduplicate("item[0]", within=1).to("out"), r"deduplicate at .*\"item\""),
     "a table's output": (
         lambda s: s.group_by("item").count(store="n").map_values(x="value[0]").to("out"),
-        r"topic out at .*Can't extract a value",
+        r"map values at .*Can't extract a value",
     ),
 }
 

@@ -1,0 +1,162 @@
+"""An expression without a result for a record rejects that record, at the step, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import Struct
+
+from sluice import Pipeline
+from sluice.errors import EngineError
+from sluice.testing import TopologyTestDriver
+from sluice.topology.nodes import OnError
+from tests.pipelines.conftest import Drive
+
+
+class Trip(Struct):
+    """A trip: kilometres, hours, and a number of people that was typed in by hand."""
+
+    km: int
+    hours: int
+    people: str = "1"
+
+
+GOOD = [Trip(4, 2), Trip(6, 3), Trip(7, 7)]
+NO_TIME = Trip(5, 0)
+MISTYPED = Trip(9, 3, "two")
+
+
+def send(driver: TopologyTestDriver, trips: list[Trip], cut: str) -> None:
+    for at, trip in enumerate(trips):
+        driver.pipe("trips", {"km": trip.km, "hours": trip.hours, "people": trip.people}, "k", timestamp=at)
+        if cut == "each":
+            driver.cut()
+
+
+def with_every_step(name: str) -> Pipeline:
+    pipeline = Pipeline(name)
+    trips = pipeline.stream("trips", value=Trip)
+    trips.map_values(speed="km / hours").to("speeds")
+    trips.filter("km DIV hours > 1").map_value("km").to("fast")
+    trips.select_key("CAST(CAST(people AS INT) AS STRING)").map_value("km").to("by_people")
+    trips.flat_map_values("array(km DIV hours, 0)").to("elements")
+    trips.group_by("km DIV hours").count(store="trips_by_speed")
+    trips.group_by_key().aggregate(store="fastest", speed="max(km DIV hours)", all="sum(km)")
+    trips.group_by_key().count(store="all_trips")
+    towns = pipeline.table("towns", value=Trip)
+    seen = trips.left_join(towns).map_values(km="left.km", speed="left.km DIV left.hours")
+    seen.map_value("speed").to("speeds_seen")
+    seen.group_by_key().aggregate(store="last_speed", speed="last(speed)", share="sum(km / (km - 6))")
+    trips.map_values(root="sqrt(km - 6)").map_value("root").to("roots")
+    return pipeline
+
+
+@pytest.mark.parametrize("cut", ["one batch", "each"])
+def test_every_kind_of_step_goes_on_without_the_record(drive: Drive, cut: str) -> None:
+    driver = drive(with_every_step("steps"))
+    send(driver, [GOOD[0], NO_TIME, MISTYPED, GOOD[1], GOOD[2]], cut)
+
+    def values(topic: str) -> list[object]:
+        return [record.value for record in driver.output(topic)]
+
+    assert values("speeds") == [{"speed": 2.0}, {"speed": 3.0}, {"speed": 2.0}, {"speed": 1.0}]
+    assert values("fast") == [4, 9, 6]
+    assert [(record.key, record.value) for record in driver.output("by_people")] == [
+        ("1", 4), ("1", 5), ("1", 6), ("1", 7),
+    ]  # fmt: skip
+    assert values("elements") == [2, 0, 3, 0, 2, 0, 1, 0]
+    assert driver.store("trips_by_speed") == {"1": 1, "2": 2, "3": 1}
+    assert driver.store("fastest") == {"k": {"speed": 3, "all": 26}}  # the record counts in neither column
+    assert driver.store("all_trips") == {"k": 5}
+    assert values("speeds_seen") == [2, 3, 2, 1]
+    # Of (km, km - 6): 4/-2, 9/3, 6/0 which is rejected, 7/1.
+    assert driver.store("last_speed") == {"k": {"speed": 1, "share": 8.0}}
+    assert values("roots") == [pytest.approx(3**0.5), 0.0, 1.0]
+
+
+@pytest.mark.parametrize("cut", ["one batch", "each"])
+def test_a_dead_letter_says_which_step_failed_and_what_is_to_blame(drive: Drive, cut: str) -> None:
+    pipeline = Pipeline("letters")
+    trips = pipeline.stream("trips", value=Trip)
+    trips.map_values(speed="1 + km / hours").to("speeds")
+    trips.deduplicate("km", within=1).map_values(people="1 + CAST(people AS INT)").to("people")
+    driver = drive(pipeline)
+    send(driver, [GOOD[0], NO_TIME, MISTYPED], cut)
+    before, behind = driver.dead_letters()
+    assert before.key == behind.key == "k"
+    assert before.value == {"km": 5, "hours": 0, "people": "1"}
+    assert before.headers["sluice.reason"] == "processing"
+    assert before.headers["sluice.detail"] == "DIVIDE_BY_ZERO in km / hours"
+    assert before.headers["sluice.step"] == "map values"
+    assert before.headers["sluice.at"].startswith("test_failing_expressions.py:")
+    assert (before.headers["sluice.topic"], before.headers["sluice.offset"]) == ("trips", "1")
+    assert behind.value == {"km": 9, "hours": 3, "people": "two"}
+    assert behind.headers["sluice.detail"] == "CAST_INVALID_INPUT in CAST(people AS INT)"
+    assert (behind.headers["sluice.topic"], behind.headers["sluice.offset"]) == ("trips", "2")
+    counts = driver.counts()
+    assert sum(number for name, number in counts.items() if name.startswith("failed/")) == 2
+
+
+@pytest.mark.parametrize("step", ["before an ordered step", "behind one", "between a store and its topic"])
+@pytest.mark.parametrize("on_error", ["skip", "fail"])
+def test_a_step_may_skip_the_record_or_end_the_run(drive: Drive, step: str, on_error: OnError) -> None:
+    pipeline = Pipeline("policies")
+    trips = pipeline.stream("trips", value=Trip)
+    match step:
+        case "before an ordered step":
+            trips.map_values(speed="km DIV hours", on_error=on_error).to("out")
+        case "behind one":
+            trips.deduplicate("km", within=1).map_values(speed="km DIV hours", on_error=on_error).to("out")
+        case _:
+            counts = trips.group_by("people").count(store="n")
+            counts.map_values(inverse="1 DIV CAST(_key AS INT)", on_error=on_error).to("out")
+    driver = drive(pipeline)
+    send(driver, [GOOD[0], MISTYPED if step.startswith("between") else NO_TIME], "one batch")
+    if on_error == "fail":
+        with pytest.raises(EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*(DIVIDE_BY_ZERO|CAST)"):
+            driver.cut()
+        return
+    assert len(driver.output("out")) == 1
+    assert driver.dead_letters() == []
+    assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == 1
+
+
+def test_a_number_that_json_does_not_have_is_no_result(drive: Drive) -> None:
+    pipeline = Pipeline("finite")
+    trips = pipeline.stream("trips", value=Trip)
+    trips.map_values(root="sqrt(km - 6)", all="array(struct(ln(hours - 1) AS log))").to("out")
+    driver = drive(pipeline)
+    send(driver, [Trip(7, 2), Trip(5, 2), Trip(7, 1), Trip(7, 0)], "one batch")
+    assert len(driver.output("out")) == 1 + 2  # Spark's ln gives null for what has no logarithm
+    (letter,) = driver.dead_letters()
+    assert letter.headers["sluice.detail"].startswith("NOT_FINITE")
+
+
+def test_a_key_too_long_to_store_is_rejected_wherever_it_comes_from(drive: Drive) -> None:
+    pipeline = Pipeline("keys")
+    trips = pipeline.stream("trips", value=Trip)
+    trips.group_by_key().count(store="by_key")
+    trips.group_by("repeat('k', km)").count(store="by_expression")
+    driver = drive(pipeline)
+    driver.pipe("trips", {"km": 1, "hours": 1}, "k" * 1024)
+    driver.pipe("trips", {"km": 1, "hours": 1}, "k" * 1025)
+    driver.pipe("trips", {"km": 1025, "hours": 1}, "a")
+    assert driver.store("by_key") == {"k" * 1024: 1, "a": 1}
+    assert driver.store("by_expression") == {"k": 1}
+    reasons = [(letter.headers["sluice.reason"], letter.headers["sluice.detail"]) for letter in driver.dead_letters()]
+    assert sorted(reasons) == [
+        ("key_too_long", "the key has 1025 bytes; a key has at most 1024"),
+        ("processing", "KEY_TOO_LONG: a key has at most 1024 bytes"),
+    ]
+
+
+def test_what_two_steps_have_in_common_fails_for_each_by_itself(drive: Drive) -> None:
+    pipeline = Pipeline("common")
+    trips = pipeline.stream("trips", value=Trip)
+    trips.map_values(one="km DIV hours").to("one")
+    trips.map_values(other="1 + km DIV hours").to("other")
+    driver = drive(pipeline)
+    send(driver, [NO_TIME, GOOD[0]], "one batch")
+    assert [record.value for record in driver.output("one")] == [{"one": 2}]
+    assert [record.value for record in driver.output("other")] == [{"other": 3}]
+    assert len(driver.dead_letters()) == 1  # for the record, not for each step
+    assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == 2
