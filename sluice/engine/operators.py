@@ -37,21 +37,26 @@ from sluice.topology.windows import AnyWindow, SessionWindow, SlidingWindow, ope
 Make = Callable[[], Operator[Any]]
 
 
-def hosted(operator: Ordered, spec: OperatorSpec, arguments: Mapping[int, list[spark.DataType]]) -> Hosted:
-    """The operator for its stage, given the types of every aggregate's arguments."""
+def hosted(
+    operator: Ordered, spec: OperatorSpec, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool
+) -> Hosted:
+    """The operator for its stage, given the types of every aggregate's arguments.
+
+    `is_read`: expressions that follow read the fields of its results, by their types.
+    """
     late = None if operator.late is None else operator.late.number
     node = operator.node
     step = f"{drawing.title(node)} at {node.at}"
-    make = _make(operator, arguments.get(operator.number, []))
+    make = _make(operator, arguments.get(operator.number, []), is_read)
     return Hosted(spec, make, operator.inline, late, node.on_error, tuple(operator.entries.values()), step)
 
 
-def _make(operator: Ordered, arguments: list[spark.DataType]) -> Make:
+def _make(operator: Ordered, arguments: list[spark.DataType], is_read: bool) -> Make:
     node, retracts = operator.node, operator.retracts
     match node:
         case nodes.Aggregate():
             try:
-                calculation = _calculation(operator, node, arguments)
+                calculation = _calculation(operator, node, arguments, is_read)
             except TopologyError as error:
                 where = f"aggregate into {node.store!r} at {node.at}"
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
@@ -127,14 +132,14 @@ def _aggregate(
 
 
 def _calculation(
-    operator: Ordered, node: nodes.Aggregate, arguments: list[spark.DataType]
+    operator: Ordered, node: nodes.Aggregate, arguments: list[spark.DataType], is_read: bool
 ) -> Callable[[], Calculation]:
     python = node.python
     if python is not None:
         functions = [_shipped(one) for one in (python.initializer, python.adder, python.subtractor, python.merger)]
         return partial(_custom, functions, _shipped(python.returns), _shipped(python.takes))
     found = [
-        Function(name, None if text is None else _python_type(kind), number)
+        Function(name, None if text is None else _python_type(kind), number, is_read)
         for (name, text, number), kind in zip(operator.functions, arguments, strict=True)
     ]
     fields = tuple(node.columns) if operator.plain else tuple(f"a{i}" for i in range(len(found)))

@@ -129,11 +129,14 @@ class Stages:
         job = self.job
         specs = {spec.number: spec for spec in self.feeder.operators}
         operators = [operator for operator in job.operators if operator.stage == number]
+        used = self._used(number)
         stage = Stage(
             number,
             self.feeder.clocks,
             self.storage.states,
-            tuple(hosted(one, specs[one.number], self.arguments) for one in operators),
+            tuple(
+                hosted(one, specs[one.number], self.arguments, is_read=f"v{one.number}" in used) for one in operators
+            ),
             {source.number: source.topic for source in job.streams},
         )
         for operator in operators:
@@ -176,13 +179,7 @@ class Stages:
     def _after(self, number: int, rows: DataFrame) -> DataFrame:
         """The operators' results as columns, through the steps that follow, and as rows to what is next."""
         layers, feeds = self.job.later_layers.get(number, ()), self._feeds(number)
-        texts = [*(sql for layer in layers for _, sql in layer), *(text for feed in feeds for text in _texts(feed))]
-        attempts = [self.job.attempts[name] for layer in layers for name, _ in layer if name in self.job.attempts]
-        texts += [sql for attempt in attempts for sql in (*attempt.columns, *(part for part, _ in attempt.causes))]
-        texts += [f"{failure.key} {failure.value}" for failure in self.job.failures if failure.stage == number]
-        steps = [self.job.transforms[int(layer[0][1])] for layer in layers if layer[0][0] == TRANSFORM]
-        texts += [sql for step in steps for _, sql in step.given]
-        used = set(re.findall(r"\bv\d+(?:_\d+)?\b", " ".join(texts)))
+        used = self._used(number)
         typed = [
             f"{self._typed(name, kind)} AS {name}"
             for name, kind in self.types.items()
@@ -194,6 +191,17 @@ class Stages:
         ways = [f"IF(emitted, NULL, {_struct({})})", *(f"IF({feed.name}, {_on(feed)}, NULL)" for feed in feeds)]
         ways += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
         return frame.selectExpr(f"inline(filter(array({', '.join(ways)}), way -> way IS NOT NULL))")
+
+    def _used(self, number: int) -> set[str]:
+        """The operators' results whose fields are read by what follows a stage, by their columns."""
+        layers, feeds = self.job.later_layers.get(number, ()), self._feeds(number)
+        texts = [*(sql for layer in layers for _, sql in layer), *(text for feed in feeds for text in _texts(feed))]
+        attempts = [self.job.attempts[name] for layer in layers for name, _ in layer if name in self.job.attempts]
+        texts += [sql for attempt in attempts for sql in (*attempt.columns, *(part for part, _ in attempt.causes))]
+        texts += [f"{failure.key} {failure.value}" for failure in self.job.failures if failure.stage == number]
+        steps = [self.job.transforms[int(layer[0][1])] for layer in layers if layer[0][0] == TRANSFORM]
+        texts += [sql for step in steps for _, sql in step.given]
+        return set(re.findall(r"\bv\d+(?:_\d+)?\b", " ".join(texts)))
 
     def _is_of(self, column: str, stage: int) -> bool:
         number = int(column[1:].split("_")[0])

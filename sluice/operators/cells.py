@@ -119,6 +119,17 @@ class Sum(Cell):
         return int(cell[1]) if cell[0] else None
 
 
+class BigintSum(Sum):
+    """A sum of integers that has to fit 64 bits. Raises OverflowError where it does not."""
+
+    @override
+    def result(self, cell: tuple[int, Large]) -> int | None:
+        value = super().result(cell)
+        if value is not None and not -(2**63) <= value < 2**63:
+            raise OverflowError(f"the sum, {value}, does not fit BIGINT, as which the steps that follow read it")
+        return value
+
+
 class Average(Sum):
     """The mean of integers, as a float."""
 

@@ -32,6 +32,8 @@ class Function:
     """The argument's type: int, float, Decimal, str, bool, or msgspec.Raw for anything else; None: `count(*)`."""
     n: int = 0
     """How many `top` keeps."""
+    bigint: bool = False
+    """A sum of integers has to fit 64 bits, since expressions read it as a BIGINT."""
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -57,7 +59,7 @@ def cell_of(function: Function) -> Cell:
     kind: Any = str if function.argument is msgspec.Raw else function.argument
     makers: dict[str, Callable[[], Cell]] = {
         "count": lambda: cells.Count(kind is None),
-        "sum": _SUMS.get(kind, cells.Sum),
+        "sum": _SUMS.get(kind, cells.BigintSum if function.bigint else cells.Sum),
         "avg": _AVERAGES.get(kind, cells.Average),
         "min": lambda: cells.Extreme(kind, operator.lt),
         "max": lambda: cells.Extreme(kind, operator.gt),

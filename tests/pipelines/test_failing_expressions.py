@@ -160,3 +160,22 @@ def test_what_two_steps_have_in_common_fails_for_each_by_itself(drive: Drive) ->
     assert [record.value for record in driver.output("other")] == [{"other": 3}]
     assert len(driver.dead_letters()) == 1  # for the record, not for each step
     assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == 2
+
+
+@pytest.mark.parametrize("cut", ["one batch", "each"])
+def test_a_sum_of_whole_numbers_is_exact_beyond_64_bits_but_not_where_a_step_reads_it(drive: Drive, cut: str) -> None:
+    pipeline = Pipeline("large")
+    trips = pipeline.stream("trips", value=Trip).group_by_key()
+    trips.aggregate(store="fused", km="sum(km)")
+    trips.aggregate(store="ordered", km="sum(km)", last="last(km)")
+    read = trips.aggregate(store="read", km="sum(km)", last="last(km)")
+    read.map_values(half="km DIV 2").to("halves")
+    driver = drive(pipeline)
+    most = 2**63 - 1
+    send(driver, [Trip(most, 1), Trip(1, 1), Trip(-7, 1)], cut)
+    assert driver.store("fused") == {"k": {"km": most - 6}}
+    assert driver.store("ordered") == {"k": {"km": most - 6, "last": -7}}
+    assert driver.store("read") == {"k": {"km": most - 7, "last": -7}}
+    assert [record.value for record in driver.output("halves")] == [{"half": most // 2}, {"half": (most - 7) // 2}]
+    (letter,) = driver.dead_letters()
+    assert letter.headers["sluice.detail"].startswith(f"OverflowError: the sum, {most + 1}, does not fit BIGINT")
