@@ -66,7 +66,7 @@ class Stream(Handle):
 
         `returns`, a Struct, says which columns. The function may compute columns with all that Spark has, but not add,
         drop or reorder rows, and it leaves the column `_row` alone: that is for filters, flat_map_values and stores. It
-        is given a row for every record, with nulls for those that did not get here.
+        is given a row for every record, with nulls for those that did not get here. What fails in it ends the run.
         """
         checks.callable_with(self._where("transform"), function, "frame")
         shape = self._returned("transform", returns)
