@@ -6,11 +6,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sluice.errors import NotFound, StateError, Unreachable
+from sluice.errors import DamagedState, NotFound, StateError
 from sluice.state.audits import Audit, SourceAudit, total
+from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.ledger import Ledger
 from sluice.state.model import JobInfo
-from sluice.state.shard import Shard
+from sluice.state.shard import Checksums, Shard
 
 _COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "late", "dropped", "dead letters", "")
 
@@ -82,8 +83,10 @@ def _caption(audits: list[Audit]) -> str:
         for topic, number in audit.outputs.items():
             written[topic] = written.get(topic, 0) + number
     lines = [f"written to {topic}: {number:,}" for topic, number in sorted(written.items())]
-    checksums = audits[-1].checksums
-    lines += [f"state of worker {worker}: {checksums[worker]}" for worker in sorted(checksums, key=int)]
+    checksums, states = audits[-1].checksums, audits[-1].states
+    for worker in sorted(checksums, key=int):
+        remembered = f", of its operators {states[worker]}" if states.get(worker, NO_CHECKSUM) != NO_CHECKSUM else ""
+        lines.append(f"state of worker {worker}: {checksums[worker]}{remembered}")
     return "\n".join(lines)
 
 
@@ -94,14 +97,33 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
     for worker in job.workers:
         try:
             with Shard.open(worker.location) as shard:
-                shard.verify(last.batch, last.checksums.get(str(worker.number)))
+                shard.verify(last.batch, _published(last, worker.number))
+                _verify_states(ledger, of, shard, worker.number)
             ledger.damages.clear(*of, worker.number)
-            out.print(f"✓ worker {worker.number}: every cell has its checksum")
-        except Unreachable as error:
-            damaged = True  # but nobody has seen the shard: it is not marked
-            out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
+            out.print(f"✓ worker {worker.number}: every cell and every operator's state has its checksum")
         except StateError as error:
             damaged = True
-            ledger.damages.mark(*of, worker.number, error.detail)
+            # A shard that cannot be reached may be as it was: only damage that was seen is marked.
+            if isinstance(error, DamagedState):
+                ledger.damages.mark(*of, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
     return damaged
+
+
+def _verify_states(ledger: Ledger, of: tuple[str, str, int], shard: Shard, worker: int) -> None:
+    """Those of the newest cut, whichever cuts are audited: older ones are not kept."""
+    newest = ledger.audits.newest(*of)
+    while newest is not None:
+        try:
+            return shard.verify_states(newest.batch, _published(newest, worker))
+        except DamagedState:
+            # A run may have published meanwhile, and what was kept of this cut is gone.
+            before, newest = newest, ledger.audits.newest(*of)
+            if newest is None or newest.batch == before.batch:
+                raise
+    return None
+
+
+def _published(audit: Audit, worker: int) -> Checksums | None:
+    cells, states = (sums.get(str(worker)) for sums in (audit.checksums, audit.states))
+    return None if cells is None else Checksums(cells, states or NO_CHECKSUM)

@@ -73,6 +73,27 @@ class StateError(SluiceError):
     next_step = "Try again; if it lasts, see whether the ledger and the workers' shards can be reached."
 
 
+class DamagedState(StateError):
+    """State that was published is missing or altered. `workers`: number → place of each worker it was found at.
+
+    A place never holds a password. `workers` is empty where the error comes from a shard that is opened by itself.
+    """
+
+    title = "Damaged state"
+    next_step = "Restore the shard, or build the state again from the topics: sluice rebuild NAME."
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        next_step: str = "",
+        extensions: Mapping[str, Any] | None = None,
+        workers: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(detail, next_step=next_step, extensions=extensions)
+        self.workers = dict(workers)
+
+
 class QueryError(SluiceError):
     """A query cannot be answered as asked."""
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from dataclasses import dataclass
 
 from sluice.engine.checkpoint import batch_positions
-from sluice.engine.shards import WRITTEN
 from sluice.engine.storage import Storage
 from sluice.errors import EngineError
 from sluice.state.audits import Audit, SourceAudit
@@ -27,15 +23,10 @@ class Auditor:
     run: str
     epoch: int
     firsts: Positions
-    checksums: dict[str, str] = field(default_factory=dict)
-    """Worker → the checksum of its state so far."""
 
-    def audit(self, batch: int, returned: pa.Table, expired: Mapping[str, str]) -> Audit:
-        """The audit of a batch whose shards are written; EngineError if it does not balance.
-
-        `expired` has the checksums of the shards that have let go of windows since.
-        """
-        self.checksums |= {**_checksums(returned), **expired}
+    def audit(self, batch: int) -> Audit:
+        """The audit of a batch whose shards are written; EngineError if it does not balance."""
+        sums = self.storage.checksums(batch)
         job = self.storage.job
         made = Audit(
             pipeline=job.pipeline.name,
@@ -46,7 +37,8 @@ class Auditor:
             epoch=self.epoch,
             sources=self._sources(batch),
             outputs={},
-            checksums=dict(self.checksums),
+            checksums={worker: one.cells for worker, one in sums.items()},
+            states={worker: one.states for worker, one in sums.items()},
         )
         if made.wrong:
             raise EngineError(
@@ -90,8 +82,3 @@ _PASSED_OVER = ("late/", "null_key/", "null_value/", "duplicate/", "failed/")
 
 def _below(prefix: str, counts: Counter[str]) -> dict[str, int]:
     return {name.removeprefix(prefix): number for name, number in counts.items() if name.startswith(prefix)}
-
-
-def _checksums(returned: pa.Table) -> dict[str, str]:
-    rows = returned.filter(pc.equal(returned.column("cell"), WRITTEN)).select(["worker", "value"]).to_pylist()
-    return {str(row["worker"]): row["value"] for row in rows}

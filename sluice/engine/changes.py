@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sluice.engine.attempts import with_attempt
 from sluice.engine.located import Unresolved
 from sluice.engine.rejected import Row
+from sluice.engine.shards import open_shard
 from sluice.plan import TO_JSON, VALUE_JSON, Attempt, Job, Lookup, Select, TableInput, TableSink, literal
 from sluice.state.shard import Shard
 from sluice.topology import contracts
@@ -36,10 +37,11 @@ class GlobalTables:
 
     @classmethod
     def load(cls, job: Job, shard: str, as_of: int | None) -> GlobalTables:
-        """The tables as of a published batch, from any worker's shard; empty before the first."""
+        """The tables as of a published batch, from the first worker's shard; empty before the first."""
         tables = cls({table.family: {} for table in job.tables})
         if job.tables and as_of is not None:
-            with Shard.open(shard) as opened:
+            # What a global table's rows are joined to goes to topics: they are read once, and checked.
+            with open_shard(0, shard) as opened:
                 for family, values in tables.values.items():
                     _load(opened, family, as_of, values)
         return tables
@@ -66,7 +68,7 @@ class GlobalTables:
 
 def _load(shard: Shard, family: int, as_of: int, values: dict[str, str]) -> None:
     after = None
-    while page := shard.scan(family, as_of, after=after, limit=_PAGE):
+    while page := shard.scan(family, as_of, after=after, limit=_PAGE, checked=True):
         values.update((cell.key, cell.value) for cell in page if cell.value is not None)
         after = (page[-1].key, page[-1].window_start)
 

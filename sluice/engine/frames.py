@@ -50,6 +50,8 @@ class Frames:
     input: Input
     max_records: int
     partitions: Mapping[str, int]
+    epoch: int = 0
+    """Of the lease under which operators' states are written."""
     types: dict[str, str] = field(default_factory=dict)
     """Store → the type of its values; known once the cells' frame is made."""
 
@@ -110,7 +112,7 @@ class Frames:
         """Cells and output rows of the ordered operators, stage after stage."""
         job, storage = self.job, self.storage
         feeder = Feeder.of(job, storage.handoff, storage.batches, self.partitions, interleaved=self.input.interleaved)
-        stages = Stages(job, storage, feeder)
+        stages = Stages(job, storage, feeder, self.epoch)
         fed = stages.fed(records)
         columns = self._kept()
         for operator in job.operators:

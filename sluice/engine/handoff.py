@@ -1,6 +1,7 @@
 """What tasks hand to the driver beside the query's rows: counts, stream times, output records, dead letters.
 
-The files of a batch lie in a folder of its own beside the checkpoint, on storage that every executor shares. A task
+The files of a batch lie in a folder of its own beside the checkpoint, on storage that every executor shares. No batch
+needs those of another one: what must last is in shards and ledger. A task
 writes its files under names that only its part of the input has, and puts them in place whole: a task that runs again
 replaces them with the same content, so a batch's folder is the same however often the batch was tried.
 """
@@ -19,11 +20,14 @@ import msgspec
 import pyarrow as pa
 from pyarrow import fs
 
-KEPT_BATCHES = 2
-"""The batch being replayed may be the last one, whose tasks read the times of the one before."""
+from sluice.errors import EngineError
+
+KEPT_BATCHES = 1
+"""A driver that has lost its lease may not know it yet: what its successor has begun must stay."""
 
 
 _FACTS = ".facts.json"
+_TIMES = "times.json"
 
 
 class Facts(msgspec.Struct):
@@ -98,22 +102,30 @@ class Handoff:
         for _, data in self._read(batch, _records(topic)):
             yield pa.ipc.open_file(pa.BufferReader(data)).read_all()
 
-    def write_times(self, batch: int, stream_times: Mapping[str, int]) -> None:
-        """Keep the stream times as of the end of `batch`, for the tasks of the next one."""
-        self._put(f"{batch}/times.json", msgspec.json.encode(stream_times))
-
     def times(self, batch: int) -> dict[str, int]:
-        """The stream times as of the end of `batch`; none before the first."""
-        filesystem, path = self._at(f"{batch}/times.json")
-        if filesystem.get_file_info(path).type == fs.FileType.NotFound:
-            return {}
-        with filesystem.open_input_stream(path) as file:
-            return msgspec.json.decode(file.read(), type=dict[str, int])
+        """The times that a batch goes on from, as it was started with them.
 
-    def start(self, batch: int) -> None:
-        """Make room for a batch, and drop what no batch needs any more."""
+        Raises EngineError if they are not there: a task that takes them for none would count late records.
+        """
+        filesystem, path = self._at(f"{batch}/{_TIMES}")
+        try:
+            with filesystem.open_input_stream(path) as file:
+                return msgspec.json.decode(file.read(), type=dict[str, int])
+        except (OSError, msgspec.DecodeError) as error:
+            raise EngineError(
+                f"The stream times that batch {batch} goes on from cannot be read: {path}: {error}.",
+                next_step="Run again: every batch is given them anew. All executors must share that folder.",
+            ) from None
+
+    def start(self, batch: int, times: Mapping[str, int]) -> None:
+        """Make room for a batch, hand its tasks the times that it goes on from, and drop what no batch needs.
+
+        What an earlier try has left goes, too: it may have read further.
+        """
         filesystem, path = self._at("")
-        filesystem.create_dir(f"{path}/{batch}")
+        if filesystem.get_file_info(f"{path}/{batch}").type != fs.FileType.NotFound:
+            filesystem.delete_dir(f"{path}/{batch}")
+        self._put(f"{batch}/{_TIMES}", msgspec.json.encode(times))
         for info in filesystem.get_file_info(fs.FileSelector(path)):
             if info.base_name.isdigit() and int(info.base_name) < batch - KEPT_BATCHES:
                 filesystem.delete_dir(info.path)

@@ -22,11 +22,9 @@ from sluice.operators.process import Process
 from sluice.operators.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress
 from sluice.state.model import NO_WINDOW
-from sluice.state.operators import OperatorStates, State
+from sluice.state.operators import Remembered, State
+from sluice.state.shard import Shard
 from sluice.topology.nodes import OnError
-
-_SHARED = "\0shared"
-"""The key of what an operator keeps for all keys of a worker: its `shared`, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -214,10 +212,35 @@ class StageOutput:
             yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+@dataclass(frozen=True)
+class BatchStates:
+    """What a worker's operators remember as of the batch before, read under a lease."""
+
+    shard: Shard
+    batch: int
+    epoch: int
+
+    def read(self, operator: int, keys: list[str]) -> dict[str, Remembered]:
+        """The states of keys; those without one are left out."""
+        return self.shard.read_states(operator, keys, self.batch, self.epoch)
+
+    def shared(self, operator: int) -> Remembered | None:
+        """What the operator keeps for all keys of the worker."""
+        return self.shard.read_states(operator, [""], self.batch, self.epoch, shared=True).get("")
+
+    def due(self, operator: int, until: int) -> list[str]:
+        """The keys that wait for a stream time up to `until`."""
+        return self.shard.due(operator, until, self.batch, self.epoch)
+
+    def wall_due(self, operator: int, until: int) -> list[str]:
+        """The keys that wait for the wall clock."""
+        return self.shard.due(operator, until, self.batch, self.epoch, "wall")
+
+
 class HostRun:
     """One operator in one batch, with the states of the keys that it has met."""
 
-    def __init__(self, host: Hosted, states: OperatorStates, batch: int, times: StageTimes) -> None:
+    def __init__(self, host: Hosted, states: BatchStates, times: StageTimes) -> None:
         self.host = host
         self.operator = host.make()
         self.closed_before = times.closed_before(host)
@@ -226,24 +249,29 @@ class HostRun:
         self.alone = times.is_alone(host)
         self.now = times.now.now
         self._states = states
-        self._batch = batch
         self._decode = state_decoder(self.operator.state_type)
         self._held: dict[str, Any] = {}
-        self._had: set[str] = set()
+        self._digests: dict[str, int] = {}
+        """Of the states that were read."""
+        self._shared_digest = 0
         self._shown: dict[str, list[str | None]] = {}
         if isinstance(self.operator, StreamJoin) and times.is_one_task(host):
             self.operator.watch()
         empty: Any = getattr(self.operator, "shared", None)
-        if empty is not None and (kept := states.read(host.number, [_SHARED], batch)):
-            self.operator.shared = msgspec.msgpack.decode(kept[_SHARED], type=type(empty))  # type: ignore[attr-defined]
+        if empty is not None and (kept := states.shared(host.number)) is not None:
+            self.operator.shared = msgspec.msgpack.decode(kept.data, type=type(empty))  # type: ignore[attr-defined]
+            self._shared_digest = kept.digest
 
     def load(self, keys: list[str]) -> None:
         """Read the states of the keys that will come."""
-        found = self._states.read(self.host.number, keys, self._batch)
-        self._had.update(found)
+        found = self._states.read(self.host.number, keys)
         for key in keys:
-            data = found.get(key)
-            state = self._held[key] = self.operator.begin() if data is None else self._decode(data)
+            kept = found.get(key)
+            if kept is None:
+                state = self._held[key] = self.operator.begin()
+            else:
+                state = self._held[key] = self._decode(kept.data)
+                self._digests[key] = kept.digest
             if self.host.entries:
                 assert isinstance(self.operator, Process)
                 self._shown[key] = self.operator.shown(state)
@@ -271,8 +299,8 @@ class HostRun:
         if not self.host.spec.clocked:
             return
         called: Collection[str] = self.operator.called if isinstance(self.operator, Suppress) else ()
-        due = [*self._states.due(self.host.number, self.closed, self._batch), *called]
-        self.load([key for key in due if key not in self._held and key != _SHARED])
+        due = [*self._states.due(self.host.number, self.closed), *called]
+        self.load([key for key in due if key not in self._held])
         for key, state in self._held.items():
             moment = self.operator.due(state)
             if key in called or (moment is not None and moment <= self.closed):
@@ -285,7 +313,7 @@ class HostRun:
 
     def _tick(self, operator: Process, output: StageOutput) -> None:
         """Let the keys whose wall-clock timers have run out know: in the first batch after, whatever it has."""
-        due = self._states.wall_due(self.host.number, self.now, self._batch)
+        due = self._states.wall_due(self.host.number, self.now)
         self.load([key for key in due if key not in self._held])
         for key, state in self._held.items():
             moment = operator.wall_due(state)
@@ -307,10 +335,11 @@ class HostRun:
         """The states to keep."""
         operator, number = self.operator, self.host.number
         for key, state in self._held.items():
+            before = self._digests.get(key, 0)
             if not operator.is_empty(state):
                 wall = operator.wall_due(state) if isinstance(operator, Process) else None
-                yield State(number, key, encode_state(state), operator.due(state), wall)
-            elif key in self._had:
-                yield State(number, key, None, None)
+                yield State(number, key, encode_state(state), operator.due(state), wall, replaces=before)
+            elif key in self._digests:
+                yield State(number, key, None, replaces=before)
         if (shared := getattr(operator, "shared", None)) is not None:
-            yield State(number, _SHARED, encode_state(shared), None)
+            yield State(number, "", encode_state(shared), shared=True, replaces=self._shared_digest)

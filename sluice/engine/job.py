@@ -33,9 +33,10 @@ from sluice.engine.registration import job_info
 from sluice.engine.replay import Sink, replay
 from sluice.engine.retention import Retention
 from sluice.engine.storage import Storage
-from sluice.errors import EngineError
+from sluice.errors import DamagedState, EngineError, LeaseError, SluiceError
 from sluice.plan import Job
 from sluice.settings import Settings
+from sluice.state.addresses import shown
 from sluice.state.ledger import Ledger
 from sluice.state.places import Places
 
@@ -80,15 +81,15 @@ class JobRun:
         self.storage = replace(self.storage, handoff=replace(self.storage.handoff, direct=direct))
         source = KafkaInput(self.spark, self.settings.kafka)
         self.storage = self.storage.placed(Places(ledger))
-        frames = Frames(self.spark, self.job, self.storage, source, self.max_records, partitions)
+        frames = Frames(self.spark, self.job, self.storage, source, self.max_records, partitions, lease.epoch)
         cells = frames.shared_out()
         info, published = job_info(self.storage, frames.types), ledger.last_batch(*of)
         require_compatible(None if published is None else ledger.job(*of), info)
         with TransactionalOutput(self.settings.kafka, writer, limits) as output:
-            self.storage.prepare(published, output.last_batch, ledger)
+            self.storage.prepare(published, output.last_batch, ledger, lease.epoch)
             ledger.register(info)
             tables = GlobalTables.load(self.job, self.storage.locations[0], published)
-            auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts, ledger.audits.checksums(*of))
+            auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts)
             known = (tables, auditor, frames.types, Retention.of(self.storage, partitions), limits)
             publisher = Publisher(self.storage, ledger, lease, guard, output, *known, direct)
             with query_errors(publisher, self.storage):
@@ -97,10 +98,10 @@ class JobRun:
 
     def _read(self, cells: DataFrame, publisher: Publisher) -> None:
         if self.replay_to is None:
-            self._stream(cells, publisher)
+            self._stream(cells, publisher, publisher)
             return
         publisher.silent = True
-        once = partial(self._stream, cells, once=True)
+        once = partial(self._stream, cells, publisher, once=True)
         replay(self.storage, self.replay_to, self.max_records, publisher, once)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, int]:
@@ -116,7 +117,8 @@ class JobRun:
         ensure_topics(kafka, dict.fromkeys(own, 1), own)
         return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [letters])
 
-    def _stream(self, cells: DataFrame, sink: Sink, *, once: bool = False) -> None:
+    def _stream(self, cells: DataFrame, publisher: Publisher, sink: Sink, *, once: bool = False) -> None:
+        publisher.begin()
         query = (
             cells.writeStream.foreachBatch(sink)
             .outputMode("update")
@@ -136,13 +138,30 @@ def query_errors(publisher: Publisher, storage: Storage) -> Iterator[None]:
     except StreamingQueryException as failed:
         if publisher.error is not None:
             raise publisher.error from None
-        if (error := without_result(storage.job, str(failed))) is not None:
+        said = str(failed)
+        if (error := _of_task(storage, said) or without_result(storage.job, said)) is not None:
             raise error from None
         raise EngineError(
             f"The query of {storage.job.pipeline.name} failed: {_cause(str(failed))}",
             next_step="Nothing of the batch is visible; the next run does it again. If it is the checkpoint "
             f"{storage.checkpoint} that is damaged: sluice rebuild {storage.job.pipeline.name}.",
         ) from failed
+
+
+def _of_task(storage: Storage, said: str) -> SluiceError | None:
+    """What a task raised that found its driver's lease lost, or its worker's state damaged."""
+    if (lost := _LEASE_LOST.search(said)) is not None:
+        return LeaseError(lost[1], next_step="Let the other driver finish.")
+    if (found := _DAMAGED.search(said)) is not None:
+        worker = int(found[2])
+        error = DamagedState(found[1], workers={worker: shown(storage.locations[worker])})
+        error.next_step = f"Restore it, or: sluice rebuild {storage.job.pipeline.name}."
+        return error
+    return None
+
+
+_LEASE_LOST = re.compile(r"sluice\.errors\.LeaseError: (This driver has lost its lease[^\n]*)")
+_DAMAGED = re.compile(r"sluice\.errors\.DamagedState: (Worker (\d+) [^\n]*)")
 
 
 def _cause(said: str) -> str:

@@ -1,12 +1,13 @@
 """The task of a stage: one worker's rows, in order, through the operators of that stage, with each key's state.
 
-States lie in the worker's shard as versions of the batch, so that a batch that is tried again begins where it did.
+States lie in the worker's shard as versions of the batch, so that a batch that is tried again begins where it did. A
+task whose driver has lost its lease fails when it reads or writes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import pyarrow as pa
@@ -15,13 +16,14 @@ import pyarrow.compute as pc
 from sluice.engine.checkpoint import current_batch
 from sluice.engine.clock import BEFORE_ALL, CLOSED
 from sluice.engine.handoff import Facts, no_garbage_collection
-from sluice.engine.hosts import Hosted, HostRun, StageOutput, StageTimes
+from sluice.engine.hosts import BatchStates, Hosted, HostRun, StageOutput, StageTimes
 from sluice.engine.rows import CLOCK, LAST, in_order
+from sluice.engine.shards import open_shard
 from sluice.engine.tasks import Clocks
 from sluice.operators.aggregate import Aggregate
 from sluice.operators.base import Row
 from sluice.state.model import NO_WINDOW
-from sluice.state.operators import OperatorStates, State
+from sluice.state.operators import State
 
 _READ = ("target", "key", "value", "time", "before", "after", "side", "old", "window_start", "window_end", "left_time",
          "right_time", "foreign", "sequence", "place", "sub")  # fmt: skip
@@ -33,11 +35,15 @@ class Stage:
 
     number: int
     clocks: Clocks
-    states: tuple[str, ...]
-    """Addresses of the workers' states."""
+    locations: tuple[str, ...]
+    """Addresses of the workers' shards."""
     operators: tuple[Hosted, ...]
     topics: Mapping[int, str]
     """Of the sources, by number."""
+    epoch: int
+    """Of the lease under which states are read and written."""
+    token: str = field(default="", repr=False)
+    """What state servers are shown."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take one worker's rows; those for other stages go on as they are."""
@@ -57,11 +63,11 @@ class Stage:
         batch = current_batch()
         clocks = pc.equal(rows.column("side"), CLOCK)
         times = self._times(batch, rows.filter(clocks))
-        with OperatorStates.open(self.states[worker]) as states:
-            run = StageRun.of(self, states, batch, times)
+        with open_shard(worker, self.locations[worker], self.token) as shard:
+            run = StageRun.of(self, BatchStates(shard, batch, self.epoch), times)
             run.take(rows.filter(pc.invert(clocks)))
             run.close()
-            states.write(batch, run.hosts, run.changed())
+            shard.write_states(batch, run.hosts, run.changed(), self.epoch)
         closed = {f"{CLOSED}/{one.spec.clock}": time for one in self.operators if (time := times.closed(one)) >= 0}
         by_place = {f"{self.topics[source]}-{number}": dict(counts)
                     for (source, number), counts in run.output.by_place.items()}  # fmt: skip
@@ -92,9 +98,9 @@ class StageRun:
                 self.output.listeners.setdefault(host.host.inline, []).append(host)
 
     @classmethod
-    def of(cls, stage: Stage, states: OperatorStates, batch: int, times: StageTimes) -> Self:
+    def of(cls, stage: Stage, states: BatchStates, times: StageTimes) -> Self:
         """The run of a batch."""
-        return cls({one.number: HostRun(one, states, batch, times) for one in stage.operators})
+        return cls({one.number: HostRun(one, states, times) for one in stage.operators})
 
     def take(self, rows: pa.Table) -> None:
         """Take rows in order."""

@@ -93,6 +93,12 @@ class Publisher:
     error: SluiceError | None = None
     """Why the last batch could not be published: what Spark raises says it only in the text of a traceback."""
 
+    def begin(self) -> None:
+        """Hand the tasks of the next batch the times that it goes on from: Spark starts them before it calls."""
+        job, batch = self.storage.job, self.storage.next_batch
+        times = self.ledger.times_before(job.pipeline.name, job.name, self.storage.generation, batch)
+        self.storage.handoff.start(batch, times)
+
     def __call__(self, cells: DataFrame, batch: int) -> None:
         """What Spark calls for each batch, with the changed cells. They are computed once, by writing the shards."""
         try:
@@ -104,22 +110,22 @@ class Publisher:
     def _publish(self, cells: DataFrame, batch: int) -> None:
         handoff = self.storage.handoff
         self.lease.check()
-        handoff.start(batch)
         returned = self._write_shards(cells)
         changes, failed = self._changes(cells, returned)
         letters, settled = settle(self.storage.job, [*rejected_rows(returned), *failed])
         handoff.write_facts(batch, SETTLED, settled)
         facts = handoff.facts(batch)
-        times = handoff.times(batch - 1) | facts.stream_times
-        handoff.write_times(batch, times)
+        before = handoff.times(batch)
+        times = before | facts.stream_times
         counts = facts.counts | {"rows": _rows_written(returned)}
         if not facts.counts and not counts["rows"]:
+            handoff.start(batch + 1, before)
             return  # A batch without data: there is nothing to publish.
         dead = [*handoff.records(batch, self.storage.job.pipeline.dead_letters), letters]
         if not self.silent:
             require_few_failures(self.storage.job, counts, dead)
-        expired = self.retention.let_go(batch, times, self.lease.epoch)
-        audit = None if self.auditor is None else self.auditor.audit(batch, returned, expired)
+        self.retention.let_go(batch, times, self.lease.epoch)
+        audit = None if self.auditor is None else self.auditor.audit(batch)
         self.guard.check_identity()
         aside = SetAside()
         written = {} if self.silent else self._write_output(batch, returned, changes, dead, aside)
@@ -127,7 +133,8 @@ class Publisher:
         for topic, number in aside.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
         cut = self._cut(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
-        new = self.ledger.publish(cut, audit and msgspec.structs.replace(audit, outputs=written))
+        new = self.ledger.publish(cut, audit and msgspec.structs.replace(audit, outputs=written), times)
+        handoff.start(batch + 1, times)
         self.read += counts.get("read", 0)
         log.info("batch published" if new else "batch was published already", cut=cut.id, **cut.counts)
 

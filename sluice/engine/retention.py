@@ -13,7 +13,6 @@ from typing import Self
 from sluice.engine.clock import Clock
 from sluice.engine.storage import Storage
 from sluice.plan import Job
-from sluice.state.shard import Shard
 from sluice.topology import nodes
 
 
@@ -40,21 +39,18 @@ class Retention:
         """That of a job, given how many partitions each topic has."""
         return cls(storage, partitions, tuple(_windows(storage.job)))
 
-    def let_go(self, batch: int, stream_times: Mapping[str, int], epoch: int) -> dict[str, str]:
-        """Let go of what is over by these times, those after the batch; worker -> its state's checksum then."""
+    def let_go(self, batch: int, stream_times: Mapping[str, int], epoch: int) -> None:
+        """Let go of what is over by these times, those after the batch."""
         if not self.windows:
-            return {}
+            return
         clock = Clock(
             stream_times, self.partitions, self.storage.batches.begun(batch), self.storage.job.pipeline.idle_ms
         )
         reached = {one: clock.closed(one.operator, one.topics) for one in self.windows}
         ends = {one.cell: time - one.retention_ms for one, time in reached.items() if time > one.retention_ms}
-        return dict(self._expired(batch, ends, epoch)) if ends else {}
-
-    def _expired(self, batch: int, ends: Mapping[int, int], epoch: int) -> Iterator[tuple[str, str]]:
-        for worker, location in enumerate(self.storage.locations):
-            with Shard.open(location, to_write=True) as shard:
-                yield str(worker), shard.expire(batch, ends, epoch)
+        for worker in range(len(self.storage.locations)) if ends else ():
+            with self.storage.shard(worker) as shard:
+                shard.expire(batch, ends, epoch)
 
 
 def _windows(job: Job) -> Iterator[KeptWindows]:

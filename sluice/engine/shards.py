@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,10 @@ from pyspark.sql import DataFrame
 from sluice.engine.checkpoint import current_batch
 from sluice.engine.place import CELL
 from sluice.engine.rows import REJECTED
+from sluice.errors import DamagedState
 from sluice.plan import Job
 from sluice.settings import settings
+from sluice.state.addresses import shown
 from sluice.state.shard import Shard, rows_of
 
 OWNER = "pmod(crc32(CAST(coalesce(key, '') AS BINARY)), {workers})"
@@ -24,7 +27,27 @@ ORDER = ("sequence", "place", "sub", "time")
 """Of what ordered operators send on: where it comes, and its event time."""
 
 WRITTEN = -1
-"""`cell` of the row that says in `window_start` how many rows a worker wrote, and its state's checksum in `value`."""
+"""`cell` of the row that says in `window_start` how many rows a worker wrote."""
+
+
+@contextmanager
+def open_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]:
+    """A worker's shard, to be written. DamagedState says which worker's it is, and where."""
+    try:
+        with Shard.open(location, to_write=True, token=token) as shard:
+            yield shard
+    except DamagedState as error:
+        raise damaged({worker: (location, error.detail)}) from error
+
+
+def damaged(found: Mapping[int, tuple[str, str]]) -> DamagedState:
+    """The error of workers whose state is damaged: worker → its shard's address, and what is wrong with it."""
+    places = {worker: shown(location) for worker, (location, _) in found.items()}
+    sentences = [
+        f"Worker {worker} has no shard to go on with: {why} It is at {places[worker]}."
+        for worker, (_, why) in found.items()
+    ]
+    return DamagedState(" ".join(sentences), workers=places)
 
 
 def share_out(job: Job, cells: DataFrame, tables: DataFrame | None) -> DataFrame:
@@ -86,12 +109,11 @@ class ShardWriter:
         is_event = pc.is_in(cells.column("cell"), pa.array(self.events, pa.int32()))
         events, cells = cells.filter(is_event), cells.filter(pc.invert(is_event))
         latest = self._latest(cells)
-        with Shard.open(self.locations[worker], to_write=True, token=self.token) as shard:
+        with open_shard(worker, self.locations[worker], self.token) as shard:
             written = shard.write(current_batch(), rows_of(latest.select([*CELL, "value"])), self.epoch)
-            checksum = shard.checksum(current_batch())
         yield from self._returned(latest, worker)
         yield from events.select(self.returned.names).cast(self.returned).to_batches()
-        said = {"cell": WRITTEN, "worker": worker, "window_start": written, "value": checksum}
+        said = {"cell": WRITTEN, "worker": worker, "window_start": written}
         yield pa.RecordBatch.from_pylist([said], self.returned)
 
     def _latest(self, cells: pa.Table) -> pa.Table:

@@ -32,6 +32,7 @@ from sluice.plan import (
     literal,
     typed_json,
 )
+from sluice.settings import settings
 from sluice.topology import nodes
 from sluice.topology.serdes import TEXT_FIELD, fields_of
 
@@ -74,6 +75,8 @@ class Stages:
     job: Job
     storage: Storage
     feeder: Feeder
+    epoch: int
+    """Of the lease under which states are written."""
     arguments: dict[int, list[spark.DataType]] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     """Column of an operator's results, `v9` → its type in DDL; empty if it is not known."""
@@ -133,11 +136,13 @@ class Stages:
         stage = Stage(
             number,
             self.feeder.clocks,
-            self.storage.states,
+            self.storage.locations,
             tuple(
                 hosted(one, specs[one.number], self.arguments, is_read=f"v{one.number}" in used) for one in operators
             ),
             {source.number: source.topic for source in job.streams},
+            self.epoch,
+            settings().server_token,
         )
         for operator in operators:
             self.types |= dict(self._result_types(operator))

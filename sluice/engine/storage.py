@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sluice.engine.checkpoint import BatchClock, batch_positions, forget_stray_checksums, last_batch
 from sluice.engine.handoff import Handoff
-from sluice.errors import EngineError, StateError, Unreachable
+from sluice.engine.shards import damaged, open_shard
+from sluice.errors import DamagedState, EngineError
 from sluice.ownership import close_folders, make_folder
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.addresses import location
 from sluice.state.ledger import Ledger
 from sluice.state.places import Places
-from sluice.state.shard import Shard
+from sluice.state.shard import Checksums, Shard
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,6 @@ class Storage:
     handoff: Handoff
     locations: tuple[str, ...] = field(repr=False)
     """Addresses of the workers' shards."""
-    states: tuple[str, ...] = field(repr=False)
-    """Where ordered operators keep what they remember: beside the shards, unless these are served by other hosts."""
     moved: str = ""
     """A test's file that says by how many ms its clock is ahead."""
 
@@ -46,7 +47,7 @@ class Storage:
         folder = f"{settings.checkpoints}/{pipeline.name}/{job.name}/g{generation}"
         of = (settings.shards, pipeline.name, job.name, generation)
         shards = tuple(location(*of, number) for number in range(pipeline.workers))
-        return cls(job, generation, folder, f"{folder}/spark", Handoff(f"{folder}/handoff"), shards, shards)
+        return cls(job, generation, folder, f"{folder}/spark", Handoff(f"{folder}/handoff"), shards)
 
     def placed(self, places: Places) -> Storage:
         """The same, with the shards where state servers keep them."""
@@ -59,8 +60,28 @@ class Storage:
         done, begun = (batch_positions(self.checkpoint, batch) if batch >= 0 else {} for batch in batches)
         return done, begun
 
-    def prepare(self, published: int | None, written: int, ledger: Ledger) -> None:
-        """Make the shards before the first batch; afterwards EngineError or StateError if something has been lost.
+    @property
+    def next_batch(self) -> int:
+        """The batch that Spark runs next: one that was begun and not done is done again."""
+        begun, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
+        return begun if begun > done else done + 1
+
+    def shard(self, worker: int) -> AbstractContextManager[Shard]:
+        """A worker's shard, to be written. DamagedState says which worker's it is, and where."""
+        return open_shard(worker, self.locations[worker])
+
+    def checksums(self, batch: int) -> dict[str, Checksums]:
+        """Worker's number as text → its shard's checksums at a batch."""
+        found = {}
+        for worker in range(len(self.locations)):
+            with self.shard(worker) as shard:
+                found[str(worker)] = shard.checksums(batch)
+        return found
+
+    def prepare(self, published: int | None, written: int, ledger: Ledger, epoch: int) -> None:
+        """Make the shards before the first batch; afterwards EngineError or DamagedState if something has been lost.
+
+        Whoever held the job's lease before `epoch` can write to no shard from then on.
 
         `published` is the ledger's last batch, `written` the last one whose output records are out, -1 if none. A
         checkpoint that knows less than either would count records twice, or leave their output out.
@@ -84,10 +105,11 @@ class Storage:
             )
         self._check_positions(published, ledger)
         if published is None:
-            for place in {*self.locations, *(self.states if self.job.operators else ())}:
-                Shard.create(place).close()
+            for place in self.locations:
+                with Shard.create(place) as shard:
+                    shard.begin(epoch, -1)
         else:
-            self._check_shards(published, ledger)
+            self._check_shards(published, ledger, epoch)
 
     def _check_positions(self, published: int | None, ledger: Ledger) -> None:
         """EngineError unless the checkpoint says of the published batch, and of empty ones after it, what it says."""
@@ -103,27 +125,32 @@ class Storage:
                     next_step=f"Restore it, or build the state anew from the topics: sluice rebuild {of[0]}.",
                 )
 
-    def _check_shards(self, published: int, ledger: Ledger) -> None:
-        """StateError if a shard is lost, or is not as it was published; nobody reads it then, until it is rebuilt."""
+    def _check_shards(self, published: int, ledger: Ledger, epoch: int) -> None:
+        """DamagedState if a shard is lost, or is not as it was published; nobody reads it then, until it is rebuilt."""
         of = (self.job.pipeline.name, self.job.name, self.generation)
-        checksums = ledger.audits.checksums(*of)
+        audit = ledger.audits.newest(*of)
         for worker, place in enumerate(self.locations):
-            if why := damage(place, published, checksums.get(str(worker))):
+            wanted = {} if audit is None else {"cells": audit.checksums, "operators' states": audit.states}
+            if why := damage(place, published, {what: sums.get(str(worker)) for what, sums in wanted.items()}, epoch):
                 ledger.damages.mark(*of, worker, why)
         if found := ledger.damages.get(*of):
-            raise StateError(
-                "; ".join(f"Worker {worker} has no shard to go on with: {why}" for worker, why in found.items()),
-                next_step=f"Queries go on without it, and say so. Restore it, or: sluice rebuild {of[0]}.",
-            )
+            error = damaged({worker: (self.locations[worker], why) for worker, why in found.items()})
+            error.next_step = f"Queries go on without it, and say so. Restore it, or: sluice rebuild {of[0]}."
+            raise error
 
 
-def damage(location: str, published: int, checksum: str | None) -> str:
-    """Why the shard at a location cannot be what was published up to a batch; empty if it may be."""
+def damage(location: str, published: int, wanted: Mapping[str, str | None], epoch: int) -> str:
+    """Why the shard at a location cannot be what was published up to a batch; empty if it may be.
+
+    `wanted` has the published checksums of its cells and of its operators' states, where they are known. Raises
+    StateError if the shard cannot be reached: it may be as it was.
+    """
     try:
         with Shard.open(location, to_write=True) as shard:
-            found = shard.checksum(published)
-    except Unreachable:
-        raise  # it may be as it was: nobody has looked
-    except StateError as error:
+            found = shard.begin(epoch, published)
+    except DamagedState as error:
         return error.detail
-    return "" if checksum in (None, found) else f"its checksum is {found}, and {checksum} was published."
+    for (what, checksum), there in zip(wanted.items(), (found.cells, found.states), strict=False):
+        if checksum not in (None, there):
+            return f"The checksum of its {what} is {there}, and {checksum} was published."
+    return ""

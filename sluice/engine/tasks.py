@@ -103,7 +103,7 @@ class Clocks:
 
     def at(self, number: int) -> Clock:
         """The stream times before a batch."""
-        return Clock(self.handoff.times(number - 1), self.partitions, self.batches.begun(number), self.idle_ms)
+        return Clock(self.handoff.times(number), self.partitions, self.batches.begun(number), self.idle_ms)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -27,8 +27,9 @@ from sluice.query.questions import AnyQuestion
 from sluice.server.shards import Name, OwnShards
 from sluice.state.addresses import drop
 from sluice.state.drivers import Row
+from sluice.state.operators import State, StateVersion
 from sluice.state.ranges import Range
-from sluice.state.shard import Shard, Version, Written
+from sluice.state.shard import Checksums, Journal, Shard, Version
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,10 @@ WRITE_SECONDS = 600.0
 _QUESTION = msgspec.json.Decoder(AnyQuestion)
 _ROWS = msgspec.msgpack.Decoder(list[Row])
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
+_KEYS = msgspec.msgpack.Decoder(tuple[int, list[str], int, int, bool])
+_STATES = msgspec.msgpack.Decoder(tuple[list[int], list[State]])
+_STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
+_AFTER_STATE = msgspec.json.Decoder(tuple[int, tuple[int, int, str, int] | None, int])
 
 
 class _Small(IntegerConvertor):
@@ -83,6 +88,7 @@ class _Page(msgspec.Struct, frozen=True):
     within: Range
     after: tuple[str, int] | None
     limit: int
+    checked: bool = False
 
 
 class TokenRequired(Visitor):
@@ -127,7 +133,15 @@ class LocalApp:
             ("PUT", f"{SHARD}/batches/{{batch:large}}", self._write),
             ("POST", f"{SHARD}/batches/{{batch:large}}/expire", self._expire),
             ("POST", f"{SHARD}/compact", self._compact),
+            ("POST", f"{SHARD}/begin", self._begin),
+            ("POST", f"{SHARD}/checksums", self._checksums),
             ("POST", f"{SHARD}/verify", self._verify),
+            ("POST", f"{SHARD}/states", self._read_states),
+            ("POST", f"{SHARD}/states/due", self._due),
+            ("POST", f"{SHARD}/states/verify", self._verify_states),
+            ("POST", f"{SHARD}/states/versions", self._state_versions),
+            ("PUT", f"{SHARD}/states/versions", self._absorb_states),
+            ("PUT", f"{SHARD}/states/{{batch:large}}", self._write_states),
             ("PUT", SHARD, self._create),
             ("DELETE", SHARD, self._drop),
             ("POST", f"{SHARD}/versions", self._versions),
@@ -156,7 +170,9 @@ class LocalApp:
         asked = _decoded(msgspec.json.Decoder(_Page), await _body(request))
         return await self._on(
             request,
-            lambda shard: shard.scan(asked.cell, asked.as_of, asked.within, after=asked.after, limit=asked.limit),
+            lambda shard: shard.scan(
+                asked.cell, asked.as_of, asked.within, after=asked.after, limit=asked.limit, checked=asked.checked
+            ),
         )
 
     async def _batches(self, request: Request) -> Any:
@@ -172,9 +188,45 @@ class LocalApp:
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
         return await self._on(request, lambda shard: shard.expire(batch, ends, epoch))
 
+    async def _begin(self, request: Request) -> Any:
+        epoch, as_of = _decoded(msgspec.json.Decoder(tuple[int, int]), await _body(request))
+        return await self._on(request, lambda shard: shard.begin(epoch, as_of))
+
+    async def _checksums(self, request: Request) -> Any:
+        as_of = _decoded(msgspec.json.Decoder(int), await _body(request))
+        return await self._on(request, lambda shard: shard.checksums(as_of))
+
     async def _verify(self, request: Request) -> None:
-        as_of, checksum = _decoded(msgspec.json.Decoder(tuple[int, str | None]), await _body(request))
-        await self._on(request, lambda shard: shard.verify(as_of, checksum))
+        as_of, published = _decoded(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
+        await self._on(request, lambda shard: shard.verify(as_of, published))
+
+    async def _read_states(self, request: Request) -> Response:
+        operator, keys, before, epoch, shared = _decoded(_KEYS, await _rows(request))
+        return _packed(
+            await self._on(request, lambda shard: shard.read_states(operator, keys, before, epoch, shared=shared))
+        )
+
+    async def _due(self, request: Request) -> Any:
+        kind = tuple[int, int, int, int, Literal["due", "wall"]]
+        asked = _decoded(msgspec.json.Decoder(kind), await _body(request))
+        return await self._on(request, lambda shard: shard.due(*asked))
+
+    async def _write_states(self, request: Request) -> None:
+        (numbers, states), epoch = _decoded(_STATES, await _rows(request)), _number(request, "epoch")
+        batch = request.path_params["batch"]
+        await self._on(request, lambda shard: shard.write_states(batch, numbers, states, epoch))
+
+    async def _verify_states(self, request: Request) -> None:
+        as_of, published = _decoded(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
+        await self._on(request, lambda shard: shard.verify_states(as_of, published))
+
+    async def _state_versions(self, request: Request) -> Response:
+        since, after, limit = _decoded(_AFTER_STATE, await _body(request))
+        return _packed(await self._on(request, lambda shard: shard.state_versions(since, after, limit)))
+
+    async def _absorb_states(self, request: Request) -> None:
+        versions = _decoded(_STATE_VERSIONS, await _rows(request))
+        await self._on(request, lambda shard: shard.absorb_states(versions))
 
     async def _drop(self, request: Request) -> None:
         place = await self._shards.location(_name(request))
@@ -193,16 +245,15 @@ class LocalApp:
         since, after, limit = _decoded(
             msgspec.json.Decoder(tuple[int, tuple[int, str, int, int] | None, int]), await _body(request)
         )
-        found = await self._on(request, lambda shard: shard.versions(since, after, limit))
-        return Response(msgspec.msgpack.encode(found), media_type="application/msgpack")
+        return _packed(await self._on(request, lambda shard: shard.versions(since, after, limit)))
 
     async def _absorb(self, request: Request) -> None:
         versions = _decoded(_VERSIONS, await _rows(request))
         await self._on(request, lambda shard: shard.absorb(versions))
 
     async def _settle(self, request: Request) -> None:
-        since, batches = _decoded(msgspec.json.Decoder(tuple[int, list[Written]]), await _body(request))
-        await self._on(request, lambda shard: shard.settle(since, batches))
+        since, journal = _decoded(msgspec.json.Decoder(tuple[int, Journal]), await _body(request))
+        await self._on(request, lambda shard: shard.settle(since, journal))
 
     async def _seal(self, request: Request) -> None:
         sealed = request.query_params.get("sealed") == "true"
@@ -216,6 +267,10 @@ class LocalApp:
                 return do(shard)
 
         return await asyncio.to_thread(run)
+
+
+def _packed(found: Any) -> Response:
+    return Response(msgspec.msgpack.encode(found), media_type="application/msgpack")
 
 
 def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:

@@ -13,12 +13,12 @@ from contextlib import ExitStack
 import httpx
 import msgspec
 
-from sluice.errors import NotFound, Refused, StateError
+from sluice.errors import DamagedState, NotFound, Refused, StateError
 from sluice.state.ledger import Ledger
 from sluice.state.model import JobInfo, WorkerInfo
 from sluice.state.places import Place, Places
 from sluice.state.remote import ask_options
-from sluice.state.shard import Shard
+from sluice.state.shard import Journal, Shard
 
 PAGE = 20_000
 _LOOK_SECONDS = 5.0
@@ -87,23 +87,34 @@ def _is_shared(worker: WorkerInfo) -> bool:
 
 
 def _copy(source: Shard, target: Shard, told: Told) -> int:
-    since = max(source.batches(), default=0)
+    before = source.journal()
     copied = _absorb(source, target, 0, told)
     source.seal()
-    # The last batch may have been written again, and others have come.
-    target.settle(since, ())
-    copied += _absorb(source, target, since, told)
-    written = source.journal()
-    target.settle(max((one.batch for one in written), default=0) + 1, written)
+    try:
+        # The last batch may have been written again, and others have come.
+        target.settle(before.newest, Journal(before.epoch, []))
+        copied += _absorb(source, target, before.newest, told)
+        journal = source.journal()
+        target.settle(journal.newest + 1, journal)
+        target.verify_states(journal.newest)
+    except DamagedState:
+        source.seal(sealed=False)
+        raise
     return copied
 
 
 def _absorb(source: Shard, target: Shard, since: int, told: Told) -> int:
-    copied, after = 0, None
+    copied, after, after_state = 0, None, None
     while page := source.versions(since, after, PAGE):
         target.absorb(page)
         last = page[-1]
         after = last.cell, last.key, last.window_start, last.batch
         copied += len(page)
+        told(f"{copied:,} versions copied")
+    while states := source.state_versions(since, after_state, PAGE):
+        target.absorb_states(states)
+        newest = states[-1]
+        after_state = newest.operator, newest.shared, newest.key, newest.batch
+        copied += len(states)
         told(f"{copied:,} versions copied")
     return copied

@@ -49,6 +49,11 @@ def is_remote(url: str) -> bool:
     return url.startswith(("http://", "https://"))
 
 
+def shown(url: str) -> str:
+    """An address as it may be shown: without a password."""
+    return url if is_remote(url) else database_url(url).render_as_string(hide_password=True)
+
+
 def open_driver(url: str, mode: Mode) -> Driver:
     """A connection to the shard at an address."""
     parsed = with_password(database_url(url))

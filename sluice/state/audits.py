@@ -13,7 +13,7 @@ from sqlalchemy.sql import Select
 from sluice.state.database import as_json, speaking_to
 from sluice.state.tables import AUDITS
 
-_TEXTS = ("sources", "outputs", "checksums")
+_TEXTS = ("sources", "outputs", "checksums", "states")
 
 
 class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,9 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     outputs: dict[str, int]
     """Topic → records written."""
     checksums: dict[str, str]
-    """Worker's number as text → the checksum of its state at this cut."""
+    """Worker's number as text → the checksum of its cells at this cut."""
+    states: dict[str, str] = {}
+    """Worker's number as text → the checksum of what its operators remember."""
 
     @property
     def wrong(self) -> list[str]:
@@ -92,9 +94,14 @@ class Audits:
         return self._read(_of(pipeline, job, generation).order_by(AUDITS.c.batch))
 
     def checksums(self, pipeline: str, job: str, generation: int) -> dict[str, str]:
-        """Worker's number as text → the checksum of its state at the newest cut; empty before the first."""
-        newest = self._read(_of(pipeline, job, generation).order_by(AUDITS.c.batch.desc()).limit(1))
-        return newest[0].checksums if newest else {}
+        """Worker's number as text → the checksum of its cells at the newest cut; empty before the first."""
+        newest = self.newest(pipeline, job, generation)
+        return newest.checksums if newest else {}
+
+    def newest(self, pipeline: str, job: str, generation: int) -> Audit | None:
+        """The audit of the newest cut; None before the first."""
+        found = self._read(_of(pipeline, job, generation).order_by(AUDITS.c.batch.desc()).limit(1))
+        return found[0] if found else None
 
     def _read(self, statement: Select[Any]) -> list[Audit]:
         with speaking_to("Reading the audits"), self._engine.connect() as connection:
@@ -122,7 +129,7 @@ def audit_row(audit: Audit) -> dict[str, Any]:
 
 
 def _audit(row: RowMapping) -> Audit:
-    texts = {name: msgspec.json.decode(row[name]) for name in ("outputs", "checksums")}
+    texts = {name: msgspec.json.decode(row[name]) for name in ("outputs", "checksums", "states")}
     texts["sources"] = msgspec.json.decode(row["sources"], type=tuple[SourceAudit, ...])
     return Audit(**(dict(row) | texts))
 

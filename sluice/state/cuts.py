@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,19 +10,21 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select
 from sqlalchemy.sql import ColumnElement, Select
 
-from sluice.errors import StateError
+from sluice.errors import DamagedState, StateError
 from sluice.state.audits import Audit, audit_row
 from sluice.state.database import Kept, as_json, speaking_to, writing
 from sluice.state.leases import require_epoch
 from sluice.state.model import Cut
-from sluice.state.tables import AUDITS, CUTS, current, is_of
+from sluice.state.tables import AUDITS, CUTS, TIMES, current, is_of
 
 
 class Cuts(Kept):
     """The cuts of a ledger."""
 
-    def publish(self, cut: Cut, audit: Audit | None = None) -> bool:
+    def publish(self, cut: Cut, audit: Audit | None = None, times: Mapping[str, int] | None = None) -> bool:
         """Make a batch visible, in one transaction, with its audit, for the holder of the audit's lease.
+
+        `times` are all that the next batch goes on from; `cut.stream_times` unless they are given.
 
         False, and nothing is changed, if this very batch is published already. Raises LeaseError if the lease has been
         taken over, and StateError if the batch does not continue what is published: it is older than the newest cut, or
@@ -33,6 +36,7 @@ class Cuts(Kept):
             last = _last_batch(connection, cut.pipeline, cut.job, cut.generation)
             if last is None or cut.batch > last:
                 connection.execute(insert(CUTS), _cut_row(cut))
+                _put_times(connection, cut, last, cut.stream_times if times is None else times)
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
                 return True
@@ -44,6 +48,23 @@ class Cuts(Kept):
                 next_step="The checkpoint and the ledger tell different histories; start a new generation.",
             )
         return False
+
+    def times_before(self, pipeline: str, job: str, generation: int, batch: int) -> dict[str, int]:
+        """The times that a batch goes on from: those of the cut before it; none before the first.
+
+        Raises DamagedState if there was one, and its times are not kept: it is not among the newest two.
+        """
+        older = TIMES.c.batch < batch
+        statement = select(TIMES).where(is_of(TIMES, pipeline, job, generation), older).order_by(TIMES.c.batch.desc())
+        rows = self._read(statement.limit(1))
+        if rows:
+            return msgspec.json.decode(rows[0]["times"], type=dict[str, int])
+        if self._read(select(CUTS).where(is_of(CUTS, pipeline, job, generation), CUTS.c.batch < batch).limit(1)):
+            raise DamagedState(
+                f"The ledger does not say from which stream times batch {batch} of job {job!r} goes on.",
+                next_step=f"Restore the ledger, or build the state again from the topics: sluice rebuild {pipeline}.",
+            )
+        return {}
 
     def latest_cut(self, pipeline: str, job: str) -> Cut | None:
         """The newest cut of the generation readers see; None before the first."""
@@ -98,6 +119,15 @@ class Cuts(Kept):
 
 def _last_batch(connection: Connection, pipeline: str, job: str, generation: int) -> int | None:
     return connection.execute(select(func.max(CUTS.c.batch)).where(is_of(CUTS, pipeline, job, generation))).scalar()
+
+
+def _put_times(connection: Connection, cut: Cut, before: int | None, times: Mapping[str, int]) -> None:
+    if before is not None:
+        # The newest batch may be done again: the times before it stay until the next one.
+        mine = is_of(TIMES, cut.pipeline, cut.job, cut.generation)
+        connection.execute(delete(TIMES).where(mine, TIMES.c.batch < before))
+    of = {name: getattr(cut, name) for name in ("pipeline", "job", "generation", "batch")}
+    connection.execute(insert(TIMES), of | {"times": as_json(dict(times))})
 
 
 def _select_cut(cut: Cut) -> Select[Any]:

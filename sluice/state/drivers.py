@@ -9,22 +9,52 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
+from sluice.errors import DamagedState
+
 Row: TypeAlias = tuple[int, str, int, int, str | None]
 """cell, key, window start, window end, value: the fields of `Cell`."""
 
 Mode: TypeAlias = Literal["read", "write", "create"]
 
-BATCHES = """CREATE TABLE IF NOT EXISTS batches (
-    batch BIGINT PRIMARY KEY, "rows" BIGINT NOT NULL, checksum TEXT NOT NULL, epoch BIGINT NOT NULL)"""
-# Keys sort by code point in both databases, whatever the locale.
-CELLS = """CREATE TABLE IF NOT EXISTS cells (
-    cell INTEGER NOT NULL, key TEXT {collation} NOT NULL, window_start BIGINT NOT NULL, window_end BIGINT NOT NULL,
-    batch BIGINT NOT NULL, value TEXT, PRIMARY KEY (cell, key, window_start, batch)) {options}"""
-STATES = """CREATE TABLE IF NOT EXISTS states (
-    operator INTEGER NOT NULL, key TEXT {collation} NOT NULL, batch BIGINT NOT NULL, due BIGINT, wall BIGINT,
-    state {bytes},
-    PRIMARY KEY (operator, key, batch)) {options}"""
-STATES_DUE = "CREATE INDEX IF NOT EXISTS states_due ON states (operator, due) WHERE due IS NOT NULL"
+FORMAT = 2
+"""Of a shard's tables: a shard of another format is refused."""
+
+_TABLES = (
+    # One row: who may write, and how many rows the other tables have.
+    """CREATE TABLE IF NOT EXISTS shard (
+        format INTEGER PRIMARY KEY, epoch BIGINT NOT NULL, cells BIGINT NOT NULL, states BIGINT NOT NULL)""",
+    f"INSERT INTO shard (format, epoch, cells, states) VALUES ({FORMAT}, 0, 0, 0) ON CONFLICT DO NOTHING",
+    # Batches of cells bear the number -1, those of states that of their operator.
+    """CREATE TABLE IF NOT EXISTS batches (
+        operator INTEGER NOT NULL, batch BIGINT NOT NULL, "rows" BIGINT NOT NULL, checksum TEXT NOT NULL,
+        PRIMARY KEY (operator, batch))""",
+    # Keys sort by code point in both databases, whatever the locale. A digest is that of the rest of its row.
+    """CREATE TABLE IF NOT EXISTS cells (
+        cell INTEGER NOT NULL, key VARCHAR {collation} NOT NULL, window_start BIGINT NOT NULL,
+        window_end BIGINT NOT NULL, batch BIGINT NOT NULL, value TEXT, digest BIGINT NOT NULL,
+        PRIMARY KEY (cell, key, window_start, batch)) {options}""",
+    # `shared` tells the one state of all keys from that of a key: no key of a record can name it.
+    """CREATE TABLE IF NOT EXISTS states (
+        operator INTEGER NOT NULL, shared INTEGER NOT NULL, key VARCHAR {collation} NOT NULL, batch BIGINT NOT NULL,
+        due BIGINT, wall BIGINT, state {bytes}, digest BIGINT NOT NULL,
+        PRIMARY KEY (operator, shared, key, batch)) {options}""",
+    "CREATE INDEX IF NOT EXISTS states_due ON states (operator, due) WHERE due IS NOT NULL",
+)
+
+
+def tables(**dialect: str) -> list[str]:
+    """The statements that make a shard's tables where they are missing."""
+    return [statement.format(**dialect) if "{" in statement else statement for statement in _TABLES]
+
+
+PROBE = "SELECT format FROM shard LEFT JOIN (SELECT 1 FROM cells, states, batches LIMIT 0) AS there ON true"
+"""The shard's format; fails unless all tables of a shard are there."""
+
+
+def demand_format(found: Sequence[Any]) -> None:
+    """Raise DamagedState unless PROBE found the format of this version of Sluice."""
+    if [*found] != [(FORMAT,)]:
+        raise DamagedState("The shard has the format of another version of Sluice, or none.")
 
 
 class Driver(Protocol):
@@ -42,14 +72,17 @@ class Driver(Protocol):
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run a statement; the number of rows it touched."""
 
-    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement for each row of values."""
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Run a statement for each row of values; the number of rows that all of them touched."""
 
-    def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
-        """Write rows as versions of `batch`, as fast as the database allows."""
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write rows into a table, as fast as the database allows."""
 
-    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[Row]:
-        """The versions that were the newest before `batch` of the cells that `rows` change, tombstones left out."""
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
+        """The versions that were the newest before `batch` of the cells that `rows` change, tombstones left out.
+
+        Each is a row and its digest.
+        """
 
     def check(self) -> None:
         """Raise StateError if the database's own structures are damaged; reads all of it."""

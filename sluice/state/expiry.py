@@ -6,8 +6,9 @@ So an older cut shows them still, and they leave the database with the cuts that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from sluice.state.drivers import Driver, Row
+from sluice.state.drivers import Driver
 
 _HORIZONS = """CREATE TABLE IF NOT EXISTS horizons (
     cell INTEGER NOT NULL, batch BIGINT NOT NULL, until BIGINT NOT NULL, PRIMARY KEY (cell, batch))"""
@@ -17,20 +18,23 @@ _SINCE = "SELECT max(until) FROM horizons WHERE cell = ? AND batch < ?"
 _FORGET = """DELETE FROM horizons WHERE cell = ? AND (
     batch >= ? OR batch < (SELECT max(batch) FROM horizons WHERE cell = ? AND batch < ?))"""
 # What the index says is repeated, or SQLite would not know that it may use it.
-_ENDED = """SELECT cell, key, window_start, window_end, value FROM cells AS c
+_ENDED = """SELECT cell, key, window_start, window_end, value, digest FROM cells AS c
     WHERE cell = ? AND window_end >= 0 AND value IS NOT NULL AND window_end >= ? AND window_end < ? AND batch <= ?
     AND NOT EXISTS (SELECT 1 FROM cells AS n WHERE n.cell = c.cell AND n.key = c.key
         AND n.window_start = c.window_start AND n.batch > c.batch AND n.batch <= ?)"""
+_REMOVE = "DELETE FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch = ?"
+_TOMBSTONE = ("cell", "key", "window_start", "window_end", "value", "digest", "batch")
 
 
-def let_go(driver: Driver, batch: int, ends: Mapping[int, int]) -> list[Row]:
-    """Within a transaction, write tombstones for windows that ended before a time (cell -> epoch ms); what they were.
+def let_go(driver: Driver, batch: int, ends: Mapping[int, int]) -> tuple[list[tuple[Any, ...]], int]:
+    """Within a transaction, write tombstones for windows that ended before a time (cell -> epoch ms).
 
-    Done again for the same batch, it finds what it has not let go of yet.
+    Returns what they were, each a row and its digest, and by how many rows there are more then. Done again for the same
+    batch, it finds what it has not let go of yet.
     """
     driver.execute(_HORIZONS)
     driver.execute(_ENDS)
-    gone: list[Row] = []
+    gone: list[tuple[Any, ...]] = []
     for cell, until in ends.items():
         # What ended before the last batch's horizon has gone with it, and nothing can be added to it.
         since = driver.fetch(_SINCE, (cell, batch))[0][0] or 0
@@ -39,6 +43,6 @@ def let_go(driver: Driver, batch: int, ends: Mapping[int, int]) -> list[Row]:
             driver.execute(_FORGET, (cell, batch, cell, batch))
             driver.execute("INSERT INTO horizons (cell, batch, until) VALUES (?, ?, ?)", (cell, batch, until))
     this_batch = [(*row[:3], batch) for row in gone]
-    driver.execute_many("DELETE FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch = ?", this_batch)
-    driver.insert_cells(batch, [(*row[:4], None) for row in gone])
-    return gone
+    removed = driver.execute_many(_REMOVE, this_batch)
+    driver.insert("cells", _TOMBSTONE, [(*row[:4], None, 0, batch) for row in gone])
+    return gone, len(gone) - removed

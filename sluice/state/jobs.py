@@ -24,12 +24,13 @@ from sluice.state.tables import (
     LEASES,
     SOURCES,
     STORES,
+    TIMES,
     WORKERS,
     current,
     is_of,
 )
 
-_BY_GENERATION = (GENERATIONS, STORES, WORKERS, CUTS, AUDITS, SOURCES, DAMAGES, LEASES)
+_BY_GENERATION = (GENERATIONS, STORES, WORKERS, CUTS, TIMES, AUDITS, SOURCES, DAMAGES, LEASES)
 
 
 class Jobs(Kept):

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL
 from typing_extensions import override
 
-from sluice.errors import StateError
+from sluice.errors import DamagedState, StateError
 from sluice.state.database import first_line
 from sluice.state.deadlines import demand_time, seconds_left, too_slow
-from sluice.state.drivers import BATCHES, CELLS, STATES, STATES_DUE, Driver, Mode, Row
+from sluice.state.drivers import PROBE, Driver, Mode, Row, demand_format, tables
 
 if TYPE_CHECKING:
     import psycopg
 
-_BEFORE_ALL = """SELECT n.cell, n.key, n.window_start, o.window_end, o.value
-    FROM unnest(%s::integer[], %s::text[], %s::bigint[]) AS n (cell, key, window_start), LATERAL (
-        SELECT window_end, value FROM cells AS c
+_BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint[]) AS n (cell, key, window_start),
+    LATERAL (SELECT cell, key, window_start, window_end, value, digest FROM cells AS c
         WHERE c.cell = n.cell AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start AND c.batch < %s
-        ORDER BY c.batch DESC LIMIT 1) AS o"""
+        ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
+
+
+def escaped(text: str) -> str:
+    """Text without NUL, which PostgreSQL cannot hold: NUL and the sign after it become two signs each.
+
+    Escaped texts sort as the texts themselves do, and begin with each other where these do.
+    """
+    if "\0" in text or "\1" in text:
+        return text.replace("\1", "\1\2").replace("\0", "\1\1")
+    return text
+
+
+def unescaped(text: str) -> str:
+    """The text that `escaped` was given."""
+    return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
 
 
 class PostgresDriver(Driver):
@@ -39,7 +54,7 @@ class PostgresDriver(Driver):
             self._connection = self._connect()
             if mode == "create":
                 self._create()
-            self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
+            demand_format(self._connection.execute(PROBE).fetchall())
 
     def _connect(self) -> psycopg.Connection[Any]:
         import psycopg
@@ -47,6 +62,9 @@ class PostgresDriver(Driver):
 
         address = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
         connection: psycopg.Connection[Any] = psycopg.connect(address, autocommit=True, connect_timeout=5)
+        write, read = _key_adapters()
+        connection.adapters.register_dumper(str, write)
+        connection.adapters.register_loader("varchar", read)
         connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema)))
         return connection
 
@@ -57,10 +75,15 @@ class PostgresDriver(Driver):
             # Two `CREATE ... IF NOT EXISTS` at once collide in PostgreSQL's catalogue.
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
-            self._connection.execute(BATCHES)
-            self._connection.execute(CELLS.format(collation='COLLATE "C"', options=""))
-            self._connection.execute(STATES.format(collation='COLLATE "C"', options="", bytes="BYTEA"))
-            self._connection.execute(STATES_DUE)
+            if self._has("cells") and not self._has("shard"):
+                demand_format(())
+            for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
+                self._connection.execute(statement.encode())
+
+    def _has(self, table: str) -> bool:
+        known = "SELECT to_regclass(format('%%I.%%I', %s::text, %s::text)) IS NOT NULL"
+        found = self._connection.execute(known, [self._schema, table]).fetchone()
+        return found is not None and bool(found[0])
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
@@ -92,28 +115,28 @@ class PostgresDriver(Driver):
         return self._connection.execute(sql.replace("?", "%s"), values).rowcount
 
     @override
-    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         with self._connection.cursor() as cursor:
             cursor.executemany(sql.replace("?", "%s"), rows)
+            return max(cursor.rowcount, 0)
 
     @override
-    def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
-        copy_sql = "COPY cells (cell, key, window_start, window_end, value, batch) FROM STDIN"
-        with self._connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        copy_sql = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
+        with self._connection.cursor() as cursor, cursor.copy(copy_sql.encode()) as copy:
             for row in rows:
-                copy.write_row((*row, batch))
+                copy.write_row(row)
 
     @override
-    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[Row]:
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
         cells, keys, starts = ([row[place] for row in rows] for place in range(3))
-        for row in self._connection.execute(_BEFORE_ALL, (cells, keys, starts, batch)):
-            if row[4] is not None:
-                yield row
+        yield from self._connection.execute(_BEFORE_ALL, (cells, keys, starts, batch))
 
     @override
     def check(self) -> None:
         # PostgreSQL's own checksums of pages are its administrator's choice; reading everything finds what they find.
         self.fetch("SELECT count(*), sum(length(value)) FROM cells", ())
+        self.fetch("SELECT count(*), sum(length(state)) FROM states", ())
 
     @override
     def is_current(self) -> bool:
@@ -143,9 +166,27 @@ def drop_schema(url: URL) -> None:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
 
 
+@cache
+def _key_adapters() -> tuple[type[Any], type[Any]]:
+    """How psycopg writes and reads keys: columns of type VARCHAR, which nothing else is."""
+    from psycopg.adapt import Buffer, Loader
+    from psycopg.types.string import StrDumperUnknown
+
+    class Escaping(StrDumperUnknown):
+        def dump(self, obj: str) -> Buffer | None:
+            return super().dump(escaped(obj))
+
+    class Unescaping(Loader):
+        def load(self, data: Buffer) -> str:
+            return unescaped(bytes(data).decode())
+
+    return Escaping, Unescaping
+
+
 @contextmanager
 def _postgres_errors() -> Iterator[None]:
     import psycopg
+    from psycopg import errors
 
     try:
         yield
@@ -153,5 +194,7 @@ def _postgres_errors() -> Iterator[None]:
         if seconds_left() is None:
             raise StateError(f"The shard cannot be used: {first_line(error)}") from error
         raise too_slow() from None
+    except (errors.UndefinedTable, errors.UndefinedColumn, errors.DataCorrupted, errors.IndexCorrupted) as error:
+        raise DamagedState(f"The shard cannot be used: {first_line(error)}") from error
     except psycopg.Error as error:
         raise StateError(f"The shard cannot be used: {first_line(error)}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ import msgspec
 from typing_extensions import override
 
 from sluice.errors import (
+    DamagedState,
     LeaseError,
     QueryError,
     Refused,
@@ -22,17 +23,22 @@ from sluice.errors import (
     Unreachable,
 )
 from sluice.settings import settings
-from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.drivers import Row
 from sluice.state.model import Cell
+from sluice.state.operators import Remembered, State, StateVersion
 from sluice.state.ranges import EVERYTHING, Range
-from sluice.state.shard import Shard, Version, Written
+from sluice.state.shard import Checksums, Journal, Shard, Version
 
 _WRITE_SECONDS = 600.0
 _CONNECT_SECONDS = 3.0
-_KINDS: dict[str, type[SluiceError]] = {kind.title: kind for kind in (LeaseError, QueryError, Refused, TooSlow)}
+_KINDS: dict[str, type[SluiceError]] = {
+    kind.title: kind for kind in (DamagedState, LeaseError, QueryError, Refused, TooSlow)
+}
 """Errors that mean the same here as at the server; every other one means that the shard is unavailable."""
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
+_STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
+_REMEMBERED = msgspec.msgpack.Decoder(dict[str, Remembered])
+_KEYS_AT_ONCE = 10_000
 
 
 class BadAnswer(Exception):
@@ -76,26 +82,56 @@ class RemoteShard(Shard):
         return written
 
     @override
-    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> str:
-        path = f"/batches/{batch}/expire?epoch={epoch}"
-        checksum: str = msgspec.json.decode(self._ask("POST", path, msgspec.json.encode(dict(ends))))
-        return checksum
+    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
+        self._ask("POST", f"/batches/{batch}/expire?epoch={epoch}", msgspec.json.encode(dict(ends)))
 
     @override
-    def journal(self) -> list[Written]:
-        return msgspec.json.decode(self._ask("GET", "/batches"), type=list[Written])
+    def read_states(
+        self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
+    ) -> dict[str, Remembered]:
+        found: dict[str, Remembered] = {}
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            asked = (operator, list(keys[start : start + _KEYS_AT_ONCE]), before, epoch, shared)
+            found |= _REMEMBERED.decode(self._ask("POST", "/states", msgspec.msgpack.encode(asked)))
+        return found
+
+    @override
+    def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+        asked = msgspec.json.encode((operator, until, before, epoch, clock))
+        return msgspec.json.decode(self._ask("POST", "/states/due", asked), type=list[str])
+
+    @override
+    def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
+        content = msgspec.msgpack.encode((list(numbers), states))
+        self._ask("PUT", f"/states/{batch}?epoch={epoch}", content)
+
+    @override
+    def begin(self, epoch: int, as_of: int) -> Checksums:
+        return msgspec.json.decode(self._ask("POST", "/begin", msgspec.json.encode((epoch, as_of))), type=Checksums)
+
+    @override
+    def journal(self) -> Journal:
+        return msgspec.json.decode(self._ask("GET", "/batches"), type=Journal)
 
     @override
     def batches(self) -> dict[int, int]:
-        return {one.batch: one.rows for one in self.journal()}
+        return {one.batch: one.rows for one in self.journal().batches if one.operator < 0}
+
+    @override
+    def checksums(self, as_of: int) -> Checksums:
+        return msgspec.json.decode(self._ask("POST", "/checksums", msgspec.json.encode(as_of)), type=Checksums)
 
     @override
     def checksum(self, as_of: int) -> str:
-        return next((one.checksum for one in reversed(self.journal()) if one.batch <= as_of), NO_CHECKSUM)
+        return self.checksums(as_of).cells
 
     @override
-    def verify(self, as_of: int, checksum: str | None = None) -> None:
-        self._ask("POST", "/verify", msgspec.json.encode([as_of, checksum]))
+    def verify(self, as_of: int, published: Checksums | None = None) -> None:
+        self._ask("POST", "/verify", msgspec.json.encode((as_of, published)))
+
+    @override
+    def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
+        self._ask("POST", "/states/verify", msgspec.json.encode((as_of, published)))
 
     def drop(self) -> None:
         """Remove the shard and all it holds."""
@@ -117,8 +153,10 @@ class RemoteShard(Shard):
         *,
         after: tuple[str, int] | None = None,
         limit: int = 1_000,
+        checked: bool = False,
     ) -> list[Cell]:
-        asked = msgspec.json.encode({"cell": cell, "as_of": as_of, "within": within, "after": after, "limit": limit})
+        page = {"cell": cell, "as_of": as_of, "within": within, "after": after, "limit": limit, "checked": checked}
+        asked = msgspec.json.encode(page)
         return msgspec.json.decode(self._ask("POST", "/cells", asked), type=list[Cell])
 
     @override
@@ -136,8 +174,17 @@ class RemoteShard(Shard):
         self._ask("PUT", "/versions", msgspec.msgpack.encode(list(versions)))
 
     @override
-    def settle(self, since: int, batches: Iterable[Written]) -> None:
-        self._ask("POST", "/settle", msgspec.json.encode([since, list(batches)]))
+    def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
+        asked = msgspec.json.encode((since, after, limit))
+        return _STATE_VERSIONS.decode(self._ask("POST", "/states/versions", asked))
+
+    @override
+    def absorb_states(self, versions: Iterable[StateVersion]) -> None:
+        self._ask("PUT", "/states/versions", msgspec.msgpack.encode(list(versions)))
+
+    @override
+    def settle(self, since: int, journal: Journal) -> None:
+        self._ask("POST", "/settle", msgspec.json.encode((since, journal)))
 
     @override
     def seal(self, *, sealed: bool = True) -> None:

@@ -1,23 +1,25 @@
-"""A shard: one worker's versioned cells."""
+"""A shard: one worker's versioned cells, and what its ordered operators remember."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
-from sluice.errors import LeaseError, Refused, StateError
-from sluice.state import statements
+from sluice.errors import DamagedState, LeaseError, Refused
+from sluice.state import operators, statements
 from sluice.state.addresses import is_remote, open_driver
-from sluice.state.checksums import NO_CHECKSUM, add_up
+from sluice.state.checksums import NO_CHECKSUM, cell_digest, checksum_of
 from sluice.state.database import database_url
 from sluice.state.drivers import Driver, Row
 from sluice.state.expiry import let_go
 from sluice.state.model import NO_WINDOW, Cell
+from sluice.state.operators import Remembered, State, StateVersion
 from sluice.state.ranges import EVERYTHING, Range, conditions
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ FEW_KEYS = 32
 _PAGE_ROWS = 20_000
 _BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from here."
+_CELLS = -1
+"""In the journal, in place of an operator."""
+_CELL_COLUMNS = ("cell", "key", "window_start", "window_end", "value", "digest", "batch")
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +47,7 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
     window_end: int
     batch: int
     value: str | None
+    digest: int
 
     @property
     def row(self) -> Row:
@@ -50,16 +56,40 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True):
-    """What a shard keeps of a batch."""
+    """What a shard keeps of a batch: of its cells, or of what one operator remembers."""
 
+    operator: int
+    """-1: of the cells."""
     batch: int
     rows: int
     checksum: str
+
+
+class Journal(msgspec.Struct, frozen=True, array_like=True):
+    """All that a shard keeps of its batches, and the epoch of its last writer."""
+
     epoch: int
+    batches: list[Written]
+
+    @property
+    def newest(self) -> int:
+        """The newest batch; 0 if there is none."""
+        return max((one.batch for one in self.batches), default=0)
+
+
+class Checksums(msgspec.Struct, frozen=True, array_like=True):
+    """A shard's checksums at a batch: of its cells, and of what its operators remember."""
+
+    cells: str
+    states: str
 
 
 class Shard:
-    """One worker's cells, every batch a version of its own; readers name the batch they mean.
+    """One worker's cells and operators' states, every batch a version of its own; readers name the batch they mean.
+
+    Whoever writes, or reads to write, shows the epoch of a lease: LeaseError, and nothing is written, once the holder
+    of a lease with a higher epoch has begun. Rows have digests: DamagedState for a row that a writer reads and that is
+    not as it was written.
 
     Every method raises StateError when the database cannot be used. Calls may come from any thread.
     """
@@ -105,72 +135,146 @@ class Shard:
     def write(self, batch: int, rows: Iterable[Row], epoch: int = 0) -> int:
         """Write a batch in one transaction; written again, it replaces what it wrote before. Returns the rows written.
 
-        No two rows may be of the same cell, key and window. Quickest when the rows come sorted by these. LeaseError,
-        and nothing is written, if the holder of a lease with a higher epoch has written already.
+        No two rows may be of the same cell, key and window. Quickest when the rows come sorted by these.
         """
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
-        with self._driver.transaction():
-            self._demand_mine(epoch)
-            if self._driver.execute("DELETE FROM batches WHERE batch = ?", (batch,)):
-                self._driver.execute("DELETE FROM cells WHERE batch = ?", (batch,))
-            before = self._last("checksum", batch - 1, None)
+        digests = [cell_digest(row) for row in ordered]
+        with self._writing(epoch):
+            added = len(ordered)
+            if self._driver.execute(statements.FORGET_BATCH, (_CELLS, batch)):
+                added -= self._driver.execute("DELETE FROM cells WHERE batch = ?", (batch,))
+            before = self._kept(_CELLS, batch - 1)
             replaced = () if before is None else self._driver.replaced(batch, ordered)
-            checksum = add_up(ordered, int(before or "0", 16), minus=replaced)
-            self._driver.insert_cells(batch, ordered)
-            values = (batch, len(ordered), f"{checksum:016x}", epoch)
-            self._driver.execute(statements.WRITTEN, values)
+            total = int(before or "0", 16) + sum(digests) - sum(_checked(*row) for row in replaced)
+            self._driver.insert(
+                "cells", _CELL_COLUMNS, ((*row, digest, batch) for row, digest in zip(ordered, digests, strict=True))
+            )
+            self._driver.execute(statements.WRITTEN, (_CELLS, batch, len(ordered), checksum_of(total)))
+            self._driver.execute(statements.GROWN, (added, 0))
         return len(ordered)
 
-    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> str:
+    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
         """Let go, as of a batch that is written, of windows that ended before a time: cell -> epoch ms.
 
-        Returns the state's checksum afterwards. Done again, it changes nothing. Raises LeaseError as `write` does.
+        Done again, it changes nothing.
         """
-        with self._driver.transaction():
-            self._demand_mine(epoch)
-            if gone := let_go(self._driver, batch, ends):
-                checksum = add_up((), int(self.checksum(batch), 16), minus=gone)
+        with self._writing(epoch):
+            gone, added = let_go(self._driver, batch, ends)
+            if gone:
+                total = int(self.checksum(batch), 16) - sum(_checked(*row) for row in gone)
                 rows = self.batches().get(batch, 0) + len(gone)
-                self._driver.execute("DELETE FROM batches WHERE batch = ?", (batch,))
-                self._driver.execute(statements.WRITTEN, (batch, rows, f"{checksum:016x}", epoch))
-        return self.checksum(batch)
+                self._driver.execute(statements.FORGET_BATCH, (_CELLS, batch))
+                self._driver.execute(statements.WRITTEN, (_CELLS, batch, rows, checksum_of(total)))
+                self._driver.execute(statements.GROWN, (added, 0))
 
-    def _demand_mine(self, epoch: int) -> None:
-        """Within a transaction: raise Refused if the shard was moved away, LeaseError if it has a newer writer."""
-        if self._driver.is_sealed():
-            raise Refused(_SEALED, next_step="Run the job again: it asks where the worker is when it starts.")
-        if self._last("epoch", sys.maxsize, 0) > epoch:
-            raise LeaseError("This driver has lost its lease: its successor has written to the shard already.")
+    def read_states(
+        self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
+    ) -> dict[str, Remembered]:
+        """What an operator remembers of keys as of the batch before `before`; keys without a state are left out.
+
+        The state that is `shared` by all keys has the empty key.
+        """
+        found = operators.read(self._driver, operator, keys, before, shared)
+        self._demand_newest(epoch)
+        return found
+
+    def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+        """The keys for which an operator has something to do once a clock, `due` or `wall`, has reached `until`."""
+        found = operators.due(self._driver, operator, until, before, clock)
+        self._demand_newest(epoch)
+        return found
+
+    def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
+        """Write what the operators of these numbers remember after a batch, in one transaction; again, it replaces."""
+        by_operator: dict[int, list[State]] = {number: [] for number in numbers}
+        for state in states:
+            by_operator[state.operator].append(state)
+        with self._writing(epoch):
+            added = 0
+            for number, mine in by_operator.items():
+                if self._driver.execute(statements.FORGET_SINCE, (number, batch)):
+                    added -= operators.remove(self._driver, number, batch)
+                if mine:
+                    before = int(self._kept(number, batch - 1) or "0", 16)
+                    grown, more = operators.write(self._driver, batch, mine)
+                    self._driver.execute(statements.FORGET_BUT_LAST, (number, number))
+                    self._driver.execute(statements.WRITTEN, (number, batch, len(mine), checksum_of(before + grown)))
+                    added += more
+            self._driver.execute(statements.GROWN, (0, added))
+
+    @contextmanager
+    def _writing(self, epoch: int) -> Iterator[None]:
+        """A transaction of the holder of a lease. Whoever held one before it is refused from then on."""
+        with self._driver.transaction():
+            if self._driver.is_sealed():
+                raise Refused(_SEALED, next_step="Run the job again: it asks where the worker is when it starts.")
+            # The row is locked until the end of the transaction: writers take turns.
+            if not self._driver.execute(statements.FENCE, (epoch, epoch)):
+                self._demand_newest(epoch)
+            yield
+
+    def _demand_newest(self, epoch: int) -> None:
+        """Raise LeaseError if there is a newer writer: what was read just now may have been its."""
+        found = self._driver.fetch("SELECT epoch FROM shard", ())
+        if not found:
+            raise DamagedState("The shard is damaged: it does not say who writes to it.")
+        if found[0][0] > epoch:
+            raise LeaseError("This driver has lost its lease: its successor works with the shard already.")
+
+    def begin(self, epoch: int, as_of: int) -> Checksums:
+        """Fence off every older writer, from now on; the checksums at a batch.
+
+        DamagedState if there are more or fewer rows than were written.
+        """
+        with self._writing(epoch):
+            pass
+        self._demand_all_rows()
+        return self.checksums(as_of)
+
+    def _demand_all_rows(self) -> None:
+        cells, cells_there, states, states_there = self._driver.fetch(statements.ROWS, ())[0]
+        for what, written, there in (("cells", cells, cells_there), ("operators' states", states, states_there)):
+            if written != there:
+                raise DamagedState(f"The shard is damaged: {written} rows of {what} were written, and it has {there}.")
+
+    def checksums(self, as_of: int) -> Checksums:
+        """The checksums as they were kept when batch `as_of`, or the last one before it, was written."""
+        kept = {number: int(text, 16) for number, text in self._driver.fetch(statements.CHECKSUMS, (as_of,))}
+        return Checksums(checksum_of(kept.pop(_CELLS, 0)), checksum_of(sum(kept.values())))
 
     def checksum(self, as_of: int) -> str:
-        """The state's checksum as it was kept when batch `as_of`, or the last one before it, was written."""
-        return str(self._last("checksum", as_of, NO_CHECKSUM))
+        """That of the cells."""
+        return self._kept(_CELLS, as_of) or NO_CHECKSUM
 
-    def verify(self, as_of: int, checksum: str | None = None) -> None:
-        """Read everything; StateError if the database is damaged or its cells at a batch do not have their checksum.
+    def verify(self, as_of: int, published: Checksums | None = None) -> None:
+        """Read all cells as of a batch; DamagedState if they do not have their checksum, or the database is damaged.
 
-        That is the one that was published, or else the one that was kept when they were written.
+        That is the checksum that was published, or else the one that was kept when they were written.
         """
         self._driver.check()
-        found, published = f"{add_up(self._everything(as_of)):016x}", checksum or self.checksum(as_of)
-        if found != published:
-            raise StateError(f"The shard is damaged: its checksum is {found}, and was {published}.")
+        self._demand_all_rows()
+        wanted = self.checksum(as_of) if published is None else published.cells
+        _demand_equal(sum(_checked(*row) for row in self._everything(as_of)), wanted, "cells")
 
-    def _everything(self, as_of: int) -> Iterator[Row]:
+    def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
+        """The same of what operators remember. Only the newest two batches' states are kept."""
+        wanted = (published or self.checksums(as_of)).states
+        _demand_equal(operators.total(self._driver, as_of, _PAGE_ROWS), wanted, "operators' states")
+
+    def _everything(self, as_of: int) -> Iterator[tuple[Any, ...]]:
         position: tuple[Any, ...] = (-1, "", NO_WINDOW)
         while page := self._driver.fetch(statements.PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)):
             yield from page
             position = page[-1][:3]
 
-    def _last(self, column: str, batch: int, default: Any) -> Any:
-        """A column of the newest batch written that is not newer than `batch`."""
-        sql = f"SELECT {column} FROM batches WHERE batch <= ? ORDER BY batch DESC LIMIT 1"
-        found = self._driver.fetch(sql, (batch,))
-        return found[0][0] if found else default
+    def _kept(self, operator: int, as_of: int) -> str | None:
+        """The checksum with the newest batch, of cells or an operator, that is not newer than `as_of`."""
+        found = self._driver.fetch(statements.CHECKSUM, (operator, as_of))
+        return found[0][0] if found else None
 
     def batches(self) -> dict[int, int]:
-        """The batches written so far, each with its number of rows."""
-        return dict(self._driver.fetch('SELECT batch, "rows" FROM batches ORDER BY batch', ()))
+        """The batches of cells written so far, each with its number of rows."""
+        return dict(self._driver.fetch(statements.BATCHES, (_CELLS,)))
 
     def get(self, cell: int, key: str, as_of: int, window_start: int = NO_WINDOW) -> str | None:
         """The value of a cell at a batch; None if there is none."""
@@ -206,12 +310,19 @@ class Shard:
         *,
         after: tuple[str, int] | None = None,
         limit: int = 1_000,
+        checked: bool = False,
     ) -> list[Cell]:
-        """A page of cells sorted by key and window start, from right after the key and window start `after`."""
+        """A page of cells sorted by key and window start, from right after the key and window start `after`.
+
+        If it is to be `checked`, DamagedState for a cell that is not as it was written.
+        """
         where, values = conditions(within, after)
-        found = f"SELECT key, window_start, window_end, value {statements.AS_OF}{where}"
+        found = f"SELECT key, window_start, window_end, value, digest {statements.AS_OF}{where}"
         sql = f"{found} ORDER BY key, window_start LIMIT ?"
-        return [Cell(cell, *row) for row in self._driver.fetch(sql, (cell, as_of, as_of, *values, limit))]
+        rows = self._driver.fetch(sql, (cell, as_of, as_of, *values, limit))
+        for row in rows if checked else ():
+            _checked(cell, *row)
+        return [Cell(cell, *row[:4]) for row in rows]
 
     def count(self, cell: int, as_of: int, within: Range = EVERYTHING) -> int:
         """How many cells a scan without a limit would give."""
@@ -231,7 +342,9 @@ class Shard:
             since = (*position, keep_from, keep_from)
             position = next(iter(self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None)
             with self._driver.transaction():
-                removed += self._driver.execute(statements.DELETE_SUPERSEDED, (*since, *(position or _END)))
+                some = self._driver.execute(statements.DELETE_SUPERSEDED, (*since, *(position or _END)))
+                self._driver.execute(statements.GROWN, (-some, 0))
+                removed += some
         return removed
 
     def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
@@ -240,27 +353,36 @@ class Shard:
 
     def absorb(self, versions: Iterable[Version]) -> None:
         """Take versions over from another shard into a sealed one, in one transaction; their batches follow."""
-        by_batch: dict[int, list[Row]] = {}
-        for one in versions:
-            by_batch.setdefault(one.batch, []).append(one.row)
+        rows = [(*one.row, _checked(*one.row, one.digest), one.batch) for one in versions]
         with self._driver.transaction():
             self._demand_sealed()
-            for batch, rows in by_batch.items():
-                self._driver.insert_cells(batch, rows)
+            self._driver.insert("cells", _CELL_COLUMNS, rows)
 
-    def journal(self) -> list[Written]:
-        """The batches written so far, oldest first, each with all that is kept of it."""
-        return [Written(*row) for row in self._driver.fetch(statements.JOURNAL, ())]
+    def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
+        """The same as `versions` of what operators remember, after the operator, shared, key and batch `after`."""
+        return operators.versions(self._driver, since, after, limit)
 
-    def settle(self, since: int, batches: Iterable[Written]) -> None:
-        """Forget the versions of batch `since` and later, and take `batches` for those that are written."""
+    def absorb_states(self, versions: Iterable[StateVersion]) -> None:
+        """The same as `absorb` of what operators remember."""
         with self._driver.transaction():
             self._demand_sealed()
-            self._driver.execute("DELETE FROM cells WHERE batch >= ?", (since,))
+            operators.absorb(self._driver, versions)
+
+    def journal(self) -> Journal:
+        """All that is kept of the batches written so far, oldest first."""
+        ((epoch,),) = self._driver.fetch("SELECT epoch FROM shard", ())
+        return Journal(epoch, [Written(*row) for row in self._driver.fetch(statements.JOURNAL, ())])
+
+    def settle(self, since: int, journal: Journal) -> None:
+        """Forget the versions of batch `since` and later, and take a journal for that of what is here."""
+        with self._driver.transaction():
+            self._demand_sealed()
+            for table in ("cells", "states"):
+                self._driver.execute(f"DELETE FROM {table} WHERE batch >= ?", (since,))
             self._driver.execute("DELETE FROM batches")
-            for one in batches:
-                values = (one.batch, one.rows, one.checksum, one.epoch)
-                self._driver.execute(statements.WRITTEN, values)
+            for one in journal.batches:
+                self._driver.execute(statements.WRITTEN, (one.operator, one.batch, one.rows, one.checksum))
+            self._driver.execute(statements.COUNTED, (journal.epoch,))
 
     def seal(self, *, sealed: bool = True) -> None:
         """Refuse every batch from now on, because the shard is moved away; or, not `sealed`, take them again."""
@@ -269,6 +391,18 @@ class Shard:
     def _demand_sealed(self) -> None:
         if not self._driver.is_sealed():
             raise Refused("The shard is in use: nothing can be moved into it.")
+
+
+def _checked(cell: int, key: str, start: int, end: int, value: str | None, digest: int) -> int:
+    """The digest of a cell's row; DamagedState if the row is not as it was written."""
+    if cell_digest((cell, key, start, end, value)) != digest:
+        raise DamagedState(f"The shard is damaged: cell {cell} of the key {key!r} is not as it was written.")
+    return digest
+
+
+def _demand_equal(total: int, wanted: str, what: str) -> None:
+    if (found := checksum_of(total)) != wanted:
+        raise DamagedState(f"The shard is damaged: the checksum of its {what} is {found}, and was {wanted}.")
 
 
 def discard_sealed(url: str) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from sluice.errors import StateError
+from sluice.errors import DamagedState, StateError
 from sluice.ownership import close_database, close_folders, make_file, make_folder
 from sluice.state.database import BUSY_SECONDS, first_line, use_wal
 from sluice.state.deadlines import is_over, too_slow
-from sluice.state.drivers import BATCHES, CELLS, STATES, STATES_DUE, Driver, Mode, Row
+from sluice.state.drivers import PROBE, Driver, Mode, Row, demand_format, tables
 
-_BEFORE = """SELECT window_end, value FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch < ?
+_BEFORE = """SELECT window_end, value, digest FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch < ?
     ORDER BY batch DESC LIMIT 1"""
 
 _GENERATION = re.compile(r"g\d+")
@@ -34,7 +34,7 @@ class SqliteDriver(Driver):
     def __init__(self, path: Path, mode: Mode) -> None:
         self._path = path
         self._lock = RLock()  # one transaction at a time; readers of other connections go on
-        with _sqlite_errors():
+        with self._errors():
             if mode == "create":
                 make_folder(path.parent)
                 make_file(path)
@@ -47,13 +47,17 @@ class SqliteDriver(Driver):
             else:
                 use_wal(self._connection)
             if mode == "create":
-                self._connection.execute(BATCHES)
-                self._connection.execute(CELLS.format(collation="", options="WITHOUT ROWID"))
-                self._connection.execute(STATES.format(collation="", options="WITHOUT ROWID", bytes="BLOB"))
-                self._connection.execute(STATES_DUE)
+                self._create()
             # An empty file is a valid database to SQLite, but not a shard.
-            self._connection.execute("SELECT 1 FROM cells, batches LIMIT 1").fetchone()
+            demand_format(self._connection.execute(PROBE).fetchall())
             self._identity = _identity(path)
+
+    def _create(self) -> None:
+        known = {name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "cells" in known and "shard" not in known:
+            demand_format(())
+        for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
+            self._connection.execute(statement)
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         address = f"{self._path.absolute().as_uri()}?mode={mode}"
@@ -61,13 +65,13 @@ class SqliteDriver(Driver):
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        with _sqlite_errors():
+        with self._errors():
             return self._connection.execute(sql, values).fetchall()
 
     @override
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        with self._lock, _sqlite_errors():
+        with self._lock, self._errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -81,28 +85,28 @@ class SqliteDriver(Driver):
         return self._connection.execute(sql, values).rowcount
 
     @override
-    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        self._connection.executemany(sql, rows)
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        return max(self._connection.executemany(sql, rows).rowcount, 0)
 
     @override
-    def insert_cells(self, batch: int, rows: Iterable[Row]) -> None:
-        sql = f"INSERT INTO cells (cell, key, window_start, window_end, value, batch) VALUES (?, ?, ?, ?, ?, {batch:d})"
-        self._connection.executemany(sql, rows)
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        marks = ", ".join("?" * len(columns))
+        self._connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
 
     @override
-    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[Row]:
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
         cursor = self._connection.cursor()
         for cell, key, start, _, _ in rows:
             found = cursor.execute(_BEFORE, (cell, key, start, batch)).fetchone()
             if found is not None and found[1] is not None:
-                yield cell, key, start, found[0], found[1]
+                yield cell, key, start, *found
 
     @override
     def check(self) -> None:
-        with _sqlite_errors():
+        with self._errors():
             (said,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
         if said != "ok":
-            raise StateError(f"The shard is damaged: {said}.")
+            raise DamagedState(f"The shard is damaged: {said}.")
 
     @override
     def is_current(self) -> bool:
@@ -121,6 +125,27 @@ class SqliteDriver(Driver):
     def close(self) -> None:
         self._connection.close()
 
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            if isinstance(error, sqlite3.OperationalError) and is_over():
+                raise too_slow() from None
+            kind = DamagedState if self._is_damage(error) else StateError
+            raise kind(f"The shard cannot be used: {first_line(error)}") from error
+
+    def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
+        """Whether trying again is of no use: as opposed to a full disk, or another process that holds the file."""
+        if isinstance(error, FileNotFoundError):
+            return True
+        code = getattr(error, "sqlite_errorcode", None)
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR_SHORT_READ):
+            return True
+        if code == sqlite3.SQLITE_CANTOPEN:
+            return not self._path.exists()
+        return code == sqlite3.SQLITE_ERROR and "no such" in str(error)
+
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
@@ -128,13 +153,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-@contextmanager
-def _sqlite_errors() -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        if isinstance(error, sqlite3.OperationalError) and is_over():
-            raise too_slow() from None
-        raise StateError(f"The shard cannot be used: {first_line(error)}") from error

@@ -78,6 +78,15 @@ CUTS = Table(
     Column("run", Text, nullable=False, server_default="", comment="the run that published it"),
 )
 
+TIMES = Table(
+    "times",
+    METADATA,
+    *_generation_columns(),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("times", Text, nullable=False, comment="JSON object: what the batch after this one goes on from"),
+)
+"""Stream times, how far everything is closed, and when each partition was seen: of the newest two cuts."""
+
 PLACES = Table(
     "places",
     METADATA,
@@ -119,7 +128,8 @@ AUDITS = Table(
     Column("epoch", BigInteger, nullable=False, comment="of the lease under which it was published"),
     Column("sources", Text, nullable=False, comment="JSON array: what became of each partition's records"),
     Column("outputs", Text, nullable=False, comment="JSON object: topic to records written"),
-    Column("checksums", Text, nullable=False, comment="JSON object: worker to its state's checksum"),
+    Column("checksums", Text, nullable=False, comment="JSON object: worker to its cells' checksum"),
+    Column("states", Text, nullable=False, server_default="{}", comment="the same of its operators' states"),
 )
 
 SOURCES = Table(

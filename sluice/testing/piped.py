@@ -114,13 +114,14 @@ class PipedRun:
         for place in self.storage.locations:
             Shard.create(place).close()
         counts = self._input.partitions(job.topics) | dict(partitions)
-        frames = Frames(spark, job, self.storage, self._input, 2_000_000, counts)
+        only = OnlyWriter()
+        frames = Frames(spark, job, self.storage, self._input, 2_000_000, counts, only.epoch)
         cells = frames.shared_out()
         self._ledger.register(job_info(self.storage, frames.types))
         tables = GlobalTables.load(job, self.storage.locations[0], None)
-        only = OnlyWriter()
         known = (tables, None, frames.types, Retention.of(self.storage, counts))
         self._publisher = Publisher(self.storage, self._ledger, only, only, self.output, *known)
+        self._publisher.begin()
         self._query = (
             cells.writeStream.foreachBatch(self._publish)
             .outputMode("update")

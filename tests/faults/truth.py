@@ -19,7 +19,7 @@ from sluice.samples.totals import TYPES, Totals, read
 from sluice.state.audits import Audit
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut
-from sluice.state.shard import Shard
+from sluice.state.shard import Checksums, Shard
 from tests.faults.world import JOB, NAME, World
 
 NOW_MS = int(time.time() * 1000)
@@ -68,10 +68,13 @@ def _stores(ledger: Ledger, cut: Cut, totals: Totals) -> int:
         found = contents(ledger, name, cut)
         assert found == expected, f"{name}: {_difference(found, expected)}"
         keys += len(expected)
-    checksums = ledger.audits.checksums(NAME, JOB, cut.generation)
+    audit = ledger.audits.newest(NAME, JOB, cut.generation)
+    assert audit is not None
     for worker in ledger.workers(NAME, JOB):
+        published = Checksums(*(sums[str(worker.number)] for sums in (audit.checksums, audit.states)))
         with Shard.open(worker.location) as shard:
-            shard.verify(cut.batch, checksums.get(str(worker.number)))
+            shard.verify(cut.batch, published)
+            shard.verify_states(cut.batch, published)
     return keys
 
 

@@ -197,7 +197,7 @@ def test_a_worker_moves_to_another_host_while_it_is_asked(hosts: list[Host], sta
 
 def test_windows_are_let_go_of_at_whatever_host_they_are(states: States) -> None:
     with Shard.open(states.written_at[owner("store_1", 4)], to_write=True) as shard:
-        assert shard.expire(1, {2: 2**62}, epoch=1) == shard.checksum(1)
+        shard.expire(1, {2: 2**62}, epoch=1)
         assert [len(shard.scan(2, as_of)) for as_of in (0, 1)] == [1, 0]
         shard.verify(1)
 

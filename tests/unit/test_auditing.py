@@ -69,7 +69,7 @@ def test_a_damaged_shard_is_found_and_marked_until_it_is_right_again(states: Sta
     states.ledger.publish(make_cut(0), audit)
     fine, text = said(states, verify=True)
     assert not fine
-    assert f"its checksum is {checksum}, and was 0123456789abcdef" in text
+    assert f"the checksum of its cells is {checksum}, and was 0123456789abcdef" in text
     assert [bool(worker.unavailable) for worker in states.ledger.workers("orders", "totals")] == [True, False]
 
     right = make_audit(1, 1, source(read=10, applied=10))

@@ -189,6 +189,7 @@ class Sales:
         pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")
         (self.job,) = plan(pipeline).jobs
         self.handoff = Handoff(str(folder))
+        self.handoff.start(0, {})
         (self.input,) = {name for family in self.job.families for name in family.inputs}
         inputs = {self.input: pa.int64()}
         self.partitions = {"sales": partitions, "returns": 7}
@@ -211,9 +212,9 @@ class Sales:
 
     def publish(self) -> None:
         """What the driver does at the end of a batch."""
-        times = self.handoff.times(self.batch - 1) | self.handoff.facts(self.batch).stream_times
-        self.handoff.write_times(self.batch, times)
+        times = self.handoff.times(self.batch) | self.handoff.facts(self.batch).stream_times
         self.batch += 1
+        self.handoff.start(self.batch, times)
 
     def facts(self, batch: int = 0) -> Facts:
         """What a task handed over, but for when the partition was seen."""

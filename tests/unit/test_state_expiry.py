@@ -62,7 +62,8 @@ def test_the_checksum_is_that_of_what_is_left(shard: Shard, database: str) -> No
     other.write(0, [row("a", 20)])
     shard.write(0, [row("a", 0), row("b", 10)])
     shard.write(1, [row("a", 20)])
-    assert shard.expire(1, {0: 25}) == other.checksum(0)
+    shard.expire(1, {0: 25})
+    assert shard.checksum(1) == other.checksum(0)
     shard.verify(1)
     shard.write(2, [row("a", 20, "[2]")])
     other.write(1, [row("a", 20, "[2]")])
@@ -73,12 +74,14 @@ def test_the_checksum_is_that_of_what_is_left(shard: Shard, database: str) -> No
 def test_done_again_it_comes_to_the_same(shard: Shard, written_again: bool) -> None:
     shard.write(0, [row("a", 0), row("a", 10)])
     shard.expire(0, {0: 5})
+    checksums = set()
     for _ in range(2):
         if written_again:
             shard.write(1, [row("b", 100)])
-        checksum = shard.expire(1, {0: 15})
+        shard.expire(1, {0: 15})
+        checksums.add(shard.checksum(1))
         assert starts(shard, 1) == ([10, 100] if written_again else [10])
-    assert shard.checksum(1) == checksum
+    assert len(checksums) == 1
     shard.verify(1)
 
 

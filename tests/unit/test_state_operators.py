@@ -1,0 +1,234 @@
+"""What operators remember in a shard: one writer, versions for a batch that is tried again, nothing lost in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.errors import DamagedState, LeaseError
+from sluice.state.addresses import location
+from sluice.state.checksums import NO_CHECKSUM
+from sluice.state.model import NO_WINDOW
+from sluice.state.operators import State
+from sluice.state.postgres import escaped, unescaped
+from sluice.state.ranges import Range
+from sluice.state.shard import Shard
+
+pytestmark = pytest.mark.unit
+
+SUM, JOIN = 3, 4
+KEYS_WITH_NUL = [
+    "",
+    "\0",
+    "\0\0",
+    "\0shared",
+    "\0\1",
+    "\1",
+    "\1\0",
+    "\1\1",
+    "\1\2",
+    "\2",
+    "a",
+    "a\0",
+    "a\0b",
+    "a\1",
+    "ab",
+]
+
+
+@pytest.fixture
+def shard(database: str) -> Shard:
+    return Shard.create(location(database, "orders", "totals", 1, 0))
+
+
+def run(shard: Shard, batch: int, epoch: int = 1, operator: int = SUM, **adds: int) -> dict[str, int]:
+    """What a task does: it adds numbers to what is remembered of each key; 0 forgets the key."""
+    kept = shard.read_states(operator, list(adds), batch, epoch)
+    sums = {key: int(kept[key].data) + add if key in kept else add for key, add in adds.items()}
+    states = [
+        State(operator, key, str(sums[key]).encode() if add else None, replaces=kept[key].digest if key in kept else 0)
+        for key, add in adds.items()
+    ]
+    shard.write_states(batch, [operator], states, epoch)
+    return sums
+
+
+def kept(shard: Shard, batch: int, *keys: str) -> dict[str, bytes]:
+    return {key: one.data for key, one in shard.read_states(SUM, keys, batch + 1, 99).items()}
+
+
+def test_a_batch_that_is_tried_again_begins_where_it_did(shard: Shard) -> None:
+    assert run(shard, 0, a=1, b=2) == {"a": 1, "b": 2}
+    assert run(shard, 1, a=10) == {"a": 11}
+    assert run(shard, 1, a=10, c=1) == {"a": 11, "c": 1}
+    assert run(shard, 2, a=0, b=5) == {"a": 11, "b": 7}
+    assert kept(shard, 2, "a", "b", "c") == {"b": b"7", "c": b"1"}
+    shard.verify_states(2)
+    shard.verify_states(1)
+
+
+def test_a_driver_that_lost_its_lease_neither_writes_nor_reads(shard: Shard) -> None:
+    run(shard, 0, epoch=1, a=1)
+    stopped = shard.read_states(SUM, ["a"], 1, 1)
+    run(shard, 1, epoch=2, a=10)
+    run(shard, 2, epoch=3, a=100)
+    with pytest.raises(LeaseError, match="lost its lease"):
+        shard.write_states(1, [SUM], [State(SUM, "a", b"11", replaces=stopped["a"].digest)], 1)
+    for batch in (1, 3):
+        with pytest.raises(LeaseError):
+            shard.read_states(SUM, ["a"], batch, 2)
+        with pytest.raises(LeaseError):
+            shard.due(SUM, 10, batch, 2)
+    with pytest.raises(LeaseError):
+        shard.write(1, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")], 2)
+    with pytest.raises(LeaseError):
+        shard.expire(1, {0: 5}, 2)
+    assert kept(shard, 2, "a") == {"a": b"111"}
+    shard.verify_states(2)
+
+
+def test_a_driver_fences_off_the_one_before_as_soon_as_it_begins(shard: Shard) -> None:
+    run(shard, 0, epoch=1, a=1)
+    before = shard.begin(2, 0)
+    with pytest.raises(LeaseError):
+        shard.write_states(1, [SUM], [], 1)
+    assert shard.begin(2, 0) == before
+
+
+def test_cells_fence_states_and_states_fence_cells(shard: Shard) -> None:
+    shard.write(0, [], epoch=5)
+    with pytest.raises(LeaseError):
+        shard.write_states(0, [SUM], [], 4)
+    shard.write_states(0, [SUM], [], 6)
+    with pytest.raises(LeaseError):
+        shard.write(0, [], epoch=5)
+
+
+def test_the_checksum_is_that_of_what_is_remembered_whatever_the_batches(shard: Shard, database: str) -> None:
+    with Shard.create(location(database, "orders", "totals", 2, 0)) as other:
+        run(other, 0, a=11, b=2)
+        run(other, 0, operator=JOIN, x=1)
+        run(shard, 0, operator=JOIN, x=1)
+        run(shard, 1, a=1, b=2, c=3)
+        before = shard.checksums(1)
+        run(shard, 2, a=10, c=0)
+        assert shard.checksums(2) == other.checksums(2)
+        assert shard.checksums(1) == before
+        assert before.states not in (NO_CHECKSUM, shard.checksums(2).states)
+        assert before.cells == NO_CHECKSUM
+
+
+@pytest.mark.parametrize("table", ["cells", "states"])
+def test_rows_that_are_gone_are_missed_by_the_next_driver(shard: Shard, table: str) -> None:
+    shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
+    run(shard, 0, a=1, b=1, c=1)
+    shard.begin(1, 0)
+    shard._driver.execute(f"DELETE FROM {table} WHERE key = 'b'")
+    with pytest.raises(DamagedState, match=r"3 rows of .* were written, and it has 2"):
+        shard.begin(2, 0)
+
+
+def test_the_number_of_rows_is_right_after_everything_that_changes_it(shard: Shard) -> None:
+    def cells(*starts: int) -> list[tuple[int, str, int, int, str | None]]:
+        return [(0, "a", start, start + 10, "[1]") for start in starts]
+
+    for batch in range(6):
+        for _ in range(2):
+            shard.write(batch, cells(batch * 10, batch * 10 + 10), batch + 1)
+            shard.expire(batch, {0: batch * 10 + 1}, batch + 1)
+            run(shard, batch, batch + 1, a=1, b=batch % 2)
+            shard.begin(batch + 1, batch)
+    assert shard.compact(4) > 0
+    shard.begin(7, 5)
+    shard.verify(5)
+    shard.verify_states(5)
+
+
+@pytest.mark.parametrize("change", ["state = '7'", "due = 5", "digest = digest + 1", "key = 'b'"])
+def test_a_row_that_is_not_as_it_was_written_is_never_read(shard: Shard, change: str) -> None:
+    run(shard, 0, a=1)
+    shard._driver.execute(f"UPDATE states SET {change}")
+    with pytest.raises(DamagedState, match="not as it was written"):
+        shard.read_states(SUM, ["a", "b"], 1, 1)
+    with pytest.raises(DamagedState, match="not as it was written"):
+        shard.verify_states(0)
+
+
+def test_a_cell_that_is_not_as_it_was_written_is_noticed_by_who_replaces_it(shard: Shard) -> None:
+    shard.write(0, [(0, "a", 0, 10, "[1]")])
+    shard._driver.execute("UPDATE cells SET value = '[2]'")
+    for change in (lambda: shard.write(1, [(0, "a", 0, 10, "[3]")]), lambda: shard.expire(1, {0: 50})):
+        with pytest.raises(DamagedState, match="the key 'a' is not as it was written"):
+            change()
+
+
+def test_an_older_copy_of_a_shard_has_another_checksum(tmp_path: Path) -> None:
+    file = tmp_path / "worker-0.sqlite"
+    with Shard.create(f"sqlite:///{file}") as shard:
+        run(shard, 0, a=1)
+    copy = file.read_bytes()
+    with Shard.open(f"sqlite:///{file}", to_write=True) as shard:
+        run(shard, 1, a=1)
+        published = shard.checksums(1)
+    for old in tmp_path.iterdir():
+        old.unlink()
+    file.write_bytes(copy)
+    with Shard.open(f"sqlite:///{file}", to_write=True) as shard:
+        assert shard.begin(2, 1) != published
+
+
+def test_a_shard_of_an_older_version_is_refused_and_not_read(tmp_path: Path) -> None:
+    import contextlib
+    import sqlite3
+
+    file = tmp_path / "worker-0.sqlite"
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE cells (cell INTEGER, key TEXT)")
+    for opened in (Shard.open, Shard.create):
+        with pytest.raises(DamagedState, match=r"no such table: shard|another version of Sluice"):
+            opened(f"sqlite:///{file}")
+
+
+def test_what_is_shared_by_all_keys_has_a_place_that_no_key_can_name(shard: Shard) -> None:
+    states = [State(SUM, key, key.encode()) for key in KEYS_WITH_NUL]
+    shard.write_states(0, [SUM], [*states, State(SUM, "", b"of all", shared=True)], 1)
+    assert shard.read_states(SUM, [""], 1, 1, shared=True)[""].data == b"of all"
+    assert kept(shard, 0, *KEYS_WITH_NUL) == {key: key.encode() for key in KEYS_WITH_NUL}
+    shard.verify_states(0)
+
+
+def test_keys_with_nul_are_kept_found_and_sorted_like_any_other(shard: Shard) -> None:
+    shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[0]") for key in KEYS_WITH_NUL])
+    shard.write(1, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in KEYS_WITH_NUL])
+    for key in KEYS_WITH_NUL:
+        assert shard.get(0, key, 1) == "[1]"
+        prefixed = [cell.key for cell in shard.scan(0, 1, Range(prefix=key))]
+        assert prefixed == sorted(other for other in KEYS_WITH_NUL if other.startswith(key))
+        after = [cell.key for cell in shard.scan(0, 1, after=(key, NO_WINDOW))]
+        assert after == sorted(other for other in KEYS_WITH_NUL if other > key)
+        within = [cell.key for cell in shard.scan(0, 1, Range(first="\0\1", last=key))]
+        assert within == sorted(other for other in KEYS_WITH_NUL if "\0\1" <= other <= key)
+    assert shard.get_many(0, KEYS_WITH_NUL, 1) == dict.fromkeys(KEYS_WITH_NUL, "[1]")
+    assert [key for key, _ in shard.changed(0, 0, 1, 99)] == sorted(KEYS_WITH_NUL)
+    shard.verify(1)
+    shard.compact(1)
+    shard.verify(1)
+
+
+@given(st.text(st.sampled_from("\0\1\2ab")), st.text(st.sampled_from("\0\1\2ab")))
+def test_escaped_keys_sort_and_begin_as_the_keys_do(one: str, other: str) -> None:
+    assert unescaped(escaped(one)) == one
+    assert "\0" not in escaped(one)
+    assert (escaped(one) < escaped(other)) == (one < other)
+    assert escaped(one).startswith(escaped(other)) == one.startswith(other)
+
+
+def test_who_waits_for_a_clock_is_found_by_it(shard: Shard) -> None:
+    states = [State(SUM, "a", b"1", due=5), State(SUM, "b", b"1", wall=7), State(JOIN, "c", b"1", due=5)]
+    shard.write_states(0, [SUM, JOIN], states, 1)
+    assert shard.due(SUM, 5, 1, 1) == ["a"]
+    assert shard.due(SUM, 4, 1, 1) == []
+    assert shard.due(SUM, 7, 1, 1, "wall") == ["b"]
