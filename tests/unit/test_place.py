@@ -363,6 +363,7 @@ def test_records_that_nothing_takes_are_counted_as_filtered(tmp_path: Path, monk
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     (job,) = plan(pipeline).jobs
     placer = Placer.of(job, Handoff(str(tmp_path)), Begun(), {"sales": 1}, {})
+    placer.clocks.handoff.start(0, {})
     monkeypatch.setattr(placing, "current_batch", lambda: 0)
     (family,) = job.families
     batch = pa.RecordBatch.from_pydict({
