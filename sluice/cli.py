@@ -195,12 +195,16 @@ def rebuild(
 
 
 def _submit(pipeline: str, master: str, *options: str) -> None:
-    from sluice.state.endings import note_killed, now
-    from sluice.submission import submission
+    from sluice.brokers import require_brokers
+    from sluice.state.endings import note_killed, noted, now
+    from sluice.submission import connector_jars, submission
 
     with said():
         _load(pipeline)
         known, begun = settings(), now()
+        connector_jars(known.jars)
+        with noted(known, pipeline):
+            require_brokers(known.kafka)
         with submission(known, known.kafka, master) as told:
             command = [
                 *(str(Path(sys.executable).parent / "spark-submit"), "--master", master),

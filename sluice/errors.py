@@ -51,6 +51,14 @@ class EngineError(SluiceError):
     title = "The job stopped"
 
 
+class BrokersUnreachable(EngineError):
+    """No Kafka broker answers at the address that is configured."""
+
+    status = 503
+    title = "Kafka does not answer"
+    next_step = "See that a broker runs there and can be reached. SLUICE_KAFKA, or Airflow's connection, says where."
+
+
 class BufferFull(EngineError):
     """More updates wait in a suppress step than its author allows, who wants the run to end then."""
 

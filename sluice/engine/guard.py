@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import AdminClient
 
+from sluice.brokers import quiet
 from sluice.engine.produce import TIMEOUT_S, kafka_errors
 from sluice.errors import EngineError
 from sluice.state.sources import SourcePartition, Sources
@@ -95,7 +96,7 @@ class Guard:
 def look(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
     """The topics as they are now; those that are not there are left out."""
     ids = topic_ids(kafka, topics)
-    consumer = Consumer({**kafka, "group.id": "sluice-guard", "enable.auto.commit": False})
+    consumer = Consumer({**quiet(kafka), "group.id": "sluice-guard", "enable.auto.commit": False})
     try:
         with kafka_errors("Looking at the topics"):
             there = consumer.list_topics(timeout=TIMEOUT_S).topics
@@ -110,7 +111,7 @@ def look(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
 
 def topic_ids(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
     """Kafka's ids of the topics that are there."""
-    admin = AdminClient(dict(kafka))
+    admin = AdminClient(quiet(kafka))
     found: dict[str, str] = {}
     with kafka_errors("Looking at the topics"):
         asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from pyspark.sql import SparkSession
 
@@ -26,13 +26,14 @@ def main(arguments: list[str]) -> int:
         with ThreadPoolExecutor(1) as aside:
             # The JVM takes seconds over its session and its first Python worker: imports and planning go on meanwhile.
             spark = aside.submit(session, settings(), f"sluice {names[0]}")
-            aside.submit(lambda: start_workers(spark.result()))
+            warm = aside.submit(lambda: start_workers(spark.result()))
             try:
                 if REBUILD in options:
                     rebuild(settings(), spark, *names, from_topics=FROM_TOPICS in options)
                 else:
                     run(settings(), spark, *names)
             finally:
+                wait([warm])  # else Spark complains of the task that it is stopped under
                 spark.result().stop()
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
@@ -45,6 +46,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
     # Imported here, while the session starts.
     import structlog
 
+    from sluice.brokers import require_brokers
     from sluice.engine.evolution import require_same_jobs
     from sluice.engine.job import JobRun
     from sluice.plan import explain, plan
@@ -59,6 +61,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
         print(explain(planned), flush=True)
         with Ledger.open(configuration.ledger) as ledger:
             require_same_jobs(ledger, planned)
+        require_brokers(configuration.kafka)
         jobs = [planned.job(job) for job in chosen] or planned.jobs
     for job in jobs:
         with noted(configuration, name, job.name, configuration.run):
@@ -72,11 +75,13 @@ def rebuild(
     configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str, from_topics: bool = False
 ) -> None:
     """Build the state of jobs of a pipeline anew from their topics."""
+    from sluice.brokers import require_brokers
     from sluice.engine.rebuild import Rebuild, forget_gone
     from sluice.plan import plan
     from sluice.topology import load_pipeline
 
     planned = plan(load_pipeline(configuration.pipelines, name))
+    require_brokers(configuration.kafka)
     for job in [planned.job(job) for job in chosen] or planned.jobs:
         Rebuild(spark.result(), job, configuration, from_topics).run()
     if not chosen:

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from sluice.brokers import quiet
 from sluice.errors import EngineError
 
 TIMEOUT_S = 30
@@ -71,7 +72,7 @@ class TransactionalOutput:
     def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, int]) -> None:
         self._kafka = dict(kafka)
         self._writer = writer
-        self._producer = Producer({**self._kafka, **_fast(limits), "transactional.id": writer.name})
+        self._producer = Producer({**quiet(self._kafka), **_fast(limits), "transactional.id": writer.name})
         self.last_batch = -1
 
     def __enter__(self) -> Self:
@@ -127,7 +128,7 @@ class TransactionalOutput:
 
     def _read_marker(self) -> int:
         """The last batch that is out, -1 if none: the newest of this writer's committed markers."""
-        consumer = Consumer({**self._kafka, **_MARKER_READER, "group.id": self._writer.name})
+        consumer = Consumer({**quiet(self._kafka), **_MARKER_READER, "group.id": self._writer.name})
         with contextlib.closing(consumer):
             # Asked for its offsets first, the client knows the partition's leader: it would look for it for 0.5 s.
             markers = TopicPartition(self._writer.markers, 0)
@@ -151,7 +152,8 @@ def send_at_least_once(
     Tasks call it for themselves, all at once: nothing goes through the driver, and no transaction holds readers up.
     """
     failed: list[KafkaError] = []
-    producer = Producer({**kafka, **_fast(limits), "enable.idempotence": True, "on_delivery": partial(_note, failed)})
+    own = {**_fast(limits), "enable.idempotence": True, "on_delivery": partial(_note, failed)}
+    producer = Producer(quiet(kafka) | own)
     counts: dict[str, int] = {}
     with kafka_errors("Writing the output"):
         for topic, table in records:
@@ -219,7 +221,7 @@ def _way_out(said: str) -> str:
 
 def message_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
     """Bytes of the largest record that each topic takes; Kafka's own default where it may not be asked for."""
-    admin = AdminClient(dict(kafka))
+    admin = AdminClient(quiet(kafka))
     found = dict.fromkeys(topics, _KAFKAS_LIMIT)
     asked = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in found])
     with kafka_errors("Looking at the topics' settings"):
@@ -244,7 +246,7 @@ def ensure_topics(
     kafka: Mapping[str, str], wanted: Mapping[str, int], settings: Mapping[str, Mapping[str, str]]
 ) -> None:
     """Create the topics that are missing, each with so many partitions, and with settings if it has any."""
-    admin = AdminClient(dict(kafka))
+    admin = AdminClient(quiet(kafka))
     with kafka_errors("Looking at the topics"):
         there = admin.list_topics(timeout=TIMEOUT_S).topics
         missing = [
@@ -258,7 +260,7 @@ def ensure_topics(
 
 def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
     """How many partitions each topic has; EngineError for one that is not there."""
-    admin = AdminClient(dict(kafka))
+    admin = AdminClient(quiet(kafka))
     with kafka_errors("Looking at the topics"):
         there = admin.list_topics(timeout=TIMEOUT_S).topics
     missing = sorted(set(topics) - there.keys())

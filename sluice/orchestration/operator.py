@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from sluice.errors import PreflightError, SettingsError
+from sluice.brokers import require_brokers
+from sluice.errors import BrokersUnreachable, PreflightError, SettingsError
 from sluice.orchestration.connections import KAFKA, SPARK, kafka_config, spark_master
 from sluice.settings import settings
 from sluice.state.endings import note_killed, now
@@ -56,10 +57,14 @@ class SluiceJobOperator(SparkSubmitOperator):
             master = spark_master(self._conn_id)
             kafka = kafka_config(self.kafka_conn_id)
             with submission(settings(), kafka, master) as told:
+                require_brokers(kafka)
                 self._submit(told, context)
         except (SettingsError, PreflightError) as error:
             self._note(context, since, error.detail)
             raise AirflowFailException(str(error)) from None
+        except BrokersUnreachable as error:
+            self._note(context, since, error.detail)
+            raise AirflowException(str(error)) from None
         except BaseException:
             self._note(context, since, "The driver ended without saying why: see the task's log.")
             raise

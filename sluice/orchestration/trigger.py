@@ -14,6 +14,7 @@ from asgiref.sync import sync_to_async
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from sluice.brokers import ANSWER_SECONDS, quiet, unreachable
 from sluice.errors import SluiceError
 from sluice.orchestration.connections import KAFKA, kafka_config
 from sluice.settings import settings
@@ -22,7 +23,7 @@ from sluice.state.ledger import Ledger
 Offsets = dict[str, dict[int, int]]
 """topic → partition → offset."""
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = ANSWER_SECONDS
 _LONGEST_PAUSE_S = 5.0
 
 log = structlog.get_logger(__name__)
@@ -119,6 +120,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.patience_seconds = patience_seconds
         self._admin: AdminClient | None = None
         self._ledger: Ledger | None = None
+        self._address = ""
         self.trouble = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -153,9 +155,14 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             if self._admin is None:
                 # Airflow's supervisor is asked for the connection over this thread's event loop: asgiref finds it.
                 config = await sync_to_async(kafka_config)(self.kafka_config_id)
-                self._admin = await asyncio.to_thread(AdminClient, _quiet(config))
+                self._admin = await asyncio.to_thread(AdminClient, quiet(config) | {"error_cb": _ignore})
+                self._address = config.get("bootstrap.servers", "")
             lag = await asyncio.to_thread(self._lag, self._admin)
-        except (KafkaException, SluiceError, OSError, TimeoutError) as error:
+        except (KafkaException, TimeoutError) as error:
+            why = error.args[0].str() if isinstance(error, KafkaException) else "timed out"
+            self._wait(str(unreachable({"bootstrap.servers": self._address}, why)))
+            return None
+        except (SluiceError, OSError) as error:
             self._wait(f"{type(error).__name__}: {error}")
             return None
         if missing := sorted({*self.topics} - lag.ends.keys()):
@@ -199,6 +206,5 @@ def _offsets(admin: AdminClient, partitions: list[TopicPartition], which: Offset
     return found
 
 
-def _quiet(config: dict[str, str]) -> dict[str, Any]:
-    """Keep librdkafka from logging every failed attempt to connect: the trigger says it once."""
-    return {"log_level": 2, **config, "error_cb": lambda _: None}
+def _ignore(_error: object) -> None:
+    """Leave it to the trigger to say once what is wrong."""

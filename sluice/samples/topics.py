@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from sluice.brokers import quiet, require_brokers
 from sluice.errors import EngineError
 from sluice.samples.orders import START_MS, orders, stores
 
@@ -55,7 +56,8 @@ def create_topics(kafka: Mapping[str, str], topic: str = "orders") -> tuple[str,
     """
     wanted = {topic: (PARTITIONS, _FOREVER), **_TOPICS}
     topics = [NewTopic(name, partitions, 1, config=config) for name, (partitions, config) in wanted.items()]
-    admin = AdminClient({**kafka, "log_level": 3})  # kept in a name: it must outlive its answers
+    require_brokers(kafka)
+    admin = AdminClient(quiet(kafka))  # kept in a name: it must outlive its answers
     made = admin.create_topics(topics)
     return tuple(name for name, future in made.items() if _made(name, future.exception(_TIMEOUT_S)))
 
@@ -122,7 +124,7 @@ def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | 
         if error is not None:
             failed.append(error)
 
-    producer = Producer({**_PRODUCER, **kafka, "on_delivery": note})
+    producer = Producer({**_PRODUCER, **quiet(kafka), "on_delivery": note})
     for number, (key, value, timestamp_ms) in enumerate(records):
         while True:
             try:
@@ -157,7 +159,7 @@ def read_topic(kafka: Mapping[str, str], topic: str) -> Iterator[Message]:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "fetch.queue.backoff.ms": 5,
-            **kafka,
+            **quiet(kafka),
         }
     )
     try:

@@ -6,16 +6,21 @@ import json
 import os
 import re
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from sluice.brokers import require_brokers
+from sluice.orchestration import operator
 from sluice.orchestration.operator import SluiceJobOperator
 from sluice.settings import settings
+from sluice.state.ledger import Ledger
+from tests.ports import free_port
 
 SECRET = "hunter2-of-kafka"
 KAFKA = {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET, "enable.auto.commit": False}
@@ -44,6 +49,7 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     code = f"json.dump([sys.argv, dict(os.environ)], open({str(record)!r}, 'w'))"
     program.write_text(f"#!{sys.executable}\nimport json, os, sys\n{code}\n")
     program.chmod(0o755)
+    monkeypatch.setattr(operator, "require_brokers", lambda _: None)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     return record
 
@@ -189,3 +195,31 @@ def test_missing_jars_are_told(recorder: Path, monkeypatch: pytest.MonkeyPatch, 
     settings.cache_clear()
     with pytest.raises(AirflowFailException, match="There are no jars in"):
         submit(recorder)
+
+
+def test_a_broker_that_is_down_ends_the_try_before_anything_is_submitted(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator, "require_brokers", require_brokers)
+    address = f"127.0.0.1:{free_port()}"
+    connect(monkeypatch, kafka={"bootstrap.servers": address})
+    begun = time.monotonic()
+    with pytest.raises(AirflowException, match=f"Kafka at {address} does not answer: .*Connection refused"):
+        submit(recorder)
+    assert time.monotonic() - begun < 10
+    assert not recorder.exists()
+    assert failures() == [("orders", "", "orders/manual__1/main", f"Kafka at {address} does not answer")]
+
+
+def test_a_driver_that_ends_without_a_word_is_a_failed_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    program = recorder.parent / "bin" / "spark2-submit"
+    program.write_text("#!/bin/sh\nexit 137\n")
+    with pytest.raises(AirflowException, match="137"):
+        submit(recorder, jobs=["main"])
+    assert failures() == [("orders", "main", "orders/manual__1/main", "The driver ended without saying why")]
+
+
+def failures() -> list[tuple[str, str, str, str]]:
+    with Ledger.open(settings().ledger) as ledger:
+        return [(one.pipeline, one.job, one.run, one.detail.rsplit(": ", 2)[0]) for one in ledger.failures.all()]

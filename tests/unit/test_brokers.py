@@ -1,0 +1,69 @@
+"""A broker that is down is reported soon, with its address, and without pages of logs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from sluice.brokers import require_brokers
+from sluice.cli import app
+from sluice.errors import BrokersUnreachable
+from sluice.settings import settings
+from sluice.state.ledger import Ledger
+from tests.ports import free_port
+
+
+@pytest.fixture
+def address() -> str:
+    """Where nothing listens."""
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def down(address: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The same, as the settings say."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "jars" / "spark").mkdir(parents=True)
+    (home / "jars" / "spark" / "connector.jar").touch()
+    monkeypatch.setenv("SLUICE_HOME", str(home))
+    monkeypatch.delenv("SLUICE_JARS", raising=False)
+    monkeypatch.setenv("SLUICE_KAFKA", json.dumps({"bootstrap.servers": address, "sasl.password": "hunter2"}))
+    settings.cache_clear()
+    yield address
+    settings.cache_clear()
+
+
+def test_it_is_said_within_ten_seconds_with_address_and_reason(address: str, capfd: pytest.CaptureFixture[str]) -> None:
+    begun = time.monotonic()
+    with pytest.raises(BrokersUnreachable) as said:
+        require_brokers({"bootstrap.servers": address})
+    assert time.monotonic() - begun < 10
+    assert said.value.detail.startswith(f"Kafka at {address} does not answer: Connect to ")
+    assert said.value.detail.endswith("failed: Connection refused.")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", [("run", "orders"), ("rebuild", "orders"), ("produce", "orders", "--count", "10")])
+def test_every_command_that_needs_a_broker_says_so_at_once(
+    command: tuple[str, ...], down: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = time.monotonic()
+    ran = CliRunner().invoke(app, command)
+    assert time.monotonic() - begun < 10
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith(f"Kafka does not answer: Kafka at {down} does not answer: Connect to ")
+    assert len(ran.stderr.splitlines()) == 2, "what is wrong, and what to do"
+    assert "hunter2" not in ran.output
+    assert capfd.readouterr().err == "", "no client has logged anything"
+
+
+def test_a_run_that_found_no_broker_is_a_failed_run(down: str) -> None:
+    CliRunner().invoke(app, ["run", "orders"])
+    with Ledger.open(settings().ledger) as ledger:
+        (failure,) = ledger.failures.all()
+    assert (failure.pipeline, failure.title) == ("orders", "Kafka does not answer")
+    assert down in failure.detail
