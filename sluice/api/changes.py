@@ -27,7 +27,7 @@ from sluice.query.moments import parse_cut
 from sluice.query.times import time_text
 from sluice.state.model import NO_WINDOW
 
-routes = Routes("stores", "/v1/stores")
+routes = Routes("stores", "/v1/stores", 400, 404, 429)
 
 LOOK_SECONDS = 0.25
 """How often the ledger is looked at for a new cut."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -22,10 +22,11 @@ from sluice.state.model import WorkerInfo, owner
 from sluice.state.ranges import EVERYTHING, Range
 
 PIPELINE = "orders"
-KINDS = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
+Kind = Literal["GENERAL", "RESTAURANT"]
+KINDS: dict[str, Kind] = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
 """`order_type` of a path → `orderType` of an order."""
 
-routes = Routes("orders")
+routes = Routes("orders", "", 400, 404, 410, 429)
 
 
 class UnknownOrderType(QueryError):
@@ -40,7 +41,7 @@ class OrderCount(msgspec.Struct, frozen=True, rename="camel"):
 
     location_id: str
     order_count: Raw
-    order_type: str | UnsetType = UNSET
+    order_type: Kind | UnsetType = UNSET
     start_window: str | UnsetType = UNSET
     end_window: str | UnsetType = UNSET
 
@@ -57,7 +58,7 @@ class OrderRevenue(msgspec.Struct, frozen=True, rename="camel"):
     """Revenue of one location."""
 
     location_id: str
-    order_type: str
+    order_type: Kind
     total_revenue: TotalRevenue
 
 
@@ -66,7 +67,7 @@ class WindowRevenue(msgspec.Struct, frozen=True, rename="camel"):
 
     location_id: str
     total_revenue: TotalRevenue
-    order_type: str
+    order_type: Kind
     start_window: str
     end_window: str
 
@@ -93,8 +94,10 @@ class _Revenue(msgspec.Struct, frozen=True, rename="camel"):
 
 _REVENUE = msgspec.json.Decoder(_Revenue)
 
-Form = Callable[[str, Entry], Any]
-OrderType = Annotated[str, Meta(description="general_orders or restaurant_orders.", max_length=200)]
+Form = Callable[[Kind, Entry], Any]
+OrderType = Annotated[
+    str, Meta(description="A type of orders.", max_length=200, extra_json_schema={"enum": list(KINDS)})
+]
 OtherHosts = Annotated[bool, Meta(description="false: only the workers whose shards this server reads itself.")]
 Time = Annotated[str, Meta(description="Date and time in UTC, or epoch milliseconds.", max_length=100)] | None
 
@@ -137,43 +140,43 @@ class KeyHostQuery(msgspec.Struct, frozen=True, kw_only=True):
     location_id: str
 
 
-@routes.get("/orders/count", list[OrderCount], parameters=AllQuery)
+@routes.get("/orders/count", list[OrderCount], parameters=AllQuery, has_etag=True)
 async def count_all(request: Request, asked: AllQuery) -> Response:
     """Number of orders per location, GENERAL then RESTAURANT."""
     return await _everything(request, "count", tuple(KINDS), _typed_count, local=not asked.query_other_hosts)
 
 
-@routes.get("/orders/count/{order_type}", list[OrderCount], OrderCount, parameters=TypeQuery)
+@routes.get("/orders/count/{order_type}", list[OrderCount], OrderCount, parameters=TypeQuery, has_etag=True)
 async def count_type(request: Request, asked: TypeQuery) -> Response:
     """Number of orders of one type per location, or of one location."""
     return await _type(request, "count", asked, _count)
 
 
-@routes.get("/orders/revenue", list[OrderRevenue], parameters=AllQuery)
+@routes.get("/orders/revenue", list[OrderRevenue], parameters=AllQuery, has_etag=True)
 async def revenue_all(request: Request, asked: AllQuery) -> Response:
     """Number and revenue of orders per location, GENERAL then RESTAURANT."""
     return await _everything(request, "revenue", tuple(KINDS), _revenue, local=not asked.query_other_hosts)
 
 
-@routes.get("/orders/revenue/{order_type}", list[OrderRevenue], OrderRevenue, parameters=TypeQuery)
+@routes.get("/orders/revenue/{order_type}", list[OrderRevenue], OrderRevenue, parameters=TypeQuery, has_etag=True)
 async def revenue_type(request: Request, asked: TypeQuery) -> Response:
     """Number and revenue of orders of one type per location, or of one location."""
     return await _type(request, "revenue", asked, _revenue)
 
 
-@routes.get("/orders/windows/count", list[OrderCount], parameters=WindowsQuery)
+@routes.get("/orders/windows/count", list[OrderCount], parameters=WindowsQuery, has_etag=True)
 async def window_count_all(request: Request, asked: WindowsQuery) -> Response:
     """Number of orders per location and window: all windows, or those that start in [from_time, to_time]."""
     return await _windows(request, "count_window", tuple(KINDS), _window_count, asked)
 
 
-@routes.get("/orders/windows/count/{order_type}", list[OrderCount], parameters=TypeWindowsQuery)
+@routes.get("/orders/windows/count/{order_type}", list[OrderCount], parameters=TypeWindowsQuery, has_etag=True)
 async def window_count_type(request: Request, asked: TypeWindowsQuery) -> Response:
     """Number of orders of one type per location and window."""
     return await _windows(request, "count_window", (_valid(asked.order_type),), _window_count, asked)
 
 
-@routes.get("/orders/windows/revenue/{order_type}", list[WindowRevenue], parameters=TypeWindowsQuery)
+@routes.get("/orders/windows/revenue/{order_type}", list[WindowRevenue], parameters=TypeWindowsQuery, has_etag=True)
 async def window_revenue_type(request: Request, asked: TypeWindowsQuery) -> Response:
     """Number and revenue of orders of one type per location and window."""
     return await _windows(request, "revenue_window", (_valid(asked.order_type),), _window_revenue, asked)
@@ -269,23 +272,23 @@ def _address(worker: WorkerInfo, request: Request) -> tuple[str, int]:
     return host, port
 
 
-def _count(_order_type: str, entry: Entry) -> OrderCount:
+def _count(_order_type: Kind, entry: Entry) -> OrderCount:
     return OrderCount(entry.key, entry.value)
 
 
-def _typed_count(order_type: str, entry: Entry) -> OrderCount:
+def _typed_count(order_type: Kind, entry: Entry) -> OrderCount:
     return OrderCount(entry.key, entry.value, order_type)
 
 
-def _window_count(order_type: str, entry: Entry) -> OrderCount:
+def _window_count(order_type: Kind, entry: Entry) -> OrderCount:
     return OrderCount(entry.key, entry.value, order_type, *_window(entry))
 
 
-def _revenue(order_type: str, entry: Entry) -> OrderRevenue:
+def _revenue(order_type: Kind, entry: Entry) -> OrderRevenue:
     return OrderRevenue(entry.key, order_type, _total(entry))
 
 
-def _window_revenue(order_type: str, entry: Entry) -> WindowRevenue:
+def _window_revenue(order_type: Kind, entry: Entry) -> WindowRevenue:
     return WindowRevenue(entry.key, _total(entry), order_type, *_window(entry))
 
 

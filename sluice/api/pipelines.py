@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,7 @@ from sluice.query import WorkerStatus
 from sluice.state.failures import Failure
 from sluice.state.model import Cut, JobInfo
 
-routes = Routes("pipelines", "/v1/pipelines")
+routes = Routes("pipelines", "/v1/pipelines", 404)
 
 _AS_IT_SAYS = {"X-Content-Type-Options": "nosniff"}
 
@@ -103,7 +103,7 @@ class WorkerReply(msgspec.Struct, frozen=True, omit_defaults=True):
     port: int
     """0: it has no state server; whoever reads opens its shard."""
     stores: list[str]
-    status: str
+    status: Literal["ok", "unavailable"]
     reason: str = ""
 
 

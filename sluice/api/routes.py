@@ -20,6 +20,7 @@ from sluice.errors import QueryError, SluiceError
 log = logging.getLogger(__name__)
 
 _PART = re.compile(r"\{(\w+)(:path)?\}")
+_EVERYWHERE = (401, 422, 503)
 _SEE = "See /sluice/docs for the routes there are."
 _NAME_SHOWN = 100
 """How much of an unknown parameter's name an error repeats."""
@@ -56,7 +57,10 @@ class Route:
     handler: Handler
     parameters: type[msgspec.Struct]
     answers: tuple[Any, ...]
+    problems: tuple[int, ...]
+    """The statuses of its problem documents."""
     media_types: tuple[str, ...] = ("application/json",)
+    has_etag: bool = False
     is_described: bool = True
 
     @property
@@ -69,9 +73,10 @@ class Route:
 class Routes:
     """Routes below one prefix."""
 
-    def __init__(self, tag: str, prefix: str = "") -> None:
+    def __init__(self, tag: str, prefix: str = "", *problems: int) -> None:
         self._tag = tag
         self._prefix = prefix
+        self._problems = (*_EVERYWHERE, *problems)
         self.found: list[Route] = []
 
     def get(
@@ -80,7 +85,8 @@ class Routes:
         """Let a function answer a path."""
 
         def add(handler: Handler) -> Handler:
-            self.found.append(Route(self._prefix + path, self._tag, handler, parameters, answers, **more))
+            problems = tuple(sorted(self._problems))
+            self.found.append(Route(self._prefix + path, self._tag, handler, parameters, answers, problems, **more))
             return handler
 
         return add
@@ -137,6 +143,7 @@ class _Reading:
         fields = msgspec.structs.fields(route.parameters)
         self._several = {one.encode_name for one in fields if "list" in str(one.type)}
         of_path = {part[1] for part in _PART.finditer(route.path)}
+        self._booleans = {one.encode_name for one in fields if one.type is bool or "bool" in str(one.type)}
         self._known = {one.encode_name for one in fields} - of_path
 
     def parameters(self, values: dict[str, Any], query: bytes) -> msgspec.Struct:
@@ -154,6 +161,8 @@ class _Reading:
                     raise self._unknown(name)
             elif name in asked:
                 raise InvalidParameters(f"The parameter {name} is given twice.")
+            elif name in self._booleans and value not in ("true", "false"):
+                raise InvalidParameters(f"{name}: Expected true or false.")
             else:
                 asked[name] = value
         try:

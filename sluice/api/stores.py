@@ -32,7 +32,7 @@ from sluice.query.fields import demand_field
 from sluice.query.moments import When
 from sluice.query.reader import MANY
 from sluice.query.times import parse_time
-from sluice.state.model import StoreInfo, WorkerInfo
+from sluice.state.model import StoreInfo, StoreKind, WorkerInfo
 from sluice.state.ranges import Range
 
 MOST_ON_A_PAGE = 1_000
@@ -40,7 +40,7 @@ LIST_SECONDS = 20.0
 """How long the list of stores may take: longer than one worker that does not answer."""
 _MOST_OF_A_KEY = 2_000
 
-routes = Routes("stores", "/v1/stores")
+routes = Routes("stores", "/v1/stores", 400, 404, 410, 412, 429)
 
 Store = Annotated[str, Meta(description="The store's name.", max_length=200)]
 Key = Annotated[str, Meta(description="The key.", max_length=_MOST_OF_A_KEY)]
@@ -134,7 +134,7 @@ class StoreReply(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: str
     store: str
-    kind: str
+    kind: StoreKind
     job: str
     key: str
     """What the key is, as an expression."""
@@ -163,7 +163,7 @@ async def list_stores(request: Request, asked: ListQuery) -> Response:
         raise TooSlow(f"The stores could not all be looked at within {LIST_SECONDS:g} s.") from None
 
 
-@routes.get("/{store}/keys/{key:path}", EntriesReply, parameters=KeyQuery)
+@routes.get("/{store}/keys/{key:path}", EntriesReply, parameters=KeyQuery, has_etag=True)
 async def get_key(request: Request, asked: KeyQuery) -> Response:
     """The value of one key, from the worker that owns it; in a store with windows, the key's windows in order."""
     ask = await access(request)
@@ -179,7 +179,7 @@ async def get_key(request: Request, asked: KeyQuery) -> Response:
     return told_reply(pin, _told(answer))
 
 
-@routes.get("/{store}/keys", EntriesReply, parameters=KeysQuery)
+@routes.get("/{store}/keys", EntriesReply, parameters=KeysQuery, has_etag=True)
 async def get_keys(request: Request, asked: KeysQuery) -> Response:
     """The values of several keys, in the order asked, each from its owner; keys without a value are left out."""
     ask = await access(request)
@@ -190,7 +190,7 @@ async def get_keys(request: Request, asked: KeysQuery) -> Response:
     return told_reply(pin, _told(answer))
 
 
-@routes.get("/{store}", EntriesReply, parameters=PageQuery)
+@routes.get("/{store}", EntriesReply, parameters=PageQuery, has_etag=True)
 async def get_page(request: Request, asked: PageQuery) -> Response:
     """Entries sorted by key and window, from all workers, page by page; all pages are of one cut."""
     ask = await access(request)
@@ -210,7 +210,7 @@ async def get_page(request: Request, asked: PageQuery) -> Response:
     return told_reply(pin, await ask.told([pin], make, complete=asked.require is not None))
 
 
-@routes.get("/{store}/count", CountReply, parameters=RangeQuery)
+@routes.get("/{store}/count", CountReply, parameters=RangeQuery, has_etag=True)
 async def count_entries(request: Request, asked: RangeQuery) -> Response:
     """How many entries there are."""
     ask = await access(request)
@@ -223,7 +223,7 @@ async def count_entries(request: Request, asked: RangeQuery) -> Response:
     return told_reply(pin, await ask.told([pin], make, complete=asked.require is not None))
 
 
-@routes.get("/{store}/combine", GroupsReply, parameters=CombineQuery)
+@routes.get("/{store}/combine", GroupsReply, parameters=CombineQuery, has_etag=True)
 async def combine_entries(request: Request, asked: CombineQuery) -> Response:
     """Number of entries, and sum, least and greatest of a field, over all workers; by group, if asked for."""
     ask = await access(request)
@@ -242,7 +242,7 @@ async def combine_entries(request: Request, asked: CombineQuery) -> Response:
     return told_reply(pin, await ask.told([pin], make, complete=asked.require is not None))
 
 
-@routes.get("/{store}/top", EntriesReply, parameters=TopQuery)
+@routes.get("/{store}/top", EntriesReply, parameters=TopQuery, has_etag=True)
 async def get_top(request: Request, asked: TopQuery) -> Response:
     """The entries with the largest numbers in a field, or with the smallest, over all workers."""
     ask = await access(request)

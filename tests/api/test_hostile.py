@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import json
 from collections.abc import Iterator
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from tests.airflow_server import AirflowServer
+from tests.servers.test_requests import SENSELESS
 
 pytestmark = pytest.mark.api
 
@@ -88,6 +90,25 @@ def test_no_name_leads_elsewhere(
         assert b"root:" not in body
         assert b"SQLite" not in body
     assert "Traceback" not in airflow.log()
+
+
+@pytest.mark.attack("S5", "queries that are no text, empty, endless, doubled, and paths that lead nowhere")
+def test_what_makes_no_sense_is_a_problem_document(
+    airflow: AirflowServer, viewer: httpx.Client, raw: http.client.HTTPConnection
+) -> None:
+    for path in SENSELESS:
+        status, body = told(raw, viewer, path)
+        assert 400 <= status < 500, path
+        assert json.loads(body)["status"] == status, path
+    assert "Traceback" not in airflow.log()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+@pytest.mark.attack("S5", "bodies that are no JSON, or nested without end, by methods that no route has")
+def test_no_body_is_read(viewer: httpx.Client, method: str) -> None:
+    for content in (b"{", b"[" * 100_000, b"\xff", b'{"a": 1e999}', b""):
+        answer = viewer.request(method, COUNT, content=content, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.headers["Content-Type"]) == (405, "application/problem+json")
 
 
 @pytest.mark.parametrize("sql", SQL)

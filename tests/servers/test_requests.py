@@ -37,6 +37,38 @@ ROUTES = [
     "/v1/metadata/all",
     "/v1/metadata/general_orders/store_1",
 ]
+SENSELESS = [
+    f"{COUNT}?%",
+    f"{COUNT}?a=%ff",
+    f"{COUNT}?limit=%ed%a0%80",
+    f"{COUNT}?=1",
+    f"{COUNT}?&&=&limit",
+    f"{COUNT}?limit=1&limit=1",
+    f"{COUNT}?cursor=",
+    f"{COUNT}?cursor=%00",
+    f"{COUNT}?prefix={'x' * 2_001}",
+    f"{COUNT}?pipeline={'x' * 201}",
+    f"{COUNT}/keys",
+    f"{COUNT}/keys?key={'x' * 2_001}",
+    f"{COUNT}/keys/{'x' * 2_001}",
+    f"{COUNT}/keys/",
+    f"{COUNT}/top?smallest=perhaps",
+    f"{COUNT}/combine?order=cheapest",
+    f"{COUNT}?require=some",
+    f"{COUNT}/nothing",
+    "/sluice/v1/stores//count",
+    f"/sluice/v1/stores/{'x' * 10_000}",
+    "/sluice/v1/stores?entries=2",
+    "/sluice/v1/pipelines/orders/cuts?limit=0",
+    "/sluice/v1/pipelines/orders/topology?format=pdf",
+    "/sluice/v1/pipelines/%00/workers",
+    "/v1/orders/count/none",
+    "/v1/orders/windows/count?from_time=tomorrow",
+    f"/v1/orders/windows/count?to_time={'9' * 90}",
+    "/v1/metadata/none/x",
+    "/v1/metadata/general_orders/",
+]
+"""Queries that are no text, empty, endless, doubled, and paths that lead nowhere."""
 HUGE = ["-1", "1e400", "NaN", "Infinity", "-Infinity", "1.5", "", " ", "0x10", "1_000", "²", "9" * 20, "9" * 4_000]
 """What is not a number of anything, or one that nothing has room for."""
 
@@ -132,43 +164,7 @@ def test_a_stream_begins_at_a_cut(hosts: list[Host], states: States, since: str)
     assert refused(hosts[0], f"{COUNT}/changes", **{"Last-Event-ID": since})["status"] == 400
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"{COUNT}?%",
-        f"{COUNT}?a=%ff",
-        f"{COUNT}?limit=%ed%a0%80",
-        f"{COUNT}?=1",
-        f"{COUNT}?&&=&limit",
-        f"{COUNT}?limit=1&limit=1",
-        f"{COUNT}?cursor=",
-        f"{COUNT}?cursor=%00",
-        f"{COUNT}?prefix={'x' * 2_001}",
-        f"{COUNT}?pipeline={'x' * 201}",
-        f"{COUNT}/keys",
-        f"{COUNT}/keys?key={'x' * 2_001}",
-        f"{COUNT}/keys/{'x' * 2_001}",
-        f"{COUNT}/keys/",
-        f"{COUNT}/top?smallest=perhaps",
-        f"{COUNT}/combine?order=cheapest",
-        f"{COUNT}?require=some",
-        f"{COUNT}/nothing",
-        "/sluice/v1/stores//count",
-        f"/sluice/v1/stores/{'x' * 10_000}",
-        "/sluice/v1/stores?entries=2",
-        "/sluice/v1/pipelines/orders/cuts?limit=0",
-        "/sluice/v1/pipelines/orders/topology?format=pdf",
-        "/sluice/v1/pipelines/%00/workers",
-        "/v1/orders/count/none",
-        "/v1/orders/windows/count?from_time=tomorrow",
-        f"/v1/orders/windows/count?to_time={'9' * 90}",
-        "/v1/metadata/none/x",
-        "/v1/metadata/general_orders/",
-        "/",
-        "/..",
-        "/%2e%2e/local",
-    ],
-)
+@pytest.mark.parametrize("path", [*SENSELESS, "/", "/..", "/%2e%2e/local"])
 @pytest.mark.attack("S5", "queries that are no text, empty, endless, doubled, and paths that lead nowhere")
 def test_what_makes_no_sense_is_a_problem_document(hosts: list[Host], states: States, path: str) -> None:
     refused(hosts[0], path)

@@ -1,0 +1,94 @@
+"""The REST view's own description: valid, with enums where there are any, and true of every answer there is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.config import SchemathesisConfig
+
+from sluice.api.page import _description
+from tests.servers.hosts import TOKEN, Host
+from tests.states import States
+
+LONGEST = 5_000
+"""Of a request's path and query: longer ones are for the HTTP server to refuse."""
+ENDLESS = "/sluice/v1/stores/{store}/changes"
+EXAMPLES = int(os.environ.get("EXAMPLES", "8"))
+"""For each route, of what is valid and of what is not; with EXAMPLES=500 the test looks for long."""
+THERE_ARE = {"store": "general_orders_count", "pipeline": "orders", "order_type": "general_orders"}
+"""So that what is asked for is there every other time."""
+FITTING = ["2xx", "304", "400", "404", "410", "412"]
+"""What may come of a request whose parameters are as described: what they name need not be there, nor fit the store."""
+
+
+@pytest.fixture
+def schema() -> schemathesis.BaseSchema:
+    document = {**_description(), "paths": {**_description()["paths"]}}
+    del document["paths"][ENDLESS]
+    config = SchemathesisConfig.from_dict({
+        "checks": {"positive_data_acceptance": {"expected-statuses": FITTING}},
+        "headers": {"Authorization": f"Bearer {TOKEN}"},
+    })  # fmt: skip
+    return schemathesis.openapi.from_dict(document, config=config)
+
+
+def test_the_description_is_valid() -> None:
+    schemathesis.openapi.from_dict(_description()).validate()
+    validator = pytest.importorskip("openapi_spec_validator")
+    validator.validate(_description())
+
+
+def test_what_is_one_of_a_few_values_is_an_enum() -> None:
+    paths, types = _description()["paths"], _description()["components"]["schemas"]
+    enums = {
+        one["name"]: one["schema"]["enum"]
+        for path in paths.values()
+        for one in path["get"]["parameters"]
+        if "enum" in one["schema"]
+    }
+    assert enums == {
+        "require": ["complete"],
+        "order": ["entries", "group", "max", "min", "sum"],
+        "format": ["mermaid", "svg", "text"],
+        "order_type": ["general_orders", "restaurant_orders"],
+    }
+    assert types["StoreReply"]["properties"]["kind"]["enum"] == ["global", "key-value", "window"]
+    for reply in ("WorkerReply", "WorkerStatus"):
+        assert types[reply]["properties"]["status"]["enum"] == ["ok", "unavailable"]
+    assert types["OrderRevenue"]["properties"]["orderType"]["enum"] == ["GENERAL", "RESTAURANT"]
+    assert types["GroupReply"]["properties"]["sum"]["anyOf"][0] == {"type": "number"}
+    keys = next(one for one in paths["/sluice/v1/stores/{store}/keys"]["get"]["parameters"] if one["name"] == "key")
+    assert keys["required"]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_every_route_keeps_to_its_description(
+    schema: schemathesis.BaseSchema, mode: GenerationMode, hosts: list[Host], states: States
+) -> None:
+    address, statuses = f"http://{hosts[0].address}", set()
+
+    def ask(case: schemathesis.Case[Any], is_there: bool) -> None:
+        if is_there and mode is GenerationMode.POSITIVE:
+            case.path_parameters.update({name: THERE_ARE[name] for name in case.path_parameters if name in THERE_ARE})
+            for name in ("field", "group_by"):
+                case.query.pop(name, None)  # the values of the store have no fields
+        if len(case.as_transport_kwargs(base_url=address)["url"]) + len(str(case.query)) <= LONGEST:
+            statuses.add(case.call_and_validate(base_url=address).status_code)
+
+    hurried = settings(max_examples=EXAMPLES, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    for result in schema.get_all_operations():
+        operation: Any = result.ok()  # type: ignore[union-attr]
+        if mode is GenerationMode.NEGATIVE and not operation.definition.raw["parameters"]:
+            continue  # there is nothing to be wrong
+        hurried(given(case=operation.as_strategy(generation_mode=mode), is_there=st.booleans())(ask))()
+    assert statuses >= ({200, 404} if mode is GenerationMode.POSITIVE else {422}), statuses
+    assert httpx.get(f"{address}/sluice/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}).json() == (
+        _description()
+    )
