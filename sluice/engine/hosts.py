@@ -165,9 +165,8 @@ class StageOutput:
 
     def hold(self) -> None:
         """What is sent from here on may be withdrawn; so listeners do not take it yet."""
-        assert self.host is not None
         self._mark = len(self._rows)
-        if self.host.number in self.listeners:
+        if self.listeners and self.host is not None and self.host.number in self.listeners:
             self._held = []
 
     def release(self) -> None:

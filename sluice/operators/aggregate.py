@@ -40,26 +40,23 @@ class Aggregation:
 
     def process(self, state: State, row: Row, out: Output) -> None:
         """Take in one row."""
-        self._attempt(state, (row,), out)
-
-    def _attempt(self, state: State, rows: tuple[Row, ...], out: Output) -> None:
-        """Take in rows, all or none."""
-        before = dict(state)
-        calculation = self.calculation
-        calculation.keep()
+        before = state.copy()
+        self.calculation.keep()
         out.hold()
         try:
-            for row in rows:
-                self._take(state, row, out)
+            self._take(state, row, out)
         except MemoryError:
             raise
         except FAILURES as error:
-            state.clear()
-            state.update({start: (time, calculation.undo(aggregate)) for start, (time, aggregate) in before.items()})
-            row = rows[-1]
-            out.reject(error, row.key, row.value, row.time)
+            self._reject(state, before, row, error, out)
         else:
             out.release()
+
+    def _reject(self, state: State, before: State, row: Row, error: BaseException, out: Output) -> None:
+        """Leave everything as it was before the row."""
+        state.clear()
+        state.update({start: (time, self.calculation.undo(held)) for start, (time, held) in before.items()})
+        out.reject(error, row.key, row.value, row.time)
 
     def _take(self, state: State, row: Row, out: Output) -> None:
         raise NotImplementedError
@@ -101,7 +98,18 @@ class Aggregate(Timeless, Aggregation):
 
     def change(self, state: State, old: Row, new: Row, out: Output) -> None:
         """Take a table's old value out and add the new one: where either fails, neither is done."""
-        self._attempt(state, (old, new), out)
+        before = state.copy()
+        self.calculation.keep()
+        out.hold()
+        try:
+            self._take(state, old, out)
+            self._take(state, new, out)
+        except MemoryError:
+            raise
+        except FAILURES as error:
+            self._reject(state, before, new, error, out)
+        else:
+            out.release()
 
     def _take(self, state: State, row: Row, out: Output) -> None:
         """Add the value, or take it out. A stream's null value is dropped; a table's tombstone has nothing to add."""

@@ -6,8 +6,9 @@ No Spark here, no database: an operator sees one row after the other and changes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 Window = tuple[int, int]
 """Start and end in ms; whether the end belongs to the window depends on its kind."""
@@ -18,8 +19,7 @@ FAILURES = (Exception, SystemExit)
 """What an author's code may raise for a record. KeyboardInterrupt and the like are about the process."""
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """One record, or one half of a table's change, as it gets to an operator."""
 
     key: str | None

@@ -224,7 +224,8 @@ class Custom:
 
     def keep(self) -> None:
         """What the author's functions changed stays changed."""
-        self._before.clear()
+        if self._before:
+            self._before.clear()
 
     def undo(self, aggregate: Any) -> Any:
         """The aggregate itself, unless an author's function may have changed it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -15,8 +15,7 @@ from sluice.operators.encoding import IMMUTABLE, encode_state, state_decoder, to
 Clock = Literal["event", "wall"]
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """What a processor sees. The value is of the stream's type, its contract's Struct perhaps; None is a null value."""
 
     key: str
@@ -25,8 +24,7 @@ class Record:
     """Event time, ms."""
 
 
-@dataclass(frozen=True)
-class Firing:
+class Firing(msgspec.Struct, frozen=True):
     """A timer that has come due for a key."""
 
     key: str
@@ -63,26 +61,29 @@ class Journal:
     """How a key's stores and timers were before the author's code was called, as far as it may have changed them."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[dict[str, Any], str, Any]] = []
-        self._unchecked: list[tuple[Store, str]] = []
+        self._before: list[tuple[dict[str, Any], str, Any, Store | None]] = []
+        """What held something, under which name, and what; of a value that was handed out encoded, with its store."""
+        self._unchecked: dict[tuple[Store, str], None] = {}
 
     def begin(self) -> None:
         """What was done so far stays."""
-        self._before.clear()
-        self._unchecked.clear()
+        if self._before:
+            self._before.clear()
+        if self._unchecked:
+            self._unchecked.clear()
 
     def change(self, kept: dict[str, Any], name: str) -> None:
         """An entry or a timer is about to be set or taken away."""
-        self._before.append((kept, name, kept.get(name)))
+        self._before.append((kept, name, kept.get(name), None))
 
     def hand_out(self, store: Store, name: str, written: int, value: Any) -> None:
         """The author's code gets a value that it can change in place."""
-        self._before.append((store.entries, name, _Encoded(written, encode_state(value), store.decode)))
-        self._unchecked.append((store, name))
+        self._before.append((store.entries, name, (written, encode_state(value)), store))
+        self._unchecked[store, name] = None
 
     def put(self, store: Store, name: str) -> None:
         """The author's code sets a value that may not be what the store is declared to hold."""
-        self._unchecked.append((store, name))
+        self._unchecked[store, name] = None
 
     def check(self) -> None:
         """Raise an error unless the next batch can read what was put as what it is declared to be."""
@@ -92,25 +93,14 @@ class Journal:
 
     def undo(self) -> None:
         """Make everything what it was."""
-        for kept, name, before in reversed(self._before):
+        for kept, name, before, store in reversed(self._before):
             if before is None:
                 kept.pop(name, None)
+            elif store is None:
+                kept[name] = before
             else:
-                kept[name] = before.entry if isinstance(before, _Encoded) else before
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """An entry of a store, as it was when it was encoded."""
-
-    written: int
-    data: bytes
-    decode: Callable[[bytes], Any]
-
-    @property
-    def entry(self) -> tuple[int, Any]:
-        """The entry."""
-        return self.written, self.decode(self.data)
+                written, data = before
+                kept[name] = written, store.decode(data)
 
 
 class Store:
