@@ -24,6 +24,9 @@ _BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint
         WHERE c.cell = n.cell AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start AND c.batch < %s
         ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
 
+_TOLERANCE = 0.1
+"""A limit this much off is near enough: to set another one costs a round trip."""
+
 
 def escaped(text: str) -> str:
     """Text without NUL, which PostgreSQL cannot hold: NUL and the sign after it become two signs each.
@@ -49,7 +52,7 @@ class PostgresDriver(Driver):
         self._url = url.difference_update_query(["schema"])
         self._schema = str(url.query["schema"])
         self._lock = RLock()
-        self._is_limited = False
+        self._limit_ms = 0
         with _postgres_errors():
             self._connection = self._connect()
             if mode == "create":
@@ -89,7 +92,7 @@ class PostgresDriver(Driver):
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
         with self._lock, _postgres_errors():
             if self._connection.closed:
-                self._connection, self._is_limited = self._connect(), False
+                self._connection, self._limit_ms = self._connect(), 0
             self._limit()
             return self._connection.execute(sql.replace("?", "%s"), values).fetchall()
 
@@ -97,9 +100,10 @@ class PostgresDriver(Driver):
         """Let PostgreSQL end the next statement when the time of this thread's query is over."""
         demand_time()
         left = seconds_left()
-        if left is not None or self._is_limited:
-            self._connection.execute(f"SET statement_timeout = {0 if left is None else max(1, int(left * 1_000))}")
-            self._is_limited = left is not None
+        limit = 0 if left is None else max(1, int(left * 1_000))
+        if abs(self._limit_ms - limit) > limit * _TOLERANCE:
+            self._connection.execute(f"SET statement_timeout = {limit:d}")
+            self._limit_ms = limit
 
     @override
     @contextmanager

@@ -299,6 +299,41 @@ def test_postgresql_ends_a_statement_that_takes_too_long(states: States, monkeyp
             driver.fetch("SELECT 1", ())
 
 
+def test_a_count_in_a_busy_database_is_ended(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    states.publish((1, f"k{n % 50}", n * 1_000, n * 1_000 + 1_000, f"[{n}]") for n in range(60_000))
+    monkeypatch.setattr(questions, "QUERY_SECONDS", 0.01)
+    with pytest.raises(TooSlow, match="that a query may take"):
+        ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows")
+    monkeypatch.setattr(questions, "QUERY_SECONDS", 60.0)
+    assert ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows").entries == 60_000 - 1
+
+
+ODD_KEYS = {"\0": "[1,1]", "\0shared": "[2,2]", "a\0b": "[3,3]", "a\1": "[4,4]", "\U0010ffff": "[5,5]", "": "[6,6]"}
+
+
+def test_keys_with_a_nul_are_found_counted_and_paged(states: States) -> None:
+    states.publish(ODD_KEYS)
+    for key, value in ODD_KEYS.items():
+        (entry,) = ask(states, lambda reader, pin, key=key: reader.get(pin, key), "totals").entries  # type: ignore[misc]
+        assert f"[{bytes(entry.value).decode()},{bytes(entry.value).decode()}]" == value
+    assert ask(states, lambda reader, pin: reader.get(pin, "b\0"), "totals").entries == []
+    assert keys(ask(states, lambda reader, pin: reader.multi_get(pin, ODD_KEYS), "totals")) == list(ODD_KEYS)
+    assert ask(states, lambda reader, pin: reader.count(pin, Range(prefix="\0")), "totals").entries == 2
+    assert keys(ask(states, lambda reader, pin: reader.scan(pin, Range(prefix="a\0")), "totals")) == ["a\0b"]
+    assert keys(ask(states, lambda reader, pin: reader.scan(pin, Range(last="\0z")), "totals")) == [
+        "",
+        "\0",
+        "\0shared",
+    ]
+    everything, after = [], None
+    while page := ask(states, lambda reader, pin, after=after: reader.scan(pin, after=after, limit=1), "totals"):  # type: ignore[misc]
+        everything += keys(page)
+        if (after := page.after) is None:
+            break
+        after = (read_cursor(write_cursor(Cursor("p", "totals", "1.1", *after), b"s"), b"s", "totals").key, after[1])
+    assert everything == sorted([*ODD_KEYS, *CITIES])
+
+
 def test_what_waits_for_its_turn_waits_within_its_time(slow: States, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "QUERY_SECONDS", 0.3)
 
