@@ -131,6 +131,30 @@ def test_a_connection_that_is_used_again_and_again_stays_open(hosts: list[Host],
             time.sleep(0.8)  # longer than anything may be silent within a request
 
 
+CONFLICTS = {
+    "two lengths": b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "a length and chunks": b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a length below nothing": b"Content-Length: -1\r\n\r\n",
+    "a length beyond 64 bits": b"Content-Length: 99999999999999999999\r\n\r\n",
+    "a length that is a word": b"Content-Length: many\r\n\r\n",
+    "a chunk beyond 64 bits": b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+    "a chunk below nothing": b"Transfer-Encoding: chunked\r\n\r\n-1\r\n",
+    "chunks of chunks": b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "a header folded": b"X: a\r\n b\r\nContent-Length: 0\r\n\r\n",
+    "a header with a space in its name": b"Content-Length : 0\r\n\r\n",
+    "a header with a NUL": b"X: \0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", CONFLICTS)
+@pytest.mark.attack("S5", "headers that contradict each other, or themselves")
+def test_headers_that_contradict_each_other_are_refused(hosts: list[Host], states: States, kind: str) -> None:
+    took, heard = sent(hosts[0], iter([asking(CONFLICTS[kind])]))
+    assert took < SOON
+    assert heard.startswith(b"HTTP/1.1 4"), heard
+    assert heard.count(b"HTTP/1.1 ") == 1, "one request, one answer"
+
+
 NUMBERS = ["-1", "x", "1e3", "9" * 19, "9" * 5_000]
 
 
