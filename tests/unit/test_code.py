@@ -1,0 +1,117 @@
+"""The hash of a function's code: what changes it, and what does not."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sluice.topology.code import fingerprint
+
+Load = Callable[[str], ModuleType]
+
+BASE = """
+from decimal import Decimal
+
+RATE = Decimal("1.1")
+
+
+def price(amount):
+    return amount * RATE
+
+
+def tag(value):
+    return f"{price(value)!r:>{10}}" if value else "-"
+
+
+class Points:
+    def process(self, record, context):
+        yield price(record)
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    numbers = itertools.count()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(source: str) -> ModuleType:
+        """The source as a module; each time in another file, and always under the same name."""
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        file = folder / "authors.py"
+        file.write_text(source)
+        module = ModuleType("authors")
+        sys.modules["authors"] = module
+        module.__file__ = str(file)
+        exec(compile(source, str(file), "exec"), module.__dict__)
+        return module
+
+    return make
+
+
+SAME = {
+    "comments, blank lines and formatting": BASE.replace(
+        "    return amount * RATE", "    # with tax\n\n    return (\n        amount\n        * RATE\n    )"
+    ),
+    "a docstring": BASE.replace("def tag(value):", 'def tag(value):\n    """Tag it."""'),
+    "other lines before it": "import os\n" * 9 + BASE,
+    "what it does not use": BASE + "\nOTHER = 1\n\n\ndef other():\n    return OTHER\n",
+}
+OTHER = {
+    "its own code": BASE.replace('else "-"', 'else "?"'),
+    "a function that it calls": BASE.replace("amount * RATE", "amount + RATE"),
+    "a value that such a function uses": BASE.replace('Decimal("1.1")', 'Decimal("1.2")'),
+    "a default": BASE.replace("def price(amount)", "def price(amount, by=2)"),
+}
+
+
+@pytest.mark.parametrize("name", ["tag", "Points"])
+def test_it_changes_with_the_code_and_with_nothing_else(load: Load, name: str) -> None:
+    def of(source: str) -> str:
+        return fingerprint(getattr(load(source), name))
+
+    before = of(BASE)
+    assert {what for what, source in SAME.items() if of(source) != before} == set()
+    unnoticed = {what for what, source in OTHER.items() if of(source) == before}
+    assert unnoticed == ({"its own code"} if name == "Points" else set())  # which is the code of `tag` alone
+
+
+def test_it_is_the_same_in_every_version_of_python(load: Load) -> None:
+    assert fingerprint(load(BASE).tag) == "756434a2bf6577de"
+    assert fingerprint(load(BASE).Points) == "9578abb6f2a85626"
+    assert fingerprint(lambda value: value + 1) == "45bc78ec3eed8dc4"
+
+
+def test_lambdas_on_a_line_are_told_apart() -> None:
+    # fmt: off
+    same, other, same_again = (lambda v: v + 1), (lambda v: v + 2), (
+        lambda v:
+            v + 1)
+    # fmt: on
+    assert fingerprint(same) == fingerprint(same_again)
+    assert fingerprint(same) != fingerprint(other)
+
+
+def test_what_a_function_is_made_with_counts() -> None:
+    def adder(number: int) -> Callable[[int], int]:
+        return lambda value: value + number
+
+    def add(number: int, value: int) -> int:
+        return value + number
+
+    assert fingerprint(adder(1)) == fingerprint(adder(1)) != fingerprint(adder(2))
+    assert fingerprint(partial(add, 1)) == fingerprint(partial(add, 1)) != fingerprint(partial(add, 2))
+
+
+def test_functions_without_a_source_have_one_too() -> None:
+    made: dict[str, Any] = {}
+    exec("def one(v): return v + 1\ndef two(v): return v + 2", made)
+    assert fingerprint(len) != fingerprint(max)
+    assert fingerprint(made["one"]) != fingerprint(made["two"])
