@@ -26,6 +26,9 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
         if not jobs:
             raise NotFound(f"The ledger knows no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
         found = {job.job: (job, _chosen(ledger, job, run)) for job in jobs}
+        for job in jobs:
+            for note in ledger.notes.all(job.pipeline, job.job):
+                out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)
         if not any(audits for _, audits in found.values()):
             raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it is not kept any more.")
         fine = [_job(ledger, job, audits, out, verify) for job, audits in found.values()]

@@ -136,6 +136,7 @@ def check(
     ] = "",
 ) -> None:
     """Check pipelines as a run would before it reads anything: that they can be built, and go on from their state."""
+    from sluice.engine.checking import Findings
     from sluice.engine.checking import check as check_with_spark
     from sluice.plan import plan
     from sluice.topology import Loaded, load_pipelines
@@ -149,11 +150,13 @@ def check(
                 planned.append(plan(one))
             except TopologyError as error:
                 wrong.append(error)
-        found = check_with_spark(settings(), planned) if planned else {}
-        for fine in (one for one in planned if one.pipeline.name not in found):
+        found = check_with_spark(settings(), planned) if planned else Findings()
+        for fine in (one for one in planned if one.pipeline.name not in found.errors):
             jobs = f"{len(fine.jobs)} job{'s' if len(fine.jobs) > 1 else ''}"
             out.print(f"{fine.pipeline.name}: {len(fine.pipeline.nodes)} steps, {jobs}, no error")
-    wrong += found.values()
+            for warning in found.warnings.get(fine.pipeline.name, []):
+                out.print(f"{fine.pipeline.name}: {warning}", markup=False, soft_wrap=True)
+    wrong += found.errors.values()
     for mistake in wrong:
         show(mistake)
     raise typer.Exit(1 if wrong else 0)

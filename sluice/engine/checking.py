@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.changes import check_changes
-from sluice.engine.evolution import require_compatible, require_same_jobs
+from sluice.engine.evolution import changed_functions, require_compatible, require_same_jobs, said_changed
 from sluice.engine.frames import Frames
 from sluice.engine.located import Unresolved, told
 from sluice.engine.registration import job_info
@@ -44,13 +44,21 @@ class NoRecords:
         return self.spark.createDataFrame([], _RECORD)
 
 
-def check(settings: Settings, planned: Sequence[Plan]) -> dict[str, SluiceError]:
-    """Have Spark look at every expression, and compare with the state that there is.
+@dataclass(frozen=True)
+class Findings:
+    """What a check has found, by pipeline.
 
-    By pipeline what is wrong with it: a TopologyError for an expression that Spark cannot take, an EvolutionError for
-    a change that state does not survive.
+    An error is a TopologyError for an expression that Spark cannot take, or an EvolutionError for a change that state
+    does not survive. A warning is a change that state survives, and that may mean something else than before.
     """
-    wrong: dict[str, SluiceError] = {}
+
+    errors: dict[str, SluiceError] = field(default_factory=dict)
+    warnings: dict[str, list[str]] = field(default_factory=dict)
+
+
+def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
+    """Have Spark look at every expression, and compare with the state that there is."""
+    found = Findings()
     alone = {
         "spark.master": "local[1]",
         "spark.driver.host": LOOPBACK,
@@ -64,17 +72,17 @@ def check(settings: Settings, planned: Sequence[Plan]) -> dict[str, SluiceError]
             for plan in planned:
                 try:
                     require_same_jobs(ledger, plan)
-                    for job in plan.jobs:
-                        check_job(spark, job, settings, ledger)
+                    warnings = [check_job(spark, job, settings, ledger) for job in plan.jobs]
+                    found.warnings[plan.pipeline.name] = [one for one in warnings if one]
                 except (TopologyError, EngineError) as error:
-                    wrong[plan.pipeline.name] = error
+                    found.errors[plan.pipeline.name] = error
     finally:
         spark.stop()
-    return wrong
+    return found
 
 
-def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> None:
-    """The same for one job."""
+def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
+    """The same for one job; a warning, if there is one."""
     name = job.pipeline.name
     generation = ledger.generation(name, job.name) or 1
     storage = Storage.of(job, generation, settings)
@@ -85,5 +93,9 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
         check_changes(spark, job, frames.types)
     except Unresolved as error:
         raise told(job, error) from None
-    if ledger.last_batch(name, job.name, generation) is not None:
-        require_compatible(ledger.job(name, job.name, generation), job_info(storage, frames.types))
+    if ledger.last_batch(name, job.name, generation) is None:
+        return ""
+    before, now = ledger.job(name, job.name, generation), job_info(storage, frames)
+    require_compatible(before, now)
+    changed = changed_functions(before, now)
+    return said_changed(name, changed) if changed else ""

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 BEFORE_ALL = -1
 """Stream time where nothing was seen yet."""
 
-CLOSED = "closed"
+CLOSED = ":closed"
 """Among the stream times: how far everything is closed."""
 
-SEEN = "seen"
-"""Among the stream times: when, by the clock of the batches, a partition last had a record."""
+SEEN = ":seen"
+"""Among the stream times: when, by the clock of the batches, a partition last had a record.
+
+No store or step is called like these two: an author's names have no colon.
+"""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 
 from sluice.errors import EngineError
 from sluice.plan import Job, Plan, is_of_processor
@@ -25,6 +26,28 @@ def require_compatible(before: JobInfo | None, now: JobInfo) -> None:
     if before is None:
         return
     _refuse(now.pipeline, list(_changes(before, now)))
+
+
+def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:
+    """The functions whose code is not what it was when the state was made. Their state goes on all the same.
+
+    Nobody can tell from code whether it means something else: it is for the author to know, and to rebuild.
+    """
+    known = {} if before is None else before.functions
+    return sorted(name for name, code in now.functions.items() if known.get(name, code) != code)
+
+
+def means_the_same(before: JobInfo, now: JobInfo) -> bool:
+    """Whether the same records come to the same state."""
+    return not [*_changes(before, now)] and not changed_functions(before, now)
+
+
+def said_changed(pipeline: str, functions: list[str]) -> str:
+    """The same in a sentence."""
+    return (
+        f"The code of {', '.join(functions)} has changed. State goes on as the old code made it; to have the new code "
+        f"make all of it: sluice rebuild {pipeline}."
+    )
 
 
 def require_same_jobs(ledger: Ledger, planned: Plan) -> None:
@@ -75,7 +98,8 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
             yield f"store {name}: {changed}"
     for name in sorted(before.operators.keys() | now.operators.keys()):
         if name not in {*old, *new} and before.operators.get(name) != now.operators.get(name):
-            yield f"step {name} is another one, or in another place"
+            was, is_now = (one.operators.get(name, "nothing") for one in (before, now))
+            yield f"step {name} is another one, or in another place: {_difference(was, is_now)}"
     if gone := sorted({*before.topics} - {*now.topics}):
         yield f"{', '.join(gone)} is not read any more"
     if added := sorted({*now.topics} - {*before.topics}):
@@ -91,9 +115,18 @@ def _coming_and_going(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]
 def _changed(old: StoreInfo, new: StoreInfo) -> str:
     for name in _MEANING:
         was, is_now = getattr(old, name), getattr(new, name)
+        if was != is_now and name == "made":
+            return f"made by {_difference(was, is_now)}"
         if was != is_now:
             return f"{_NAMES.get(name, name)} {was!r} became {is_now!r}"
     return ""
 
 
-_NAMES = {"made": "made by", "cell": "its family", "slot": "its place in the family", "value": "its value's type"}
+def _difference(was: str, is_now: str) -> str:
+    """The first of the steps that differs."""
+    steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
+    old, new = next((old, new) for old, new in steps if old != new)
+    return f"{old!r} became {new!r}"
+
+
+_NAMES = {"cell": "its family", "slot": "its place in the family", "value": "its value's type"}

@@ -54,6 +54,8 @@ class Frames:
     """Of the lease under which operators' states are written."""
     types: dict[str, str] = field(default_factory=dict)
     """Store → the type of its values; known once the cells' frame is made."""
+    kept: dict[int, str] = field(default_factory=dict)
+    """Family or operator → the types of what it is given, which its state is made of; known as soon."""
 
     def shared_out(self) -> DataFrame:
         """The changed cells with their `worker`, each worker's in a partition of its own.
@@ -103,6 +105,10 @@ class Frames:
         self.types = slot_types(self.job, records)
         inputs = sorted({name for family in self.job.families for name in family.inputs})
         types = {name: to_arrow_type(records.schema[name].dataType, timezone="UTC") for name in inputs}
+        self.kept = {
+            family.number: ", ".join(records.schema[name].dataType.simpleString() for name in family.inputs)
+            for family in self.job.families
+        }
         placer = Placer.of(self.job, self.storage.handoff, self.storage.batches, self.partitions, types)
         combiner = Combiner.of(self.job, types)
         placed = records.mapInArrow(Combined(placer, combiner).__call__, _placed_schema(combiner))
@@ -125,7 +131,7 @@ class Frames:
             columns.append("_offset")
         fed = fed.selectExpr(*dict.fromkeys(columns))
         rows = stages.rows(fed.mapInArrow(feeder.__call__, ROW_DDL))
-        self.types = stages.store_types()
+        self.types, self.kept = stages.store_types(), stages.kept_types()
         stores = [operator.number for operator in job.operators if operator.store is not None]
         is_store = f"target IN ({', '.join(map(str, stores))})" if stores else "false"
         value = f"IF({is_store}, concat('[', value, ']'), value) AS value"

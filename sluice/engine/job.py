@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
+import structlog
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from sluice.engine.audit import Auditor
 from sluice.engine.changes import GlobalTables
 from sluice.engine.delivery import AtLeastOnce
-from sluice.engine.evolution import require_compatible
+from sluice.engine.evolution import changed_functions, require_compatible, said_changed
 from sluice.engine.frames import Frames
 from sluice.engine.guard import Guard, Positions
 from sluice.engine.kafka import KafkaInput
-from sluice.engine.lease import PATIENCE, Lease, Patience, this_process
+from sluice.engine.lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.located import without_result
 from sluice.engine.produce import (
     TransactionalOutput,
@@ -30,7 +31,7 @@ from sluice.engine.produce import (
 )
 from sluice.engine.publish import Publisher
 from sluice.engine.registration import job_info
-from sluice.engine.replay import Sink, replay
+from sluice.engine.replay import Sink, Step, joined, replay
 from sluice.engine.retention import Retention
 from sluice.engine.storage import Storage
 from sluice.errors import DamagedState, EngineError, LeaseError, SluiceError
@@ -38,71 +39,88 @@ from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.addresses import shown
 from sluice.state.ledger import Ledger
+from sluice.state.model import JobInfo
 from sluice.state.places import Places
 
+log = structlog.get_logger()
 
-@dataclass
+
+@dataclass(frozen=True)
 class JobRun:
     """A job on a session. A batch has at most `max_records` records of the streams; a longer backlog takes several."""
 
     spark: SparkSession
     job: Job
     settings: Settings
-    generation: int = 1
+    generation: int | None = None
+    """None: the one that readers see."""
     max_records: int = 2_000_000
     patience: Patience = PATIENCE
-    replay_to: Positions | None = None
-    """Read up to here only, and write no output: it is out already. For a generation that takes another one's place."""
-
-    def __post_init__(self) -> None:
-        self.storage = Storage.of(self.job, self.generation, self.settings)
+    steps: Sequence[Step] | None = None
+    """Run these batches only, and write no output: it is out already. For a generation that replaces another one."""
 
     def run(self) -> int:
         """Read, compute and publish what there is to read; returns the number of records read."""
         with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
-            return self._run(ledger, lease)
+            return self._run(ledger, lease, Storage.of(self.job, lease.generation, self.settings))
 
-    def _lease(self, ledger: Ledger) -> Lease:
-        of = (self.job.pipeline.name, self.job.name, self.generation)
-        return Lease(ledger.leases, *of, this_process(self.settings.run), self.patience)
+    def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
+        of, holder = (self.job.pipeline.name, self.job.name), this_process(self.settings.run)
+        if self.steps is not None and self.generation is not None:
+            return Lease(ledger.leases, *of, self.generation, holder, self.patience)  # which readers do not see yet
+        return current_lease(ledger, *of, holder, self.patience, self.generation)
 
-    def _run(self, ledger: Ledger, lease: Lease) -> int:
-        of = (self.job.pipeline.name, self.job.name, self.generation)
-        guard = Guard(self.settings.kafka, ledger.sources, *of, self.job.topics)
-        firsts = guard.check(*self.storage.positions())
-        partitions = partition_counts(self.settings.kafka, self.job.topics)
+    def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> int:
         pipeline = self.job.pipeline
-        writer = Writer(pipeline.name, self.job.name, self.generation, pipeline.markers)
+        of = (pipeline.name, self.job.name, storage.generation)
+        guard = Guard(self.settings.kafka, ledger.sources, *of, self.job.topics)
+        firsts = guard.check(*storage.positions())
+        partitions = partition_counts(self.settings.kafka, self.job.topics)
+        writer = Writer(*of, pipeline.markers)
         limits = self._make_topics(partitions, writer)
-        if self.job.pipeline.file is not None:
-            self.spark.sparkContext.addPyFile(str(self.job.pipeline.file))
+        if pipeline.file is not None:
+            self.spark.sparkContext.addPyFile(str(pipeline.file))
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
-        direct = direct if self.replay_to is None else None  # a replay writes nothing, by no road
-        self.storage = replace(self.storage, handoff=replace(self.storage.handoff, direct=direct))
-        source = KafkaInput(self.spark, self.settings.kafka)
-        self.storage = self.storage.placed(Places(ledger))
-        frames = Frames(self.spark, self.job, self.storage, source, self.max_records, partitions, lease.epoch)
-        cells = frames.shared_out()
-        info, published = job_info(self.storage, frames.types), ledger.last_batch(*of)
-        require_compatible(None if published is None else ledger.job(*of), info)
+        direct = direct if self.steps is None else None  # a replay writes nothing, by no road
+        storage = replace(storage, handoff=replace(storage.handoff, direct=direct)).placed(Places(ledger))
+        query = _Query(self, storage, partitions, lease.epoch)
+        info, published = job_info(storage, query.frames), ledger.last_batch(*of)
+        before = None if published is None else ledger.job(*of)
+        require_compatible(before, info)
         with TransactionalOutput(self.settings.kafka, writer, limits) as output:
-            self.storage.prepare(published, output.last_batch, ledger, lease.epoch)
-            ledger.register(info)
-            tables = GlobalTables.load(self.job, self.storage.locations[0], published)
-            auditor = Auditor(self.storage, self.settings.run, lease.epoch, firsts)
-            known = (tables, auditor, frames.types, Retention.of(self.storage, partitions), limits)
-            publisher = Publisher(self.storage, ledger, lease, guard, output, *known, direct)
-            with query_errors(publisher, self.storage):
-                self._read(cells, publisher)
+            storage.prepare(published, output.last_batch, ledger, lease.epoch)
+            self._register(ledger, before, info)
+            tables = GlobalTables.load(self.job, storage.locations[0], published)
+            auditor = Auditor(storage, self.settings.run, lease.epoch, firsts)
+            known = (tables, auditor, query.frames.types, Retention.of(storage, partitions), limits)
+            publisher = Publisher(storage, ledger, lease, guard, output, *known, direct, partitions=partitions)
+            with query_errors(publisher, storage):
+                if self.steps is None:
+                    publisher.begin()
+                    query.run(publisher)
+                else:
+                    self._replay(query, publisher, firsts, self.steps)
         return publisher.read
 
-    def _read(self, cells: DataFrame, publisher: Publisher) -> None:
-        if self.replay_to is None:
-            self._stream(cells, publisher, publisher)
-            return
+    def _replay(self, query: _Query, publisher: Publisher, firsts: Positions, steps: Sequence[Step]) -> None:
         publisher.silent = True
-        once = partial(self._stream, cells, publisher, once=True)
-        replay(self.storage, self.replay_to, self.max_records, publisher, once)
+        steps = joined(self.job, query.frames.types, steps, firsts, self.max_records)
+        replay(query.storage, steps, firsts, publisher, partial(self._again, query, publisher))
+
+    @staticmethod
+    def _again(query: _Query, publisher: Publisher, sink: Sink, step: Step) -> None:
+        """Run one batch as one that knew the topics to have as many partitions as they had then."""
+        publisher.partitions = {**query.now, **(step.partitions or {})}
+        publisher.retention = Retention.of(query.storage, publisher.partitions)
+        publisher.begin()
+        query.run(sink, publisher.partitions, once=True)
+
+    def _register(self, ledger: Ledger, before: JobInfo | None, info: JobInfo) -> None:
+        if before is not None and (changed := changed_functions(before, info)):
+            log.warning("functions changed", pipeline=info.pipeline, job=info.job, functions=changed)
+            of = (info.pipeline, info.job, info.generation)
+            ledger.notes.add(*of, self.settings.run, said_changed(info.pipeline, changed))
+        ledger.register(info, hidden=self.steps is not None)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, int]:
         """Make the topics that are missing; returns the bytes of the largest record that each output takes."""
@@ -117,17 +135,48 @@ class JobRun:
         ensure_topics(kafka, dict.fromkeys(own, 1), own)
         return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [letters])
 
-    def _stream(self, cells: DataFrame, publisher: Publisher, sink: Sink, *, once: bool = False) -> None:
-        publisher.begin()
-        query = (
-            cells.writeStream.foreachBatch(sink)
+
+class _Query:
+    """The streaming query of a job's run."""
+
+    def __init__(self, run: JobRun, storage: Storage, partitions: Mapping[str, int], epoch: int) -> None:
+        self.storage, self.now = storage, partitions
+        self._run, self._partitions, self._epoch = run, partitions, epoch
+        self._source = KafkaInput(run.spark, run.settings.kafka)
+        self.frames = self._made(partitions)
+        self._cells = self.frames.shared_out()
+
+    def _made(self, partitions: Mapping[str, int]) -> Frames:
+        run = self._run
+        return Frames(run.spark, run.job, self.storage, self._source, run.max_records, partitions, self._epoch)
+
+    def run(self, sink: Sink, partitions: Mapping[str, int] | None = None, *, once: bool = False) -> None:
+        """Run it until it has read what there is; `once`: one batch. `partitions` of the topics, if not as now."""
+        if partitions is not None and partitions != self._partitions:
+            self._partitions = partitions
+            self._cells = self._made(partitions).shared_out()
+        job = self._run.job
+        writer = (
+            self._cells.writeStream.foreachBatch(sink)
             .outputMode("update")
             .option("checkpointLocation", self.storage.checkpoint)
             .trigger(**({"once": True} if once else {"availableNow": True}))
-            .queryName(f"{self.job.pipeline.name}.{self.job.name}")
-            .start()
+            .queryName(f"{job.pipeline.name}.{job.name}")
         )
-        query.awaitTermination()
+        with _nothing_ahead(self._run.spark) if once else nullcontext():
+            writer.start().awaitTermination()
+
+
+@contextmanager
+def _nothing_ahead(spark: SparkSession) -> Iterator[None]:
+    """Let Spark compute nothing of a batch before `foreachBatch` does, as adaptive execution would up to a shuffle."""
+    name = "spark.sql.adaptive.enabled"
+    before = str(spark.conf.get(name))
+    spark.conf.set(name, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
 
 
 @contextmanager

@@ -18,6 +18,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +29,7 @@ import structlog
 
 from sluice.errors import LeaseError, StateError
 from sluice.state.leases import Holder, LeaseRow, Leases, lost
+from sluice.state.ledger import Ledger
 
 log = structlog.get_logger()
 
@@ -71,8 +74,13 @@ class Lease:
     @property
     def epoch(self) -> int:
         """Goes up with every holder; what bears an older one is refused."""
+        return self.row.epoch
+
+    @property
+    def row(self) -> LeaseRow:
+        """The lease as it was taken."""
         assert self._row is not None
-        return self._row.epoch
+        return self._row
 
     def check(self) -> None:
         """Raise LeaseError if the lease is known to be lost: there is no use in going on."""
@@ -155,6 +163,30 @@ class Lease:
             except StateError as failed:
                 # It may be restarting. If this lasts, another driver takes over, and the ledger knows it.
                 log.warning("lease not renewed", why=failed.detail)
+
+
+@contextmanager
+def current_lease(
+    ledger: Ledger, pipeline: str, job: str, holder: Holder, patience: Patience = PATIENCE, only: int | None = None
+) -> Iterator[Lease]:
+    """The lease of the generation that readers see, which no other one replaces as long as it is held.
+
+    Before there is any generation, the lease of the first. LeaseError if `only` is not the one that readers see.
+    """
+    while True:
+        generation = only or ledger.generation(pipeline, job) or 1
+        with Lease(ledger.leases, pipeline, job, generation, holder, patience) as lease:
+            seen = ledger.generation(pipeline, job)
+            if seen in (None, generation):
+                yield lease
+                return
+        if only is not None:
+            raise LeaseError(
+                f"Generation {only} of job {job!r} of pipeline {pipeline!r} was replaced by generation {seen} in a "
+                "rebuild.",
+                next_step="Run the job again.",
+            )
+        # A rebuild has ended meanwhile: this was the lease of a generation that it has replaced.
 
 
 def is_gone(row: LeaseRow) -> bool:

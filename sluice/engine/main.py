@@ -48,7 +48,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
 
     from sluice.brokers import require_brokers
     from sluice.engine.evolution import require_same_jobs
-    from sluice.engine.job import JobRun
+    from sluice.engine.restore import RestoringRun
     from sluice.plan import explain, plan
     from sluice.state.endings import noted
     from sluice.state.ledger import Ledger
@@ -65,9 +65,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
         jobs = [planned.job(job) for job in chosen] or planned.jobs
     for job in jobs:
         with noted(configuration, name, job.name, configuration.run):
-            with Ledger.open(configuration.ledger) as ledger:
-                generation = ledger.generation(name, job.name) or 1
-            read = JobRun(spark.result(), job, configuration, generation, configuration.max_records).run()
+            read = RestoringRun(spark.result(), job, configuration).run()
         log.info("job done", pipeline=name, job=job.name, read=read, seconds=round(time.monotonic() - begun, 1))
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
@@ -20,6 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from sluice.brokers import quiet
 from sluice.errors import EngineError
+from sluice.state.history import Batch
 
 TIMEOUT_S = 30
 COMMIT_TIMEOUT_S = 120
@@ -52,7 +54,7 @@ _MARKER_READER = {
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes: a job's generation. Its name is the Kafka transactional id and the marker's key."""
+    """Who writes: a job's generation."""
 
     pipeline: str
     job: str
@@ -61,9 +63,14 @@ class Writer:
     """The topic of the pipeline's markers."""
 
     @property
+    def transactional_id(self) -> str:
+        """Of all generations of the job: a writer of a newer one fences whoever still writes for an older one."""
+        return f"sluice.{self.pipeline}.{self.job}"
+
+    @property
     def name(self) -> str:
-        """`sluice.PIPELINE.JOB.GENERATION`."""
-        return f"sluice.{self.pipeline}.{self.job}.{self.generation}"
+        """The key of its markers."""
+        return f"{self.transactional_id}.{self.generation}"
 
 
 class TransactionalOutput:
@@ -72,13 +79,19 @@ class TransactionalOutput:
     def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, int]) -> None:
         self._kafka = dict(kafka)
         self._writer = writer
-        self._producer = Producer({**quiet(self._kafka), **_fast(limits), "transactional.id": writer.name})
-        self.last_batch = -1
+        self._producer = Producer({**quiet(self._kafka), **_fast(limits), "transactional.id": writer.transactional_id})
+        self.last: Batch | None = None
+        """The last batch that is out."""
+
+    @property
+    def last_batch(self) -> int:
+        """The number of the last batch that is out, -1 if none is."""
+        return -1 if self.last is None else self.last.number
 
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions"):
             self._producer.init_transactions(TIMEOUT_S)
-            self.last_batch = self._read_marker()
+            self.last = read_marker(self._kafka, self._writer)
         return self
 
     def __exit__(
@@ -86,12 +99,12 @@ class TransactionalOutput:
     ) -> None:
         self._producer.purge()
 
-    def send(self, batch: int, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Write the batch's records, tables of `key`, `value` and perhaps `headers` by topic, all or none.
 
         Returns the number of records by topic; what is out already is counted again but not written again.
         """
-        write = batch > self.last_batch
+        write = batch.number > self.last_batch
         counts: dict[str, int] = {}
         with kafka_errors("Writing the output"):
             if write:
@@ -101,9 +114,9 @@ class TransactionalOutput:
                 if write:
                     self._produce(topic, table)
             if write:
-                self._producer.produce(self._writer.markers, key=self._writer.name, value=str(batch))
+                self._producer.produce(self._writer.markers, key=self._writer.name, value=msgspec.json.encode(batch))
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
-        self.last_batch = max(batch, self.last_batch)
+                self.last = batch
         return counts
 
     def _produce(self, topic: str, table: pa.Table) -> None:
@@ -126,17 +139,24 @@ class TransactionalOutput:
                     )
             self._producer.poll(0.1 if messages else 0)
 
-    def _read_marker(self) -> int:
-        """The last batch that is out, -1 if none: the newest of this writer's committed markers."""
-        consumer = Consumer({**quiet(self._kafka), **_MARKER_READER, "group.id": self._writer.name})
-        with contextlib.closing(consumer):
-            # Asked for its offsets first, the client knows the partition's leader: it would look for it for 0.5 s.
-            markers = TopicPartition(self._writer.markers, 0)
-            markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
-            consumer.assign([markers])
-            return max(
-                (int(m.value()) for m in _to_the_end(consumer) if m.key() == self._writer.name.encode()), default=-1
-            )
+
+def read_marker(kafka: Mapping[str, str], writer: Writer) -> Batch | None:
+    """The last batch that is out, None if none is: the newest of this writer's committed markers."""
+    consumer = Consumer({**quiet(kafka), **_MARKER_READER, "group.id": writer.name})
+    with kafka_errors("Reading the markers"), contextlib.closing(consumer):
+        # Asked for its offsets first, the client knows the partition's leader: it would look for it for 0.5 s.
+        markers = TopicPartition(writer.markers, 0)
+        markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
+        consumer.assign([markers])
+        mine = [message.value() for message in _to_the_end(consumer) if message.key() == writer.name.encode()]
+    try:
+        found = [msgspec.json.decode(value, type=Batch) for value in mine]
+    except msgspec.DecodeError as error:
+        raise EngineError(
+            f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {error}.",
+            next_step="An older version of Sluice wrote it, or a stranger: give the pipeline another name.",
+        ) from error
+    return max(found, key=lambda batch: batch.number, default=None)
 
 
 def _fast(limits: Mapping[str, int]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from sluice.engine.sinks import NO_LIMIT, UNWRITTEN, Encoding, SetAside, encoded
 from sluice.engine.storage import Storage
 from sluice.errors import SluiceError
 from sluice.plan import Job
+from sluice.state.history import Batch
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut
 
@@ -58,7 +59,7 @@ class Guarded(Protocol):
 class Output(Protocol):
     """Where output records go."""
 
-    def send(self, batch: int, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Write a batch's records, all or none; how many by topic."""
 
 
@@ -86,6 +87,8 @@ class Publisher:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Topic → bytes of the largest record that it takes, where that is known."""
     at_least_once: AtLeastOnce | None = None
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    """Topic → how many partitions the batches' tasks know it to have."""
     silent: bool = False
     """Whether no output is written, since another generation has written it."""
     read: int = 0
@@ -118,25 +121,47 @@ class Publisher:
         before = handoff.times(batch)
         times = before | facts.stream_times
         counts = facts.counts | {"rows": _rows_written(returned)}
-        if not facts.counts and not counts["rows"]:
+        is_empty = not facts.counts and not counts["rows"]
+        ran = self._ran(batch, counts)
+        if is_empty and not ran.ends:
             handoff.start(batch + 1, before)
-            return  # A batch without data: there is nothing to publish.
+            return
         dead = [*handoff.records(batch, self.storage.job.pipeline.dead_letters), letters]
         if not self.silent:
             require_few_failures(self.storage.job, counts, dead)
-        self.retention.let_go(batch, times, self.lease.epoch)
+        # A batch may have no records and end further on all the same: the offsets were those of aborted transactions,
+        # or a topic has a new partition. It is published, so that the ledger says where the checkpoint stands.
+        if not is_empty:
+            self.retention.let_go(batch, times, self.lease.epoch)
         audit = None if self.auditor is None else self.auditor.audit(batch)
         self.guard.check_identity()
         aside = SetAside()
-        written = {} if self.silent else self._write_output(batch, returned, changes, dead, aside)
+        written = {} if self.silent else self._write_output(ran, returned, changes, dead, aside)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
         for topic, number in aside.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
         cut = self._cut(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
-        new = self.ledger.publish(cut, audit and msgspec.structs.replace(audit, outputs=written), times)
+        new = self.ledger.publish(cut, audit and msgspec.structs.replace(audit, outputs=written), times, ran)
         handoff.start(batch + 1, times)
         self.read += counts.get("read", 0)
         log.info("batch published" if new else "batch was published already", cut=cut.id, **cut.counts)
+
+    def _ran(self, batch: int, counts: Mapping[str, int]) -> Batch:
+        """The batch as it is run."""
+        checkpoint = self.storage.checkpoint
+        firsts = self.auditor.firsts if self.auditor else {}
+        before = batch_positions(checkpoint, batch - 1) if batch else firsts
+        moved = {
+            topic: {number: end for number, end in ends.items() if before.get(topic, {}).get(number) != end}
+            for topic, ends in batch_positions(checkpoint, batch).items()
+        }
+        return Batch(
+            number=batch,
+            begun=self.storage.batches.begun(batch),
+            partitions=dict(self.partitions),
+            ends={topic: ends for topic, ends in moved.items() if ends},
+            by_clock=any(name.endswith("/future") for name in counts),
+        )
 
     def _write_shards(self, cells: DataFrame) -> pa.Table:
         writer = ShardWriter.of(self.storage.job, self.storage.locations, self.lease.epoch)
@@ -151,7 +176,7 @@ class Publisher:
         return change_records(cells.sparkSession, self.storage.job, returned, self.tables, self.types)
 
     def _write_output(
-        self, batch: int, returned: pa.Table, changes: Records, letters: list[pa.Table], aside: SetAside
+        self, ran: Batch, returned: pa.Table, changes: Records, letters: list[pa.Table], aside: SetAside
     ) -> dict[str, int]:
         job = self.storage.job
         self.lease.check()
@@ -159,10 +184,10 @@ class Publisher:
         records = [
             (sink.topic, encoded(Encoding.of(sink.node), table, aside))
             for sink in job.stream_sinks
-            for table in handoff.records(batch, sink.topic)
+            for table in handoff.records(ran.number, sink.topic)
         ]
         late = [family.at.late.topic for family in job.families if family.at.late is not None]
-        records += [(topic, table) for topic in dict.fromkeys(late) for table in handoff.records(batch, topic)]
+        records += [(topic, table) for topic in dict.fromkeys(late) for table in handoff.records(ran.number, topic)]
         records += ordered_records(job, returned, aside)
         records += changes
         sinks = {topic: Encoding.of(sink) for topic, sink in job.pipeline.sinks.items()}
@@ -174,9 +199,9 @@ class Publisher:
         limit = self.limits.get(topic, NO_LIMIT)
         records += [(topic, shortened(table, limit)) for table in (*letters, *aside.letters) if table.num_rows]
         if self.at_least_once is None:
-            return self.output.send(batch, records)
+            return self.output.send(ran, records)
         sent, rest = self.at_least_once.send(records)
-        return sent | self.output.send(batch, rest)
+        return sent | self.output.send(ran, rest)
 
     def _cut(self, batch: int, times: dict[str, int], counts: dict[str, int]) -> Cut:
         job = self.storage.job

@@ -7,23 +7,28 @@ or damaged shard, and puts a pipeline's changes into effect over its whole histo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
+from sluice.engine.evolution import means_the_same
 from sluice.engine.guard import InputError, Positions, Topic, look
 from sluice.engine.handoff import open_path
 from sluice.engine.job import JobRun
-from sluice.engine.lease import PATIENCE, Lease, this_process
+from sluice.engine.lease import current_lease, this_process
+from sluice.engine.produce import TransactionalOutput, Writer, ensure_topics, message_limits
+from sluice.engine.replay import Step, evenly, steps_of
 from sluice.engine.storage import Storage
 from sluice.errors import EngineError
 from sluice.plan import Job, Plan
 from sluice.settings import Settings
 from sluice.state.addresses import drop
+from sluice.state.history import Batch
 from sluice.state.ledger import Ledger
+from sluice.state.model import Cut
 from sluice.state.sources import SourcePartition
 
 log = structlog.get_logger()
@@ -31,12 +36,16 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Builds a job's state anew. `from_topics` takes the topics as they are now, whatever they have lost."""
+    """Builds a job's state anew. `from_topics` takes the topics as they are now, whatever they have lost.
+
+    With `only`, LeaseError if readers do not see that generation any more.
+    """
 
     spark: SparkSession
     job: Job
     settings: Settings
     from_topics: bool = False
+    only: int | None = None
 
     def run(self) -> int:
         """Build a new generation and let readers see it; returns its number.
@@ -46,16 +55,19 @@ class Rebuild:
         """
         name, job = self.job.pipeline.name, self.job.name
         with Ledger.open(self.settings.ledger) as ledger:
-            old = ledger.generation(name, job)
-            if old is None:
+            if ledger.generation(name, job) is None:
                 return self._begin(ledger)
-            with Lease(ledger.leases, name, job, old, this_process("rebuild"), PATIENCE):
+            with current_lease(
+                ledger, name, job, this_process(self.settings.run or "rebuild"), only=self.only
+            ) as lease:
+                old = lease.generation
                 drop_others(ledger, self.job, old, self.settings)
-                target = self._target(ledger, old)
                 new = max(ledger.generations(name, job)) + 1
-                self._build(new, target)
-                self._compare(ledger, old, new)
-                ledger.promote(name, job, new)
+                history = self._history(ledger, old)
+                self._build(new, history.published)
+                self._compare(ledger, old, new, history)
+                self._build(new, history.unpublished)
+                ledger.promote(name, job, new, lease.row)
         log.info("generation promoted", pipeline=name, job=job, generation=new, before=old)
         return new
 
@@ -68,14 +80,16 @@ class Rebuild:
         read: dict[str, dict[str, int]] = {}
         for cut in others:
             read |= {topic: dict(positions) for topic, positions in cut.positions.items() if topic in self.job.topics}
-        self._build(1, read)
+        drop_others(ledger, self.job, 0, self.settings)  # what a rebuild that was killed has left
+        self._build(1, evenly({}, read, self.settings.max_records))
+        ledger.promote(name, self.job.name, 1)
         log.info("state built", pipeline=name, job=self.job.name, generation=1)
         return 1
 
-    def _build(self, generation: int, target: Positions) -> None:
-        JobRun(self.spark, self.job, self.settings, generation, self.settings.max_records, replay_to=target).run()
+    def _build(self, generation: int, steps: Sequence[Step]) -> None:
+        JobRun(self.spark, self.job, self.settings, generation, self.settings.max_records, steps=steps).run()
 
-    def _target(self, ledger: Ledger, old: int) -> Positions:
+    def _history(self, ledger: Ledger, old: int) -> History:
         name, job = self.job.pipeline.name, self.job.name
         known = ledger.sources.get(name, job, old)
         now = look(self.settings.kafka, self.job.topics)
@@ -87,32 +101,72 @@ class Rebuild:
                 next_step=f"Restore them, or take what they hold: sluice rebuild {name} --from-topics.",
             )
         same = {one.topic: one.topic_id for one in known}
-        return {
-            topic: {
-                str(number): min(max(int(read.get(topic, {}).get(str(number), first)), first), end)
-                for number, (first, end) in enumerate(found.ends)
-            }
-            for topic, found in now.items()
-            if same.get(topic) == found.id
-        }
+        ends = {topic: found.ends for topic, found in now.items() if same.get(topic) == found.id}
+        batches, unpublished = ledger.history.all(name, job, old), self._unpublished(latest, old)
+        steps = [replace(step, ends=_within(ends, step.ends)) for step in steps_of([*batches, *unpublished])]
+        published = steps[: len(batches)]
+        if latest and (not published or published[-1].ends != _within(ends, read)):
+            log.warning("history lost", pipeline=name, job=job, generation=old, batches=len(batches), note=_NO_HISTORY)
+            firsts = {topic: {str(n): first for n, (first, _) in enumerate(found)} for topic, found in ends.items()}
+            published = evenly(firsts, _within(ends, read), self.settings.max_records)
+            return History(published, steps[len(batches) :], complete=False)
+        return History(published, steps[len(batches) :], complete=True)
 
-    def _compare(self, ledger: Ledger, old: int, new: int) -> None:
+    def _unpublished(self, latest: Cut | None, old: int) -> list[Batch]:
+        """The batch whose output is out, if the driver came to its end before it could publish it."""
+        markers = self.job.pipeline.markers
+        ensure_topics(self.settings.kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
+        writer = Writer(self.job.pipeline.name, self.job.name, old, markers)
+        # To begin as a writer is to stop a driver that has lost its lease and does not know it: no more comes of it.
+        with TransactionalOutput(self.settings.kafka, writer, message_limits(self.settings.kafka, [markers])) as output:
+            last = output.last
+        return [last] if last is not None and last.number > (latest.batch if latest else -1) else []
+
+    def _compare(self, ledger: Ledger, old: int, new: int, history: History) -> None:
         """EngineError if the same topology over the same records has another state than was published."""
         name, job = self.job.pipeline.name, self.job.name
         before, after = (ledger.job(name, job, generation) for generation in (old, new))
         assert before is not None
         assert after is not None
         sums = [ledger.audits.checksums(name, job, generation) for generation in (old, new)]
-        alike = before.description == after.description and len(before.workers) == len(after.workers)
+        alike = before.description == after.description and means_the_same(before, after)
         if self.from_topics or not alike or not sums[0]:
             log.info("state built anew", generation=new, checksums=sums[1])
         elif sums[0] == sums[1]:
             log.info("state built anew, and equal to what was published", generation=new, checksums=sums[1])
         else:
             raise EngineError(
-                f"Built anew, {name} has the checksums {sums[1]}, and {sums[0]} were published; nothing was changed.",
+                f"Built anew, {name} has the checksums {sums[1]}, and {sums[0]} were published; nothing was changed."
+                f"{'' if history.complete else f' {_NO_HISTORY}'}",
                 next_step=f"Generation {new} is kept to be looked at. To take it: sluice rebuild {name} --from-topics.",
             )
+
+
+@dataclass(frozen=True)
+class History:
+    """What is to be run again: the batches that were published, and one that was written to topics alone."""
+
+    published: Sequence[Step]
+    unpublished: Sequence[Step]
+    complete: bool
+    """The ledger has it all; else the records are the same, but not the batches that they were read in."""
+
+
+_NO_HISTORY = (
+    "The ledger does not know all batches in which they were read: what depends on the order over several topics, or "
+    "on the time of processing, may come out differently."
+)
+
+
+def _within(ends: Mapping[str, Sequence[tuple[int, int]]], positions: Positions) -> Positions:
+    """Positions in the partitions that there are, each within what its partition holds: (first offset, end)."""
+    return {
+        topic: {
+            str(number): min(max(int(positions.get(topic, {}).get(str(number), first)), first), end)
+            for number, (first, end) in enumerate(found)
+        }
+        for topic, found in ends.items()
+    }
 
 
 def _lost(known: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions) -> Iterable[str]:

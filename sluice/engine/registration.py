@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sluice.engine.frames import Frames
 from sluice.engine.storage import Storage
 from sluice.errors import TopologyError
 from sluice.plan import Job
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
 from sluice.topology import drawing, nodes
+from sluice.topology.code import fingerprint
 from sluice.topology.serdes import TEXT_FIELD, fields_of
 
 
-def job_info(storage: Storage, types: Mapping[str, str]) -> JobInfo:
-    """The job as readers will see it. `types` has the Spark SQL type of each store's value."""
-    job = storage.job
+def job_info(storage: Storage, frames: Frames) -> JobInfo:
+    """The job as readers will see it. Its `frames` are made, and know the types of everything."""
+    job, types = storage.job, frames.types
     pipeline = job.pipeline
     return JobInfo(
         pipeline=pipeline.name,
@@ -26,20 +29,21 @@ def job_info(storage: Storage, types: Mapping[str, str]) -> JobInfo:
             for number, place in enumerate(storage.locations)
         ),
         stores=(
-            *_family_stores(job, types),
+            *_family_stores(job, types, frames.kept),
             *_ordered_stores(job, types),
             *_processor_stores(job),
             *_table_stores(job),
         ),
         topics=job.topics,
-        operators=dict(_operators(job)),
+        operators=dict(_operators(job, frames.kept)),
+        functions=dict(_functions(job)),
         description=drawing.text(pipeline),
         drawing=drawing.mermaid(pipeline),
         picture=drawing.svg(pipeline),
     )
 
 
-def _family_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
+def _family_stores(job: Job, types: Mapping[str, str], kept: Mapping[int, str]) -> Iterator[StoreInfo]:
     for family in job.families:
         for number, slot in enumerate(family.slots):
             yield StoreInfo(
@@ -54,19 +58,47 @@ def _family_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 grace_ms=family.window.grace_ms if family.window else None,
                 retention_ms=family.at.retention_ms,
                 value=types[slot.store],
-                made=f"{_made(family.at)} > {', '.join(' = '.join(column) for column in slot.columns)}",
+                made=f"{_made(family.at)} > {', '.join(map(' = '.join, slot.columns))} of {kept[family.number]}",
             )
 
 
 def _made(node: nodes.Node) -> str:
-    """The steps before an aggregate, in the author's words; of a contract only the fields that are used matter."""
+    """The steps before an operator, in the author's words; of a contract only the fields that are used matter."""
+    steps = [*_ancestors(node)]
+    texts = " ".join(drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source))
     return " > ".join(
-        f"stream {one.topic}, event time {one.event_time} {one.zone}"
-        if isinstance(one, nodes.Source)
-        else f"{drawing.title(one)} {drawing.detail(one)}".strip()
-        for one in _ancestors(node)
-        if not (isinstance(one, nodes.Apply) and one.gives == "nothing")  # a peek changes no result
+        _source(step, texts) if isinstance(step, nodes.Source) else _step(step)
+        for step in steps
+        if not (isinstance(step, nodes.Apply) and step.gives == "nothing")  # a peek changes no result
     )
+
+
+def _source(source: nodes.Source, texts: str) -> str:
+    """What a topic's records are to the expressions in `texts`."""
+    kind = source.kind.replace("_", " ")
+    key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
+    time = f"event time {source.event_time or 'of the record'} {source.zone}"
+    if source.on_time == "clock":
+        time += ", or that of processing"
+    nulls = ["nulls kept"] if source.nulls == "keep" else []
+    used = [
+        f"{name} {sql}"
+        for name, sql in source.fields.items()
+        if name in (source.key, source.event_time) or re.search(rf"(?<!\w){re.escape(name)}(?!\w)", texts)
+    ]
+    return ", ".join([f"{kind} {source.topic}", key, time, *nulls, *used])
+
+
+def _step(node: nodes.Node) -> str:
+    types = ""
+    match node:
+        case nodes.Apply(takes=takes, fields=fields):
+            types = f"({_declared(takes)}) gives {', '.join(f'{name} {sql}' for name, sql in fields.items())}"
+        case nodes.Process(takes=takes, stores=stores, queryable=queryable):
+            # Stores that can be queried are compared by themselves.
+            kept = {} if queryable else stores
+            types = f"({_declared(takes)}) {', '.join(f'{name} {_declared(kind)}' for name, (kind, _) in kept.items())}"
+    return " ".join(one.strip() for one in (drawing.title(node), drawing.detail(node), types) if one)
 
 
 def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -91,7 +123,7 @@ def _ordered_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 grace_ms=window.grace_ms if window else None,
                 retention_ms=getattr(operator.node, "retention_ms", None),
                 value=types[operator.store],
-                made=f"{_made(operator.node)} > {drawing.title(operator.node)} {drawing.detail(operator.node)}",
+                made=f"{_made(operator.node)} > {_step(operator.node)}",
             )
 
 
@@ -124,13 +156,41 @@ def _declared(kind: Any) -> str:
     return f"struct<{','.join(f'{name}:{one.lower()}' for name, one in fields.items())}>" if fields else "variant"
 
 
-def _operators(job: Job) -> Iterator[tuple[str, str]]:
+def _operators(job: Job, kept: Mapping[int, str]) -> Iterator[tuple[str, str]]:
     """Every ordered operator: its states are found by its number, and mean what the steps before it make of them."""
     for operator in job.operators:
         node = operator.node
-        what = f"{operator.number}: {_made(node)} > {drawing.title(node)} {drawing.detail(node)}"
+        what = f"number {operator.number} > {_made(node)} > {_step(node)} > of {kept[operator.number]}"
         # What was not published before cannot be queried now.
-        yield operator.name, what if getattr(node, "queryable", True) else f"{what}, not queryable"
+        yield operator.name, what if getattr(node, "queryable", True) else f"{what} > not queryable"
+
+
+def _functions(job: Job) -> Iterator[tuple[str, str]]:
+    """The author's functions that the job's state depends on, each with the hash of its code."""
+    stateful = [family.at for family in job.families] + [operator.node for operator in job.operators]
+    steps = dict.fromkeys(step for node in stateful for step in (*_ancestors(node), node))
+    seen: dict[str, int] = {}
+    for step in steps:
+        for function in _functions_of(step):
+            name = f"{getattr(function, '__qualname__', type(function).__qualname__)} ({drawing.title(step)})"
+            seen[name] = seen.get(name, 0) + 1
+            yield name if seen[name] == 1 else f"{name} {seen[name]}", fingerprint(function)
+
+
+def _functions_of(node: nodes.Node) -> Iterator[Callable[..., Any]]:
+    found: tuple[Callable[..., Any] | None, ...] = ()
+    match node:
+        case nodes.Source(serde=serde, key_decode=key_decode):
+            found = (serde.decode, key_decode)
+        case nodes.Apply(function=function, gives=gives) if gives != "nothing":
+            found = (function,)
+        case nodes.Transform(function=function):
+            found = (function,)
+        case nodes.Aggregate(python=nodes.PythonAggregate() as python):
+            found = (python.initializer, python.adder, python.subtractor, python.merger)
+        case nodes.Process(processor=processor):
+            found = (processor,)
+    yield from dict.fromkeys(one for one in found if one is not None)
 
 
 def _table_stores(job: Job) -> Iterator[StoreInfo]:

@@ -101,6 +101,15 @@ class Stages:
             if operator.store is not None
         }
 
+    def kept_types(self) -> dict[int, str]:
+        """Operator → the types of what it is given, side by side."""
+        return {one.number: "; ".join(self._given(one, feed) for feed in one.feeds) for one in self.job.operators}
+
+    def _given(self, operator: Ordered, feed: Feed) -> str:
+        if feed.arguments:
+            return ", ".join(kind.simpleString() for kind in self.arguments[operator.number])
+        return self._values[feed.name]
+
     def _feeds(self, stage: int) -> list[Feed]:
         feeds = [feed for operator in self.job.operators for feed in operator.feeds]
         return [feed for feed in (*feeds, *self.job.feeds) if feed.stage == stage]

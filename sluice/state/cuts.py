@@ -13,16 +13,23 @@ from sqlalchemy.sql import ColumnElement, Select
 from sluice.errors import DamagedState, StateError
 from sluice.state.audits import Audit, audit_row
 from sluice.state.database import Kept, as_json, speaking_to, writing
+from sluice.state.history import Batch, history_row
 from sluice.state.leases import require_epoch
 from sluice.state.model import Cut
-from sluice.state.tables import AUDITS, CUTS, TIMES, current, is_of
+from sluice.state.tables import AUDITS, CUTS, HISTORY, TIMES, current, is_of
 
 
 class Cuts(Kept):
     """The cuts of a ledger."""
 
-    def publish(self, cut: Cut, audit: Audit | None = None, times: Mapping[str, int] | None = None) -> bool:
-        """Make a batch visible, in one transaction, with its audit, for the holder of the audit's lease.
+    def publish(
+        self,
+        cut: Cut,
+        audit: Audit | None = None,
+        times: Mapping[str, int] | None = None,
+        batch: Batch | None = None,
+    ) -> bool:
+        """Make a batch visible, in one transaction, with its audit and as it was run, for the holder of the lease.
 
         `times` are all that the next batch goes on from; `cut.stream_times` unless they are given.
 
@@ -39,6 +46,9 @@ class Cuts(Kept):
                 _put_times(connection, cut, last, cut.stream_times if times is None else times)
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
+                if batch is not None:
+                    of = {"pipeline": cut.pipeline, "job": cut.job, "generation": cut.generation}
+                    connection.execute(insert(HISTORY), of | history_row(batch))
                 return True
             row = connection.execute(_select_cut(cut)).mappings().first()
         if row is None or _cut(row).positions != cut.positions:

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, Table, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, Table, delete, insert, select
 
 from sluice.errors import NotFound, StateError
 from sluice.state.damages import Damages
 from sluice.state.database import Kept, as_json, speaking_to, writing
+from sluice.state.leases import LeaseRow, require_epoch
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
 from sluice.state.passwords import without_password
 from sluice.state.places import place_workers
@@ -20,8 +21,10 @@ from sluice.state.tables import (
     DAMAGES,
     FAILURES,
     GENERATIONS,
+    HISTORY,
     JOBS,
     LEASES,
+    NOTES,
     SOURCES,
     STORES,
     TIMES,
@@ -30,36 +33,39 @@ from sluice.state.tables import (
     is_of,
 )
 
-_BY_GENERATION = (GENERATIONS, STORES, WORKERS, CUTS, TIMES, AUDITS, SOURCES, DAMAGES, LEASES)
+_BY_GENERATION = (GENERATIONS, STORES, WORKERS, CUTS, TIMES, AUDITS, HISTORY, SOURCES, DAMAGES, LEASES)
 
 
 class Jobs(Kept):
     """The jobs of a ledger."""
 
-    def register(self, job: JobInfo) -> None:
-        """Write or renew what a job says of itself. Its first generation is the one readers see, until `promote`."""
+    def register(self, job: JobInfo, *, hidden: bool = False) -> None:
+        """Write or renew what a job says of itself. Its first generation is the one readers see, until `promote`.
+
+        A `hidden` one nobody sees before `promote`, even if it is the first.
+        """
         where = {"pipeline": job.pipeline, "job": job.job, "generation": job.generation}
         texts = {name: getattr(job, name) for name in ("description", "drawing", "picture")}
+        texts |= {name: as_json(getattr(job, name)) for name in ("topics", "operators", "functions")}
         with speaking_to("Registering the job"), writing(self._engine) as connection:
-            if _seen_generation(connection, job.pipeline, job.job) is None:
+            if not hidden and _seen_generation(connection, job.pipeline, job.job) is None:
                 connection.execute(insert(JOBS), where)
-            _replace(
-                connection,
-                GENERATIONS,
-                where,
-                [texts | {"topics": as_json(job.topics), "operators": as_json(job.operators)}],
-            )
+            _replace(connection, GENERATIONS, where, [texts])
             _replace(connection, STORES, where, map(msgspec.structs.asdict, job.stores))
             _replace(connection, WORKERS, where, map(_worker_row, job.workers))
 
-    def promote(self, pipeline: str, job: str, generation: int) -> None:
-        """Let readers see another generation of a job from now on; NotFound if it was never registered."""
+    def promote(self, pipeline: str, job: str, generation: int, lease: LeaseRow | None = None) -> None:
+        """Let readers see another generation of a job from now on; NotFound if it was never registered.
+
+        LeaseError, and nothing is changed, if `lease`, of the generation that is replaced, is not held any more.
+        """
         known = select(GENERATIONS).where(is_of(GENERATIONS, pipeline, job, generation))
-        change = update(JOBS).where(is_of(JOBS, pipeline, job)).values(generation=generation)
         with speaking_to("Promoting the generation"), writing(self._engine) as connection:
+            if lease is not None:
+                require_epoch(connection, pipeline, job, lease.generation, lease.epoch)
             if connection.execute(known).first() is None:
                 raise NotFound(f"Job {job!r} of pipeline {pipeline!r} has no generation {generation}.")
-            connection.execute(change)
+            _replace(connection, JOBS, {"pipeline": pipeline, "job": job}, [{"generation": generation}])
 
     def generation(self, pipeline: str, job: str) -> int | None:
         """The generation of a job that readers see; None if it never ran."""
@@ -82,7 +88,7 @@ class Jobs(Kept):
     def forget_job(self, pipeline: str, job: str) -> None:
         """Remove all that is known of a job, in all its generations."""
         with speaking_to("Removing the job"), writing(self._engine) as connection:
-            for table in (JOBS, FAILURES, *_BY_GENERATION):
+            for table in (JOBS, FAILURES, NOTES, *_BY_GENERATION):
                 connection.execute(delete(table).where(is_of(table, pipeline, job)))
 
     def pipelines(self) -> list[str]:
@@ -122,6 +128,7 @@ class Jobs(Kept):
         known: dict[str, Any] = dict(row) | {
             "topics": tuple(msgspec.json.decode(row["topics"])),
             "operators": msgspec.json.decode(row["operators"]),
+            "functions": msgspec.json.decode(row["functions"]),
             "stores": tuple(StoreInfo(**_without_generation(store)) for store in stores),
             "workers": tuple(self._workers(*of)),
         }

@@ -11,8 +11,10 @@ from sluice.state.cuts import Cuts
 from sluice.state.damages import Damages
 from sluice.state.database import create_tables, database_url, open_engine, speaking_to
 from sluice.state.failures import Failures
+from sluice.state.history import History
 from sluice.state.jobs import Jobs
 from sluice.state.leases import Leases
+from sluice.state.notes import Notes
 from sluice.state.sources import Sources
 from sluice.state.tables import METADATA
 
@@ -30,6 +32,8 @@ class Ledger(Jobs, Cuts):
         self.sources = Sources(engine)
         self.damages = Damages(engine)
         self.failures = Failures(engine)
+        self.history = History(engine)
+        self.notes = Notes(engine)
 
     @property
     def engine(self) -> Engine:

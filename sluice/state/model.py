@@ -70,6 +70,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Topics the job reads."""
     operators: dict[str, str] = {}
     """The operators that keep a state for each key: name → what it is a state of."""
+    functions: dict[str, str] = {}
+    """The author's functions that state depends on: name → hash of the code."""
     description: str = ""
     """The topology as text."""
     drawing: str = ""

@@ -35,6 +35,7 @@ GENERATIONS = Table(
     *_generation_columns(),
     Column("topics", Text, nullable=False, comment="JSON array"),
     Column("operators", Text, nullable=False, comment="JSON object: the ordered operators' names and what they do"),
+    Column("functions", Text, nullable=False, server_default="{}", comment="JSON object: name to hash of the code"),
     Column("description", Text, nullable=False),
     Column("drawing", Text, nullable=False, comment="Mermaid"),
     Column("picture", Text, nullable=False, comment="SVG"),
@@ -132,6 +133,18 @@ AUDITS = Table(
     Column("states", Text, nullable=False, server_default="{}", comment="the same of its operators' states"),
 )
 
+HISTORY = Table(
+    "history",
+    METADATA,
+    *_generation_columns(),
+    Column("number", BigInteger, primary_key=True, autoincrement=False, comment="of the batch"),
+    Column("begun", BigInteger, nullable=False, comment="epoch ms"),
+    Column("partitions", Text, nullable=False, comment="JSON object: topic to how many it had"),
+    Column("ends", Text, nullable=False, comment="JSON object: the offsets that the batch has changed"),
+    Column("by_clock", Boolean, nullable=False, comment="a record was refused or dated by the time of processing"),
+)
+"""The batches that were published, as they were run. Retention leaves them: a rebuild runs them again."""
+
 SOURCES = Table(
     "sources",
     METADATA,
@@ -141,6 +154,19 @@ SOURCES = Table(
     Column("topic_id", Text, nullable=False, comment="Kafka's: a topic that is made anew has another one"),
     Column("first", BigInteger, nullable=False, comment="the offset at which the job began"),
 )
+
+NOTES = Table(
+    "notes",
+    METADATA,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("pipeline", Text, nullable=False),
+    Column("job", Text, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("noted_at", Text, nullable=False, comment="ISO 8601, UTC"),
+    Column("run", Text, nullable=False, comment="of Airflow, or empty"),
+    Column("text", Text, nullable=False),
+)
+"""What happened to a job's state beside its batches, in words: kept as long as the job."""
 
 DAMAGES = Table(
     "damages",

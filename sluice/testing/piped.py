@@ -22,6 +22,7 @@ from sluice.engine.storage import Storage
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
+from sluice.state.history import Batch
 from sluice.state.ledger import Ledger
 from sluice.state.shard import Shard
 
@@ -73,7 +74,7 @@ class KeptOutput:
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def send(self, batch: int, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Keep a batch's records."""
         counts: Counter[str] = Counter()
         for topic, table in records:
@@ -117,7 +118,7 @@ class PipedRun:
         only = OnlyWriter()
         frames = Frames(spark, job, self.storage, self._input, 2_000_000, counts, only.epoch)
         cells = frames.shared_out()
-        self._ledger.register(job_info(self.storage, frames.types))
+        self._ledger.register(job_info(self.storage, frames))
         tables = GlobalTables.load(job, self.storage.locations[0], None)
         known = (tables, None, frames.types, Retention.of(self.storage, counts))
         self._publisher = Publisher(self.storage, self._ledger, only, only, self.output, *known)

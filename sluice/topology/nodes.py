@@ -270,6 +270,14 @@ class Late(Sink):
     """Records that are late for every window are written to `topic`, with the value that they had there."""
 
 
+def is_step_name(name: str) -> bool:
+    """Whether a step without a name of its own may be called so, or keep stream times under such a name."""
+    kind, _, rest = name.partition("-")
+    number, _, _ = rest.partition(".")
+    kinds = {one.__name__.lower() for one in globals().values() if isinstance(one, type) and issubclass(one, Node)}
+    return kind in kinds and number.isdecimal()
+
+
 def parents(node: Node) -> tuple[Node, ...]:
     """The nodes whose output `node` takes."""
     match node:

@@ -186,6 +186,11 @@ class Pipeline:
     def claim(self, kind: str, name: str) -> None:
         """Take a name for a topic or a store; TopologyError if it is taken or not a name."""
         _valid(kind, name)
+        if kind == "store" and nodes.is_step_name(name):
+            raise TopologyError(
+                f"{self.name}: store {name!r} at {line()} is called as Sluice calls steps that have no name.",
+                next_step=f"Choose another name, such as {name.replace('-', '_')!r}.",
+            )
         if (kind, name) in self._claimed:
             raise TopologyError(
                 f"{self.name}: {kind} {name!r} at {line()} is there already, from {self._claimed[kind, name]}."

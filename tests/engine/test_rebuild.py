@@ -17,9 +17,11 @@ from sluice.engine.guard import InputError
 from sluice.engine.job import JobRun
 from sluice.engine.lease import Lease, this_process
 from sluice.engine.rebuild import Rebuild, forget_gone
+from sluice.engine.replay import evenly
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.plan import plan
 from sluice.query import Reader
+from sluice.state.ledger import Ledger
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop
 from tests.engine.test_replay import a_busy_day
@@ -97,7 +99,7 @@ def test_history_is_read_again_in_batches_of_bounded_size(start: Start, monkeypa
     (job,) = plan(running.pipeline).jobs
     with running.ledger() as ledger:
         target = ledger.latest_cut(running.pipeline.name, "main").positions  # type: ignore[union-attr]
-        JobRun(running.spark, job, running.settings, 2, 20, replay_to=target).run()
+        JobRun(running.spark, job, running.settings, 2, 20, steps=evenly({}, target, 20)).run()
         sizes = [sum(s.read for s in audit.sources) for audit in ledger.audits.all(running.pipeline.name, "main", 2)]
         sums = [ledger.audits.checksums(running.pipeline.name, "main", number) for number in (1, 2)]
     assert len(sizes) > 2
@@ -225,6 +227,28 @@ def test_a_store_that_comes_into_another_job_is_refused_until_it_is_rebuilt_ther
     for job, generation in zip(planned.jobs, (2, 1), strict=True):
         assert JobRun(running.spark, job, running.settings, generation).run() == 1
     assert [key for key, _ in running.output("visits")] == ["a", "b"]
+
+
+def test_a_new_jobs_state_is_seen_when_it_is_whole(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start(visited)
+    running.send("sales", sale("a"), sale("b"))
+    running.run()
+    running.pipeline = visited_and_counted(running.names)
+    main, ordered = plan(running.pipeline).jobs
+    Rebuild(running.spark, main, running.settings).run()
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "promote", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Rebuild(running.spark, ordered, running.settings).run()
+    with running.ledger() as ledger:
+        assert ledger.generation(running.pipeline.name, "ordered") is None
+    assert Rebuild(running.spark, ordered, running.settings).run() == 1
+    assert JobRun(running.spark, ordered, running.settings).run() == 0
+    assert len(running.output("visits")) == 2
 
 
 def test_a_job_that_the_pipeline_has_no_more_is_refused_and_forgotten_once_it_is_rebuilt(start: Start) -> None:

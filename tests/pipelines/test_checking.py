@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlglot
@@ -13,7 +14,7 @@ from msgspec import Struct
 from pyspark.sql import SparkSession
 from sqlglot import exp
 
-from sluice import Pipeline, Record, session
+from sluice import Pipeline, Record, session, within
 from sluice.engine.checking import NoRecords, check_job
 from sluice.engine.evolution import EvolutionError
 from sluice.engine.frames import Frames
@@ -34,11 +35,10 @@ class Sale(Struct):
     tags: list[str] = []
 
 
-def check(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
+def check(spark: SparkSession, pipeline: Pipeline, home: Path) -> list[str]:
     settings = Settings.read({"SLUICE_HOME": str(home)})
     with Ledger.open(settings.ledger) as ledger:
-        for job in plan(pipeline).jobs:
-            check_job(spark, job, settings, ledger)
+        return [check_job(spark, job, settings, ledger) for job in plan(pipeline).jobs]
 
 
 WRONG: dict[str, tuple[Callable[[Stream], object], str]] = {
@@ -85,23 +85,94 @@ def test_it_is_said_once_also_where_something_else_configures_logging(
     assert "DATATYPE_MISMATCH" not in capfd.readouterr().err
 
 
-def test_a_pipeline_is_checked_against_the_state_that_it_has(spark: SparkSession, tmp_path: Path) -> None:
-    def counted(key: str) -> Pipeline:
-        pipeline = Pipeline("changing", workers=1)
-        pipeline.stream("sales", value=Sale).group_by(key).count(store="n")
-        return pipeline
+class Named(Struct):
+    item: str
+    amount: str
 
-    settings = Settings.read({"SLUICE_HOME": str(tmp_path)})
-    (job,) = plan(counted("item")).jobs
+
+class Noted(Struct):
+    item: str
+    amount: int
+    note: str | None = None
+
+
+def remember(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
+    """As if the pipeline had run."""
+    settings = Settings.read({"SLUICE_HOME": str(home)})
+    (job,) = plan(pipeline).jobs
     storage = Storage.of(job, 1, settings)
-    frames = Frames(spark, job, storage, NoRecords(spark), 1, {"sales": 1})
+    frames = Frames(spark, job, storage, NoRecords(spark), 1, dict.fromkeys(job.topics, 1))
     frames.shared_out()
     with Ledger.open(settings.ledger) as ledger:
-        ledger.register(job_info(storage, frames.types))
-        ledger.publish(make_cut(0, pipeline="changing", job=job.name))
-    check(spark, counted("item"), tmp_path)
-    with pytest.raises(EvolutionError, match=r"store n: key 'item' became 'amount'.*sluice rebuild changing"):
-        check(spark, counted("amount"), tmp_path)
+        ledger.register(job_info(storage, frames))
+        ledger.publish(make_cut(0, pipeline=pipeline.name, job=job.name))
+
+
+def counted(key: str = "item", *, value: type = Sale, keyed: str = "item") -> Pipeline:
+    pipeline = Pipeline("changing", workers=1)
+    pipeline.stream("sales", value=value, key=keyed).group_by(key).count(store="n")
+    return pipeline
+
+
+def joined(value: type = Sale, keyed: str = "item") -> Pipeline:
+    pipeline = Pipeline("changing", workers=1)
+    sales = pipeline.stream("sales", value=value, key=keyed)
+    sales.join(pipeline.stream("returns", value=Sale, key="item"), within("1 minute")).to("both")
+    return pipeline
+
+
+def larger(so_far: Any, sale: Any) -> Any:
+    return max(so_far, sale, key=_amount)
+
+
+def _amount(sale: Any) -> int:
+    return int(sale.amount)
+
+
+def reduced(adder: Callable[[Any, Any], Any]) -> Pipeline:
+    pipeline = Pipeline("changing", workers=1)
+    pipeline.stream("sales", value=Sale, key="item").group_by_key().reduce(adder, store="largest")
+    return pipeline
+
+
+CHANGES: dict[str, tuple[Pipeline, Pipeline, str]] = {
+    "a store's key": (counted(), counted("amount"), r"store n: key 'item' became 'amount'.*sluice rebuild changing"),
+    "a stream's key": (
+        counted("_key"),
+        counted("_key", keyed="amount"),
+        "key item, .* became .*key amount, .*amount BIG",
+    ),
+    "the type of a key": (counted("amount"), counted("amount", value=Named), "amount BIGINT' became .*amount STRING'"),
+    "a type under a join": (joined(), joined(Named), r"step join-2 .*of struct<item.*amount:bigint.*amount:string"),
+    "a field under a join": (joined(), joined(Noted), r"step join-2 .* became .*note:string"),
+    "a joined stream's key": (joined(), joined(keyed="amount"), "step join-2 .*key item,.* became .*key amount,"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_what_state_means_is_refused(change: str, spark: SparkSession, tmp_path: Path) -> None:
+    before, now, says = CHANGES[change]
+    remember(spark, before, tmp_path)
+    check(spark, before, tmp_path)
+    with pytest.raises(EvolutionError, match=says):
+        check(spark, now, tmp_path)
+
+
+def test_fields_that_a_store_does_not_use_may_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
+    remember(spark, counted("item", value=Noted), tmp_path)
+    check(spark, counted("item", value=Sale), tmp_path)
+    check(spark, counted("item", value=Named), tmp_path)
+
+
+def test_a_function_whose_code_has_changed_is_named_and_not_refused(spark: SparkSession, tmp_path: Path) -> None:
+    def changed(so_far: Any, sale: Any) -> Any:
+        return min(so_far, sale, key=_amount)
+
+    changed.__name__, changed.__qualname__ = larger.__name__, larger.__qualname__
+    remember(spark, reduced(larger), tmp_path)
+    assert check(spark, reduced(larger), tmp_path) == [""]
+    (said,) = check(spark, reduced(changed), tmp_path)
+    assert said.startswith("The code of larger (store largest) has changed. State goes on as the old code made it")
 
 
 def test_every_function_of_spark_is_known(spark: SparkSession) -> None:
@@ -132,12 +203,7 @@ def test_a_processors_stores_may_come_and_go_but_not_turn_queryable(spark: Spark
         pipeline.stream("sales", value=Sale).process(Nothing, stores=stores, queryable=queryable)
         return pipeline
 
-    settings = Settings.read({"SLUICE_HOME": str(tmp_path)})
-    (job,) = plan(processed(first=int)).jobs
-    storage = Storage.of(job, 1, settings)
-    with Ledger.open(settings.ledger) as ledger:
-        ledger.register(job_info(storage, {}))
-        ledger.publish(make_cut(0, pipeline="changing", job=job.name))
+    remember(spark, processed(first=int), tmp_path)
     check(spark, processed(second=str, first=int), tmp_path)
     check(spark, processed(second=str), tmp_path)
     with pytest.raises(EvolutionError, match=r"store first: its value's type 'map<string,bigint>' became"):

@@ -17,7 +17,7 @@ from msgspec import Struct
 from sluice import Pipeline, hopping, tumbling
 from sluice.engine import place as placing
 from sluice.engine.checkpoint import BatchClock
-from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
+from sluice.engine.clock import BEFORE_ALL, CLOSED, SEEN, Clock
 from sluice.engine.handoff import Facts, Handoff
 from sluice.engine.place import Placed, Placer, place
 from sluice.plan import plan
@@ -219,7 +219,7 @@ class Sales:
     def facts(self, batch: int = 0) -> Facts:
         """What a task handed over, but for when the partition was seen."""
         found = self.handoff.facts(batch)
-        return Facts(found.counts, {name: time for name, time in found.stream_times.items() if "seen" not in name})
+        return Facts(found.counts, {name: time for name, time in found.stream_times.items() if SEEN not in name})
 
     def _arrow(self, records: list[tuple[int, str | None, int]], partition: int) -> pa.RecordBatch:
         times, shops, amounts = (list(column) for column in zip(*records, strict=True)) if records else ([], [], [])
@@ -327,7 +327,7 @@ def test_a_partition_that_is_idle_for_the_declared_time_holds_nothing_up(
 ) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
     times = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 500, "big/sales/1": 300}
-    seen = {"seen/sales/0": NOW - 10, "seen/sales/1": NOW - 1_000}
+    seen = {f"{SEEN}/sales/0": NOW - 10, f"{SEEN}/sales/1": NOW - 1_000}
     closed = [sales.placer.closed(Clock(times | seen, sales.partitions, NOW, idle)) for idle in (None, 1_000, 999)]
     assert closed == [300, 300, 500]
 

@@ -1,0 +1,246 @@
+"""A rebuild runs the batches again as they were run: same ends, same clock, same results; output is never repeated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+from msgspec import Struct
+
+from sluice import Pipeline
+from sluice.engine.job import JobRun
+from sluice.engine.lease import Lease
+from sluice.engine.produce import TransactionalOutput, Writer
+from sluice.engine.rebuild import Rebuild
+from sluice.errors import EngineError, LeaseError
+from sluice.plan import plan
+from sluice.state.history import Batch
+from sluice.state.ledger import Ledger
+from sluice.state.retention import retain
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import Names
+
+
+class Item(Struct):
+    n: int | None = None
+
+
+def counted(names: Names, **how: Any) -> Pipeline:
+    """Every record copied, and counted by its key."""
+    pipeline = names.pipeline(**how)
+    items = pipeline.stream(names("items"), value=Item)
+    items.group_by_key().count(store="n")
+    items.to(names("copies"))
+    return pipeline
+
+
+def rebuild(running: Running, **how: Any) -> int:
+    (job,) = plan(running.pipeline).jobs
+    return Rebuild(running.spark, job, running.settings, **how).run()
+
+
+def abort_some(running: Running) -> None:
+    """Nothing but aborted records comes."""
+    producer = Producer(
+        {"bootstrap.servers": running.bootstrap, "transactional.id": running.names.prefix, "log_level": 0}
+    )
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(running.names("items"), key=b"key", value=b'{"n":1}', partition=0)
+    producer.flush(20)
+    producer.abort_transaction(20)
+
+
+def grow(running: Running) -> None:
+    """The topic gets a partition, and no record."""
+    items = running.names("items")
+    admin = AdminClient({"bootstrap.servers": running.bootstrap})
+    admin.create_partitions([NewPartitions(items, 2)])[items].result(20)
+    while len(admin.list_topics(timeout=20).topics[items].partitions) < 2:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("come", [abort_some, grow])
+def test_a_batch_without_records_is_a_snapshot_without_changes(start: Start, come: Callable[[Running], None]) -> None:
+    running = start(counted)
+    running.send("items", b'{"n":1}')
+    running.run()
+    come(running)
+    assert running.run() == 0
+    published = running.cuts()
+    assert len(published) == 2
+    assert published[1].positions != published[0].positions
+    assert published[1].counts == {"rows": 0}
+    assert running.run() == 0  # nothing has come since
+    assert running.cuts() == published
+    running.forget_commit()  # and the last batch is tried again
+    running.run()
+    assert running.cuts() == published
+
+    running.send("items", b'{"n":1}')
+    assert running.run() == 1
+    assert rebuild(running) == 2
+    running.send("items", b'{"n":1}')
+    assert running.run() == 1
+    assert running.store("n") == {"key": 3}
+    assert len(running.output("copies")) == 3
+
+
+def test_a_topic_of_aborted_records_only_can_be_rebuilt(start: Start) -> None:
+    running = start(counted)
+    abort_some(running)
+    assert running.run() == 0
+    assert rebuild(running) == 2
+    running.send("items", b'{"n":1}')
+    assert running.run() == 1
+    assert running.store("n") == {"key": 1}
+
+
+def test_a_run_that_waited_while_a_rebuild_ended_goes_on_with_what_was_built(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(counted)
+    running.send("items", b'{"n":1}')
+    running.run()
+    running.send("items", b'{"n":2}')
+    take = Lease.__enter__
+
+    def first_a_rebuild(lease: Lease) -> Lease:
+        monkeypatch.setattr(Lease, "__enter__", take)
+        rebuild(running)
+        return lease.__enter__()
+
+    monkeypatch.setattr(Lease, "__enter__", first_a_rebuild)
+    assert running.run() == 1
+    assert running.cut().id == "2.1"
+    assert running.store("n") == {"key": 2}
+    assert [value["n"] for _, value in running.output("copies")] == [1, 2]
+    with pytest.raises(LeaseError, match=r"Generation 1 of job 'main' .* was replaced by generation 2"):
+        running.run(generation=1)
+
+
+def test_a_driver_of_a_replaced_generation_writes_no_output(start: Start) -> None:
+    running = start(counted)
+    running.send("items", b'{"n":1}')
+    running.run()
+    writer = Writer(running.pipeline.name, "main", 1, running.pipeline.markers)
+    batch = Batch(number=1, begun=0, partitions={}, ends={})
+    with TransactionalOutput({"bootstrap.servers": running.bootstrap}, writer, {"any": 10**6}) as stopped:
+        rebuild(running)
+        with pytest.raises(EngineError, match=r"[Ff]enced"):
+            stopped.send(batch, [])
+
+
+def test_a_rebuild_that_has_lost_its_lease_replaces_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start(counted)
+    running.send("items", b'{"n":1}')
+    running.run()
+    promote = Ledger.promote
+
+    def after_another(ledger: Ledger, *of: Any) -> None:
+        row = ledger.leases.get(running.pipeline.name, "main", 1)
+        assert row is not None
+        ledger.leases.take(running.pipeline.name, "main", 1, running_holder(row), row)
+        promote(ledger, *of)
+
+    monkeypatch.setattr(Ledger, "promote", after_another)
+    with pytest.raises(LeaseError, match="lost its lease"):
+        rebuild(running)
+    assert running.cut().id == "1.0"
+
+
+def running_holder(row: Any) -> Any:
+    from sluice.state.leases import Holder
+
+    return Holder(host=row.host, pid=row.pid, process=row.process, run="another")
+
+
+def test_output_that_is_out_before_a_crash_is_not_written_again_after_a_rebuild(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(counted)
+    running.send("items", b'{"n":1}')
+    running.run()
+    running.send("items", b'{"n":2}')
+
+    def crash(*_: object) -> None:
+        raise RuntimeError("crash")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "publish", crash)
+        with pytest.raises(Exception, match="crash"):
+            running.run()
+    assert rebuild(running) == 2
+    assert running.store("n") == {"key": 2}
+    assert running.run() == 0
+    assert [value["n"] for _, value in running.output("copies")] == [1, 2]
+
+
+def joined_with_a_table(names: Names) -> Pipeline:
+    pipeline = names.pipeline()
+    items, prices = pipeline.stream(names("items"), value=Item), pipeline.table(names("prices"), value=Item)
+    both = items.left_join(prices).group_by_key()
+    both.aggregate(store="n", joined="count(right.n)", all="count(*)")
+    return pipeline
+
+
+def test_a_row_of_a_table_that_came_late_comes_late_again(start: Start) -> None:
+    running = start(joined_with_a_table)
+    for number in range(3):
+        running.send("items", b'{"n":1}', timestamp=2000 + number)
+        running.run()
+        running.send("prices", b'{"n":5}', timestamp=1000 + number)  # older than the item that missed it
+        running.run()
+    before, last = running.store("n"), running.cut()
+    assert before == {"key": {"joined": 2, "all": 3}}
+    with running.ledger() as ledger:
+        retain(ledger, running.pipeline.name, keep_cuts=1, keep_seconds=0)
+        assert len(running.cuts()) == 1
+    assert rebuild(running) == 2  # which compares the checksums
+    assert running.store("n") == before
+    assert (running.cut().positions, running.cut().stream_times) == (last.positions, last.stream_times)
+    assert rebuild(running) == 3  # the built generation has its history too
+
+
+def test_a_record_that_was_from_the_future_when_it_was_read_is_refused_again(start: Start) -> None:
+    running = start(lambda names: counted(names, max_ahead="2 seconds"))
+    now = int(time.time() * 1000)
+    running.send("items", b'{"n":1}', timestamp=now)
+    running.send("items", b'{"n":2}', timestamp=now + 12_000)
+    running.run()
+    assert running.reasons() == ["future"]
+    time.sleep(max(0.0, (now + 10_500) / 1000 - time.time()))
+    running.send("items", b'{"n":3}', timestamp=now + 12_000)
+    running.run()
+    assert rebuild(running) == 2
+    assert running.store("n") == {"key": 2}
+
+
+def test_small_batches_are_joined_where_that_changes_nothing(start: Start) -> None:
+    running = start(counted, items=2)
+    for number in range(4):
+        running.send("items", b'{"n":1}', partition=number % 2)
+        running.run()
+    rebuild(running)
+    assert [cut.id for cut in running.cuts()] == ["2.0"]
+    assert running.store("n") == {"key": 4}
+
+
+def test_a_history_that_is_lost_is_said_to_be(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    running = start(joined_with_a_table)
+    running.send("items", b'{"n":1}', timestamp=2000)
+    running.run()
+    running.send("prices", b'{"n":5}', timestamp=1000)
+    running.run()
+    with running.ledger() as ledger, ledger.engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM history")
+        connection.commit()
+    with pytest.raises(EngineError, match="does not know all batches in which they were read"):
+        rebuild(running)
+    assert "history lost" in "".join(capfd.readouterr())
+    assert JobRun(running.spark, plan(running.pipeline).jobs[0], running.settings).run() == 0

@@ -1,0 +1,132 @@
+"""A run that finds its state damaged restores it from the topics, and says so; it stops only where it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from rich.console import Console
+
+from sluice.auditing import report
+from sluice.engine.rebuild import Rebuild
+from sluice.engine.restore import RestoringRun
+from sluice.errors import DamagedState, LeaseError
+from sluice.plan import plan
+from sluice.query import Reader
+from sluice.state.ledger import Ledger
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import sale, shop
+from tests.engine.test_replay import a_busy_day
+
+
+def run(running: Running) -> int:
+    (job,) = plan(running.pipeline).jobs
+    return RestoringRun(running.spark, job, running.settings).run()
+
+
+def damage(running: Running, how: Callable[[bytes], bytes] | None) -> None:
+    """Change a worker's shard, or remove it."""
+    with running.ledger() as ledger:
+        generation = ledger.generation(running.pipeline.name, "main")
+    (file,) = running.settings.home.rglob(f"g{generation}/worker-0.sqlite")
+    for beside in file.parent.glob("worker-0.sqlite-*"):
+        beside.unlink()
+    if how is None:
+        file.unlink()
+    else:
+        file.write_bytes(how(file.read_bytes()))
+
+
+def notes(running: Running) -> list[str]:
+    with running.ledger() as ledger:
+        return [note.text for note in ledger.notes.all(running.pipeline.name, "main")]
+
+
+async def answer(running: Running) -> tuple[dict[str, int], bool]:
+    with running.ledger() as ledger:
+        reader = Reader(ledger)
+        (store,) = [one for one in await reader.catalogue.stores() if one.name == "n"]
+        found = await reader.all(await reader.catalogue.pin(store))
+        return {entry.key: int(bytes(entry.value)) for entry in found.entries}, found.partial
+
+
+@pytest.mark.parametrize("how", [None, lambda data: data[: len(data) // 2]], ids=["missing", "cut off"])
+def test_a_run_restores_a_shard_and_goes_on(
+    start: Start, how: Callable[[bytes], bytes] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = start(shop, sales=3)
+    a_busy_day(running)
+    running.run(max_records=30)
+    before = running.everything()
+    damage(running, how)
+    running.send("sales", sale("z", at="08:31:00"))
+    assert run(running) == 1
+    assert running.store("n") == before["stores"]["n"] | {"z": 1}
+    assert running.store("n_window").items() >= before["stores"]["n_window"].items()
+    assert len(running.output("copies")) == len(before["outputs"][running.names("copies")]) + 1
+    assert running.dead_letters().__len__() == len(before["letters"])
+    (note,) = notes(running)
+    assert "State was damaged, and restored from the topics in " in note
+    assert "state restored" in capsys.readouterr().out
+    out = Console(record=True, width=200)
+    assert report(running.settings.ledger, running.pipeline.name, "", out, verify=True)
+    assert "restored from the topics in" in out.export_text()
+
+
+def test_a_driver_that_is_killed_while_it_restores_leaves_it_to_the_next_one(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(shop)
+    running.send("sales", *(sale(key) for key in "abcdef"))
+    running.run()
+    whole = running.store("n")
+    damage(running, None)
+    running.send("sales", sale("a"))
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for step in ("_compare", "promote"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Rebuild if step == "_compare" else Ledger, step, killed)
+            with pytest.raises(KeyboardInterrupt):
+                run(running)
+        # Readers see what is left, and that it is not all.
+        left, partial = asyncio.run(answer(running))
+        assert partial
+        assert left.items() < whole.items()
+    assert run(running) == 1
+    found, partial = asyncio.run(answer(running))
+    assert (found, partial) == (whole | {"a": 2}, False)
+    assert len(running.output("copies")) == 7
+    with running.ledger() as ledger:
+        assert ledger.generations(running.pipeline.name, "main") == [1, 2]
+
+
+def test_what_the_topics_no_longer_hold_cannot_be_restored(start: Start) -> None:
+    running = start(shop)
+    running.send("sales", *(sale(key) for key in "abc"))
+    running.run()
+    damage(running, None)
+    place = TopicPartition(running.names("sales"), 0, 2)
+    admin = AdminClient({"bootstrap.servers": running.bootstrap})
+    admin.delete_records([place])[place].result(20)
+    with pytest.raises(DamagedState, match=r"has no shard to go on with.* cannot be restored .*offsets 0 to 1 are gone"
+                       r".* sluice rebuild shop_\d+ --from-topics"):  # fmt: skip
+        run(running)
+    assert running.cut().id == "1.0"
+    assert notes(running) == []
+
+
+def test_what_another_driver_has_restored_is_not_restored_again(start: Start) -> None:
+    running = start(shop)
+    running.send("sales", sale("a"))
+    running.run()
+    (job,) = plan(running.pipeline).jobs
+    assert Rebuild(running.spark, job, running.settings, only=1).run() == 2
+    with pytest.raises(LeaseError, match="was replaced by generation 2"):
+        Rebuild(running.spark, job, running.settings, only=1).run()

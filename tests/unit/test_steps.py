@@ -1,0 +1,86 @@
+"""Which batches a rebuild runs: as they were, joined where that changes nothing, or evenly where nothing is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec import Struct
+
+from sluice import Pipeline
+from sluice.engine.replay import Step, evenly, joined, steps_of
+from sluice.plan import plan
+from sluice.state.history import Batch
+
+
+class Item(Struct):
+    n: int
+    x: float
+
+
+def batch(number: int, ends: dict[str, dict[str, int]], **how: bool) -> Batch:
+    return Batch(number=number, begun=1000 * number, partitions={"items": 2}, ends=ends, **how)
+
+
+HISTORY = [
+    batch(0, {"items": {"0": 5, "1": 0}}),
+    batch(2, {"items": {"1": 7}}),
+    batch(3, {"items": {"0": 9}}, by_clock=True),
+    batch(4, {"items": {"0": 10}}),
+    batch(5, {"items": {"0": 11}}),
+]
+
+
+def test_every_batch_ends_where_it_ended_in_all_partitions() -> None:
+    steps = list(steps_of(HISTORY))
+    assert [dict(step.ends["items"]) for step in steps[:3]] == [
+        {"0": 5, "1": 0}, {"0": 5, "1": 7}, {"0": 9, "1": 7},
+    ]  # fmt: skip
+    assert [step.begun for step in steps] == [0, 2000, 3000, 4000, 5000]
+
+
+def counted(pipeline: Pipeline) -> None:
+    pipeline.stream("items", value=Item).group_by_key().count(store="n")
+
+
+def in_order(pipeline: Pipeline) -> None:
+    pipeline.stream("items", value=Item).group_by_key().aggregate(store="n", last="last(n)")
+
+
+def inexact(pipeline: Pipeline) -> None:
+    pipeline.stream("items", value=Item).group_by_key().aggregate(store="n", mean="avg(n)")
+
+
+def by_the_moment(pipeline: Pipeline) -> None:
+    pipeline.stream("items", value=Item).filter("current_timestamp() > '2020-01-01'").group_by_key().count(store="n")
+
+
+def ends_of(build: Callable[[Pipeline], None], most: int = 100, **how: str) -> list[int]:
+    pipeline = Pipeline("shop", workers=1, **how)  # type: ignore[arg-type]
+    build(pipeline)
+    (job,) = plan(pipeline).jobs
+    steps = joined(job, {"n": "bigint"}, list(steps_of(HISTORY)), {"items": {"0": 0, "1": 0}}, most)
+    return [sum(step.ends["items"].values()) for step in steps]
+
+
+def test_batches_are_joined_up_to_a_size_and_never_with_one_that_went_by_the_clock() -> None:
+    assert ends_of(counted) == [12, 16, 18]
+    assert ends_of(counted, most=6) == [5, 12, 16, 18]
+
+
+@pytest.mark.parametrize("build", [in_order, inexact, by_the_moment])
+def test_where_the_batches_could_show_each_is_run_by_itself(build: Callable[[Pipeline], None]) -> None:
+    assert ends_of(build) == [5, 12, 16, 17, 18]
+
+
+def test_batches_that_leave_idle_partitions_out_are_not_joined() -> None:
+    assert ends_of(counted, idle="1 minute") == [5, 12, 16, 17, 18]
+
+
+def test_where_nothing_is_known_of_batches_they_are_even() -> None:
+    steps = evenly({"items": {"0": 2}}, {"items": {"0": 12, "1": 10}}, 8)
+    assert [step.ends for step in steps] == [
+        {"items": {"0": 6, "1": 4}}, {"items": {"0": 9, "1": 7}}, {"items": {"0": 12, "1": 10}},
+    ]  # fmt: skip
+    assert evenly({"items": {"0": 12}}, {"items": {"0": 12}}, 8) == []
+    assert steps[0] == Step({"items": {"0": 6, "1": 4}})
