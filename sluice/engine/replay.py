@@ -18,6 +18,7 @@ from sluice.engine.handoff import open_path
 from sluice.engine.storage import Storage
 from sluice.plan import Job
 from sluice.state.history import Batch
+from sluice.topology import drawing
 from sluice.topology.expressions import mergeable
 
 Sink = Callable[[DataFrame, int], None]
@@ -86,7 +87,7 @@ def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Pos
 
 def _same_however_cut(job: Job, types: Mapping[str, str]) -> bool:
     """Whether batches can be joined: everything is exact, and nothing goes by the time of processing."""
-    texts = " ".join(sql for layer in job.layers for _, sql in layer)
+    texts = " ".join(drawing.detail(node) for node in job.pipeline.nodes)
     return not (
         job.operators
         or job.transforms
