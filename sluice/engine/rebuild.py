@@ -26,6 +26,7 @@ from sluice.errors import EngineError
 from sluice.plan import Job, Plan
 from sluice.settings import Settings
 from sluice.state.addresses import drop
+from sluice.state.audits import Audit
 from sluice.state.history import Batch
 from sluice.state.ledger import Ledger
 from sluice.state.model import Cut
@@ -128,7 +129,7 @@ class Rebuild:
         before, after = (ledger.job(name, job, generation) for generation in (old, new))
         assert before is not None
         assert after is not None
-        sums = [ledger.audits.checksums(name, job, generation) for generation in (old, new)]
+        sums = [_checksums(ledger.audits.newest(name, job, generation), history) for generation in (old, new)]
         alike = before.description == after.description and means_the_same(before, after)
         if self.from_topics or not alike or not sums[0]:
             log.info("state built anew", generation=new, checksums=sums[1])
@@ -150,6 +151,15 @@ class History:
     unpublished: Sequence[Step]
     complete: bool
     """The ledger has it all; else the records are the same, but not the batches that they were read in."""
+
+
+def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
+    """Those of the cells, and of the operators' states too where the batches are the same: by worker."""
+    if audit is None:
+        return {}
+    if not history.complete:
+        return audit.checksums
+    return {worker: f"{cells}/{audit.states.get(worker, '')}" for worker, cells in audit.checksums.items()}
 
 
 _NO_HISTORY = (
