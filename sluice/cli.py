@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -201,6 +199,7 @@ def _submit(pipeline: str, master: str, *options: str) -> None:
     from sluice.brokers import require_brokers
     from sluice.state.endings import note_killed, noted, now
     from sluice.submission import connector_jars, submission
+    from sluice.submission import run as submit
 
     with said():
         _load(pipeline)
@@ -216,7 +215,7 @@ def _submit(pipeline: str, master: str, *options: str) -> None:
                 *(("--driver-java-options", told.driver_java_options) if told.driver_java_options else ()),
                 *(str(known.pipelines / "run.py"), *options, pipeline),
             ]
-            status = subprocess.run(command, env={**os.environ, **told.environment}, check=False).returncode
+            status = submit(command, told.environment)
         if status and not options:
             note_killed(known, pipeline, "", "", begun, f"The driver ended with status {status} without saying why.")
     raise typer.Exit(status)

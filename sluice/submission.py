@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -80,6 +81,24 @@ def connector_jars(folder: Path) -> list[Path]:
     if not jars:
         raise SettingsError(f"There are no jars in {folder}.", next_step="Run: python -m sluice.provision jars")
     return jars
+
+
+def is_noise(line: str) -> bool:
+    """Whether a line of spark-submit's output only says that Spark asks Java for a module: Java always warns of it."""
+    return line.strip() == "WARNING: Using incubator modules: jdk.incubator.vector"
+
+
+def run(command: list[str], environment: dict[str, str]) -> int:
+    """Run spark-submit with these variables added, until it ends; returns its status."""
+    ran = subprocess.Popen(
+        command, env=os.environ | environment, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+    )
+    with ran:
+        assert ran.stderr is not None
+        for line in ran.stderr:
+            if not is_noise(line):
+                sys.stderr.write(line)
+    return ran.returncode
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import structlog
 from pyspark.errors import StreamingQueryException
@@ -79,7 +80,7 @@ class JobRun:
         writer = Writer(*of, pipeline.markers)
         limits = self._make_topics(partitions, writer)
         if pipeline.file is not None:
-            self.spark.sparkContext.addPyFile(str(pipeline.file))
+            ship(self.spark, pipeline.file)
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         direct = direct if self.steps is None else None  # a replay writes nothing, by no road
         storage = replace(storage, handoff=replace(storage.handoff, direct=direct)).placed(Places(ledger))
@@ -177,6 +178,13 @@ def _nothing_ahead(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(name, before)
+
+
+def ship(spark: SparkSession, file: Path) -> None:
+    """Have executors get a pipeline's file, once a session: Spark warns of a second time."""
+    there = spark.sparkContext.listFiles
+    if not any(one.endswith((str(file), f"/files/{file.name}")) for one in there):
+        spark.sparkContext.addPyFile(str(file))
 
 
 @contextmanager

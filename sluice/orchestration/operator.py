@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -16,7 +17,7 @@ from sluice.errors import BrokersUnreachable, PreflightError, SettingsError
 from sluice.orchestration.connections import KAFKA, SPARK, kafka_config, spark_master
 from sluice.settings import settings
 from sluice.state.endings import note_killed, now
-from sluice.submission import Submission, submission
+from sluice.submission import Submission, is_noise, submission
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -68,6 +69,16 @@ class SluiceJobOperator(SparkSubmitOperator):
         except BaseException:
             self._note(context, since, "The driver ended without saying why: see the task's log.")
             raise
+
+    def _get_hook(self) -> SparkSubmitHook:
+        hook = super()._get_hook()
+        log = hook._process_spark_submit_log
+
+        def without_noise(lines: Iterator[str]) -> None:
+            log(line for line in lines if not is_noise(line))
+
+        hook._process_spark_submit_log = without_noise  # type: ignore[assignment]
+        return hook
 
     def _note(self, context: Context, since: datetime, what: str) -> None:
         job = self.jobs_of_run[0] if len(self.jobs_of_run) == 1 else ""

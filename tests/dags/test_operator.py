@@ -223,3 +223,17 @@ def test_a_driver_that_ends_without_a_word_is_a_failed_run(recorder: Path, monke
 def failures() -> list[tuple[str, str, str, str]]:
     with Ledger.open(settings().ledger) as ledger:
         return [(one.pipeline, one.job, one.run, one.detail.rsplit(": ", 2)[0]) for one in ledger.failures.all()]
+
+
+def test_the_log_has_what_the_driver_says_but_not_javas_warning_of_sparks_own_module(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    connect(monkeypatch)
+    program = recorder.parent / "bin" / "spark2-submit"
+    program.write_text("#!/bin/sh\necho 'WARNING: Using incubator modules: jdk.incubator.vector'\necho job done\n")
+    operator_of = SluiceJobOperator(task_id="main", pipeline="orders")
+    with caplog.at_level("INFO"):
+        operator_of.execute(cast(Any, {"ti": SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")}))
+    logged = caplog.text + "".join(capfd.readouterr())
+    assert "job done" in logged
+    assert "incubator" not in logged

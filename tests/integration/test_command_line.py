@@ -1,0 +1,65 @@
+"""`sluice run` as people start it, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from sluice.settings import settings
+from sluice.testing.kafka import EmbeddedKafka
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+PIPELINE = """
+from sluice import Context, Pipeline, Record
+
+class Letters:
+    def init(self, context: Context) -> None:
+        self.lengths = context.store("{name}_lengths")
+
+    def process(self, record: Record) -> None:
+        self.lengths.put(record.value, len(record.value))
+
+pipeline = Pipeline("{name}", workers=2)
+words = pipeline.stream("{name}", value=str)
+words.group_by_key().count(store="{name}_count")
+words.process(Letters, stores={{"{name}_lengths": int}})
+words.to("{name}_again", value=str)
+"""
+
+
+def test_a_run_that_succeeds_warns_of_nothing(tmp_path: Path, kafka: EmbeddedKafka) -> None:
+    """Fused and ordered operators, an output in a transaction, a first run and one that goes on."""
+    name = "quiet"
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "quiet.py").write_text(PIPELINE.format(name=name))
+    (tmp_path / "pipelines" / "run.py").write_text((ROOT / "spark_jobs" / "run.py").read_text())
+    (tmp_path / "pipelines" / "broken.py").write_text("import nothing_like_this")
+    kafka.create_topics({name: 2})
+    environment = {
+        **os.environ,
+        "SLUICE_HOME": str(tmp_path),
+        "SLUICE_JARS": str(settings().jars),
+        "SLUICE_PIPELINES": str(tmp_path / "pipelines"),
+        "SLUICE_KAFKA": json.dumps({"bootstrap.servers": kafka.bootstrap}),
+        "PYTHONPATH": str(ROOT),
+    }
+    for word in ("apple", "avocado"):
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        producer.produce(name, word, key="A")
+        assert producer.flush(30) == 0
+        ran = subprocess.run(
+            [sys.executable, "-m", "sluice.cli", "run", name],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout.count("job done") == 2
+        for complaint in ("WARN", "ERROR", "Warning", "%3|", "%4|", "Traceback"):
+            assert complaint not in ran.stdout
