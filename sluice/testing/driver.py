@@ -151,7 +151,7 @@ class TopologyTestDriver:
         return dict(_cells(run.storage.locations, found[0], run.batch))
 
     def counts(self) -> dict[str, int]:
-        """What became of all records: `read`, `applied`, `late/STORE`, `null_key/STORE`, and so on."""
+        """What became of all records: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP`, and so on."""
         self.cut()
         total: dict[str, int] = {}
         for run in self._runs:

@@ -18,6 +18,7 @@ from sluice.engine.frames import Frames
 from sluice.engine.publish import Publisher
 from sluice.engine.registration import job_info
 from sluice.engine.retention import Retention
+from sluice.engine.sinks import UNWRITTEN
 from sluice.engine.storage import Storage
 from sluice.errors import EngineError
 from sluice.plan import Job
@@ -151,6 +152,9 @@ class PipedRun:
         self._publisher(cells, batch)
         self.batch = batch
         self.counts.update(self.storage.handoff.facts(batch).counts)
+        cut = self._ledger.latest_cut(self.job.pipeline.name, self.job.name)
+        if cut is not None and cut.batch == batch:
+            self.counts.update({name: n for name, n in cut.counts.items() if name.startswith(UNWRITTEN)})
 
 
 def _root(error: StreamingQueryException) -> EngineError:

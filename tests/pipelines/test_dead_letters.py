@@ -1,10 +1,16 @@
-"""Records that are set aside by a pipeline whose jobs read the same topic."""
+"""Records for which a step fails: dead letters that say where and why, and nothing else changes."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from msgspec import Struct
 
-from sluice import Pipeline, session
+from sluice import Pipeline, Serde, session, tumbling
+from sluice.errors import EngineError
+from sluice.testing import TopologyTestDriver
+from sluice.topology.nodes import OnError
 from tests.pipelines.conftest import Drive
 
 
@@ -31,3 +37,198 @@ def test_a_record_is_set_aside_once_though_two_jobs_read_it(drive: Drive) -> Non
     assert driver.store("fastest") == {"a": {"rate": 2.0}}
     assert driver.store("visits") == {("a", 2_000, 2_000): 1}
     assert driver.counts()["dead_letter/malformed"] == 2, "each job says what it could not read"
+
+
+class Reading(Struct):
+    """What a sensor measured."""
+
+    value: int
+
+
+BROKEN = 13
+
+
+def checked(value: int) -> int:
+    if value == BROKEN:
+        raise ValueError(f"{value} is broken")
+    return value
+
+
+def added(so_far: Reading, reading: Reading) -> Reading:
+    return Reading(so_far.value + checked(reading.value))
+
+
+def listed(key: str, reading: Reading, so_far: list[int]) -> list[int]:
+    so_far.append(reading.value)
+    checked(reading.value)
+    return so_far
+
+
+def unlisted(key: str, reading: Reading, so_far: list[int]) -> list[int]:
+    so_far.remove(reading.value)
+    checked(reading.value + 1)
+    return so_far
+
+
+def both(key: str, one: list[int], other: list[int]) -> list[int]:
+    one.extend(other)
+    checked(sum(one))
+    return one
+
+
+class Sensor:
+    """Adds up a sensor's readings, says so, and sets an alarm by either clock."""
+
+    def init(self, context: Any) -> None:
+        self.context = context
+
+    def process(self, record: Any) -> None:
+        total = self.context.store("total").get("sum", 0) + record.value.value
+        self.context.store("total").put("sum", total)
+        self.context.forward(record.key, total)
+        checked(record.value.value)
+        clock = {21: "event", 22: "wall"}.get(record.value.value)
+        if clock:
+            self.context.schedule(clock, record.time + 1, clock=clock)
+
+    def on_timer(self, firing: Any) -> None:
+        self.context.store("total").put("sum", -1)
+        self.context.forward(firing.key, -1)
+        raise KeyError(firing.name)
+
+
+def encoded(value: dict[str, int]) -> bytes:
+    return str(checked(value["value"])).encode()
+
+
+def sensors(name: str, on_error: OnError = "dead_letter", max_failures: float = 0.5) -> Pipeline:
+    pipeline = Pipeline(name, workers=2, on_error=on_error, max_failures=max_failures)
+    readings = pipeline.stream("readings", value=Reading)
+    readings.to("copies", value=Serde(Reading, encode=encoded))
+    by_sensor = readings.group_by_key()
+    by_sensor.reduce(added, store="reduced")
+    by_sensor.aggregate(list, listed, store="listed", returns=list[int])
+    by_sensor.windowed_by(tumbling(1_000)).aggregate(list, listed, store="of_second", returns=list[int])
+    by_sensor.windowed_by(session(500)).aggregate(list, listed, merger=both, store="visits", returns=list[int])
+    table = pipeline.table("states", value=Reading)
+    table.group_by("'all'").aggregate(list, listed, unlisted, store="states_listed", returns=list[int])
+    process = readings.process(Sensor, stores={"total": int}, returns=int)
+    process.output.to("totals")
+    return pipeline
+
+
+STORES = ("reduced", "listed", "of_second", "visits", "states", "states_listed")
+
+
+def seen(driver: TopologyTestDriver) -> dict[str, Any]:
+    topics = {topic: [(one.key, one.value) for one in driver.output(topic)] for topic in ("copies", "totals")}
+    return {store: driver.store(store) for store in STORES} | topics
+
+
+GOOD = [("a", 1, 0), ("b", 2, 100), ("a", 3, 200), ("b", 4, 300)]
+
+
+@pytest.mark.parametrize(
+    ("on_error", "apart"), [("dead_letter", False), ("skip", True)], ids=["dead letters, one batch", "skip, in a batch"]
+)
+def test_good_records_count_as_if_the_broken_one_had_not_come(drive: Drive, on_error: OnError, apart: bool) -> None:
+    good, bad = drive(sensors("good")), drive(sensors("bad", on_error))
+    for number, (key, value, time) in enumerate(GOOD):
+        if number == 2:
+            if apart:
+                bad.cut()
+            bad.pipe("readings", {"value": BROKEN}, "a", timestamp=150)
+            bad.pipe("states", {"value": BROKEN}, "a", timestamp=150)
+            if apart:
+                bad.cut()
+        for driver in (good, bad):
+            driver.pipe("readings", {"value": value}, key, timestamp=time)
+            driver.pipe("states", {"value": value}, key + str(value), timestamp=time)
+    assert seen(bad) == seen(good) | {"states": good.store("states") | {"a": {"value": BROKEN}}}
+    counts = {name: number for name, number in bad.counts().items() if name.startswith(("failed/", "unwritten/"))}
+    steps = ("reduced", "listed", "of_second", "visits", "states_listed", "process-9")
+    assert counts == {"unwritten/copies": 1} | {f"failed/{step}": 1 for step in steps}
+    assert len(bad.dead_letters()) == (len(counts) if on_error == "dead_letter" else 0)
+
+
+def test_a_dead_letter_says_step_line_key_and_error(drive: Drive) -> None:
+    driver = drive(sensors("said"))
+    driver.pipe("readings", {"value": 1}, "a", timestamp=0)
+    driver.pipe("readings", {"value": BROKEN}, "a", timestamp=1_700_000_000_000)
+    letters = {one.headers.get("sluice.step", one.headers.get("sluice.output")): one for one in driver.dead_letters()}
+    letter = letters["store reduced"]
+    assert (letter.key, letter.value) == ("a", {"value": BROKEN})
+    at = letter.headers.pop("sluice.at")
+    assert at.startswith("test_dead_letters.py:")
+    assert letter.headers == {
+        "sluice.reason": "processing",
+        "sluice.detail": "ValueError: 13 is broken",
+        "sluice.step": "store reduced",
+        "sluice.key": "a",
+        "sluice.topic": "readings",
+        "sluice.partition": "0",
+        "sluice.offset": "1",
+        "sluice.timestamp": "2023-11-14T22:13:20+00:00",
+    }
+    assert letters.keys() == {"copies", "process Sensor", *(f"store {name}" for name in STORES[:4])}
+    assert letters["copies"].headers["sluice.detail"] == "ValueError: 13 is broken"
+
+
+def test_timers_of_both_clocks_are_dead_letters_and_have_fired(drive: Drive) -> None:
+    driver = drive(sensors("timers"))
+    driver.pipe("readings", {"value": 21}, "event", timestamp=0)
+    driver.pipe("readings", {"value": 22}, "wall", timestamp=100)
+    driver.pipe("readings", {"value": 1}, "event", timestamp=200)
+    driver.cut()
+    driver.advance(1_000)
+    driver.pipe("readings", {"value": 1}, "wall", timestamp=300)
+    timers = [one for one in driver.dead_letters() if "sluice.timer" in one.headers]
+    said = {(one.key, one.headers["sluice.timer"], one.headers["sluice.detail"], one.value) for one in timers}
+    assert said == {("event", "event", "KeyError: 'event'", None), ("wall", "wall", "KeyError: 'wall'", None)}
+    assert len(timers) == 2
+    assert [(one.key, one.value) for one in driver.output("totals")] == [
+        ("event", 21), ("wall", 22), ("event", 22), ("wall", 23),
+    ]  # fmt: skip
+
+
+def test_a_change_of_a_table_within_its_group_is_taken_whole_or_not_at_all(drive: Drive) -> None:
+    driver = drive(sensors("changes"))
+    for value in (1, BROKEN - 1, 5):  # what was BROKEN - 1 cannot be taken out again
+        driver.pipe("states", {"value": value}, "a", timestamp=value)
+    driver.pipe("states", {"value": 2}, "b", timestamp=20)
+    assert driver.store("states_listed") == {"all": [BROKEN - 1, 2]}
+    assert [one.value for one in driver.dead_letters()] == [{"value": 5}]
+
+
+@pytest.mark.parametrize("store", ["reduce", "process"])
+def test_fail_ends_the_run_with_step_line_and_key(drive: Drive, store: str) -> None:
+    pipeline = Pipeline(f"ends_at_{store}", workers=1)
+    readings = pipeline.stream("readings", value=Reading)
+    if store == "reduce":
+        readings.group_by_key().reduce(added, store="reduced", on_error="fail")
+    else:
+        readings.process(Sensor, stores={"total": int}, returns=int, on_error="fail").output.to("totals")
+    driver = drive(pipeline)
+    driver.pipe("readings", {"value": 1}, "a", timestamp=0)
+    driver.cut()
+    driver.pipe("readings", {"value": BROKEN}, "a", timestamp=1)
+    with pytest.raises(EngineError, match=r"test_dead_letters.py:\d+ failed for the key 'a': ValueError: 13 is broken"):
+        driver.cut()
+
+
+@pytest.mark.parametrize(("limit", "bad", "ends"), [(3, 4, True), (0.5, 99, False), (0.5, 120, True)])
+def test_a_step_that_fails_too_often_ends_the_run(drive: Drive, limit: float, bad: int, ends: bool) -> None:
+    pipeline = Pipeline("limited", workers=1, max_failures=limit)
+    pipeline.stream("readings", value=Reading).group_by_key().reduce(added, store="reduced")
+    driver = drive(pipeline)
+    for number in range(bad + 60):
+        driver.pipe("readings", {"value": BROKEN if 0 < number <= bad else 1}, "a", timestamp=number)
+    if ends:
+        said = (
+            rf"store reduced at .*py:\d+ failed for {bad} of the {bad + 60} records .* The first said: ValueError: 13"
+        )
+        with pytest.raises(EngineError, match=said):
+            driver.cut()
+        assert driver._runs[0].output.records == {}
+    else:
+        assert driver.store("reduced") == {"a": {"value": 60}}

@@ -1,0 +1,91 @@
+"""Sums of doubles: exact whatever the order and the batches, and rounded once."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from sluice.operators.aggregate import Aggregate
+from sluice.operators.calculation import Functions
+from sluice.operators.cells import ExactSum
+from sluice.operators.encoding import encode_state, state_decoder
+from sluice.operators.exact import Exact
+from sluice.operators.functions import Function
+from tests.unit.operators.feed import Given, run
+
+EDGES = [0.0, -0.0, 5e-324, -5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, -1.7976931348623157e308,
+         0.1, 0.2, 0.3, 1e16, 1.0, -1.0, 1e-17, 2.0**53, 2.0**53 + 2]  # fmt: skip
+
+
+def doubles(chance: random.Random) -> list[float]:
+    """Edges, money, and numbers of all sizes."""
+    kinds = [
+        lambda: chance.choice(EDGES),
+        lambda: chance.randrange(-(10**6), 10**6) / 100,
+        lambda: math.ldexp(chance.uniform(-1, 1), chance.randrange(-1073, 1020)),
+    ]
+    return [chance.choice(kinds)() for _ in range(chance.randrange(1, 60))]
+
+
+def exactly(values: list[float]) -> float | None:
+    """The nearest double to the sum; None where there is none."""
+    try:
+        return float(sum(map(Fraction, values)))
+    except OverflowError:
+        return None
+
+
+def read(cell: Any) -> float | None:
+    try:
+        return ExactSum().result(cell)
+    except OverflowError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_order_any_batches_and_values_taken_back_give_the_same_sum(seed: int) -> None:
+    chance = random.Random(seed)
+    values, gone = doubles(chance), doubles(chance)
+    steps = [(value, 1) for value in values + gone] + [(value, -1) for value in gone]
+    chance.shuffle(steps)
+    sums, decode = ExactSum(), state_decoder(ExactSum().kind)
+    cell, other = sums.begin(), sums.begin()
+    for value, sign in steps:
+        if chance.random() < 0.2:
+            cell, other = other, cell
+        cell = sums.add(cell, value) if sign == 1 else sums.subtract(cell, value)
+        if chance.random() < 0.3:
+            cell = decode(encode_state(cell))
+    whole = sums.merge(cell, other)
+    assert whole[0] == len(values)
+    assert read(whole) == exactly(values)
+    in_order = sums.begin()
+    for value in values:
+        in_order = sums.add(in_order, value)
+    assert encode_state(whole) == encode_state(in_order), "the state is the same, to the byte"
+
+
+@pytest.mark.parametrize("value", EDGES)
+def test_a_double_is_what_it_is(value: float) -> None:
+    exact = Exact().add(value)
+    assert float(exact) == value
+    assert float(Exact.from_bytes(exact.to_bytes())) == value
+
+
+def test_a_sum_says_that_it_is_too_large_and_is_none_when_enough_is_taken_back() -> None:
+    largest = EDGES[5]
+    exact = Exact().add(largest).add(largest)
+    with pytest.raises(OverflowError, match="larger than any double"):
+        float(exact)
+    assert float(exact.subtract(largest)) == largest
+
+
+def test_tenths_add_up_as_they_do_for_nobody_else() -> None:
+    functions = Functions(Function("sum", float), Function("avg", float))
+    for cuts in ([], [1], [1, 2]):
+        ran = run(Aggregate(functions), [Given("a", [x, x], 0) for x in (0.1, 0.2, 0.3)], cuts)
+        assert ran.values[-1] == [math.fsum([0.1, 0.2, 0.3]), math.fsum([0.1, 0.2, 0.3]) / 3]

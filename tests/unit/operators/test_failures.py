@@ -1,0 +1,281 @@
+"""A row for which an operator fails is rejected: its key's state, and what is sent on, are as if it had not come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+
+from sluice.operators.aggregate import Aggregate, Hopping, WindowedAggregate
+from sluice.operators.base import Operator, Row
+from sluice.operators.calculation import Calculation, Custom, Functions
+from sluice.operators.encoding import encode_state, state_decoder, to_json
+from sluice.operators.functions import Function
+from sluice.operators.process import Process
+from sluice.operators.processor import Context, Firing, Record, StoreOptions
+from sluice.operators.session import Session, SessionAggregate
+from sluice.operators.sliding import Sliding, SlidingAggregate
+from tests.unit.operators.feed import Given, Ran, run
+
+POISON = 13
+
+
+class Poison(Exception):
+    """What the functions of these tests raise."""
+
+
+def adds(key: str, value: int, so_far: list[int]) -> list[int]:
+    so_far.append(value)
+    if value == POISON:
+        raise Poison("13")
+    return so_far
+
+
+def takes_out(key: str, value: int, so_far: list[int]) -> list[int]:
+    so_far.remove(value)
+    if value == POISON:
+        raise Poison("13")
+    return so_far
+
+
+def joins(key: str, one: list[int], other: list[int]) -> list[int]:
+    one.extend(other)
+    if POISON + 1 in one:
+        raise Poison("14")
+    return one
+
+
+def reduces(so_far: int, value: int) -> int:
+    return so_far + 26 // (value - POISON)
+
+
+def lists() -> Calculation:
+    return Custom(list, adds, takes_out, joins, value_type=list[int], argument_type=int)
+
+
+class Author:
+    """Keeps a list and a number, sends each value on, and fails only after all that."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        store = self.context.store("lists")
+        values = store.get("all", [])
+        values.append(record.value)
+        store.put("all", values)
+        self.context.store("numbers").put("last", record.value)
+        self.context.forward(record.key, values)
+        if record.value == POISON:
+            store.put("other", [1])
+            store.delete("all")
+            for each in dict(store.items()).values():
+                each.append("spoilt")
+            self.context.schedule("never", 0)
+            raise Poison("13")
+
+    def on_timer(self, firing: Firing) -> None:
+        self.context.forward(firing.key, "the timer of a record that was rejected")
+
+
+def author() -> Operator[Any]:
+    return Process(Author, {"lists": StoreOptions(list[int]), "numbers": StoreOptions(int)}, argument_type=int)
+
+
+OPERATORS: dict[str, Callable[[], Operator[Any]]] = {
+    "aggregate": lambda: Aggregate(lists()),
+    "aggregate that sends old values too": lambda: Aggregate(lists(), retracts=True),
+    "reduce": lambda: Aggregate(Custom(None, reduces, value_type=int, argument_type=int)),
+    "tumbling windows": lambda: WindowedAggregate(lists(), Hopping(3, 3)),
+    "hopping windows": lambda: WindowedAggregate(lists(), Hopping(4, 2)),
+    "sliding windows": lambda: SlidingAggregate(lists(), Sliding(2, 100), retracts=True),
+    "sessions": lambda: SessionAggregate(lists(), Session(2, 100)),
+    "process": author,
+}
+
+
+def outcome(ran: Ran) -> tuple[Any, ...]:
+    return ran.results, ran.states, ran.dropped
+
+
+@pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
+@pytest.mark.parametrize("cuts", [[], [2], [3], [2, 3], [1, 2, 3, 4, 5]], ids=str)
+def test_everything_is_as_if_the_poison_had_not_come(make: Callable[[], Operator[Any]], cuts: Sequence[int]) -> None:
+    before, after = [Given("a", 1, 0), Given("b", 2, 1)], [Given("a", 3, 2), Given("b", 4, 3), Given("a", 1, 2)]
+    poison = Given("a", POISON, 1)
+    ran = run(make(), [*before, poison, *after], cuts)
+    good = run(make(), [*before, *after], [cut - (cut > 2) for cut in cuts])
+    assert outcome(ran) == outcome(good)
+    (rejection,) = ran.rejected
+    assert (rejection.key, rejection.value, rejection.time) == ("a", POISON, 1)
+    assert rejection.why in ("Poison: 13", "ZeroDivisionError: integer division or modulo by zero")
+
+
+def test_the_first_record_of_a_key_may_be_the_poison() -> None:
+    ran = run(Aggregate(lists()), [Given("a", POISON, 0)])
+    assert (ran.results, ran.states) == ([], {})
+    assert len(ran.rejected) == 1
+
+
+def test_a_merger_that_fails_leaves_both_sessions_as_they_were() -> None:
+    rows = [Given("a", 1, 0), Given("a", 14, 6), Given("a", 2, 3), Given("a", 5, 6)]
+    operator = SessionAggregate(Custom(list, adds, None, joins, list[int], int), Session(3, 100))
+    ran = run(operator, rows)
+    assert [(one.why, one.value) for one in ran.rejected] == [("Poison: 14", 2), ("Poison: 14", 5)]
+    assert ran.windows == {("a", (0, 0)): [1], ("a", (6, 6)): [14]}
+
+
+def test_a_subtractor_that_fails_leaves_the_group_as_it_was() -> None:
+    operator = Aggregate(Custom(list, lambda key, value, so_far: [*so_far, value], takes_out, None, list[int], int),
+                         subtracts=True)  # fmt: skip
+    ran = run(operator, [Given("g", POISON, 0), Given("g", 1, 1), Given("g", POISON, 2, old=True), Given("g", 2, 3)])
+    assert ran.values == [[POISON], [POISON, 1], [POISON, 1, 2]]
+    assert [one.value for one in ran.rejected] == [POISON]
+
+
+def test_a_change_within_a_group_is_taken_whole_or_not_at_all() -> None:
+    operator, ran = Aggregate(lists(), subtracts=True), Ran()
+    state = operator.begin()
+    operator.process(state, Row("g", "1", 0, -1, 0), ran)
+    operator.change(state, Row("g", "1", 1, 0, 1, old=True), Row("g", "13", 1, 0, 1), ran)
+    assert (state, ran.values) == ({0: (0, [1])}, [[1]])
+    assert [(one.value, one.why) for one in ran.rejected] == [(POISON, "Poison: 13")]
+    operator.change(state, Row("g", "1", 2, 1, 2, old=True), Row("g", "2", 2, 1, 2), ran)
+    assert state == {0: (2, [2])}
+
+
+class Alarm(Author):
+    """Sets a timer for each record; the one of the poison fails, after it has changed what it could."""
+
+    def process(self, record: Record) -> None:
+        self.context.store("lists").put("all", [record.value])
+        self.context.schedule(f"t{record.value}", record.time + 2, clock="wall" if record.time > 50 else "event")
+
+    def on_timer(self, firing: Firing) -> None:
+        self.context.store("lists").get("all").append(99)
+        self.context.schedule(firing.name, firing.time + 1)
+        self.context.forward(firing.key, firing.name)
+        if firing.name == f"t{POISON}":
+            raise Poison("13")
+        self.context.cancel(firing.name)
+
+
+def test_a_timer_that_fails_has_fired_and_changes_nothing() -> None:
+    operator = Process(Alarm, {"lists": StoreOptions(list[int])}, argument_type=int)
+    ran = run(operator, [Given("a", POISON, 0), Given("b", 1, 1), Given("c", 2, 10)])
+    assert [(one.key, one.value) for one in ran.results] == [("b", "t1")]
+    assert [(one.key, one.timer, one.time, one.value) for one in ran.rejected] == [("a", f"t{POISON}", 2, None)]
+    kept = state_decoder(operator.state_type)(ran.states["a"])
+    assert (kept.stores.s0["all"][1], kept.event) == ([POISON], {})
+
+
+def test_a_wall_clock_timer_that_fails_has_fired_and_changes_nothing() -> None:
+    operator = Process(Alarm, {"lists": StoreOptions(list[int])}, argument_type=int)
+    ran = run(operator, [Given("a", POISON, 100)])
+    state = state_decoder(operator.state_type)(ran.states["a"])
+    before = encode_state(state.stores)
+    operator.tick(state, "a", 102, 100, ran)
+    assert [(one.timer, one.time) for one in ran.rejected] == [(f"t{POISON}", 102)]
+    assert (ran.results, state.wall, encode_state(state.stores)) == ([], {}, before)
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "why"),
+    [
+        (Function("sum", Decimal), ["99999999999999999999999999999999999999", "1"], "more than 38 digits"),
+        (Function("avg", Decimal), ["1.5", "9" * 36 + ".8"], "more than 38 digits"),
+        (Function("sum", float), [1.7e308, 1.7e308], "larger than any double"),
+        (Function("avg", float), [-1.7e308, -1.7e308], "larger than any double"),
+        (Function("max", int), [1, "two"], "Expected `int | null`, got `str`"),
+        (Function("sum", float), [1.0, "NaN"], "Expected `float | null`, got `str`"),
+    ],
+)
+def test_a_sum_that_its_type_cannot_hold_rejects_the_record_alone(
+    function: Function, values: list[Any], why: str
+) -> None:
+    several = Functions(Function("count_distinct", msgspec.Raw), function, Function("collect_list", msgspec.Raw))
+    raws = [msgspec.Raw(value.encode()) if function.argument is Decimal else value for value in values]
+    ran, state = Ran(), Aggregate(several).begin()
+    operator = WindowedAggregate(several, Hopping(2, 1))
+    for value in raws[:1]:
+        operator.process(state, Row("a", to_json([1, value, 1]), 5, 5, 5), ran)
+    before, results = encode_state(state), list(ran.results)
+    operator.process(state, Row("a", to_json([2, raws[1], 2]), 5, 5, 5), ran)
+    assert (encode_state(state), ran.results) == (before, results)
+    assert why in ran.rejected[0].why
+
+
+def test_integers_add_up_exactly_beyond_64_bits() -> None:
+    ran = run(Aggregate(Functions(Function("sum", int), Function("avg", int))),
+              [Given("a", [2**63 - 1] * 2, 0), Given("a", [2**63 - 1] * 2, 1)], cuts=[1])  # fmt: skip
+    assert ran.values[-1] == [2**64 - 2, float(2**63)]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (float("nan"), "nan cannot be written"),
+        ({"a": [None, float("-inf")]}, "-inf cannot be written"),
+        (Decimal("sNaN"), "sNaN cannot be written"),
+        ("\ud800", "surrogates not allowed"),
+        (object(), "unsupported"),
+    ],
+)
+def test_what_json_cannot_say_is_not_guessed(value: Any, why: str) -> None:
+    made = Custom(lambda: None, lambda key, given, so_far: value, value_type=Any)
+    assert why in run(Aggregate(made), [Given("a", 1, 0)]).rejected[0].why
+
+    class Sends(Author):
+        def process(self, record: Record) -> None:
+            self.context.forward(record.key, value)
+
+    assert why in run(Process(Sends), [Given("a", 1, 0)]).rejected[0].why
+
+
+def test_what_the_next_batch_could_not_read_is_refused_at_once() -> None:
+    wrong = Custom(int, lambda key, value, so_far: str(value), value_type=int)
+    assert "Expected `int | null`, got `str`" in run(Aggregate(wrong), [Given("a", 1, 0)]).rejected[0].why
+    large = Custom(int, lambda key, value, so_far: 2**64, value_type=int)
+    assert "OverflowError" in run(Aggregate(large), [Given("a", 1, 0)]).rejected[0].why
+
+
+MISTAKES: dict[str, Callable[[Context], None]] = {
+    "Expected `int`, got `str`": lambda context: context.store("n").put("x", "1"),
+    "a key of store 'n' must be a str, not int": lambda context: context.store("n").put(1, 1),  # type: ignore[arg-type]
+    "can't serialize ints": lambda context: context.store("n").put("x", 2**64),
+    "1.5 is no time in ms": lambda context: context.schedule("t", 1.5),  # type: ignore[arg-type]
+    "there is no output 'typo'; there are output": lambda context: context.forward("k", 1, to="typo"),
+    "a record's key must be a str, not int": lambda context: context.forward(1, 1),  # type: ignore[arg-type]
+    "Expected `int`, got `array`": lambda context: context.forward("k", [1]),
+    "which 64 bits do not hold": lambda context: context.forward("k", 2**63),
+}
+
+
+@pytest.mark.parametrize(("why", "mistake"), MISTAKES.items(), ids=MISTAKES)
+def test_a_processors_mistakes_reject_the_record_that_shows_them(why: str, mistake: Callable[[Context], None]) -> None:
+    class Mistaken(Author):
+        def process(self, record: Record) -> None:
+            self.context.store("n").put("seen", 1)
+            mistake(self.context)
+
+    ran = run(Process(Mistaken, {"n": StoreOptions(int)}, outputs={"output": int}), [Given("a", 1, 0)])
+    assert why in ran.rejected[0].why
+    assert (ran.results, ran.states) == ([], {})
+
+
+def test_an_author_who_leaves_the_process_leaves_the_record() -> None:
+    def leaves(key: str, value: int, so_far: int) -> int:
+        raise SystemExit(3)
+
+    assert run(Aggregate(Custom(int, leaves)), [Given("a", 1, 0)]).rejected[0].why == "SystemExit: 3"
+
+
+def test_a_lack_of_memory_is_no_records_fault() -> None:
+    def exhausts(key: str, value: int, so_far: int) -> int:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run(Aggregate(Custom(int, exhausts)), [Given("a", 1, 0)])
