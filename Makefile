@@ -58,6 +58,10 @@ bench-operators: $(JARS) ## Time a million records through each kind of operator
 bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a big shard
 	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
+.PHONY: test-postgres
+test-postgres: $(JARS) ## Every test of pipelines again with its state in PostgreSQL
+	@$(BIN)/pytest tests/pipelines --postgres $(ARGS)
+
 .PHONY: test-namespaces
 test-namespaces: $(INSTALLED) ## Queries over state servers in network namespaces of their own; needs root
 	@$(BIN)/pytest tests/servers/namespaces.py

@@ -14,6 +14,7 @@ import pytest
 
 from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
+from tests.postgres import postgres_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +28,11 @@ hypothesis.settings.load_profile("sluice")
 
 # Spark's Python workers find the tests' contracts as the tests themselves do, whichever test starts Spark.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--postgres`: the pipelines' tests keep their state in PostgreSQL instead of SQLite's files."""
+    parser.addoption("--postgres", action="store_true", help="test pipelines with their state in PostgreSQL")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -77,6 +83,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """One real broker for all tests that need one."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port()) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of one PostgreSQL server for all tests that need one."""
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

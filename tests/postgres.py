@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import shutil
@@ -13,10 +14,20 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import make_url
 
 from tests.ports import free_port
 
 _USER = "sluice"
+_NUMBERS = itertools.count()
+
+
+def new_database(server: str) -> str:
+    """URL of a new, empty database of a server."""
+    name = f"state_{next(_NUMBERS)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return make_url(server).set(database=name).render_as_string(hide_password=False)
 
 
 @contextmanager

@@ -53,16 +53,24 @@ class TopologyTestDriver:
 
     Topics have one partition, or as many as `partitions` says. Whatever a record's value is, it is written as its
     topic's producers would: a str, bytes or None as they are, anything else as JSON.
+
+    State is kept in files, or in PostgreSQL where `database` is the URL of an empty database, which stays afterwards.
     """
 
     def __init__(
-        self, pipeline: Pipeline, *, spark: SparkSession | None = None, partitions: Mapping[str, int] | None = None
+        self,
+        pipeline: Pipeline,
+        *,
+        spark: SparkSession | None = None,
+        partitions: Mapping[str, int] | None = None,
+        database: str = "",
     ) -> None:
         self.pipeline = pipeline
         self._home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
         # Also where the pipeline is refused below, or a task writes on for a moment after its query was stopped.
         atexit.register(shutil.rmtree, self._home, ignore_errors=True)
-        self._settings = Settings.read({"SLUICE_HOME": str(self._home)})
+        where = {"SLUICE_LEDGER": database, "SLUICE_SHARDS": database} if database else {}
+        self._settings = Settings.read({"SLUICE_HOME": str(self._home), **where})
         self._topics = {source.topic for job in plan(pipeline).jobs for source in _sources(job)}
         self._offsets: dict[tuple[str, int], int] = {}
         self._waiting: list[str] = []

@@ -5,19 +5,63 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
+from sluice import Pipeline
 from sluice.server.moves import move
 from sluice.settings import settings
 from sluice.state.model import owner
 from sluice.state.places import Place, Places
 from tests.engine.conftest import Start
-from tests.engine.shop import address, sale, shop
+from tests.engine.shop import Names, address, sale, shop
 from tests.servers.hosts import TOKEN, Host
 
 
 @pytest.fixture
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
+    settings.cache_clear()
+
+
+class Amount(Struct):
+    n: int
+
+
+def sums(names: Names) -> Pipeline:
+    """An ordered operator: the last amount and the sum of each key."""
+    pipeline = Pipeline(names.prefix, workers=1)
+    amounts = pipeline.stream(names("amounts"), value=Amount)
+    amounts.group_by_key().aggregate(store="sums", last="last(n)", sum="sum(n)")
+    return pipeline
+
+
+@pytest.mark.parametrize("old_file", ["removed", "moved back to"])
+def test_what_ordered_operators_remember_moves_with_their_worker(
+    start: Start, token: None, tmp_path: Path, old_file: str
+) -> None:
+    running = start(sums)
+    name = running.pipeline.name
+
+    def send(amount: int) -> dict[str, dict[str, int]]:
+        running.send("amounts", (b"k", b'{"n":%d}' % amount))
+        assert running.run() == 1
+        return running.store("sums")
+
+    assert send(5) == {"k": {"last": 5, "sum": 5}}
+    with running.ledger() as ledger:
+        home = Host(ledger, running.settings.home / "shards").start(pipeline=name)
+        away = Host(ledger, tmp_path / "away").start(pipeline=name)
+        move(ledger, Place(name, 0, "127.0.0.1", away.port))
+        assert send(1) == {"k": {"last": 1, "sum": 6}}
+        assert away.calls[f"/local/{name}/main/1/0/states"] == 1, "the task reads states through the server"
+        if old_file == "removed":
+            for file in home.folder.rglob("worker-0.sqlite*"):
+                file.unlink()
+        else:
+            move(ledger, Place(name, 0, "127.0.0.1", home.port))
+        assert send(10) == {"k": {"last": 10, "sum": 16}}
+        for host in (home, away):
+            host.stop()
     settings.cache_clear()
 
 

@@ -11,21 +11,28 @@ from pyspark.sql import SparkSession
 from sluice import Pipeline
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
+from tests.postgres import new_database
 
 PIPELINES = Path(__file__).parents[2] / "spark_jobs"
 
 Drive = Callable[[Pipeline | str], TopologyTestDriver]
 
 
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> str:
+    """URL of the PostgreSQL server that has the state; empty where that is in files."""
+    return request.getfixturevalue("postgres") if request.config.getoption("--postgres") else ""
+
+
 @pytest.fixture
-def drive(spark: SparkSession) -> Iterator[Drive]:
+def drive(spark: SparkSession, server: str) -> Iterator[Drive]:
     """Makes a driver of a pipeline, or of the one in `spark_jobs` that has the name; it is closed after the test."""
     made: list[TopologyTestDriver] = []
 
     def driver(pipeline: Pipeline | str) -> TopologyTestDriver:
         if isinstance(pipeline, str):
             pipeline = load_pipeline(PIPELINES, pipeline)
-        made.append(TopologyTestDriver(pipeline, spark=spark))
+        made.append(TopologyTestDriver(pipeline, spark=spark, database=new_database(server) if server else ""))
         return made[-1]
 
     yield driver

@@ -15,6 +15,7 @@ from sluice import Pipeline, hopping, session, sliding, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
+from tests.postgres import new_database
 
 
 class Event(Struct):
@@ -63,8 +64,9 @@ def windows() -> Pipeline:
 
 
 @pytest.fixture(scope="module")
-def driver(spark: SparkSession) -> Iterator[TopologyTestDriver]:
-    with TopologyTestDriver(windows(), spark=spark) as made:
+def driver(spark: SparkSession, server: str) -> Iterator[TopologyTestDriver]:
+    database = new_database(server) if server else ""
+    with TopologyTestDriver(windows(), spark=spark, database=database) as made:
         yield made
 
 

@@ -1,0 +1,82 @@
+"""State that was lost or altered between two runs: the next run says so, and computes nothing from it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+from rich.console import Console
+
+from sluice import Pipeline, tumbling
+from sluice.auditing import report
+from sluice.errors import DamagedState
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import Names
+
+
+class Amount(Struct):
+    n: int
+
+
+def sums(names: Names) -> Pipeline:
+    """An ordered operator, and windows of their own job's kind."""
+    pipeline = Pipeline(names.prefix, workers=1)
+    amounts = pipeline.stream(names("amounts"), value=Amount)
+    amounts.group_by_key().aggregate(store="sums", last="last(n)", sum="sum(n)")
+    return pipeline
+
+
+def windows(names: Names) -> Pipeline:
+    pipeline = Pipeline(names.prefix, workers=1)
+    pipeline.stream(names("amounts"), value=Amount).group_by_key().windowed_by(tumbling(10)).count(store="n")
+    return pipeline
+
+
+def amount(running: Running, n: int, at: int) -> None:
+    running.send("amounts", (b"k", b'{"n":%d}' % n), timestamp=at)
+
+
+def change(running: Running, sql: str) -> None:
+    (file,) = running.settings.home.rglob("worker-0.sqlite")
+    with contextlib.closing(sqlite3.connect(file)) as shard:
+        assert shard.execute(sql).rowcount == 1
+        shard.commit()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["DELETE FROM states", "UPDATE states SET state = replace(hex(state), '05', '07')", "DELETE FROM cells"],
+    ids=["a state deleted", "a digit of a state changed", "a cell deleted"],
+)
+def test_the_next_run_notices_damaged_state_and_names_the_worker(start: Start, damage: str) -> None:
+    running = start(sums)
+    amount(running, 5, at=1_000)
+    running.run()
+    before = None if "cells" in damage else running.store("sums")
+    change(running, damage)
+
+    amount(running, 1, at=2_000)
+    with pytest.raises(DamagedState, match=f"Worker 0 has no shard .* sluice rebuild {running.pipeline.name}") as found:
+        running.run()
+    (place,) = found.value.workers.values()
+    assert list(found.value.workers) == [0]
+    assert Path(place.partition("sqlite:///")[2]).name == "worker-0.sqlite"
+    assert len(running.cuts()) == 1
+    assert before in (None, running.store("sums"))
+    assert not report(running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True)
+
+
+def test_stream_times_do_not_depend_on_the_files_between_tasks_and_driver(start: Start) -> None:
+    running = start(windows)
+    amount(running, 1, at=5)
+    amount(running, 1, at=100)
+    running.run()
+    shutil.rmtree(running.checkpoint.parent / "handoff")
+    amount(running, 1, at=6)
+    running.run()
+    assert running.store("n") == {("k", 0): 1, ("k", 100): 1}
+    assert running.counts("late/n") == 1

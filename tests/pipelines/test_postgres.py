@@ -1,0 +1,67 @@
+"""State in PostgreSQL: what SQLite's files can hold, a database holds as well. `--postgres` runs all tests there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+from pyspark.sql import SparkSession
+
+from sluice import Pipeline, within
+from sluice.testing import TopologyTestDriver
+from sluice.topology import load_pipeline
+from tests.pipelines.conftest import PIPELINES
+from tests.postgres import new_database
+
+On = Callable[[Pipeline], TopologyTestDriver]
+NUL = "\0shared"
+
+
+class Number(Struct):
+    n: int
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def on(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[On]:
+    """Makes a driver whose state is in a database of that kind."""
+    database = new_database(request.getfixturevalue("postgres")) if request.param == "postgres" else ""
+    made: list[TopologyTestDriver] = []
+
+    def driver(pipeline: Pipeline) -> TopologyTestDriver:
+        made.append(TopologyTestDriver(pipeline, spark=spark, database=database))
+        return made[-1]
+
+    yield driver
+    for one in made:
+        one.__exit__(None, None, None)
+
+
+def test_keys_with_nul_and_what_is_kept_for_all_keys_are_apart(on: On) -> None:
+    pipeline = Pipeline("nul", workers=1)
+    left, right = (pipeline.stream(name, value=Number) for name in ("l", "r"))
+    left.left_join(right, within(5)).to("joined")
+    counts = pipeline.stream("s", value=Number).group_by_key().count(store="c")
+    counts.suppress_until_time_limit(5, max_records=10).to("held")
+    driver = on(pipeline)
+    for n, (key, time) in enumerate([(NUL, 1), (NUL, 20), ("", 40), ("x\0", 60), ("x", 80), ("x", 100)]):
+        driver.pipe("l", {"n": n}, key, timestamp=time)
+        driver.pipe("s", {"n": n}, key, timestamp=time)
+        driver.cut()
+    joined = [(one.key, one.value["left"]["n"]) for one in driver.output("joined")]
+    assert joined == [(NUL, 0), (NUL, 1), ("", 2), ("x\0", 3), ("x", 4)]
+    held = [(one.key, one.value) for one in driver.output("held")]
+    assert held == [(NUL, 2), ("", 1), ("x\0", 1), ("x", 2)]
+    assert driver.store("c") == {NUL: 2, "": 1, "x\0": 1, "x": 2}
+
+
+def test_the_words_run_where_their_state_is_in_postgresql(spark: SparkSession, postgres: str) -> None:
+    pipeline = load_pipeline(Path(PIPELINES), "words")
+    with TopologyTestDriver(pipeline, spark=spark, database=new_database(postgres)) as driver:
+        driver.pipe("alphabet_descriptions", "the first", "A", timestamp=500)
+        for word in ("Apple", "Alpha"):
+            driver.pipe("alphabet", word, "A", timestamp=1_000)
+            driver.cut()
+        assert driver.store("letters_joined") == {"A": "Apple-Alpha"}
+        assert [one.value["right"] for one in driver.output("words_near_description_inner")] == ["the first"] * 2
