@@ -160,7 +160,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             lag = await asyncio.to_thread(self._lag, self._admin)
         except (KafkaException, TimeoutError) as error:
             why = error.args[0].str() if isinstance(error, KafkaException) else "timed out"
-            self._wait(str(unreachable({"bootstrap.servers": self._address}, why)))
+            self._wait(str(unreachable({"bootstrap.servers": self._address}, why)), "no broker")
             return None
         except (SluiceError, OSError) as error:
             self._wait(f"{type(error).__name__}: {error}")
@@ -185,10 +185,12 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         ends, begins = _offsets(admin, partitions, OffsetSpec.latest()), _offsets(admin, unread, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return Lag(ends, positions, begins)
 
-    def _wait(self, trouble: str) -> None:
-        if trouble != self.trouble:
+    def _wait(self, trouble: str, kind: str = "") -> None:
+        """Say what is waited for, once for a kind: a client has many words for the same trouble."""
+        kind = kind or trouble
+        if kind != self.trouble:
             log.warning("waiting", pipeline=self.pipeline, trouble=trouble)
-        self.trouble = trouble
+        self.trouble = kind
 
 
 def _offsets(admin: AdminClient, partitions: list[TopicPartition], which: OffsetSpec) -> Offsets:
