@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.rejected import said
 from sluice.engine.shipping import Shipped
-from sluice.operators.encoding import to_json
-from sluice.plan import MOST_KEY_BYTES, Job
+from sluice.operators.encoding import Declared, require_key, to_json
+from sluice.plan import Job
 from sluice.topology import nodes
 
 RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:string>>, error:string>"
@@ -81,31 +81,16 @@ class Step:
         return {"key": _key(key), "value": self._json(value)}
 
     def _json(self, value: Any) -> str | None:
-        """The value as JSON. Raises what msgspec raises if it is not of the type that the step says it returns."""
+        """The value as JSON. Raises an error if it is not of the type that the step says it returns."""
         if value is None:
             return None
         text = to_json(value)
-        if self._check is not None and not _has_no_large_number(self._check(text)):
-            raise OverflowError(f"{text[:100]} has a whole number of more than 64 bits")
+        self._declared.require(value, text)
         return text
 
     @cached_property
-    def _check(self) -> Callable[[str], Any] | None:
-        return None if self.returns is None else msgspec.json.Decoder(self.returns.value).decode
-
-
-def _has_no_large_number(value: Any) -> bool:
-    match value:
-        case int():
-            return -(2**63) <= value < 2**63
-        case msgspec.Struct():
-            return all(_has_no_large_number(getattr(value, name)) for name in value.__struct_fields__)
-        case list() | tuple() | set() | frozenset():
-            return all(map(_has_no_large_number, value))
-        case dict():
-            return all(map(_has_no_large_number, value.values()))
-        case _:
-            return True
+    def _declared(self) -> Declared:
+        return Declared(Any if self.returns is None else self.returns.value)
 
 
 def _key(key: Any) -> str | None:
@@ -113,6 +98,5 @@ def _key(key: Any) -> str | None:
     if key is None:
         return None
     text = key if isinstance(key, str) else to_json(key)
-    if len(text.encode()) > MOST_KEY_BYTES:
-        raise ValueError(f"the key has {len(text.encode())} bytes; a key has at most {MOST_KEY_BYTES}")
+    require_key(text)
     return text

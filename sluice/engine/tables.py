@@ -10,8 +10,9 @@ from sluice.engine.checkpoint import BatchClock
 from sluice.engine.decode import Letter, ValueDecoder
 from sluice.engine.handoff import Handoff
 from sluice.engine.source import Reader, Share
-from sluice.plan import MOST_KEY_BYTES, Job
+from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
+from sluice.topology.nodes import MOST_KEY_BYTES
 
 
 @dataclass(frozen=True)

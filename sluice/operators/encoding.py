@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from sluice.operators.exact import Exact
+from sluice.topology.nodes import MOST_KEY_BYTES
 
 IMMUTABLE = frozenset(
     {int, float, str, bool, type(None), bytes, Decimal, datetime, date, time, timedelta, UUID},
@@ -42,6 +43,47 @@ def _require_finite(value: Any) -> None:
         case list() | tuple() | set() | frozenset():
             for inner in value:
                 _require_finite(inner)
+
+
+def require_key(key: str) -> None:
+    """Raise ValueError for a key that cannot be kept: one that is too long, or has no UTF-8."""
+    if len(key) * 4 > MOST_KEY_BYTES or not key.isascii():
+        size = len(key.encode())
+        if size > MOST_KEY_BYTES:
+            raise ValueError(f"the key has {size} bytes; a key has at most {MOST_KEY_BYTES}")
+
+
+class Declared:
+    """What values of a type that an author declares have to be, so that the steps that follow can read them."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decode = msgspec.json.Decoder(kind).decode if kind is not Any and kind is not None else None
+        self._plain = kind if kind in IMMUTABLE else None
+
+    def require(self, value: Any, text: str) -> None:
+        """Raise an error unless a value, and its JSON, are of the type, with whole numbers of at most 64 bits."""
+        if self._decode is None:
+            return
+        if type(value) is not self._plain:
+            value = self._decode(text)
+        if not _fits_64_bits(value):
+            raise OverflowError(f"{text[:100]} has a whole number of more than 64 bits")
+
+
+def _fits_64_bits(value: Any) -> bool:
+    match value:
+        case str() | float():
+            return True
+        case int():
+            return -(1 << 63) <= value < 1 << 63
+        case msgspec.Struct():
+            return all(_fits_64_bits(getattr(value, name)) for name in value.__struct_fields__)
+        case list() | tuple() | set() | frozenset():
+            return all(map(_fits_64_bits, value))
+        case dict():
+            return all(map(_fits_64_bits, value.values()))
+        case _:
+            return True
 
 
 def _encode_hook(value: Any) -> Any:

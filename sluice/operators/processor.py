@@ -10,7 +10,7 @@ import msgspec
 
 from sluice.errors import TopologyError
 from sluice.operators.base import Output
-from sluice.operators.encoding import IMMUTABLE, encode_state, state_decoder, to_json
+from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_key, state_decoder, to_json
 
 Clock = Literal["event", "wall"]
 
@@ -165,7 +165,7 @@ class Context:
     ) -> None:
         self._journal = Journal()
         self._stores = {name: Store(name, options, self._journal) for name, options in stores.items()}
-        self._outputs = None if outputs is None else {name: _Outlet(kind) for name, kind in outputs.items()}
+        self._outputs = None if outputs is None else {name: Declared(kind) for name, kind in outputs.items()}
         self._timers = timers
         self.begin, self.check, self.undo = self._journal.begin, self._journal.check, self._journal.undo
         self._kept: Kept
@@ -192,8 +192,7 @@ class Context:
         if key is not None:
             if type(key) is not str:
                 raise TypeError(f"a record's key must be a str, not {type(key).__name__}")
-            if not key.isascii():
-                key.encode()
+            require_key(key)
         if time is not None:
             _require_time("forward", time)
         text = None if value is None else to_json(value)
@@ -201,7 +200,7 @@ class Context:
             if to not in self._outputs:
                 raise ValueError(f"there is no output {to!r}; there are {', '.join(self._outputs)}")
             if text is not None:
-                self._outputs[to].check(value, text)
+                self._outputs[to].require(value, text)
         self._out.emit(key, text, self.time if time is None else time, to=to)
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
@@ -244,23 +243,6 @@ class Context:
             if store.ttl is not None:
                 for key in [key for key, (written, _) in store.entries.items() if written + store.ttl < store.now]:
                     del store.entries[key]
-
-
-class _Outlet:
-    """What an output is declared to take."""
-
-    def __init__(self, kind: Any) -> None:
-        self._plain = kind if kind in (str, bool, float) else None
-        self._decode = msgspec.json.Decoder(kind).decode if kind is not Any else None
-        self._is_int = kind is int
-
-    def check(self, value: Any, text: str) -> None:
-        """Raise an error unless the value is of the declared type."""
-        if self._is_int and type(value) is int:
-            if not -(1 << 63) <= value < 1 << 63:
-                raise OverflowError(f"{value} is forwarded, which 64 bits do not hold")
-        elif self._decode is not None and type(value) is not self._plain:
-            self._decode(text)
 
 
 def _require_time(what: str, time: Any) -> None:

@@ -3,7 +3,6 @@
 from sluice.plan.draft import column_name, literal, typed_json
 from sluice.plan.explain import explain
 from sluice.plan.jobs import (
-    MOST_KEY_BYTES,
     TO_JSON,
     TRANSFORM,
     VALUE_JSON,
@@ -27,7 +26,6 @@ from sluice.plan.ordered import is_of_processor
 from sluice.plan.planner import plan
 
 __all__ = [
-    "MOST_KEY_BYTES",
     "TO_JSON",
     "TRANSFORM",
     "VALUE_JSON",

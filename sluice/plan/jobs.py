@@ -18,9 +18,6 @@ VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
 """JSON of any value, a struct or not: Spark only writes structs, so it is taken out of one."""
 
 
-MOST_KEY_BYTES = 1024
-"""The longest key, in UTF-8: the index of a database takes no longer ones."""
-
 Layers = tuple[tuple[tuple[str, str], ...], ...]
 
 

@@ -11,6 +11,9 @@ from typing_extensions import override
 from sluice.topology.serdes import Serde
 from sluice.topology.windows import AnyWindow, JoinWindow
 
+MOST_KEY_BYTES = 1024
+"""The longest key, in UTF-8: the index of a database takes no longer ones."""
+
 How = Literal["inner", "left", "outer"]
 OnNull = Literal["dead_letter", "keep"]
 OnError = Literal["dead_letter", "skip", "fail"]
