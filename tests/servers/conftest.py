@@ -38,10 +38,28 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
         host.stop()
 
 
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """One host with all workers of the orders pipeline, one cut published: for tests that change nothing."""
+    home = tmp_path_factory.mktemp("host")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
+        settings.cache_clear()
+        made = Host(Ledger.open(ledger_url(f"sqlite:///{home}")), home / "shards").start(0, 1, 2, 3)
+        publish(orders_states(f"sqlite:///{home}", workers=4))
+    settings.cache_clear()
+    yield made
+    made.stop()
+
+
 @pytest.fixture
 def states(hosts: list[Host], tmp_path: Path) -> States:
     """The orders pipeline's state, one cut, written through the servers."""
-    states = orders_states(f"sqlite:///{tmp_path}", workers=4)
+    return publish(orders_states(f"sqlite:///{tmp_path}", workers=4))
+
+
+def publish(states: States) -> States:
+    """The first cut of the orders pipeline."""
     states.publish(
         [
             *totals("general", {location: (n + 1, f"{n}.00") for n, location in enumerate(LOCATIONS)}),

@@ -13,7 +13,6 @@ import pytest
 from sluice.server import app as app_module
 from sluice.server import protocol
 from tests.servers.hosts import TOKEN, Host
-from tests.states import States
 
 SHARD = "/local/orders/totals/1/0"
 LOGGED_IN = f"Host: h\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
@@ -84,44 +83,43 @@ HALF: dict[str, Callable[[], Iterator[bytes]]] = {
 
 @pytest.mark.parametrize("kind", HALF)
 @pytest.mark.attack("S5", "requests sent half, drop by drop, and without end")
-def test_a_request_that_does_not_end_is_not_waited_for(hosts: list[Host], states: States, kind: str) -> None:
-    took, heard = sent(hosts[0], HALF[kind]())
+def test_a_request_that_does_not_end_is_not_waited_for(host: Host, kind: str) -> None:
+    took, heard = sent(host, HALF[kind]())
     assert took < SOON
     assert not heard or heard.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200")), heard
     if "drop by drop" in kind:
         assert heard.startswith(b"HTTP/1.1 408"), heard
-    assert hosts[0].get("/sluice/v1/stores").status_code == 200
+    assert host.get("/sluice/v1/stores").status_code == 200
 
 
 @pytest.mark.attack("S5", "a thousand requests sent half, at once")
-def test_many_half_requests_leave_room_for_whole_ones(hosts: list[Host], states: States) -> None:
+def test_many_half_requests_leave_room_for_whole_ones(host: Host) -> None:
     with contextlib.ExitStack() as stack:
         half = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", hosts[0].port), timeout=SOON))
-            for _ in range(400)
+            stack.enter_context(socket.create_connection(("127.0.0.1", host.port), timeout=SOON)) for _ in range(400)
         ]
         for connection in half:
             connection.sendall(b"GET / HTTP/1.1\r\nHos")
-        assert hosts[0].get("/sluice/v1/stores").status_code == 200
+        assert host.get("/sluice/v1/stores").status_code == 200
         for connection in half:
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
 
 
 @pytest.mark.attack("S5", "a body bigger than one may be, its length said and not said")
-def test_a_body_that_is_too_big_is_refused(hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_is_too_big_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "MOST_BYTES_WRITTEN", 1_000_000)
     for content in (b"x" * 5_000_000, (b"x" * 100_000 for _ in range(50))):
-        answer = hosts[0].ask("POST", f"{SHARD}/ask", content=content)
+        answer = host.ask("POST", f"{SHARD}/ask", content=content)
         assert (answer.status_code, answer.json()["title"]) == (413, "Too big")
     for content in (b"x" * 2_000_000, (b"x" * 100_000 for _ in range(20))):
-        answer = hosts[0].ask("PUT", f"{SHARD}/batches/7?epoch=1", content=content)
+        answer = host.ask("PUT", f"{SHARD}/batches/7?epoch=1", content=content)
         assert (answer.status_code, answer.json()["detail"][:33]) == (413, "The request is bigger than the 1,")
 
 
-def test_a_connection_that_is_used_again_and_again_stays_open(hosts: list[Host], states: States) -> None:
+def test_a_connection_that_is_used_again_and_again_stays_open(host: Host) -> None:
     whole = b"GET /sluice/v1/stores HTTP/1.1\r\n" + LOGGED_IN + b"\r\n"
-    with socket.create_connection(("127.0.0.1", hosts[0].port), timeout=SOON) as connection:
+    with socket.create_connection(("127.0.0.1", host.port), timeout=SOON) as connection:
         for _ in range(3):
             connection.sendall(whole)
             heard = b""
@@ -148,8 +146,8 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("kind", CONFLICTS)
 @pytest.mark.attack("S5", "headers that contradict each other, or themselves")
-def test_headers_that_contradict_each_other_are_refused(hosts: list[Host], states: States, kind: str) -> None:
-    took, heard = sent(hosts[0], iter([asking(CONFLICTS[kind])]))
+def test_headers_that_contradict_each_other_are_refused(host: Host, kind: str) -> None:
+    took, heard = sent(host, iter([asking(CONFLICTS[kind])]))
     assert took < SOON
     assert heard.startswith(b"HTTP/1.1 4"), heard
     assert heard.count(b"HTTP/1.1 ") == 1, "one request, one answer"
@@ -160,7 +158,7 @@ NUMBERS = ["-1", "x", "1e3", "9" * 19, "9" * 5_000]
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.attack("S5", "numbers in a state server's paths and questions that no database has room for")
-def test_no_number_breaks_a_state_server(hosts: list[Host], states: States, number: str) -> None:
+def test_no_number_breaks_a_state_server(host: Host, number: str) -> None:
     paths = [
         ("GET", f"/local/orders/totals/{number}/0/batches"),
         ("GET", f"/local/orders/totals/1/{number}/batches"),
@@ -171,7 +169,7 @@ def test_no_number_breaks_a_state_server(hosts: list[Host], states: States, numb
         ("GET", "/local/none"),
     ]
     for method, path in paths:
-        answer = hosts[0].ask(method, path, content=b"\x90")
+        answer = host.ask(method, path, content=b"\x90")
         assert 400 <= answer.status_code < 500, path
         assert answer.headers["Content-Type"] == "application/problem+json", path
     for body in (
@@ -184,6 +182,6 @@ def test_no_number_breaks_a_state_server(hosts: list[Host], states: States, numb
         '{"type":"Eval"}',
         "",
     ):
-        answer = hosts[0].ask("POST", f"{SHARD}/ask", content=body.encode())
+        answer = host.ask("POST", f"{SHARD}/ask", content=body.encode())
         assert 400 <= answer.status_code < 500 or (number == "-1" and answer.status_code == 200), (body[:80], answer)
         assert answer.status_code == 200 or answer.headers["Content-Type"] == "application/problem+json"

@@ -95,21 +95,21 @@ def refused(host: Host, path: str, method: str = "GET", **headers: str) -> dict[
     return found
 
 
-def test_every_route_answers_without_parameters(hosts: list[Host], states: States) -> None:
+def test_every_route_answers_without_parameters(host: Host) -> None:
     for path in ROUTES:
-        assert answered(hosts[0], path)[0] == 200, path
+        assert answered(host, path)[0] == 200, path
 
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.attack("S5", "parameters that no route has, and parameters given twice")
-def test_a_misspelled_parameter_is_named(hosts: list[Host], states: States, path: str) -> None:
+def test_a_misspelled_parameter_is_named(host: Host, path: str) -> None:
     for name in ("as_off", "store", "%00", "a%20b", "%3Cb%3E"):
-        found = refused(hosts[0], f"{path}{'&' if '?' in path else '?'}{name}=1.0")
+        found = refused(host, f"{path}{'&' if '?' in path else '?'}{name}=1.0")
         assert (found["status"], found["title"]) == (422, "Invalid parameters")
         assert "has no parameter" in str(found["detail"])
-    assert "'as_off'" in str(refused(hosts[0], f"{COUNT}?as_off=1.0")["detail"])
-    assert "as_of" in str(refused(hosts[0], f"{COUNT}?as_off=1.0")["nextStep"])
-    assert refused(hosts[0], f"{COUNT}?as_of=1.0&as_of=1.1")["detail"] == "The parameter as_of is given twice."
+    assert "'as_off'" in str(refused(host, f"{COUNT}?as_off=1.0")["detail"])
+    assert "as_of" in str(refused(host, f"{COUNT}?as_off=1.0")["nextStep"])
+    assert refused(host, f"{COUNT}?as_of=1.0&as_of=1.1")["detail"] == "The parameter as_of is given twice."
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_a_misspelled_parameter_is_named(hosts: list[Host], states: States, path
         ("/combine?group_by=city", "group_by: "),
     ],
 )
-def test_a_field_that_no_value_has_is_named(hosts: list[Host], states: States, path: str, named: str) -> None:
-    found = refused(hosts[0], REVENUE + path)
+def test_a_field_that_no_value_has_is_named(host: Host, path: str, named: str) -> None:
+    found = refused(host, REVENUE + path)
     assert (found["status"], found["title"]) == (422, "Unknown field")
     assert str(found["detail"]).startswith(named)
     for right in ("/top?field=runningRevenue", "/combine?field=runningRevenue&group_by=_start"):
-        assert answered(hosts[0], REVENUE + right)[0] == 200
+        assert answered(host, REVENUE + right)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -148,43 +148,43 @@ def test_a_field_that_no_value_has_is_named(hosts: list[Host], states: States, p
     ],
 )
 @pytest.mark.attack("S5", "every number that can be asked for, too large, too small, or none at all")
-def test_no_number_is_too_large_for_an_answer(hosts: list[Host], states: States, path: str, status: int) -> None:
+def test_no_number_is_too_large_for_an_answer(host: Host, path: str, status: int) -> None:
     for number in HUGE:
         if number == "-1" and path in ("?from={}", "?to={}", "?as_of={}"):
             continue  # a time before 1970
-        found = refused(hosts[0], COUNT + path.format(quote(number)))
+        found = refused(host, COUNT + path.format(quote(number)))
         assert found["status"] in {status, 400, 404, 410, 412, 422}, (number, found)
-    assert refused(hosts[0], f"{COUNT}?as_of=1.9223372036854775808")["status"] == 400
-    assert refused(hosts[0], f"{COUNT}?as_of=1.9223372036854775807")["status"] == 404
+    assert refused(host, f"{COUNT}?as_of=1.9223372036854775808")["status"] == 400
+    assert refused(host, f"{COUNT}?as_of=1.9223372036854775807")["status"] == 404
 
 
 @pytest.mark.parametrize("since", ["1.9223372036854775808", "9" * 20 + ".1", "x", "1.-1", "", "\xff"])
 @pytest.mark.attack("S5", "a stream of changes since a cut that cannot be")
-def test_a_stream_begins_at_a_cut(hosts: list[Host], states: States, since: str) -> None:
-    assert refused(hosts[0], f"{COUNT}/changes", **{"Last-Event-ID": since})["status"] == 400
+def test_a_stream_begins_at_a_cut(host: Host, since: str) -> None:
+    assert refused(host, f"{COUNT}/changes", **{"Last-Event-ID": since})["status"] == 400
 
 
 @pytest.mark.parametrize("path", [*SENSELESS, "/", "/..", "/%2e%2e/local"])
 @pytest.mark.attack("S5", "queries that are no text, empty, endless, doubled, and paths that lead nowhere")
-def test_what_makes_no_sense_is_a_problem_document(hosts: list[Host], states: States, path: str) -> None:
-    refused(hosts[0], path)
+def test_what_makes_no_sense_is_a_problem_document(host: Host, path: str) -> None:
+    refused(host, path)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FROB"])
 @pytest.mark.attack("S5", "methods that no route has")
-def test_a_method_that_no_route_has_is_405(hosts: list[Host], states: States, method: str) -> None:
+def test_a_method_that_no_route_has_is_405(host: Host, method: str) -> None:
     for path in ROUTES:
-        status, headers, content = answered(hosts[0], path, method)
+        status, headers, content = answered(host, path, method)
         # A name that is no method at all does not get past the HTTP server.
         assert (status, headers.get("allow")) == (405, "GET, HEAD") or (method == "FROB" and status == 400), path
         assert content
 
 
-def test_head_says_what_get_says_without_a_body(hosts: list[Host], states: States) -> None:
+def test_head_says_what_get_says_without_a_body(host: Host) -> None:
     for path in ROUTES:
-        status, headers, content = answered(hosts[0], path, "HEAD")
+        status, headers, content = answered(host, path, "HEAD")
         assert (status, content) == (200, b""), path
-        assert headers["content-type"] == answered(hosts[0], path)[1]["content-type"]
+        assert headers["content-type"] == answered(host, path)[1]["content-type"]
 
 
 @pytest.mark.parametrize(
@@ -201,31 +201,31 @@ def test_head_says_what_get_says_without_a_body(hosts: list[Host], states: State
         {"Expect": "100-continue"},
     ],
 )
-def test_headers_of_no_use_change_nothing(hosts: list[Host], states: States, headers: dict[str, str]) -> None:
-    status, _, content = answered(hosts[0], COUNT, **headers)
+def test_headers_of_no_use_change_nothing(host: Host, headers: dict[str, str]) -> None:
+    status, _, content = answered(host, COUNT, **headers)
     assert (status, msgspec.json.decode(content)["partial"]) == (200, False)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b"\xff", b"null", b'{"a": 1e999}', b"x" * 100_000])
-def test_a_body_where_none_belongs_is_not_read(hosts: list[Host], states: States, body: bytes) -> None:
-    answer = hosts[0].ask("GET", COUNT, content=body)
+def test_a_body_where_none_belongs_is_not_read(host: Host, body: bytes) -> None:
+    answer = host.ask("GET", COUNT, content=body)
     assert answer.status_code == 200
 
 
 @pytest.mark.attack("S7", "a cursor cut off at every length")
-def test_a_cursor_cut_in_half_is_none(hosts: list[Host], states: States) -> None:
-    cursor = hosts[0].get(COUNT, limit=1).json()["cursor"]
+def test_a_cursor_cut_in_half_is_none(host: Host) -> None:
+    cursor = host.get(COUNT, limit=1).json()["cursor"]
     for length in range(len(cursor) - 1):
-        assert refused(hosts[0], f"{COUNT}?cursor={cursor[:length]}")["status"] == 400
+        assert refused(host, f"{COUNT}?cursor={cursor[:length]}")["status"] == 400
 
 
-def test_keys_with_a_nul_are_keys(hosts: list[Host], states: States) -> None:
+def test_keys_with_a_nul_are_keys(host: Host) -> None:
     for path in ("keys/%00", "keys/store_1%00", "keys/%00shared"):
-        assert refused(hosts[0], f"{COUNT}/{path}")["status"] == 404
+        assert refused(host, f"{COUNT}/{path}")["status"] == 404
     for path in ("keys?key=%00", "?prefix=%00", "?first=%00&last=%00", "?prefix=a%00b", "?limit=1&prefix=%00"):
-        answer = msgspec.json.decode(answered(hosts[0], COUNT + ("/" if path[0] == "k" else "") + path)[2])
+        answer = msgspec.json.decode(answered(host, COUNT + ("/" if path[0] == "k" else "") + path)[2])
         assert (answer["entries"], answer["partial"]) == ([], False)
-    assert refused(hosts[0], f"{COUNT}?as_of=run:%00")["status"] == 404
+    assert refused(host, f"{COUNT}?as_of=run:%00")["status"] == 404
 
 
 def test_a_job_without_stores_has_workers(hosts: list[Host], states: States) -> None:

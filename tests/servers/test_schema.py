@@ -15,7 +15,6 @@ from schemathesis.config import SchemathesisConfig
 
 from sluice.api.page import _description
 from tests.servers.hosts import TOKEN, Host
-from tests.states import States
 
 LONGEST = 5_000
 """Of a request's path and query: longer ones are for the HTTP server to refuse."""
@@ -70,9 +69,9 @@ def test_what_is_one_of_a_few_values_is_an_enum() -> None:
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_every_route_keeps_to_its_description(
-    schema: schemathesis.BaseSchema, mode: GenerationMode, hosts: list[Host], states: States
+    schema: schemathesis.BaseSchema, mode: GenerationMode, host: Host
 ) -> None:
-    address, statuses = f"http://{hosts[0].address}", set()
+    address, statuses = f"http://{host.address}", set()
 
     def ask(case: schemathesis.Case[Any], is_there: bool) -> None:
         if is_there and mode is GenerationMode.POSITIVE:
