@@ -57,7 +57,7 @@ class Counting:
         count = self.context.store("count").get("n") or 0
         self.context.store("count").put("n", count + 1)
         if (count + 1) % 100 == 0:
-            self.context.forward(count + 1)
+            self.context.forward(record.key, count + 1)
 
 
 def fused(name: str) -> Pipeline:

@@ -166,11 +166,11 @@ class ExactSum(Cell):
 
 
 class ExactAverage(ExactSum):
-    """The mean of doubles."""
+    """The mean of doubles, rounded once as well."""
 
     @override
     def result(self, cell: tuple[int, Exact]) -> float | None:
-        return float(cell[1]) / cell[0] if cell[0] else None
+        return cell[1].divided(cell[0]) if cell[0] else None
 
 
 class DecimalSum(Cell):

@@ -40,10 +40,14 @@ class Exact:
 
     def __float__(self) -> float:
         """The nearest double. Raises OverflowError if there is none."""
+        return self.divided(1)
+
+    def divided(self, count: int) -> float:
+        """The double that is nearest to a `count`th of it. Raises OverflowError if there is none."""
         try:
             if self.exponent >= 0:
-                return float(self.mantissa << self.exponent)
-            return self.mantissa / (1 << -self.exponent)
+                return (self.mantissa << self.exponent) / count
+            return self.mantissa / (count << -self.exponent)
         except OverflowError:
             raise OverflowError("the sum is larger than any double") from None
 

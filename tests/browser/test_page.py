@@ -164,7 +164,8 @@ def hostile(states: States) -> States:
     made = States(states.database, pipeline="hostile", workers=1)
     made.stores = (made.store(IMAGE, key=HOSTILE, value=HOSTILE),)
     made.ledger.register(made.info(description=HOSTILE, drawing=HOSTILE, picture=SCRIPTED))
-    made.publish({HOSTILE: msgspec.json.encode([HOSTILE]).decode()}, counts={f"late/{HOSTILE}": 1}, run=HOSTILE)
+    counts = {f"late/{HOSTILE}": 1, f"failed/{HOSTILE}": 2}
+    made.publish({HOSTILE: msgspec.json.encode([HOSTILE]).decode()}, counts=counts, run=HOSTILE)
     made.ledger.damages.mark("hostile", "totals", 1, 0, HOSTILE)
     return made
 
@@ -183,6 +184,7 @@ def test_markup_in_any_text_stays_text(page: Page, hostile: States) -> None:
     expect(row.locator(".badge")).to_have_attribute("title", HOSTILE)
     expect(row.locator(".worker")).to_have_attribute("title", f"worker 0: {HOSTILE}")
     expect(sluice.locator("#reasons")).to_contain_text(f"late for {HOSTILE}: 1")
+    expect(sluice.locator("#reasons")).to_contain_text(f"failed in {HOSTILE}: 2")
     expect(sluice.get_by_alt_text("Topology of hostile")).to_be_attached()
     page.route("**/sluice/v1/stores*", lambda route: route.fulfill(status=503, json={"detail": HOSTILE}))
     expect(sluice.locator("#trouble")).to_contain_text(HOSTILE, timeout=15_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -107,12 +108,27 @@ def test_an_encoder_that_raises_fails_the_run(start: Start) -> None:
     assert running.output("copies") == []
 
 
-def test_what_an_encoder_cannot_take_is_a_dead_letter_if_the_author_says_so(start: Start) -> None:
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_what_an_encoder_cannot_take_is_a_dead_letter_whoever_writes(start: Start, delivery: str) -> None:
     running = start(encoding("dead_letter"))
+    running.settings = dataclasses.replace(running.settings, delivery=delivery)
     running.send("sales", sale("a", 2), sale("b", 3), sale("c", 4))
     running.run()
     assert [key for key, _ in running.output("copies")] == ["a", "c"]
     (letter,) = running.dead_letters()
     assert letter.key() == b"b"
-    assert letter_headers(letter)["sluice.reason"] == "not_encoded"
-    assert "is odd" in letter_headers(letter)["sluice.detail"]
+    headers = letter_headers(letter)
+    assert (headers["sluice.reason"], headers["sluice.output"]) == ("not_encoded", running.names("copies"))
+    assert headers["sluice.detail"] == "ValueError: 3 is odd"
+    assert headers["sluice.at"].startswith("test_write_errors.py:")
+    counts = {name: running.counts(f"{name}/{running.names('copies')}") for name in ("output", "unwritten")}
+    assert counts == {"output": 2, "unwritten": 1}
+
+
+def test_what_an_encoder_cannot_take_is_only_counted_if_the_author_says_so(start: Start) -> None:
+    running = start(encoding("skip"))
+    running.send("sales", sale("a", 2), sale("b", 3))
+    running.run()
+    assert [key for key, _ in running.output("copies")] == ["a"]
+    assert running.dead_letters() == []
+    assert running.counts(f"unwritten/{running.names('copies')}") == 1

@@ -116,7 +116,9 @@ function workerList(workers) {
     titled(element("span", `worker ${worker.status}`, worker.number), `worker ${worker.number}: ${worker.reason || "ok"}`)));
 }
 
-// The counts of a cut are `read`, `applied`, `late/STORE`, `dead_letter/REASON` and so on.
+// The counts of a cut are `read`, `applied`, `late/STORE`, `failed/STEP`, `dead_letter/REASON` and so on.
+const COUNTED = { dead_letter: (reason) => reason, late: (store) => `late for ${store}`, failed: (step) => `failed in ${step}` };
+
 function total(counts, name) {
   return Object.entries(counts)
     .filter(([key]) => key === name || key.startsWith(`${name}/`))
@@ -138,8 +140,8 @@ function showReasons(cuts) {
   const reasons = new Map();
   for (const [key, count] of cuts.flatMap(({ counts }) => Object.entries(counts))) {
     const [what, reason] = key.split(/\/(.*)/s);
-    if (what !== "dead_letter" && what !== "late") continue;
-    const name = what === "late" ? `late for ${reason}` : reason;
+    if (!Object.hasOwn(COUNTED, what)) continue;
+    const name = COUNTED[what](reason);
     reasons.set(name, (reasons.get(name) ?? 0) + count);
   }
   const sorted = [...reasons].filter(([, count]) => count).sort((one, other) => other[1] - one[1]);

@@ -188,7 +188,6 @@ def test_a_wall_clock_timer_that_fails_has_fired_and_changes_nothing() -> None:
         (Function("sum", Decimal), ["99999999999999999999999999999999999999", "1"], "more than 38 digits"),
         (Function("avg", Decimal), ["1.5", "9" * 36 + ".8"], "more than 38 digits"),
         (Function("sum", float), [1.7e308, 1.7e308], "larger than any double"),
-        (Function("avg", float), [-1.7e308, -1.7e308], "larger than any double"),
         (Function("max", int), [1, "two"], "Expected `int | null`, got `str`"),
         (Function("sum", float), [1.0, "NaN"], "Expected `float | null`, got `str`"),
     ],
