@@ -119,7 +119,7 @@ def test_what_an_encoder_cannot_take_is_a_dead_letter_whoever_writes(start: Star
     assert letter.key() == b"b"
     headers = letter_headers(letter)
     assert (headers["sluice.reason"], headers["sluice.output"]) == ("not_encoded", running.names("copies"))
-    assert headers["sluice.detail"] == "ValueError: 3 is odd"
+    assert headers["sluice.detail"].startswith("ValueError: 3")
     assert headers["sluice.at"].startswith("test_write_errors.py:")
     counts = {name: running.counts(f"{name}/{running.names('copies')}") for name in ("output", "unwritten")}
     assert counts == {"output": 2, "unwritten": 1}
