@@ -7,6 +7,7 @@ or damaged shard, and puts a pipeline's changes into effect over its whole histo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,7 +40,8 @@ log = structlog.get_logger()
 class Rebuild:
     """Builds a job's state anew. `from_topics` takes the topics as they are now, whatever they have lost.
 
-    With `only`, LeaseError if readers do not see that generation any more.
+    With `only`, LeaseError if readers do not see that generation any more. `why` the state has to be restored, if it
+    was damaged, is noted with the time that it took.
     """
 
     spark: SparkSession
@@ -47,6 +49,7 @@ class Rebuild:
     settings: Settings
     from_topics: bool = False
     only: int | None = None
+    why: str = ""
 
     def run(self) -> int:
         """Build a new generation and let readers see it; returns its number.
@@ -55,6 +58,7 @@ class Rebuild:
         works on the job; EngineError if what comes out is not what was published.
         """
         name, job = self.job.pipeline.name, self.job.name
+        begun = time.monotonic()
         with Ledger.open(self.settings.ledger) as ledger:
             if ledger.generation(name, job) is None:
                 return self._begin(ledger)
@@ -68,8 +72,10 @@ class Rebuild:
                 self._build(new, history.published)
                 self._compare(ledger, old, new, history)
                 self._build(new, history.unpublished)
-                ledger.promote(name, job, new, lease.row)
-        log.info("generation promoted", pipeline=name, job=job, generation=new, before=old)
+                seconds = round(time.monotonic() - begun, 1)
+                note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
+                ledger.promote(name, job, new, lease.row, self.settings.run, note)
+        log.info("generation promoted", pipeline=name, job=job, generation=new, before=old, seconds=seconds)
         return new
 
     def _begin(self, ledger: Ledger) -> int:

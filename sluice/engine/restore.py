@@ -44,20 +44,17 @@ class RestoringRun:
             try:
                 return run.run()
             except DamagedState as damaged:
-                self._restore(ledger, generation, damaged)
+                self._restore(generation, damaged)
         return run.run()
 
-    def _restore(self, ledger: Ledger, damaged: int | None, why: DamagedState) -> None:
-        of = (self.job.pipeline.name, self.job.name)
+    def _restore(self, damaged: int | None, why: DamagedState) -> None:
+        of = {"pipeline": self.job.pipeline.name, "job": self.job.name}
         begun = time.monotonic()
-        log.warning("state damaged, restoring it from the topics", pipeline=of[0], job=of[1], why=why.detail)
+        log.warning("state damaged, restoring it from the topics", **of, why=why.detail)
         try:
-            generation = Rebuild(self.spark, self.job, self.settings, only=damaged).run()
+            generation = Rebuild(self.spark, self.job, self.settings, only=damaged, why=why.detail).run()
         except InputError as lost:
             raise DamagedState(
                 f"{why.detail} It cannot be restored from the topics. {lost.detail}", next_step=lost.next_step
             ) from lost
-        seconds = round(time.monotonic() - begun, 1)
-        log.warning("state restored", pipeline=of[0], job=of[1], generation=generation, seconds=seconds)
-        text = f"State was damaged, and restored from the topics in {seconds} s: {why.detail}"
-        ledger.notes.add(*of, generation, self.settings.run, text)
+        log.warning("state restored", **of, generation=generation, seconds=round(time.monotonic() - begun, 1))

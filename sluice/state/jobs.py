@@ -13,6 +13,7 @@ from sluice.state.damages import Damages
 from sluice.state.database import Kept, as_json, speaking_to, writing
 from sluice.state.leases import LeaseRow, require_epoch
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
+from sluice.state.notes import add_note
 from sluice.state.passwords import without_password
 from sluice.state.places import place_workers
 from sluice.state.tables import (
@@ -54,10 +55,13 @@ class Jobs(Kept):
             _replace(connection, STORES, where, map(msgspec.structs.asdict, job.stores))
             _replace(connection, WORKERS, where, map(_worker_row, job.workers))
 
-    def promote(self, pipeline: str, job: str, generation: int, lease: LeaseRow | None = None) -> None:
+    def promote(
+        self, pipeline: str, job: str, generation: int, lease: LeaseRow | None = None, run: str = "", note: str = ""
+    ) -> None:
         """Let readers see another generation of a job from now on; NotFound if it was never registered.
 
-        LeaseError, and nothing is changed, if `lease`, of the generation that is replaced, is not held any more.
+        LeaseError, and nothing is changed, if `lease`, of the generation that is replaced, is not held any more. A
+        `note` about it is kept with the run's name.
         """
         known = select(GENERATIONS).where(is_of(GENERATIONS, pipeline, job, generation))
         with speaking_to("Promoting the generation"), writing(self._engine) as connection:
@@ -66,6 +70,8 @@ class Jobs(Kept):
             if connection.execute(known).first() is None:
                 raise NotFound(f"Job {job!r} of pipeline {pipeline!r} has no generation {generation}.")
             _replace(connection, JOBS, {"pipeline": pipeline, "job": job}, [{"generation": generation}])
+            if note:
+                add_note(connection, pipeline, job, generation, run, note)
 
     def generation(self, pipeline: str, job: str) -> int | None:
         """The generation of a job that readers see; None if it never ran."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import msgspec
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Connection, Engine, insert, select
 
 from sluice.state.database import speaking_to, writing
 from sluice.state.tables import NOTES, is_of
@@ -32,12 +32,8 @@ class Notes:
 
     def add(self, pipeline: str, job: str, generation: int, run: str, text: str) -> None:
         """Note something now."""
-        note = Note(
-            pipeline=pipeline, job=job, generation=generation, run=run, text=text,
-            noted_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )  # fmt: skip
         with speaking_to("Writing a note"), writing(self._engine) as connection:
-            connection.execute(insert(NOTES), msgspec.structs.asdict(note))
+            add_note(connection, pipeline, job, generation, run, text)
 
     def all(self, pipeline: str, job: str) -> list[Note]:
         """The notes of a job, oldest first."""
@@ -45,3 +41,12 @@ class Notes:
         statement = select(*columns).where(is_of(NOTES, pipeline, job)).order_by(NOTES.c.number)
         with speaking_to("Reading the notes"), self._engine.connect() as connection:
             return [Note(**dict(row)) for row in connection.execute(statement).mappings()]
+
+
+def add_note(connection: Connection, pipeline: str, job: str, generation: int, run: str, text: str) -> None:
+    """Note something now, as part of a transaction."""
+    note = Note(
+        pipeline=pipeline, job=job, generation=generation, run=run, text=text,
+        noted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+    connection.execute(insert(NOTES), msgspec.structs.asdict(note))
