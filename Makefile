@@ -72,8 +72,9 @@ conformance: $(JARS) ## Compare with Kafka Streams' answers: CASES=file, CUTS=on
 	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES))
 
 .PHONY: faults
-faults: $(JARS) ## Kill, cut off and starve every part, and compare with what must be; ARGS='F3 F7' for some, KILLS=
-	@KILLS="$(or $(KILLS),100)" $(BIN)/python -m tests.faults $(ARGS)
+faults: $(JARS) ## Kill, stop and starve every part, and compare with what must be; ARGS='F1 F7' KILLS= PIPELINE= SHARDS=
+	@KILLS="$(or $(KILLS),100)" PIPELINE="$(or $(PIPELINE),orders words)" SHARDS="$(or $(SHARDS),sqlite postgres)" \
+		$(BIN)/python -m tests.faults $(ARGS)
 
 .PHONY: lock
 lock: $(INSTALLED) ## Resolve pyproject.toml into requirements.txt anew and write the jars' checksums

@@ -11,6 +11,9 @@ import time
 
 import pytest
 
+SAMPLE = "(a sample"
+"""What is tried of a scenario in `make test` says so; `make faults` tries all of it."""
+
 
 class Lines:
     """Prints a line for each scenario, and the failures' tracebacks; ends with the two numbers."""
@@ -23,7 +26,9 @@ class Lines:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Only scenarios, in the order of their numbers; only those that were asked for, if any were."""
         items[:] = [
-            item for item in items if (found := _fault(item)) and (not self._chosen or found[0] in self._chosen)
+            item
+            for item in items
+            if (found := _fault(item))[0] and SAMPLE not in found[1] and (not self._chosen or found[0] in self._chosen)
         ]
         items.sort(key=lambda item: (_fault(item)[0][0] != "F", int(_fault(item)[0][1:])))
 
@@ -31,10 +36,10 @@ class Lines:
         """A scenario has been gone through."""
         said = dict(report.user_properties)
         if report.when == "call" or report.outcome != "passed":
-            fine = report.outcome == "passed"
-            self.passed, self.failed = self.passed + fine, self.failed + (not fine)
+            fine, skipped = report.outcome == "passed", report.outcome == "skipped"
+            self.passed, self.failed = self.passed + fine, self.failed + (not fine and not skipped)
             seen = str(said.get("seen", "")) if fine else report.longreprtext
-            end = "passed" if fine else "FAILED"
+            end = "passed" if fine else "skipped" if skipped else "FAILED"
             print(
                 f"{said.get('fault', report.nodeid)} injected: {said.get('injected')}; seen: {seen}; {end}", flush=True
             )

@@ -8,13 +8,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+import psycopg
+from psycopg import sql as postgres
+from sqlalchemy import make_url
 
-from tests.faults.truth import Found, Watching, compare
+from sluice.state.addresses import location
+from tests.faults.found import Found
+from tests.faults.truth import Feed, Watching, compare
 from tests.faults.world import Driver, World
 
+WORKERS = {"orders": 4, "words": 2}
 AIMS = ("start", "any", "begun", "shard", "after a shard", "published", "after publishing")
 
 
@@ -26,16 +33,17 @@ class Kills:
         self.chance = random.Random(seed)
         self.phases: Counter[str] = Counter()
         self.watching = Watching(world)
+        self.feed = Feed(world)
         self.killed = 0
-        self._start_ms = 1_670_230_527_000
+        self._database = Database()
 
     def run(self, kills: int, batch: int = 400, seconds: float = 36_000) -> Found:
         """Kill so many drivers, or for so long, let the last one finish, and compare; `batch` bounds the batches."""
-        self.feed(10_000)
+        self.feed(25 * batch)
         until = time.monotonic() + seconds
         while self.killed < kills and time.monotonic() < until:
-            if self.left() < 4_000:
-                self.feed(6_000)
+            if self.feed.left() < 10 * batch:
+                self.feed(15 * batch)
             self.one_life(batch)
             self.watching.look()
             if self.killed % 10 == 0:
@@ -44,22 +52,6 @@ class Kills:
         self.world.run()
         self.watching.look()
         return compare(self.world)
-
-    def feed(self, count: int) -> None:
-        """More orders, later in event time than those before."""
-        self.world.produce(count, seed=self._start_ms // 1000, start_ms=self._start_ms)
-        self._start_ms += 600_000
-
-    def left(self) -> int:
-        """How many orders have not been published yet."""
-        with self.world.ledger() as ledger:
-            read = ledger.positions("orders").get("orders", {})
-        consumer = Consumer({**self.world.config, "group.id": "left"})
-        try:
-            ends = [consumer.get_watermark_offsets(TopicPartition("orders", p), timeout=20)[1] for p in range(4)]
-        finally:
-            consumer.close()
-        return sum(ends) - sum(read.values())
 
     def one_life(self, batch: int) -> None:
         """Start a driver, and kill it at a moment that is drawn anew each time."""
@@ -115,39 +107,77 @@ class Kills:
             time.sleep(0.004)
 
     def published(self) -> int:
-        return _ask(self.world.home / "ledger.sqlite", "SELECT count(*) FROM cuts")
+        """How many snapshots there are, of all jobs."""
+        return self._ask(self.world.settings.ledger, "SELECT count(*) FROM cuts")
 
     def begun(self) -> int:
-        folder = self.world.home / "checkpoints" / "orders" / "main" / "g1" / "spark" / "offsets"
-        return len(list(folder.glob("[0-9]*"))) if folder.is_dir() else 0
+        """How many batches Spark has written down, of all jobs."""
+        folders = (
+            self.world.home / "checkpoints" / self.world.name / job / "g1/spark/offsets" for job in self.world.jobs
+        )
+        return sum(len(list(folder.glob("[0-9]*"))) for folder in folders if folder.is_dir())
 
-    def shards(self) -> list[Path]:
-        return [self.world.home / "shards/orders/main/g1" / f"worker-{number}.sqlite" for number in range(4)]
+    def shards(self, *jobs: str) -> list[str]:
+        """Where the shards are; of all jobs if none is named."""
+        known, workers = self.world.settings, WORKERS[self.world.name]
+        return [
+            location(known.shards, self.world.name, job, 1, worker)
+            for job in jobs or self.world.jobs
+            for worker in range(workers)
+        ]
 
     def written(self) -> int:
-        return sum(_ask(shard, "SELECT count(*) FROM batches") for shard in self.shards())
+        """How many batches the shards have, all together."""
+        return sum(self._ask(shard, "SELECT count(*) FROM batches") for shard in self.shards())
 
     def phase(self) -> str:
         """What had been done of the last batch when the driver died."""
-        begun, done, published = self.world.begun(), self.world.done(), self.world.published()
-        if begun == done:
-            return "between batches"
-        if published == begun:
-            return "after the ledger, before Spark's commit"
-        shards = sum(_ask(shard, f"SELECT count(*) FROM batches WHERE batch = {begun}") for shard in self.shards())
-        if shards == 0:
-            return "before the shards"
-        return "among the shards" if shards < 4 else "after the shards, before the ledger"
+        for job in self.world.jobs:
+            begun, done, published = self.world.begun(job), self.world.done(job), self.world.published(job)
+            if begun == done:
+                continue
+            if published == begun:
+                return "after the ledger, before Spark's commit"
+            mine = self.shards(job)
+            shards = sum(self._ask(one, f"SELECT count(*) FROM batches WHERE batch = {begun}") for one in mine)
+            if shards == 0:
+                return "before the shards"
+            return "among the shards" if shards < len(mine) else "after the shards, before the ledger"
+        return "between batches"
+
+    def _ask(self, url: str, query: str) -> int:
+        return self._database.ask(url, query)
 
 
-def _ask(file: Path, sql: str) -> int:
-    if not file.is_file():
-        return 0
-    try:
-        connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=1)
+class Database:
+    """Asks a ledger or a shard past the product: quickly, again and again, and whether it is there yet or not."""
+
+    def __init__(self) -> None:
+        self._connections: dict[str, psycopg.Connection[Any]] = {}
+
+    def ask(self, url: str, query: str) -> int:
+        """The query's number; 0 if the database has no answer."""
         try:
-            return int(connection.execute(sql).fetchone()[0])
-        finally:
-            connection.close()
-    except sqlite3.Error:
-        return 0
+            return self._postgres(url, query) if url.startswith("postgres") else self._sqlite(url, query)
+        except (sqlite3.Error, psycopg.Error):
+            return 0
+
+    @staticmethod
+    def _sqlite(url: str, query: str) -> int:
+        file = Path(make_url(url).database or "")
+        if not file.is_file():
+            return 0
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
+            return int(connection.execute(query).fetchone()[0])
+
+    def _postgres(self, url: str, query: str) -> int:
+        parsed = make_url(url)
+        plain = parsed.difference_update_query(["schema"]).set(drivername="postgresql")
+        address = plain.render_as_string(hide_password=False)
+        if address not in self._connections or self._connections[address].closed:
+            self._connections[address] = psycopg.connect(address, autocommit=True, connect_timeout=5)
+        connection = self._connections[address]
+        schema = postgres.Identifier(str(parsed.query.get("schema", "public")))
+        connection.execute(postgres.SQL("SET search_path TO {}").format(schema))
+        row = connection.execute(postgres.SQL(query)).fetchone()
+        return int(row[0]) if row else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 from sluice.errors import StateError
 from sluice.testing.kafka import running as running_broker
 from tests.faults.clock import SteppedClock
-from tests.faults.conftest import Seen
+from tests.faults.conftest import Seen, small_disk
 from tests.faults.kills import Kills
 from tests.faults.truth import Watching, compare
 from tests.faults.world import Driver, World, wait_until, world
@@ -27,13 +26,22 @@ from tests.postgres import postgres_server
 pytestmark = pytest.mark.timeout(7200)
 
 KILLS = int(os.environ.get("KILLS", "100"))
+PIPELINES = os.environ.get("PIPELINE", "orders words").split()
+DATABASES = os.environ.get("SHARDS", "sqlite postgres").split()
+SUBJECTS = [f"{name}{'-postgres' if kind == 'postgres' else ''}" for name in PIPELINES for kind in DATABASES]
+"""The pipelines whose drivers are killed a hundred times, and where their ledger and shards lie."""
+
+BATCH = {"orders": 400, "words": 150}
+"""How many records a batch has there: each takes about a second."""
+
 TEN_MINUTES_S = 600.0
 
 
-@pytest.mark.fault("F1", "kill -9 of driver and JVM, twice (a sample; `make faults` has a hundred)")
-def test_two_kills(orders: World, seen: Seen) -> None:
-    kills = Kills(orders, seed=int(time.time()))
-    found = kills.run(2)
+@pytest.mark.parametrize("subject", ["orders", "words-postgres"], indirect=True)
+@pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` has a hundred)")
+def test_a_kill(subject: World, seen: Seen) -> None:
+    kills = Kills(subject, seed=int(time.time()))
+    found = kills.run(1, BATCH[subject.name])
     seen(f"died {dict(kills.phases)}; {found}")
 
 
@@ -50,12 +58,13 @@ def test_the_temporary_files_of_a_killed_driver_go_too(
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("subject", SUBJECTS, indirect=True)
 @pytest.mark.fault("F1", f"kill -9 of driver, JVM or both, {KILLS} times at random moments over one long input")
-def test_a_hundred_kills(orders: World, seen: Seen) -> None:
-    kills = Kills(orders)
-    found = kills.run(KILLS)
+def test_a_hundred_kills(subject: World, seen: Seen) -> None:
+    kills = Kills(subject)
+    found = kills.run(KILLS, BATCH[subject.name])
     assert kills.killed == KILLS
-    seen(f"died {dict(kills.phases)}; a reader saw {kills.watching.asked} times one whole cut; {found}")
+    seen(f"died {dict(kills.phases)}; a reader saw {kills.watching.asked} times one whole snapshot; {found}")
 
 
 @contextmanager
@@ -114,24 +123,11 @@ def test_no_broker(orders: World, seen: Seen) -> None:
     seen(f"{failed}; then resumed: {compare(orders)}")
 
 
-@contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A disk of so many megabytes."""
-    folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.fail("A small disk cannot be mounted here: run this as root.")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("what", ["CHECKPOINTS", "SHARDS", "LEDGER"])
 @pytest.mark.fault("F13", "the disk runs full under the checkpoint, the shards, the ledger, in turn")
 def test_a_full_disk(orders: World, seen: Seen, what: str) -> None:
-    with small_disk(orders.folder / "disk", 24) as disk:
+    with small_disk(orders.folder / "disk", "24m") as disk:
         address = {"CHECKPOINTS": str(disk), "SHARDS": f"sqlite:///{disk}", "LEDGER": f"sqlite:///{disk}/ledger.sqlite"}
         orders.environment[f"SLUICE_{what}"] = address[what]
         orders.produce(12_000)

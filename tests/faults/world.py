@@ -28,8 +28,10 @@ from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-NAME, JOB = "orders", "main"
-LONGEST_S = 240.0
+JOBS = {"orders": ("main",), "words": ("main", "ordered")}
+"""The pipelines that faults are tried on: one whose stores are fused, one with operators that take records in order."""
+
+LONGEST_S = 900.0
 
 
 @dataclass
@@ -38,7 +40,8 @@ class Driver:
 
     process: subprocess.Popen[bytes]
     log: Path
-    begun: float = field(default_factory=time.monotonic)
+    submitted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """To be closed once it has ended: the first one leaves an archive of classes that the next ones start with."""
 
     @property
     def runs(self) -> bool:
@@ -51,18 +54,20 @@ class Driver:
     def wait(self, timeout: float = LONGEST_S) -> int:
         """Its status once it has ended; TimeoutExpired, and it is killed, if it does not."""
         try:
-            return self.process.wait(timeout)
+            status = self.process.wait(timeout)
+            self.submitted.close()
+            return status
         except subprocess.TimeoutExpired:
             self.kill("all")
             raise
 
     def python(self) -> psutil.Process | None:
         """The Python program that drives."""
-        return next((one for one in self._members() if "run.py" in " ".join(_command(one)) and not _is_java(one)), None)
+        return next((one for one in self.members() if "run.py" in " ".join(_command(one)) and not _is_java(one)), None)
 
     def java(self) -> psutil.Process | None:
         """The JVM."""
-        return next((one for one in self._members() if _is_java(one)), None)
+        return next((one for one in self.members() if _is_java(one)), None)
 
     def kill(self, what: str) -> None:
         """kill -9 of `java`, `python` or `all`; returns when neither the JVM nor the program is there any more."""
@@ -80,7 +85,8 @@ class Driver:
                 one.kill()
         self.process.wait(30)
 
-    def _members(self) -> list[psutil.Process]:
+    def members(self) -> list[psutil.Process]:
+        """The JVM, the program, and Spark's Python workers."""
         try:
             parent = psutil.Process(self.process.pid)
             return [parent, *parent.children(recursive=True)]
@@ -94,6 +100,7 @@ class World:
 
     folder: Path
     kafka: EmbeddedKafka
+    name: str = "orders"
     environment: dict[str, str] = field(default_factory=dict)
     drivers: list[Driver] = field(default_factory=list)
     home: Path = field(init=False)
@@ -117,11 +124,15 @@ class World:
         return Settings.read(own | {n: v for n, v in self.environment.items() if n.startswith("SLUICE_")})
 
     @property
-    def checkpoint(self) -> Path:
-        """Spark's folder in the generation that is read."""
+    def jobs(self) -> tuple[str, ...]:
+        return JOBS[self.name]
+
+    def checkpoint(self, job: str = "") -> Path:
+        """Spark's folder in the generation of a job that is read; the last job unless one is named."""
+        job = job or self.jobs[-1]
         with Ledger.open(self.settings.ledger) as ledger:
-            generation = ledger.generation(NAME, JOB) or 1
-        return Path(self.settings.checkpoints) / NAME / JOB / f"g{generation}" / "spark"
+            generation = ledger.generation(self.name, job) or 1
+        return Path(self.settings.checkpoints) / self.name / job / f"g{generation}" / "spark"
 
     def produce(self, count: int, **how: Any) -> None:
         """Bring orders, some of them bad and some late."""
@@ -131,12 +142,13 @@ class World:
     def start(self, *arguments: str, **environment: str) -> Driver:
         """Start a driver."""
         known = self.settings
-        told = self._submitted.enter_context(submission(known, known.kafka, "local[2]"))
+        submitted = self._submitted.enter_context(contextlib.ExitStack())
+        told = submitted.enter_context(submission(known, known.kafka, "local[2]"))
         command = [
             *(str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"),
             *("--driver-class-path", told.driver_class_path),
             *("--driver-java-options", told.driver_java_options),
-            *(str(known.pipelines / "run.py"), *arguments, NAME),
+            *(str(known.pipelines / "run.py"), *arguments, self.name),
         ]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
         log = self.folder / f"driver-{len(self.drivers)}.log"
@@ -145,7 +157,7 @@ class World:
                 command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env=inherited | told.environment | self.environment | environment,
             )  # fmt: skip
-        driver = Driver(process, log)
+        driver = Driver(process, log, submitted)
         self.drivers.append(driver)
         return driver
 
@@ -159,11 +171,11 @@ class World:
     def ledger(self) -> Ledger:
         return Ledger.open(self.settings.ledger)
 
-    def published(self) -> int:
-        """The newest batch in the ledger, -1 if none."""
+    def published(self, job: str = "") -> int:
+        """The newest batch of a job in the ledger, -1 if none; of the last job unless one is named."""
         try:
             with self.ledger() as ledger:
-                latest = ledger.latest_cut(NAME, JOB)
+                latest = ledger.latest_cut(self.name, job or self.jobs[-1])
         except Exception:
             return -1
         return -1 if latest is None else latest.batch
@@ -173,13 +185,13 @@ class World:
         assert wait_until(lambda: self.published() >= batch or not driver.runs, 180), driver.said[-3000:]
         assert driver.runs, driver.said[-3000:]
 
-    def begun(self) -> int:
+    def begun(self, job: str = "") -> int:
         """The newest batch that Spark has written down, -1 if none."""
-        return last_batch(str(self.checkpoint), "offsets")
+        return last_batch(str(self.checkpoint(job)), "offsets")
 
-    def done(self) -> int:
+    def done(self, job: str = "") -> int:
         """The newest batch that Spark has committed, -1 if none."""
-        return last_batch(str(self.checkpoint), "commits")
+        return last_batch(str(self.checkpoint(job)), "commits")
 
     def admin(self) -> AdminClient:
         return AdminClient({**self.config})
@@ -192,12 +204,12 @@ class World:
 
 
 @contextlib.contextmanager
-def world(environment: Mapping[str, str] | None = None) -> Iterator[World]:
+def world(name: str = "orders", environment: Mapping[str, str] | None = None) -> Iterator[World]:
     """A world that ends with the block, its processes and its folder too."""
     folder = Path(tempfile.mkdtemp(prefix="sluice-fault-"))
     try:
         with EmbeddedKafka(folder / "kafka", free_port()) as kafka:
-            made = World(folder, kafka, dict(environment or {}))
+            made = World(folder, kafka, name, dict(environment or {}))
             try:
                 yield made
             finally:
