@@ -73,6 +73,13 @@ class Writer:
         return f"{self.transactional_id}.{self.generation}"
 
 
+class Marker(msgspec.Struct, frozen=True):
+    """What is out: a batch, and how many records of it by topic."""
+
+    batch: Batch
+    outputs: dict[str, int]
+
+
 class TransactionalOutput:
     """Writes each batch's records exactly once. Use as a context manager: entering fences any older writer."""
 
@@ -80,8 +87,12 @@ class TransactionalOutput:
         self._kafka = dict(kafka)
         self._writer = writer
         self._producer = Producer({**quiet(self._kafka), **_fast(limits), "transactional.id": writer.transactional_id})
-        self.last: Batch | None = None
+        self._out: Marker | None = None
+
+    @property
+    def last(self) -> Batch | None:
         """The last batch that is out."""
+        return None if self._out is None else self._out.batch
 
     @property
     def last_batch(self) -> int:
@@ -91,7 +102,7 @@ class TransactionalOutput:
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions"):
             self._producer.init_transactions(TIMEOUT_S)
-            self.last = read_marker(self._kafka, self._writer)
+            self._out = read_marker(self._kafka, self._writer)
         return self
 
     def __exit__(
@@ -102,22 +113,32 @@ class TransactionalOutput:
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Write the batch's records, tables of `key`, `value` and perhaps `headers` by topic, all or none.
 
-        Returns the number of records by topic; what is out already is counted again but not written again.
+        Returns the number of records by topic. On a replay, what is out already is not written again; a topic that the
+        pipeline had not when the batch was written gets its records now.
         """
-        write = batch.number > self.last_batch
-        counts: dict[str, int] = {}
+        out = self._out.outputs if self._out is not None and batch.number == self.last_batch else {}
+        counts = dict(out)
+        begun = False
         with kafka_errors("Writing the output"):
-            if write:
-                self._producer.begin_transaction()
+            if batch.number > self.last_batch:
+                begun = self._begin()
             for topic, table in records:
+                if out.get(topic):
+                    continue
                 counts[topic] = counts.get(topic, 0) + table.num_rows
-                if write:
+                if batch.number >= self.last_batch and table.num_rows:
+                    begun = begun or self._begin()
                     self._produce(topic, table)
-            if write:
-                self._producer.produce(self._writer.markers, key=self._writer.name, value=msgspec.json.encode(batch))
+            if begun:
+                marker = Marker(batch, counts)
+                self._producer.produce(self._writer.markers, key=self._writer.name, value=msgspec.json.encode(marker))
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
-                self.last = batch
+                self._out = marker
         return counts
+
+    def _begin(self) -> bool:
+        self._producer.begin_transaction()
+        return True
 
     def _produce(self, topic: str, table: pa.Table) -> None:
         if "headers" in table.column_names or "timestamp" in table.column_names:
@@ -140,7 +161,7 @@ class TransactionalOutput:
             self._producer.poll(0.1 if messages else 0)
 
 
-def read_marker(kafka: Mapping[str, str], writer: Writer) -> Batch | None:
+def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
     """The last batch that is out, None if none is: the newest of this writer's committed markers."""
     consumer = Consumer({**quiet(kafka), **_MARKER_READER, "group.id": writer.name})
     with kafka_errors("Reading the markers"), contextlib.closing(consumer):
@@ -150,13 +171,13 @@ def read_marker(kafka: Mapping[str, str], writer: Writer) -> Batch | None:
         consumer.assign([markers])
         mine = [message.value() for message in _to_the_end(consumer) if message.key() == writer.name.encode()]
     try:
-        found = [msgspec.json.decode(value, type=Batch) for value in mine]
+        found = [msgspec.json.decode(value, type=Marker) for value in mine]
     except msgspec.DecodeError as error:
         raise EngineError(
             f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {error}.",
             next_step="An older version of Sluice wrote it, or a stranger: give the pipeline another name.",
         ) from error
-    return max(found, key=lambda batch: batch.number, default=None)
+    return max(found, key=lambda marker: marker.batch.number, default=None)
 
 
 def _fast(limits: Mapping[str, int]) -> dict[str, str]:

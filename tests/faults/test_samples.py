@@ -1,0 +1,271 @@
+"""A sample of each fault that comes in the middle, without drivers of its own; the rest is in test_interruptions."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from sluice import Pipeline
+from sluice.engine.lease import Lease, Patience, this_process
+from sluice.engine.produce import TransactionalOutput, Writer
+from sluice.errors import EngineError, SluiceError
+from sluice.samples.topics import read_topic
+from sluice.settings import settings
+from sluice.state.history import Batch
+from sluice.state.model import owner
+from sluice.state.shard import Shard
+from sluice.testing.kafka import EmbeddedKafka
+from sluice.testing.kafka import running as running_broker
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import Names, sale, sales_of, shop
+from tests.faults.conftest import Seen, small_disk
+from tests.faults.dying import calls
+from tests.faults.world import wait_until
+from tests.ports import free_port
+from tests.servers.hosts import TOKEN, Host
+from tests.states import States, make_cut
+
+QUICK = Patience(beat_s=0.05, silence_s=0.5)
+WRITER = """
+import sys
+from pathlib import Path
+from sluice.engine.lease import Lease, Patience, this_process
+from sluice.errors import LeaseError
+from sluice.state.history import Batch
+from sluice.state.ledger import Ledger
+from sluice.state.model import NO_WINDOW
+from sluice.state.shard import Shard
+
+ledger, place, key, beat = sys.argv[1:]
+with Ledger.open(ledger) as opened, Shard.open(place, to_write=True) as shard:
+    with Lease(opened.leases, "orders", "totals", 1, this_process(""), Patience(beat_s=float(beat))) as lease:
+        print("holds it", flush=True)
+        sys.stdin.readline()
+        try:
+            shard.write(1, [(0, key, NO_WINDOW, NO_WINDOW, "[666]")], lease.epoch)
+            print("written", flush=True)
+        except LeaseError as refused:
+            print("refused", flush=True)
+"""
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Iterator[States]:
+    made = States(f"sqlite:///{tmp_path}/home", workers=2)
+    yield made
+    made.ledger.close()
+
+
+@pytest.mark.fault("F24", "SIGSTOP of a writer past its lease, and SIGCONT once another has written (a sample)")
+def test_a_stopped_writer_writes_no_more(states: States, seen: Seen) -> None:
+    states.publish({"a": "[1]"})
+    place = states.location(owner("a", 2))
+    command = [sys.executable, "-c", WRITER, str(states.ledger.engine.url), place, "a", "5"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "holds it\n"
+        # Its next sign of life is far off: stopped in the middle of one, it would keep SQLite's lock.
+        psutil.Process(writer.pid).suspend()
+        with Lease(states.ledger.leases, "orders", "totals", 1, this_process("other"), QUICK) as lease:
+            with Shard.open(place, to_write=True) as shard:
+                shard.write(1, [(0, "a", -1, -1, "[2]")], lease.epoch)
+            assert states.ledger.publish(make_cut(1))
+            psutil.Process(writer.pid).resume()
+            print(file=writer.stdin, flush=True)
+            said = writer.stdout.readline()
+    assert said == "refused\n"
+    with Shard.open(place) as shard:
+        assert [cell.value for cell in shard.scan(0, 1, limit=9)] == ["[2]"]
+    seen("awake again, it was refused; what the other wrote is there")
+
+
+@pytest.mark.fault("F29", "three drivers take a lease at the same moment (a sample)")
+def test_one_of_three_gets_the_lease(states: States, seen: Seen) -> None:
+    states.publish({"a": "[1]"})
+    command = [sys.executable, "-c", WRITER, str(states.ledger.engine.url), states.location(0), "b", "0.05"]
+    writers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    wait_until(lambda: sum(one.poll() is not None for one in writers) == 2, 120)
+    said = [one.communicate("\n") for one in writers]
+    assert sorted(out for out, _ in said) == ["", "", "holds it\nwritten\n"]
+    refused = [error for out, error in said if not out]
+    assert all("is being worked on by another driver" in error for error in refused), refused
+    seen("one held it and wrote, two were refused")
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    monkeypatch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
+    settings.cache_clear()
+    yield {"SLUICE_SERVER_TOKEN": TOKEN}
+    settings.cache_clear()
+
+
+@pytest.mark.fault("F26", "kill -9 at three steps of moving a worker to a state server (a sample)")
+def test_a_killed_move(states: States, token: dict[str, str], tmp_path: Path, seen: Seen) -> None:
+    for number in range(3):
+        states.publish(dict.fromkeys("abcdefgh", f"[{number}]"))
+    mine = [key for key in "abcdefgh" if owner(key, 2) == 0]
+    host = Host(states.ledger, tmp_path / "away").start()
+    move = ("move", str(states.ledger.engine.url), "orders", "0", f"127.0.0.1:{host.port}")
+    steps = calls("move", *move[1:3], "1", move[4], environment=token)
+    chance = random.Random()
+    at = [chance.randrange(1, steps) for _ in range(3)]
+    died = [step for step in at if not calls(*move, dying_after=step, environment=token)]
+    calls(*move, environment=token)
+    worker = states.ledger.workers("orders", "totals")[0]
+    assert worker.port == host.port
+    with Shard.open(worker.location) as shard:
+        assert {cell.key: cell.value for cell in shard.scan(0, 2, limit=99)} == dict.fromkeys(mine, "[2]")
+        assert {cell.value for cell in shard.scan(0, 1, limit=99)} == {"[1]"}
+    host.stop()
+    seen(f"it died at steps {died} of {steps}, and was done when started again")
+
+
+@pytest.mark.fault("F27", "kill -9 at four steps of retention (a sample)")
+def test_killed_retention(states: States, seen: Seen) -> None:
+    for number in range(8):
+        states.publish(dict.fromkeys("abcd", f"[{number}]"))
+    chance, died = random.Random(), []
+    for step in (chance.randrange(1, 150) for _ in range(4)):
+        if not calls("retain", str(states.ledger.engine.url), "orders", "2", dying_after=step, environment={}):
+            died.append(step)
+        for cut in states.ledger.cuts("orders", "totals"):
+            assert held(states, cut.batch) == dict.fromkeys("abcd", f"[{cut.batch}]")
+    calls("retain", str(states.ledger.engine.url), "orders", "2", environment={})
+    assert [cut.batch for cut in states.ledger.cuts("orders", "totals")] == [7, 6]
+    seen(f"it died at steps {died}; every snapshot that was left was whole; two are left in the end")
+
+
+def held(states: States, batch: int) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for worker in states.ledger.workers("orders", "totals"):
+        with Shard.open(worker.location) as shard:
+            found |= {cell.key: cell.value for cell in shard.scan(0, batch, limit=99)}
+    return found
+
+
+@pytest.mark.fault("F28", "kill -9 of the broker while a batch's transaction is open; started again (a sample)")
+def test_a_broker_killed_in_a_transaction(tmp_path: Path, seen: Seen) -> None:
+    def values() -> list[bytes | None]:
+        return [one.value() for one in read_topic({"bootstrap.servers": kafka.bootstrap}, "out")]
+
+    with EmbeddedKafka(tmp_path / "kafka", free_port()) as kafka:
+        kafka.create_topics({"out": 1, "markers": 1})
+        config = {"bootstrap.servers": kafka.bootstrap, "log_level": "0"}
+        writer = Writer("p", "main", 1, "markers")
+        with TransactionalOutput(config, writer, {"out": 1_000_000}) as output:
+            output.send(batch(0), [("out", records("a"))])
+            broker = running_broker(kafka.folder)
+            assert broker is not None
+
+            def killing() -> Iterator[tuple[str, pa.Table]]:
+                yield "out", records("lost", "b")
+                output._producer.flush(30)  # what is in the topic now is of an open transaction
+                psutil.Process(broker.pid).kill()
+                psutil.Process(broker.pid).wait(30)
+                kafka.start()
+
+            try:
+                output.send(batch(1), killing())
+                ended = "went on"
+            except EngineError as error:
+                ended = str(error)[:80]
+        with TransactionalOutput(config, writer, {"out": 1_000_000}) as output:
+            output.send(batch(1), [("out", records("lost", "b"))])
+            output.send(batch(2), [("out", records("c"))])
+        assert values() == [b"a", b"lost", b"b", b"c"]
+    seen(f"the writer {ended}; the next one: every batch is there once")
+
+
+def batch(number: int) -> Batch:
+    return Batch(number=number, begun=0, partitions={}, ends={})
+
+
+def records(*values: str) -> pa.Table:
+    binary = pa.array([value.encode() for value in values], pa.binary())
+    return pa.table({"key": binary, "value": binary})
+
+
+@contextmanager
+def refusing(running: Running) -> Iterator[None]:
+    """The ledger takes no more snapshots: a run ends as by a crash right before the ledger's commit."""
+    ledger = running.settings.home / "ledger.sqlite"
+    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON cuts BEGIN SELECT RAISE(ABORT, 'a crash'); END"
+    for statement in (refuse, "DROP TRIGGER refuse"):
+        with closing(sqlite3.connect(ledger)) as connection:
+            connection.execute(statement)
+            connection.commit()
+        if statement == refuse:
+            yield
+
+
+@pytest.mark.fault("F31", "a run that ends between Kafka's commit and the ledger's, then one output more (a sample)")
+def test_what_dies_before_the_ledgers_commit(start: Start, seen: Seen) -> None:
+    running = start(copied(), sales=2)
+    running.send("sales", *(sale(key) for key in "ab"))
+    running.run()
+    running.send("sales", *(sale(key) for key in "abc"))
+    with refusing(running), pytest.raises(SluiceError, match="a crash"):
+        running.run()
+    running.send("sales", sale("d"))
+    running.pipeline = copied(more=True)(running.names)
+    running.run()
+    assert running.store("n") == {"a": 2, "b": 2, "c": 1, "d": 1}
+    assert sorted(key or "" for key, _ in running.output("copies")) == [*"aabbcd"]
+    with running.ledger() as ledger:
+        audits = ledger.audits.all(running.pipeline.name, "main", 1)
+    told = sum(audit.outputs.get(running.names("more"), 0) for audit in audits)
+    assert len(running.output("more")) == told
+    seen(f"the output is there once, the new one has {told} records, as audited")
+
+
+def copied(*, more: bool = False) -> Callable[[Names], Pipeline]:
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        sales = sales_of(pipeline, names)
+        sales.map_values("amount").to(names("copies"))
+        sales.group_by("shop").count(store="n")
+        if more:
+            sales.map_values("shop").to(names("more"))
+        return pipeline
+
+    return build
+
+
+@pytest.mark.fault("F30", "a small file system runs full under ledger, shards and checkpoint (a sample)")
+def test_a_small_file_system(start: Start, tmp_path: Path, seen: Seen) -> None:
+    running = start(shop)
+    with small_disk(tmp_path / "small", "16m") as disk:
+        brokers = {"SLUICE_KAFKA": f'{{"bootstrap.servers": "{running.bootstrap}", "log_level": "0"}}'}
+        running.settings = type(running.settings).read({"SLUICE_HOME": str(disk), **brokers})
+        running.send("sales", sale("a"))
+        running.run()
+        running.send("sales", *(sale(f"s{number}") for number in range(500)))
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"\0" * 4096)
+            except OSError:
+                pass
+        with pytest.raises(SluiceError) as full:
+            running.run()
+        filler.unlink()
+        assert running.store("n") == {"a": 1}
+        running.run()
+        assert running.store("n") == {"a": 1} | {f"s{number}": 1 for number in range(500)}
+        assert len(running.output("copies")) == 501
+    seen(f"{str(full.value)[:100]}; with space again everything is there once")
