@@ -11,7 +11,7 @@ import pytest
 from sluice.state.database import database_url
 from tests.faults.conftest import Seen
 from tests.faults.truth import Watching, compare
-from tests.faults.world import JOB, NAME, Driver, World, wait_until
+from tests.faults.world import Driver, World, wait_until
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -22,7 +22,7 @@ def test_kills_while_a_shard_is_restored(orders: World, seen: Seen) -> None:
     orders.produce(3_000)
     orders.run()
     with orders.ledger() as ledger:
-        lost = Path(database_url(ledger.workers(NAME, JOB)[0].location).database or "")
+        lost = Path(database_url(ledger.workers("orders", "main")[0].location).database or "")
     for file in lost.parent.glob(f"{lost.name}*"):
         file.unlink()
     orders.produce(500, seed=8, start_ms=1_670_230_527_000 + 600_000)
@@ -39,7 +39,7 @@ def test_kills_while_a_shard_is_restored(orders: World, seen: Seen) -> None:
     Watching(orders).look()
     assert _generations(orders)[-1] > 1
     with orders.ledger() as ledger:
-        notes = [note.text for note in ledger.notes.all(NAME, JOB)]
+        notes = [note.text for note in ledger.notes.all("orders", "main")]
     assert [note[:42] for note in notes] == ["State was damaged, and restored from the t"]
     seen(f"{killed} drivers killed; the next one: {notes[0].split(':')[0]}; {found}")
 
@@ -52,4 +52,4 @@ def _await_restoring(driver: Driver) -> None:
 
 def _generations(orders: World) -> list[int]:
     with orders.ledger() as ledger:
-        return ledger.generations(NAME, JOB)
+        return ledger.generations("orders", "main")
