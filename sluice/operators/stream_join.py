@@ -195,7 +195,9 @@ class StreamJoin:
     ) -> None:
         """Send the unmatched, forget what is out of reach."""
         self._send_unmatched(state, key, closed, out)
-        self._forget(state, reached)
+        # Only what `due` goes by as well: what is kept does not depend on which keys another record had closed.
+        left, right = reached
+        self._forget(state, (min(left, closed), min(right, closed)))
 
     def _forget(self, state: Sides, reached: tuple[int, int]) -> None:
         for side, latest in zip((state.left, state.right), reached, strict=True):
