@@ -15,7 +15,7 @@ from typing_extensions import override
 from sluice.errors import DamagedState, StateError
 from sluice.ownership import close_database, close_folders, make_file, make_folder
 from sluice.state.database import BUSY_SECONDS, first_line, use_wal
-from sluice.state.deadlines import is_over, too_slow
+from sluice.state.deadlines import is_over, seconds_left, too_slow
 from sluice.state.drivers import PROBE, Driver, Mode, Row, demand_format, tables
 
 _BEFORE = """SELECT window_end, value, digest FROM cells WHERE cell = ? AND key = ? AND window_start = ? AND batch < ?
@@ -33,7 +33,10 @@ class SqliteDriver(Driver):
 
     def __init__(self, path: Path, mode: Mode) -> None:
         self._path = path
-        self._lock = RLock()  # one transaction at a time; readers of other connections go on
+        # One query or transaction at a time; those of other connections go on. SQLite holds its own lock while it calls
+        # the progress handler, which needs Python's: a second thread that has Python's and waits for SQLite's would
+        # never get it.
+        self._lock = RLock()
         with self._errors():
             if mode == "create":
                 make_folder(path.parent)
@@ -65,8 +68,14 @@ class SqliteDriver(Driver):
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        with self._errors():
-            return self._connection.execute(sql, values).fetchall()
+        left = seconds_left()
+        if not self._lock.acquire(timeout=-1 if left is None else max(left, 0)):
+            raise too_slow()
+        try:
+            with self._errors():
+                return self._connection.execute(sql, values).fetchall()
+        finally:
+            self._lock.release()
 
     @override
     @contextmanager
@@ -123,7 +132,8 @@ class SqliteDriver(Driver):
 
     @override
     def close(self) -> None:
-        self._connection.close()
+        with self._lock:
+            self._connection.close()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
