@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sluice import Pipeline, session
+from sluice.demo.answers import letter_headers
 from sluice.engine.handoff import Handoff
 from sluice.errors import EngineError
 from sluice.state.audits import SourceAudit
@@ -17,9 +18,10 @@ from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import owner
 from sluice.state.shard import Shard
 from sluice.topology.loader import load_file
+from sluice.topology.nodes import OnError
 from sluice.topology.windows import AnyWindow
 from tests.engine.conftest import Start
-from tests.engine.shop import GRACE, Names, address, millis, sale, sales_of, shop
+from tests.engine.shop import GRACE, Build, Names, address, millis, sale, sales_of, shop
 
 
 def test_a_run_reads_what_there_is_and_publishes_one_cut(start: Start) -> None:
@@ -197,18 +199,31 @@ def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatc
     assert running.output("copies") == []
 
 
-def test_an_expression_without_a_result_ends_the_run_and_says_what_to_take_instead(start: Start) -> None:
-    def shares(names: Names) -> Pipeline:
+def shares(on_error: OnError) -> Build:
+    """What part of 1 each sale is."""
+
+    def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
-        sales_of(pipeline, names).map_values(share="1 / amount").to(names("shares"))
+        sales_of(pipeline, names).map_values(share="1 / amount", on_error=on_error).to(names("shares"))
         return pipeline
 
-    running = start(shares)
+    return build
+
+
+def test_a_record_for_which_an_expression_has_no_result_is_a_dead_letter(start: Start) -> None:
+    running = start(shares("dead_letter"))
     running.send("sales", sale("a"), sale("b", "0.00"))
-    said = r"map values at test_run.py:\d+: 'share = 1 / amount': Spark says of a record: Division by zero. Use `try_di"
-    with pytest.raises(EngineError, match=said) as raised:
+    assert running.run() == 2
+    assert len(running.output("shares")) == 1
+    (letter,) = running.dead_letters()
+    assert letter_headers(letter)["sluice.detail"] == "DIVIDE_BY_ZERO in 1 / amount"
+
+
+def test_or_it_ends_the_run_where_the_step_says_so(start: Start) -> None:
+    running = start(shares("fail"))
+    running.send("sales", sale("a"), sale("b", "0.00"))
+    with pytest.raises(EngineError, match=r"map values at test_run.py:\d+ failed .*DIVIDE_BY_ZERO in 1 / amount"):
         running.run()
-    assert "one in Python, whose errors are dead letters" in raised.value.next_step
     assert running.cuts() == []
     assert running.output("shares") == []
 

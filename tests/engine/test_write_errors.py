@@ -18,14 +18,18 @@ from tests.engine.shop import Build, Names, sale, sales_of
 LIMIT = 20_000
 
 
-def copied(on_error: OnError) -> Build:
-    """Each sale counted, and copied with a note `quantity` times over."""
+DIGESTS = "array_join(transform(sequence(1, quantity), n -> sha2(CAST(n AS STRING), 256)), '')"
+"""A text that cannot be packed well, 64 signs for each `quantity`."""
+
+
+def copied(on_error: OnError, note: str = "repeat('n', quantity)") -> Build:
+    """Each sale counted, and copied with a note as long as its `quantity` says."""
 
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         sales = sales_of(pipeline, names)
         sales.group_by("shop").count(store="n")
-        sales.map_values("shop", note="repeat('n', quantity)").to(names("copies"), on_error=on_error)
+        sales.map_values("shop", note=note).to(names("copies"), on_error=on_error)
         return pipeline
 
     return build
@@ -40,9 +44,9 @@ def with_small_topic(start: Start, build: Build) -> Running:
 
 
 def test_a_record_too_large_for_its_topic_fails_the_run_with_the_choices(start: Start) -> None:
-    running = with_small_topic(start, copied("fail"))
+    running = with_small_topic(start, copied("fail", DIGESTS))
     # Even packed it is too large.
-    running.send("sales", sale("a"), sale("".join(chr(33 + (n * n) % 89) for n in range(60_000)), quantity=1))
+    running.send("sales", sale("a"), sale("a", quantity=2_000))
     with pytest.raises(EngineError, match="size too large") as failed:
         running.run()
     assert 'on_error="dead_letter"' in failed.value.next_step
