@@ -250,8 +250,8 @@ def test_a_value_nested_without_end_is_no_500(hosts: list[Host], states: States,
     for path in ("", "/keys/deep", "/keys?key=deep", "/count", "/combine?field=a", "/top?field=a"):
         status, _, content = answered(hosts[0], COUNT + path)
         found[path] = status
-        said = msgspec.json.decode(content)
-        assert status in (200, 400) or (status, said["title"]) == (503, "State unavailable"), (path, said)
+        # An answer with the value is nested too deep for this test to read, where its own stack is deep already.
+        assert status in (200, 400) or (status, msgspec.json.decode(content)["title"]) == (503, "State unavailable")
     if levels == 90:
         assert set(found.values()) == {200}
     assert httpx.get(f"http://{hosts[0].address}/v1/x", timeout=10).status_code == 401, "the server goes on"
