@@ -47,7 +47,9 @@ def postgres_server(folder: Path, port: int | None = None, password: str = "") -
     initdb += ["-A", "scram-sha-256", "--pwfile", str(folder / "password")] if password else ["-A", "trust"]
     url = f"postgresql://{_USER}{f':{password}' if password else ''}@127.0.0.1:{port}/postgres"
     if not data.exists():
-        subprocess.run(initdb, check=True, capture_output=True)
+        made = subprocess.run(initdb, capture_output=True, text=True)
+        if made.returncode:
+            raise RuntimeError(f"PostgreSQL's folder was not made: {made.stderr}")
     options = ["-k", "", "-h", "127.0.0.1", "-p", str(port), "-c", "max_connections=200"]
     with log.open("wb") as output:
         server = subprocess.Popen(
