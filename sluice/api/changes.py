@@ -106,7 +106,7 @@ class _Stream(StreamingResponse):
 
 
 async def _send_soon(send: Send, message: Message) -> None:
-    """Send, or end the stream of a reader who has not taken what was sent for `SEND_SECONDS`."""
+    """Send, or end the stream if its reader has accepted nothing for `SEND_SECONDS`."""
     try:
         async with asyncio.timeout(SEND_SECONDS):
             await send(message)

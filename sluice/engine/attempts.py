@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as spark
 
 from sluice.engine.located import Unresolved
-from sluice.plan import Attempt
+from sluice.plan import TO_JSON, Attempt
 from sluice.topology.nodes import MOST_KEY_BYTES
 
 WITHOUT_SHARING = {"spark.sql.subexpressionElimination.enabled": "false"}
@@ -37,6 +37,11 @@ def with_attempt(frame: DataFrame, name: str, attempt: Attempt) -> DataFrame:
         for condition, what in _unusable(f"{name}.c{number}", column.dataType, is_key=number in attempt.keys):
             wrong = wrong.when(F.expr(f"coalesce({condition}, false)"), F.lit(what))
     return made.select("*", wrong.cast("STRING").alias(f"{name}_error"))
+
+
+def rejection(node: int, error: str, value: str) -> str:
+    """SQL of the JSON of `Rejected`, given that of what went wrong and of the value, as JSON."""
+    return TO_JSON.format(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")
 
 
 def _blame(attempt: Attempt) -> Column:

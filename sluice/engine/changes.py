@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.engine.attempts import with_attempt
+from sluice.engine.attempts import rejection, with_attempt
 from sluice.engine.located import Unresolved
 from sluice.engine.rejected import Row
 from sluice.engine.shards import open_shard
@@ -138,9 +138,7 @@ def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> Da
     passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
     attempt = Attempt(step.node.number, passed, (step.sql,), frozenset(), step.causes)
     made = with_attempt(frame, name, attempt)
-    found = TO_JSON.format(
-        f"named_struct('node', {step.node.number}, 'detail', {name}_error, 'value', {VALUE_JSON.format('v')})"
-    )
+    found = rejection(step.node.number, f"{name}_error", VALUE_JSON.format("v"))
     rejected = f"IF({name}_error IS NULL, NULL, {found})"
     if _REJECTED in kept:
         rejected = f"coalesce({_REJECTED}, {rejected})"

@@ -55,7 +55,7 @@ class Frames:
     types: dict[str, str] = field(default_factory=dict)
     """Store → the type of its values; known once the cells' frame is made."""
     kept: dict[int, str] = field(default_factory=dict)
-    """Family or operator → the types of what it is given, which its state is made of; known as soon."""
+    """Family or operator → the types of its inputs, from which its state is built; known at the same time."""
 
     def shared_out(self) -> DataFrame:
         """The changed cells with their `worker`, each worker's in a partition of its own.

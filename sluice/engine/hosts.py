@@ -11,10 +11,9 @@ import msgspec
 import pyarrow as pa
 
 from sluice.engine.clock import BEFORE_ALL, CLOSED, Clock
-from sluice.engine.rejected import Rejected, said
+from sluice.engine.rejected import Rejected, ends_the_run, said
 from sluice.engine.rows import LAST, REJECTED, SCHEMA, SUBS, place_of
 from sluice.engine.specs import OperatorSpec
-from sluice.errors import EngineError
 from sluice.operators.aggregate import Aggregate
 from sluice.operators.base import Operator, Row, Window
 from sluice.operators.encoding import encode_state, state_decoder
@@ -183,12 +182,7 @@ class StageOutput:
         self._held = None
         detail = said(error)
         if self.host.on_error == "fail":
-            of = f"the timer {timer!r} of " if timer else ""
-            raise EngineError(
-                f"{self.host.step} failed for {of}the key {key!r}: {detail}.",
-                next_step="Nothing of the batch is visible. Correct the step and run again, or have it go on without "
-                'such records: on_error="dead_letter".',
-            ) from error
+            raise ends_the_run(self.host.step, key, detail, timer) from error
         rejected = Rejected(self.host.number, detail, value, timer or None)
         window = None if timer or self.row is None else self.row.window
         self._add(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, emitted=False)

@@ -46,6 +46,16 @@ def said(error: BaseException) -> str:
     return text.encode(errors="replace").decode()[:_LONGEST]
 
 
+def ends_the_run(step: str, key: str | None, detail: str, timer: str = "") -> EngineError:
+    """The error of a step that fails for a record, or a timer, and is to end the run then."""
+    of = f"the timer {timer!r} of " if timer else ""
+    return EngineError(
+        f"{step} failed for {of}the key {key!r}: {detail}.",
+        next_step="Nothing of the batch is visible. Correct the step and run again, or have it go on without "
+        'such records: on_error="dead_letter".',
+    )
+
+
 Row = Mapping[str, Any]
 """A rejected row: `key`, `value` (JSON of `Rejected`), and what is known of its time, window and place."""
 
@@ -70,11 +80,7 @@ def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
         rejected = msgspec.json.decode(row["value"], type=Rejected)
         node = job.pipeline.nodes[rejected.node]
         if node.on_error == "fail":
-            raise EngineError(
-                f"{drawing.title(node)} at {node.at} failed for the key {row['key']!r}: {rejected.detail}.",
-                next_step="Nothing of the batch is visible. Correct the step and run again, or have it go on without "
-                'such records: on_error="dead_letter".',
-            )
+            raise ends_the_run(f"{drawing.title(node)} at {node.at}", row["key"], rejected.detail)
         name = f"failed/{node.name}"
         facts.counts[name] = facts.counts.get(name, 0) + 1
         if (place := _place(topics, row)) is not None:

@@ -40,7 +40,7 @@ class Retention:
         return cls(storage, partitions, tuple(_windows(storage.job)))
 
     def let_go(self, batch: int, stream_times: Mapping[str, int], epoch: int) -> None:
-        """Let go of what is over by these times, those after the batch."""
+        """Remove the windows that are closed by these stream times, those after the batch."""
         if not self.windows:
             return
         clock = Clock(

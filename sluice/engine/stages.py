@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from sluice.engine.attempts import with_attempt
+from sluice.engine.attempts import rejection, with_attempt
 from sluice.engine.feeder import Feeder
 from sluice.engine.located import select
 from sluice.engine.operators import hosted, result_type
@@ -102,7 +102,7 @@ class Stages:
         }
 
     def kept_types(self) -> dict[int, str]:
-        """Operator → the types of what it is given, side by side."""
+        """Operator → the types of its inputs, one for each side."""
         return {one.number: "; ".join(self._given(one, feed) for feed in one.feeds) for one in self.job.operators}
 
     def _given(self, operator: Ordered, feed: Feed) -> str:
@@ -296,9 +296,7 @@ def _on(feed: Feed) -> str:
 
 def _rejected(failure: Failure) -> str:
     """SQL of the row that a result becomes for which a step fails: the driver makes a dead letter of it."""
-    value = TO_JSON.format(
-        f"named_struct('node', {failure.node.number}, 'detail', {failure.error}, 'value', {failure.value})"
-    )
+    value = rejection(failure.node.number, failure.error, failure.value)
     changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "output": "NULL"}
     return _struct(changed | {"foreign": "NULL", "worker": "NULL"})
 

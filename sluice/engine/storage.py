@@ -86,7 +86,7 @@ class Storage:
         `published` is the ledger's last batch, `written` the last one whose output records are out, -1 if none. A
         checkpoint that knows less than either would count records twice, or leave their output out.
         """
-        if "://" not in self.folder:  # elsewhere it is for whoever gives rights to the storage
+        if "://" not in self.folder:  # elsewhere the storage controls access
             make_folder(Path(self.folder))
             close_folders(Path(self.folder), levels=3)
         forget_stray_checksums(self.checkpoint)

@@ -237,7 +237,7 @@ class Custom:
             self._before[id(aggregate)] = encode_state(aggregate)
 
     def _checked(self, aggregate: Any) -> Any:
-        """The aggregate, if the next batch can read it as what it is declared to be."""
+        """The aggregate, once it is certain that the next batch can decode it as the declared type."""
         kind = type(aggregate)
         if kind is int:
             if self._plain in (int, Any) and -(1 << 63) <= aggregate < 1 << 63:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import sqlglot
 from sqlglot import exp
 
 from sluice.plan.value_types import (
@@ -19,6 +18,7 @@ from sluice.plan.value_types import (
     functions_of,
     kind_of,
     precision_and_scale,
+    tree_of,
 )
 
 _ALWAYS_SAFE = (
@@ -34,7 +34,7 @@ _SAFE_FUNCTIONS = frozenset({"isnull", "isnotnull"})
 
 def may_fail(text: str, known: Types) -> bool:
     """Whether Spark may find no result for a record, given the types of the fields that are known."""
-    return not _is_safe(sqlglot.parse_one(text, dialect="spark"), known)
+    return not _is_safe(tree_of(text), known)
 
 
 def causes(text: str) -> Iterator[tuple[str, str]]:
@@ -42,7 +42,7 @@ def causes(text: str) -> Iterator[tuple[str, str]]:
 
     A part within a lambda is not looked at by itself: its names mean nothing outside.
     """
-    tree = sqlglot.parse_one(text, dialect="spark")
+    tree = tree_of(text)
     for node in reversed(list(tree.walk())):
         if node.find_ancestor(exp.Lambda) or isinstance(node, exp.Lambda | _ALWAYS_SAFE):
             continue
@@ -119,7 +119,7 @@ def without_risk(text: str, known: Types) -> tuple[str, dict[str, str]]:
 
     They are those that may fail, and integers that are summed: as decimals their sum cannot pass 64 bits unnoticed.
     """
-    tree = sqlglot.parse_one(text, dialect="spark")
+    tree = tree_of(text).copy()
     arguments: dict[str, str] = {}
     for argument in [one for function in functions_of(tree) for one in _arguments(function)]:
         is_summed = isinstance(argument.parent, exp.Sum) and kind_of(argument, known) in ("BIGINT", "INT")
@@ -136,7 +136,7 @@ def without_risk(text: str, known: Types) -> tuple[str, dict[str, str]]:
 
 def result_may_fail(text: str, known: Types) -> bool:
     """Whether what is made of an aggregate's functions may fail, as `sum(a) / sum(b)` may."""
-    tree = sqlglot.parse_one(text, dialect="spark")
+    tree = tree_of(text).copy()
     kinds = {}
     for number, function in enumerate(functions_of(tree)):
         inner = function.this if isinstance(function, exp.Filter) else function
@@ -149,7 +149,7 @@ def result_may_fail(text: str, known: Types) -> bool:
 
 def sums_depend_on_order(text: str, known: Types) -> bool:
     """Whether a sum or average in the text may come out otherwise in another order, or pass the digits there are."""
-    tree = sqlglot.parse_one(text, dialect="spark")
+    tree = tree_of(text)
     return any(not _adds_up(kind_of(one.this, known)) for one in tree.find_all(exp.Sum, exp.Avg))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import reduce
+from functools import cache, reduce
+from weakref import WeakKeyDictionary
 
 import sqlglot
 from sqlglot import exp
@@ -26,7 +27,13 @@ MOST_DIGITS = 38
 
 def type_of(text: str, known: Types) -> str:
     """The type of an expression over fields of these types; empty if it is not known."""
-    return kind_of(sqlglot.parse_one(text, dialect="spark"), known)
+    return kind_of(tree_of(text), known)
+
+
+@cache
+def tree_of(text: str) -> exp.Expr:
+    """An expression, read once however often it is asked about; whoever changes it takes a copy."""
+    return sqlglot.parse_one(text, dialect="spark")
 
 
 def kind_of(tree: exp.Expr, known: Types) -> str:
@@ -63,6 +70,16 @@ def kind_of(tree: exp.Expr, known: Types) -> str:
 
 def types_after(node: nodes.Node) -> dict[str, str]:
     """The fields of the values after a step, each with its type."""
+    if node not in _TYPES:
+        _TYPES[node] = _types_after(node)
+    return _TYPES[node]
+
+
+_TYPES: WeakKeyDictionary[nodes.Node, dict[str, str]] = WeakKeyDictionary()
+"""Kept, since every step asks for those before it, and several steps may follow one."""
+
+
+def _types_after(node: nodes.Node) -> dict[str, str]:
     match node:
         case nodes.Source(fields=fields) | nodes.Apply(fields=fields) | nodes.Branch(fields=fields):
             return dict(fields)
