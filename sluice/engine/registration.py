@@ -12,7 +12,7 @@ from sluice.errors import TopologyError
 from sluice.plan import Job
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
 from sluice.topology import drawing, nodes
-from sluice.topology.code import fingerprint
+from sluice.topology.fingerprint import fingerprint
 from sluice.topology.serdes import TEXT_FIELD, fields_of
 
 

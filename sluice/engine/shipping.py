@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from pyspark import cloudpickle
 
-from sluice.topology.loader import load_module
+from sluice.topology.loading.file import load_module
 
 
 def _again(values: dict[str, Any]) -> msgspec.Meta:

@@ -1,12 +1,10 @@
 """What an author writes: a pipeline is data, so building one needs neither Spark nor Airflow."""
 
 from sluice.topology.contracts import Decimal2, Digits
-from sluice.topology.folder import Broken, Loaded, load_pipeline, load_pipelines
-from sluice.topology.grouped import GroupedStream, GroupedTable, WindowedStream
+from sluice.topology.dsl import GlobalTable, GroupedStream, GroupedTable, Stream, Table, WindowedStream
+from sluice.topology.loading import Broken, Loaded, load_pipeline, load_pipelines
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import Serde
-from sluice.topology.streams import Stream
-from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.windows import (
     JoinWindow,
     SessionWindow,

@@ -5,29 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sluice.errors import TopologyError
-from sluice.topology import checks, nodes
-from sluice.topology.author import line
+from sluice.topology import arguments, nodes
+from sluice.topology.dsl import GlobalTable, Shape, Stream, Table
 from sluice.topology.expressions import METADATA
-from sluice.topology.handles import Shape
+from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, fields_of, serde_of
-from sluice.topology.streams import Stream
-from sluice.topology.tables import GlobalTable, Table
+from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, milliseconds
 
-_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
 # A pipeline's name is also part of paths, of its DAG's id and of schemas' names.
-_PIPELINE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 RESERVED = frozenset({"produce_sample_orders", "sluice_retention"})
 """Names of DAGs that are no pipelines'."""
 
-N = TypeVar("N", bound=nodes.Node)
 
-
-class Pipeline:
+class Pipeline(Graph):
     """A named topology. Its state is shared out over `workers` by key; its DAG in Airflow bears its name.
 
     `zone` is the time zone of event times that name none. A record whose event time is more than `max_ahead`
@@ -51,22 +47,19 @@ class Pipeline:
         on_error: nodes.OnError = "dead_letter",
         max_failures: float = 0.5,
     ) -> None:
-        self.name = _valid("pipeline", name)
+        _check_name(name)
+        super().__init__(name, on_error)
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
-            raise TopologyError(f"{name} at {line()}: workers={workers!r}; there must be 1 to 1024.")
+            raise TopologyError(f"{name} at {source_line()}: workers={workers!r}; there must be 1 to 1024.")
         self.workers = workers
         self.zone = _zone(name, zone)
         self.max_ahead_ms = milliseconds(max_ahead)
         self.idle_ms = None if idle is None else milliseconds(idle)
-        checks.at_least(f"{name} at {line()}", "max_ahead", self.max_ahead_ms, 0)
-        checks.at_least(f"{name} at {line()}", "idle", self.idle_ms, 1)
-        checks.choice(f"{name} at {line()}", "on_error", on_error, nodes.OnError)
-        self.on_error: nodes.OnError = on_error
-        self.max_failures = _max_failures(f"{name} at {line()}", max_failures)
-        self.nodes: list[nodes.Node] = []
+        arguments.at_least(f"{name} at {source_line()}", "max_ahead", self.max_ahead_ms, 0)
+        arguments.at_least(f"{name} at {source_line()}", "idle", self.idle_ms, 1)
+        self.max_failures = _max_failures(f"{name} at {source_line()}", max_failures)
         self.doc = ""
         self.file: Path | None = None
-        self._claimed: dict[tuple[str, str], str] = {}
         self.claim("topic", self.dead_letters)
         self.claim("topic", self.markers)
 
@@ -154,15 +147,15 @@ class Pipeline:
         on_error: nodes.OnError | None,
     ) -> nodes.Source:
         self.claim("topic", topic)
-        where = f"{self.name}: {topic} at {line()}"
+        where = f"{self.name}: {topic} at {source_line()}"
         serde = serde_of(value)
-        checks.choice(where, "nulls", nulls, nodes.OnNull)
+        arguments.choice(where, "nulls", nulls, nodes.OnNull)
         on_time = on_time or on_error or self.on_error
-        checks.choice(where, "invalid_time", on_time, nodes.OnTime)
+        arguments.choice(where, "invalid_time", on_time, nodes.OnTime)
         if key is not None and not isinstance(key, str):
-            checks.callable_with(where, key, "key")
+            arguments.callable_with(where, key, "key")
         if serde.decode is not None:
-            checks.callable_with(where, serde.decode, "data")
+            arguments.callable_with(where, serde.decode, "data")
         try:
             fields = fields_of(serde.contract)
         except TopologyError as error:
@@ -174,28 +167,6 @@ class Pipeline:
             max_ahead_ms=self.max_ahead_ms, nulls=nulls, on_time=on_time, fields=fields,
             on_error=on_error,
         )  # fmt: skip
-
-    def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
-        """Append a node made of `values`; for the handles, not for authors."""
-        policy = self.on_error if on_error is None else on_error
-        checks.choice(f"{self.name} at {line()}", "on_error", policy, nodes.OnError)
-        node = node_type(number=len(self.nodes), at=line(), on_error=policy, **values)
-        self.nodes.append(node)
-        return node
-
-    def claim(self, kind: str, name: str) -> None:
-        """Take a name for a topic or a store; TopologyError if it is taken or not a name."""
-        _valid(kind, name)
-        if kind == "store" and nodes.is_step_name(name):
-            raise TopologyError(
-                f"{self.name}: store {name!r} at {line()} is called as Sluice calls steps that have no name.",
-                next_step=f"Choose another name, such as {name.replace('-', '_')!r}.",
-            )
-        if (kind, name) in self._claimed:
-            raise TopologyError(
-                f"{self.name}: {kind} {name!r} at {line()} is there already, from {self._claimed[kind, name]}."
-            )
-        self._claimed[kind, name] = line()
 
 
 def _max_failures(where: str, value: float) -> float:
@@ -212,15 +183,15 @@ def _max_failures(where: str, value: float) -> float:
     return value
 
 
-def _valid(kind: str, name: str) -> str:
-    if not isinstance(name, str) or not (_PIPELINE if kind == "pipeline" else _NAME).fullmatch(name):
-        dot = "" if kind == "pipeline" else ", '.'"
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TopologyError(
-            f"{name!r} at {line()} is no name for a {kind}.", next_step=f"Use letters, digits, '_', '-'{dot}."
+            f"{name!r} at {source_line()} is no name for a pipeline.", next_step="Use letters, digits, '_', '-'."
         )
-    if kind == "pipeline" and name in RESERVED:
-        raise TopologyError(f"{name!r} at {line()} is the name of one of Sluice's own DAGs.", next_step="Use another.")
-    return name
+    if name in RESERVED:
+        raise TopologyError(
+            f"{name!r} at {source_line()} is the name of one of Sluice's own DAGs.", next_step="Use another."
+        )
 
 
 def _check_fields(
@@ -247,6 +218,7 @@ def _zone(pipeline: str, zone: str) -> str:
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, TypeError):
         raise TopologyError(
-            f"{pipeline} at {line()}: {zone!r} is not a time zone.", next_step='Write for example "Europe/Berlin".'
+            f"{pipeline} at {source_line()}: {zone!r} is not a time zone.",
+            next_step='Write for example "Europe/Berlin".',
         ) from None
     return zone

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
-from sluice.topology.author import line
+from sluice.topology.source_line import source_line
 
 Duration = str | int | timedelta
 """`"15 seconds"`, `"1 minute"`, `"250 ms"`, a timedelta, or a whole number of milliseconds."""
@@ -89,7 +89,7 @@ def hopping(size: Duration, *, advance: Duration, grace: Duration = 0) -> Window
     """Windows of `size`, one every `advance`: a record is in all that hold its time, and late for each by itself."""
     window = Window(milliseconds(size), milliseconds(grace), milliseconds(advance))
     if not 0 < window.advance_ms <= window.size_ms:
-        raise TopologyError(f"{window} at {line()}: windows must start every 1 ms to {window.size_ms} ms, their size.")
+        raise TopologyError(f"{window} at {source_line()}: the advance must be 1 ms to {window.size_ms} ms, the size.")
     return _checked(window)
 
 
@@ -102,7 +102,7 @@ def session(gap: Duration, grace: Duration = 0) -> SessionWindow:
     """Windows of activity: a record joins a session from which it is no more than `gap` away, and may join two."""
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
     if window.gap_ms < 0 or window.grace_ms < 0:
-        raise TopologyError(f"{window} at {line()}: gap and grace must be at least 0.")
+        raise TopologyError(f"{window} at {source_line()}: gap and grace must be at least 0.")
     return window
 
 
@@ -116,7 +116,9 @@ def within(
         milliseconds(grace),
     )
     if window.before_ms + window.after_ms < 0 or window.grace_ms < 0:
-        raise TopologyError(f"{window} at {line()}: the window must not end before it begins, and grace be at least 0.")
+        raise TopologyError(
+            f"{window} at {source_line()}: the window must not end before it begins, and grace be at least 0."
+        )
     return window
 
 
@@ -131,7 +133,8 @@ def kept_for(window: AnyWindow, retention: Duration) -> int:
     needed = open_for(window)
     if kept < needed:
         raise TopologyError(
-            f"The retention of {window} at {line()} is {kept} ms: until {needed} ms after its end it takes records.",
+            f"The retention of {window} at {source_line()} is {kept} ms, but it takes records for {needed} ms "
+            "after its end.",
             next_step=f"Keep windows for {needed} ms at least.",
         )
     return kept
@@ -142,7 +145,7 @@ W = TypeVar("W", Window, SlidingWindow)
 
 def _checked(window: W) -> W:
     if window.size_ms <= 0 or window.grace_ms < 0:
-        raise TopologyError(f"{window} at {line()}: the size must be above 0 and grace at least 0.")
+        raise TopologyError(f"{window} at {source_line()}: the size must be above 0 and grace at least 0.")
     return window
 
 
@@ -156,6 +159,7 @@ def milliseconds(duration: Duration) -> int:
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", text)
     if match is None or match[2] not in _UNITS:
         raise TopologyError(
-            f"{duration!r} at {line()} is not a duration.", next_step='Write for example "15 seconds" or "250 ms".'
+            f"{duration!r} at {source_line()} is not a duration.",
+            next_step='Write for example "15 seconds" or "250 ms".',
         )
     return int(match[1]) * _UNITS[match[2]]

@@ -8,8 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from sluice import Pipeline, hopping, session, sliding, tumbling, within
-from sluice.topology.streams import Stream
-from sluice.topology.tables import GlobalTable, Table
+from sluice.topology.dsl import GlobalTable, Stream, Table
 from sluice.topology.windows import AnyWindow
 
 Expression = list[Any]

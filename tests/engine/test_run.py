@@ -17,7 +17,7 @@ from sluice.state.audits import SourceAudit
 from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import owner
 from sluice.state.shard import Shard
-from sluice.topology.loader import load_file
+from sluice.topology.loading.file import load_file
 from sluice.topology.nodes import OnError
 from sluice.topology.windows import AnyWindow
 from tests.engine.conftest import Start

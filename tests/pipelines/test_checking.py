@@ -24,8 +24,8 @@ from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.settings import Settings
 from sluice.state.ledger import Ledger
+from sluice.topology.dsl import Stream
 from sluice.topology.spark_functions import OF_SPARK_ALONE
-from sluice.topology.streams import Stream
 from tests.states import make_cut
 
 

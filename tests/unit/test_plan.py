@@ -13,8 +13,8 @@ from msgspec import Struct, field
 from sluice import Decimal2, Pipeline, tumbling
 from sluice.plan import Job, Lookup, Select, explain, plan
 from sluice.topology import load_pipeline
+from sluice.topology.dsl import Stream
 from sluice.topology.expressions import parse
-from sluice.topology.streams import Stream
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,8 +37,13 @@ def sales(key: str | None = "shop") -> Stream:
     return Pipeline("p", workers=3).stream("sales", value=Sale, key=key, event_time="at")
 
 
+def pipeline_of(stream: Stream) -> Pipeline:
+    assert isinstance(stream.pipeline, Pipeline)
+    return stream.pipeline
+
+
 def job(stream: Stream) -> Job:
-    (only,) = plan(stream.pipeline).jobs
+    (only,) = plan(pipeline_of(stream)).jobs
     return only
 
 
@@ -204,7 +209,7 @@ def test_windows_that_are_kept_differently_long_have_cells_of_their_own() -> Non
 
 def test_a_tables_changes_are_looked_up_mapped_and_written() -> None:
     stream = sales()
-    shops = stream.pipeline.global_table("shops", value=Shop, key="shop")
+    shops = pipeline_of(stream).global_table("shops", value=Shop, key="shop")
     total = stream.group_by("shop").aggregate(store="total", amount="sum(amount)")
     total.join(shops, how="left").map_values(amount="left.amount", city="right.city", shop="_key").to("out")
     made = job(stream)

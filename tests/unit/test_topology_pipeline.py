@@ -13,7 +13,7 @@ from msgspec import Struct
 from sluice import Decimal2, Pipeline, session, tumbling
 from sluice.errors import TopologyError
 from sluice.topology import nodes
-from sluice.topology.streams import Stream
+from sluice.topology.dsl import Stream
 from sluice.topology.windows import milliseconds
 
 
@@ -37,11 +37,16 @@ def sales() -> Stream:
     return Pipeline("shop").stream("sales", value=Sale, key="shop", event_time="at")
 
 
+def pipeline_of(stream: Stream) -> Pipeline:
+    assert isinstance(stream.pipeline, Pipeline)
+    return stream.pipeline
+
+
 def joined(windowed: bool, store: str = "n") -> None:
     stream = sales()
     groups = stream.group_by("shop")
     table = (groups.windowed_by(tumbling("1 minute")) if windowed else groups).count(store=store)
-    table.join(stream.pipeline.global_table("shops", value=Shop))
+    table.join(pipeline_of(stream).global_table("shops", value=Shop))
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
@@ -138,7 +143,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         r"'1 fortnight' at .* is not a duration\. Write for example",
     ),
     "a field that an object within the value has not": (
-        lambda: (s := sales()).join(s.pipeline.table("shops", value=Shop)).map_values(x="right.citty"),
+        lambda: (s := sales()).join(pipeline_of(s).table("shops", value=Shop)).map_values(x="right.citty"),
         r"'right\.citty' reads citty of right: it is not there\. There are: shop, city",
     ),
     "a field of a text": (lambda: sales().filter("shop.city = 'a'"), r"reads city of shop, which is STRING"),
@@ -290,7 +295,7 @@ def test_a_name_may_be_used_by_a_topic_and_a_store() -> None:
 
 def test_a_table_is_joined_and_mapped() -> None:
     stream = sales()
-    shops = stream.pipeline.global_table("shops", value=Shop, key="shop")
+    shops = pipeline_of(stream).global_table("shops", value=Shop, key="shop")
     count = stream.group_by("shop").count(store="n")
     table = count.join(shops, how="left").map_values(n="left", city="right.city", shop="_key")
     table.to("counts")

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from sluice.errors import SluiceError, TopologyError
-from sluice.topology.loader import LOAD_SECONDS, load_file
+from sluice.topology.loading.file import LOAD_SECONDS, load_file
 
 _AT_ONCE = 8
 _GRACE_SECONDS = 2.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluice.topology.code import fingerprint
+from sluice.topology.fingerprint import fingerprint
 
 Load = Callable[[str], ModuleType]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 
 
-def line() -> str:
+def source_line() -> str:
     """`file:line` of the author's code that is being run: the innermost outside of this package."""
     frame = inspect.currentframe()
     while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_HERE):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.errors import SluiceError, TopologyError
-from sluice.topology.isolation import Outcome, outcomes
-from sluice.topology.loader import LOAD_SECONDS, load_file
+from sluice.topology.loading.file import LOAD_SECONDS, load_file
+from sluice.topology.loading.isolation import Outcome, outcomes
 from sluice.topology.pipeline import Pipeline
 
 _NOT_PIPELINES = {"run", "__init__"}

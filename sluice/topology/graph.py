@@ -1,0 +1,53 @@
+"""The nodes of a pipeline under construction, and the topics and stores whose names it has taken."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+from sluice.errors import TopologyError
+from sluice.topology import arguments, nodes
+from sluice.topology.source_line import source_line
+
+_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
+
+N = TypeVar("N", bound=nodes.Node)
+
+
+class Graph:
+    """Grows by `add` while an author calls the methods of streams and tables."""
+
+    def __init__(self, name: str, on_error: nodes.OnError) -> None:
+        arguments.choice(f"{name} at {source_line()}", "on_error", on_error, nodes.OnError)
+        self.name = name
+        self.on_error: nodes.OnError = on_error
+        self.nodes: list[nodes.Node] = []
+        self._claimed: dict[tuple[str, str], str] = {}
+
+    def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
+        """Append a node made of `values`."""
+        policy = self.on_error if on_error is None else on_error
+        arguments.choice(f"{self.name} at {source_line()}", "on_error", policy, nodes.OnError)
+        node = node_type(number=len(self.nodes), at=source_line(), on_error=policy, **values)
+        self.nodes.append(node)
+        return node
+
+    def claim(self, kind: str, name: str) -> None:
+        """Take a name for a topic or a store.
+
+        Raises TopologyError if the pipeline uses it already, or if it is not a valid name.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise TopologyError(
+                f"{name!r} at {source_line()} is no name for a {kind}.", next_step="Use letters, digits, '_', '-', '.'."
+            )
+        if kind == "store" and nodes.is_step_name(name):
+            raise TopologyError(
+                f"{self.name}: store {name!r} at {source_line()} is called as Sluice calls steps that have no name.",
+                next_step=f"Choose another name, such as {name.replace('-', '_')!r}.",
+            )
+        if (kind, name) in self._claimed:
+            raise TopologyError(
+                f"{self.name}: {kind} {name!r} at {source_line()} is there already, from {self._claimed[kind, name]}."
+            )
+        self._claimed[kind, name] = source_line()
