@@ -17,7 +17,9 @@ from sluice.cli import app
 from sluice.operators import processor
 from sluice.query import Reader
 from sluice.testing import Output, TopologyTestDriver, kafka
-from sluice.topology import contracts, drawing, expressions, load_pipeline
+from sluice.topology import drawing, load_pipeline
+from sluice.values import contracts
+from sluice.values.records import METADATA
 
 HERE = Path(__file__).parent
 PUBLIC: dict[str, list[Any]] = {
@@ -58,7 +60,7 @@ def drawings() -> dict[str, str]:
 
 def _extras() -> str:
     """What has no docstring of its own: the columns of every record."""
-    columns = ", ".join(f"`{name}` ({kind})" for name, kind in expressions.METADATA.items())
+    columns = ", ".join(f"`{name}` ({kind})" for name, kind in METADATA.items())
     return f"In every expression, beside the value's own fields: {columns}."
 
 

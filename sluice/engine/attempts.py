@@ -12,8 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as spark
 
 from sluice.engine.located import Unresolved
-from sluice.plan import TO_JSON, Attempt
-from sluice.topology.nodes import MOST_KEY_BYTES
+from sluice.plan import Attempt
+from sluice.values.records import MOST_KEY_BYTES
+from sluice.values.sql import TO_JSON
 
 WITHOUT_SHARING = {"spark.sql.subexpressionElimination.enabled": "false"}
 """Spark would compute what two attempts have in common before either, where a failure ends the query."""

@@ -15,10 +15,11 @@ from sluice.engine.attempts import rejection, with_attempt
 from sluice.engine.located import Unresolved
 from sluice.engine.rejected import Row
 from sluice.engine.shards import open_shard
-from sluice.plan import TO_JSON, VALUE_JSON, Attempt, Job, Lookup, Select, TableInput, TableSink, literal
+from sluice.plan import Attempt, Job, Lookup, Select, TableInput, TableSink
 from sluice.state.shard import Shard
-from sluice.topology import contracts
-from sluice.topology.expressions import CHANGE_METADATA
+from sluice.values import contracts
+from sluice.values.records import CHANGE_METADATA
+from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
 _PAGE = 10_000
 _HEADERS = "array({})".format(

@@ -26,8 +26,9 @@ import pyarrow.compute as pc
 from sluice.engine.arrow import arrow_type
 from sluice.engine.handoff import no_garbage_collection
 from sluice.engine.shipping import Shipped, load_by_name
-from sluice.topology import contracts, nodes
+from sluice.topology import nodes
 from sluice.topology.serdes import is_object
+from sluice.values import contracts
 
 Contract = type[msgspec.Struct]
 

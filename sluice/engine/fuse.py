@@ -15,8 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from sluice.engine.combine import Combiner
 from sluice.engine.located import Unresolved
 from sluice.engine.place import CELL
-from sluice.plan import TO_JSON, Family, Job, Slot
-from sluice.topology.expressions import quoted
+from sluice.plan import Family, Job, Slot
+from sluice.values.sql import TO_JSON, quoted
 
 _EXPIRES = {"spark.watermarkDelayMs": 0}
 

@@ -23,7 +23,7 @@ from sluice.operators.suppress import Suppress
 from sluice.state.model import NO_WINDOW
 from sluice.state.operators import Remembered, State
 from sluice.state.shard import Shard
-from sluice.topology.nodes import OnError
+from sluice.values.records import OnError
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
 from sluice.plan import Ordered
 from sluice.topology import drawing, nodes
-from sluice.topology.windows import AnyWindow, SessionWindow, SlidingWindow, open_for
+from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, open_for
 
 Make = Callable[[], Operator[Any]]
 

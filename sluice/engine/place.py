@@ -23,7 +23,7 @@ from sluice.engine.tasks import Clocks, Fate, Part, PartFacts, RecordSinks, Task
 from sluice.plan import Family, Job
 from sluice.state.model import NO_WINDOW
 from sluice.topology import nodes
-from sluice.topology.windows import Window
+from sluice.values.windows import Window
 
 Times = npt.NDArray[np.int64]
 

@@ -13,7 +13,8 @@ from sluice.plan import Job
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
 from sluice.topology import drawing, nodes
 from sluice.topology.fingerprint import fingerprint
-from sluice.topology.serdes import TEXT_FIELD, fields_of
+from sluice.topology.serdes import fields_of
+from sluice.values.records import TEXT_FIELD
 
 
 def job_info(storage: Storage, frames: Frames) -> JobInfo:

@@ -17,8 +17,7 @@ from sluice.engine.handoff import Facts, Handoff
 from sluice.engine.letters import dead_letters, headers_of
 from sluice.errors import EngineError
 from sluice.plan import Job, column_name
-from sluice.topology.expressions import METADATA
-from sluice.topology.nodes import MOST_KEY_BYTES
+from sluice.values.records import METADATA, MOST_KEY_BYTES
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", "to_json(headers) AS headers")
 """What a task takes of a record. As text, headers cost next to nothing where there are none: Arrow's lists do not."""

@@ -7,7 +7,7 @@ from typing import Self
 
 from sluice.plan import Feed, Job, Ordered
 from sluice.topology import nodes
-from sluice.topology.windows import SlidingWindow
+from sluice.values.windows import SlidingWindow
 
 
 @dataclass(frozen=True)

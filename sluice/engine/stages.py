@@ -19,22 +19,12 @@ from sluice.engine.rows import PLACE_BITS, REJECTED, ROW, ROW_DDL
 from sluice.engine.shards import OWNER
 from sluice.engine.storage import Storage
 from sluice.errors import EngineError, TopologyError
-from sluice.plan import (
-    TO_JSON,
-    TRANSFORM,
-    VALUE_JSON,
-    Failure,
-    Feed,
-    Job,
-    Layers,
-    Ordered,
-    Transformation,
-    literal,
-    typed_json,
-)
+from sluice.plan import TRANSFORM, Failure, Feed, Job, Layers, Ordered, Transformation
 from sluice.settings import settings
 from sluice.topology import nodes
-from sluice.topology.serdes import TEXT_FIELD, fields_of
+from sluice.topology.serdes import fields_of
+from sluice.values.records import TEXT_FIELD
+from sluice.values.sql import TO_JSON, VALUE_JSON, literal, typed_json
 
 assert PLACE_BITS == 40, "the plan reads places too"
 

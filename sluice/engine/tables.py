@@ -12,7 +12,7 @@ from sluice.engine.handoff import Handoff
 from sluice.engine.source import Reader, Share
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
-from sluice.topology.nodes import MOST_KEY_BYTES
+from sluice.values.records import MOST_KEY_BYTES
 
 
 @dataclass(frozen=True)

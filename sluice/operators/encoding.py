@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from sluice.operators.exact import Exact
-from sluice.topology.nodes import MOST_KEY_BYTES
+from sluice.values.records import MOST_KEY_BYTES
 
 IMMUTABLE = frozenset(
     {int, float, str, bool, type(None), bytes, Decimal, datetime, date, time, timedelta, UUID},

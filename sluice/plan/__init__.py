@@ -1,11 +1,9 @@
 """A topology becomes jobs: each is one streaming query that the engine can run without knowing the topology."""
 
-from sluice.plan.draft import column_name, literal, typed_json
+from sluice.plan.draft import column_name
 from sluice.plan.explain import explain
 from sluice.plan.jobs import (
-    TO_JSON,
     TRANSFORM,
-    VALUE_JSON,
     Attempt,
     Failure,
     Family,
@@ -26,9 +24,7 @@ from sluice.plan.ordered import is_of_processor
 from sluice.plan.planner import plan
 
 __all__ = [
-    "TO_JSON",
     "TRANSFORM",
-    "VALUE_JSON",
     "Attempt",
     "Failure",
     "Family",
@@ -47,7 +43,5 @@ __all__ = [
     "column_name",
     "explain",
     "is_of_processor",
-    "literal",
     "plan",
-    "typed_json",
 ]

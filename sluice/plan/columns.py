@@ -1,6 +1,6 @@
 """Every expression of the author as Spark SQL over the job's own columns.
 
-- `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in `expressions.METADATA`;
+- `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in `values.records.METADATA`;
 - `n5`: whether a record passed node 5; `n7_total`: field `total` that node 7 made; `r8`: what function 8 returned;
 - `t5_0`: what expressions of node 5 that may fail came to; `t5_0_error`: why they failed;
 - `v9`: the value that operator 9 sent on; `x6_pos`, `x6`: place and value of an element that node 6 made a record;
@@ -16,22 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sluice.plan.draft import (
-    Draft,
-    Env,
-    add,
-    below,
-    column_name,
-    column_read,
-    literal,
-    may_fail_here,
-    tried,
-    typed_json,
-)
+from sluice.plan.draft import Draft, Env, add, below, column_name, column_read, may_fail_here, tried
 from sluice.plan.jobs import TRANSFORM, Transformation
 from sluice.topology import nodes
-from sluice.topology.expressions import METADATA, Parts, in_order, parse, quoted
-from sluice.topology.serdes import TEXT_FIELD, is_object
+from sluice.topology.expressions import Parts, in_order, parse
+from sluice.topology.serdes import is_object
+from sluice.values.records import METADATA, TEXT_FIELD
+from sluice.values.sql import literal, quoted, typed_json
 
 
 def env_of(draft: Draft, node: nodes.Node, *, old: bool = False) -> Env:

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sluice.plan.attempts import causes, may_fail
-from sluice.plan.jobs import TO_JSON, VALUE_JSON, Attempt, Failure, Transformation
+from sluice.plan.jobs import Attempt, Failure, Transformation
 from sluice.plan.value_types import types_after
 from sluice.topology import nodes
-from sluice.topology.expressions import CHANGE_METADATA, METADATA, parse, quoted
+from sluice.topology.expressions import parse
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.serdes import TEXT_FIELD
+from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
 Layers = dict[int, list[tuple[str, str]]]
 
@@ -79,16 +80,6 @@ class Env:
             one for one, trivial in ((condition, "true"), (f"NOT {self.is_null}", "NOT false")) if one != trivial
         ]
         return f"IF({' AND '.join(conditions)}, {text}, NULL)" if conditions else text
-
-
-def typed_json(text: str, fields: Mapping[str, str]) -> str:
-    """SQL that reads JSON back as a struct of these fields, or as the one `value`; as a VARIANT if no type is known."""
-    if list(fields) == [TEXT_FIELD]:
-        kind = fields[TEXT_FIELD]
-        wrapped = f"concat('{{\"v\":', {text}, '}}')"
-        return f"from_json({wrapped}, 'STRUCT<v: {kind}>').v" if kind else f"parse_json({text})"
-    inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in fields.items())
-    return f"from_json({text}, {literal(f'STRUCT<{inner}>')})"
 
 
 def masked(draft: Draft, env: Env) -> str:
@@ -184,11 +175,6 @@ def column_read(draft: Draft, env: Env, name: str) -> str:
 def column_name(prefix: str, field: str) -> str:
     """The job's column for a field, a name that needs no quotes in SQL."""
     return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
-
-
-def literal(name: str) -> str:
-    """`name` as a literal of Spark SQL."""
-    return "'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def add(draft: Draft, stage: int, depth: int, name: str, sql: str) -> None:

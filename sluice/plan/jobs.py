@@ -9,14 +9,7 @@ from typing import Any
 from sluice.errors import TopologyError
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.windows import Window
-
-TO_JSON = "to_json({}, map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
-"""JSON of a struct. Spark by itself would cut times to milliseconds."""
-_WRAPPED = TO_JSON.format("named_struct('v', {0})")
-VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
-"""JSON of any value, a struct or not: Spark only writes structs, so it is taken out of one."""
-
+from sluice.values.windows import Window
 
 Layers = tuple[tuple[tuple[str, str], ...], ...]
 

@@ -14,9 +14,10 @@ from sluice.plan.draft import Draft, Env, column_read, masked, tried
 from sluice.plan.jobs import Feed, Ordered
 from sluice.plan.value_types import types_after
 from sluice.topology import nodes
-from sluice.topology.expressions import METADATA, ORDER_MATTERS, Parts, in_order
+from sluice.topology.expressions import ORDER_MATTERS, Parts, in_order
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.windows import Window
+from sluice.values.records import METADATA
+from sluice.values.windows import Window
 
 LEFT, RIGHT, STORE = 0, 1, 2
 Functions = tuple[tuple[str, str | None, int], ...]

@@ -8,7 +8,7 @@ from typing import Any
 from sluice.errors import TopologyError
 from sluice.plan.attempts import causes, may_fail, without_risk
 from sluice.plan.columns import env_of
-from sluice.plan.draft import Draft, column_of, column_read, failures, final, literal, masked, tried
+from sluice.plan.draft import Draft, column_of, column_read, failures, final, masked, tried
 from sluice.plan.jobs import (
     Family,
     Job,
@@ -24,10 +24,11 @@ from sluice.plan.jobs import (
 from sluice.plan.ordered import Planner, children, is_ordered
 from sluice.plan.value_types import types_after
 from sluice.topology import nodes
-from sluice.topology.expressions import CHANGE_METADATA, METADATA, parse, quoted
+from sluice.topology.expressions import parse
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.serdes import TEXT_FIELD
-from sluice.topology.windows import Window
+from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.sql import literal, quoted
+from sluice.values.windows import Window
 
 
 def plan(pipeline: Pipeline) -> Plan:

@@ -11,8 +11,8 @@ import sqlglot
 from sqlglot import exp
 
 from sluice.topology import nodes
-from sluice.topology.expressions import METADATA, aggregates, struct_fields
-from sluice.topology.serdes import TEXT_FIELD
+from sluice.topology.expressions import aggregates, struct_fields
+from sluice.values.records import METADATA, TEXT_FIELD
 
 Types = Mapping[str, str]
 """Name → type; an empty text where the type is not known."""

@@ -1,21 +1,12 @@
 """What an author writes: a pipeline is data, so building one needs neither Spark nor Airflow."""
 
-from sluice.topology.contracts import Decimal2, Digits
 from sluice.topology.dsl import GlobalTable, GroupedStream, GroupedTable, Stream, Table, WindowedStream
 from sluice.topology.loading import Broken, Loaded, load_pipeline, load_pipelines
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import Serde
-from sluice.topology.windows import (
-    JoinWindow,
-    SessionWindow,
-    SlidingWindow,
-    Window,
-    hopping,
-    session,
-    sliding,
-    tumbling,
-    within,
-)
+from sluice.topology.windows import hopping, session, sliding, tumbling, within
+from sluice.values.contracts import Decimal2, Digits
+from sluice.values.windows import JoinWindow, SessionWindow, SlidingWindow, Window
 
 __all__ = [
     "Broken",

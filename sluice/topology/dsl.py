@@ -10,18 +10,12 @@ from typing import Any, ClassVar, Literal, TypeAlias, overload
 from sluice.errors import TopologyError
 from sluice.topology import arguments, expression_checks, expressions, nodes
 from sluice.topology.graph import Graph
-from sluice.topology.serdes import TEXT_FIELD, Serde, Value, fields_of, is_object, serde_of
+from sluice.topology.serdes import Serde, Value, fields_of, is_object, serde_of
 from sluice.topology.source_line import source_line
-from sluice.topology.windows import (
-    AnyWindow,
-    Duration,
-    JoinWindow,
-    SessionWindow,
-    SlidingWindow,
-    Window,
-    kept_for,
-    milliseconds,
-)
+from sluice.topology.windows import Duration, kept_for, milliseconds
+from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.sql import quoted
+from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -40,7 +34,7 @@ class Shape:
         """The type of the whole value, with what is known of its fields; empty if nothing is."""
         if self.scalar:
             return self.fields.get(TEXT_FIELD, "")
-        inner = ", ".join(f"{expressions.quoted(name)}: {kind}" for name, kind in self.fields.items())
+        inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in self.fields.items())
         return f"STRUCT<{inner}>" if inner else ""
 
     @classmethod
@@ -57,7 +51,7 @@ class Shape:
 class Handle:
     """A node of the pipeline, and the shape of the values there."""
 
-    metadata: ClassVar[dict[str, str]] = expressions.METADATA
+    metadata: ClassVar[dict[str, str]] = METADATA
     """What expressions may use beside the fields."""
 
     def __init__(self, pipeline: Graph, node: nodes.Node, shape: Shape) -> None:
@@ -496,7 +490,7 @@ def _check_processor(where: str, processor: Any) -> None:
 class Table(Handle):
     """The latest value of each key; its changes can be filtered, joined, grouped and written to a topic."""
 
-    metadata = expressions.CHANGE_METADATA
+    metadata = CHANGE_METADATA
 
     def to(
         self,

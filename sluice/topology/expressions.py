@@ -12,19 +12,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from sluice.errors import TopologyError
-
-METADATA = {
-    "_key": "STRING",
-    "_topic": "STRING",
-    "_partition": "INT",
-    "_offset": "BIGINT",
-    "_timestamp": "TIMESTAMP",
-    "_headers": "MAP<STRING, STRING>",
-}
-"""What every record has beside its value, at hand in every expression under these names."""
-
-CHANGE_METADATA = {"_key": "STRING", "_window_start": "TIMESTAMP", "_window_end": "TIMESTAMP"}
-"""What every change of a table has; the window's times are null where the table is not windowed."""
+from sluice.values.sql import quoted
 
 
 @dataclass(frozen=True)
@@ -164,11 +152,6 @@ def _in_order(node: exp.Expr) -> tuple[str, str | None, int] | None:
     if name is None or isinstance(node.this, exp.Distinct | exp.Order):
         return None
     return name, node.this.sql(dialect="spark"), 0
-
-
-def quoted(name: str) -> str:
-    """`name` as Spark SQL reads it back, whatever it holds."""
-    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"`{name.replace('`', '``')}`"
 
 
 def reference(name: str) -> str:

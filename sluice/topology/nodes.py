@@ -9,17 +9,12 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from sluice.topology.serdes import Serde
-from sluice.topology.windows import AnyWindow, JoinWindow
-
-MOST_KEY_BYTES = 1024
-"""The longest key, in UTF-8: the index of a database takes no longer ones."""
-
-How = Literal["inner", "left", "outer"]
-OnNull = Literal["dead_letter", "keep"]
-OnError = Literal["dead_letter", "skip", "fail"]
-"""What becomes of a record that cannot be read, processed or written."""
-OnTime = Literal["dead_letter", "skip", "fail", "clock"]
-Delivery = Literal["exactly_once", "at_least_once"]
+from sluice.values.records import Delivery as Delivery
+from sluice.values.records import How as How
+from sluice.values.records import OnError as OnError
+from sluice.values.records import OnNull as OnNull
+from sluice.values.records import OnTime as OnTime
+from sluice.values.windows import AnyWindow, JoinWindow
 
 
 @dataclass(frozen=True, eq=False)

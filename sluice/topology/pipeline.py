@@ -11,11 +11,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
 from sluice.topology.dsl import GlobalTable, Shape, Stream, Table
-from sluice.topology.expressions import METADATA
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, fields_of, serde_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, milliseconds
+from sluice.values.records import METADATA
 
 # A pipeline's name is also part of paths, of its DAG's id and of schemas' names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")

@@ -9,10 +9,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from sluice.errors import TopologyError
-from sluice.topology import contracts
-
-TEXT_FIELD = "value"
-"""What expressions call a value that is no object."""
+from sluice.values import contracts
+from sluice.values.records import TEXT_FIELD
 
 
 @dataclass(frozen=True)

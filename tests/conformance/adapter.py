@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sluice import Pipeline, hopping, session, sliding, tumbling, within
 from sluice.topology.dsl import GlobalTable, Stream, Table
-from sluice.topology.windows import AnyWindow
+from sluice.values.windows import AnyWindow
 
 Expression = list[Any]
 Case = dict[str, Any]

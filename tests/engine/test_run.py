@@ -18,8 +18,8 @@ from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import owner
 from sluice.state.shard import Shard
 from sluice.topology.loading.file import load_file
-from sluice.topology.nodes import OnError
-from sluice.topology.windows import AnyWindow
+from sluice.values.records import OnError
+from sluice.values.windows import AnyWindow
 from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Build, Names, address, millis, sale, sales_of, shop
 

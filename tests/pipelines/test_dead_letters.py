@@ -10,7 +10,7 @@ from msgspec import Struct
 from sluice import Pipeline, Serde, session, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
-from sluice.topology.nodes import OnError
+from sluice.values.records import OnError
 from tests.pipelines.conftest import Drive
 
 

@@ -21,7 +21,7 @@ from sluice.engine.clock import BEFORE_ALL, CLOSED, SEEN, Clock
 from sluice.engine.handoff import Facts, Handoff
 from sluice.engine.place import Placed, Placer, place
 from sluice.plan import plan
-from sluice.topology.windows import Window
+from sluice.values.windows import Window
 
 WINDOW = tumbling(60_000, grace=15_000)
 NOW = 1_700_000_000_000

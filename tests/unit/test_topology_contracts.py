@@ -14,7 +14,7 @@ from msgspec import Struct
 from sluice import Decimal2
 from sluice.errors import TopologyError
 from sluice.topology import Digits
-from sluice.topology.contracts import attributes, decimals, fields, quote_counter
+from sluice.values.contracts import attributes, decimals, fields, quote_counter
 
 
 class Colour(Enum):

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
-from sluice.topology.expressions import quoted
+from sluice.values.sql import quoted
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)

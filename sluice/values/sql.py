@@ -1,0 +1,34 @@
+"""Pieces of Spark SQL text: names, literals, JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from sluice.values.records import TEXT_FIELD
+
+TO_JSON = "to_json({}, map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
+"""JSON of a struct. Spark by itself would cut times to milliseconds."""
+_WRAPPED = TO_JSON.format("named_struct('v', {0})")
+VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
+"""JSON of any value, a struct or not: Spark only writes structs, so it is taken out of one."""
+
+
+def quoted(name: str) -> str:
+    """`name` as Spark SQL reads it back, whatever it holds."""
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"`{name.replace('`', '``')}`"
+
+
+def literal(text: str) -> str:
+    """`text` as a literal of Spark SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def typed_json(text: str, fields: Mapping[str, str]) -> str:
+    """SQL that reads JSON back as a struct of these fields, or as the one `value`; as a VARIANT if no type is known."""
+    if list(fields) == [TEXT_FIELD]:
+        kind = fields[TEXT_FIELD]
+        wrapped = f"concat('{{\"v\":', {text}, '}}')"
+        return f"from_json({wrapped}, 'STRUCT<v: {kind}>').v" if kind else f"parse_json({text})"
+    inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in fields.items())
+    return f"from_json({text}, {literal(f'STRUCT<{inner}>')})"
