@@ -31,7 +31,7 @@ from rich.table import Table
 
 from sluice import Pipeline, within
 from sluice.settings import Settings, settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from sluice.testing.kafka import EmbeddedKafka
 
 START_MS = 1_670_000_000_000
@@ -147,11 +147,15 @@ def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float, float, flo
         raise SystemExit(f"{kind} failed with status {child.returncode}")
     seconds = time.monotonic() - begun
     with Ledger.open(Settings.read(told).ledger) as ledger:
-        cuts = [cut for cut in ledger.cuts(f"bench_{kind}", "main", limit=1000)[::-1] if cut.counts["read"] > SMALL]
-    warm = (cuts[-1].published_at - cuts[0].published_at).total_seconds()
-    speed = sum(cut.counts["read"] for cut in cuts[1:]) / warm if len(cuts) > 1 else float("nan")
-    early = max(size for moment, size in samples if moment <= cuts[min(1, len(cuts) - 1)].published_at)
-    late = max(size for moment, size in samples if moment > cuts[max(0, len(cuts) - 3)].published_at)
+        snapshots = [
+            snapshot
+            for snapshot in ledger.snapshots(f"bench_{kind}", "main", limit=1000)[::-1]
+            if snapshot.counts["read"] > SMALL
+        ]
+    warm = (snapshots[-1].published_at - snapshots[0].published_at).total_seconds()
+    speed = sum(snapshot.counts["read"] for snapshot in snapshots[1:]) / warm if len(snapshots) > 1 else float("nan")
+    early = max(size for moment, size in samples if moment <= snapshots[min(1, len(snapshots) - 1)].published_at)
+    late = max(size for moment, size in samples if moment > snapshots[max(0, len(snapshots) - 3)].published_at)
     return seconds, speed, early, late
 
 
@@ -168,7 +172,7 @@ def _watch(pid: int, samples: list[tuple[datetime, float]]) -> None:
 
 def child(kind: str) -> None:
     """One pipeline, in this process."""
-    from sluice.engine.job import JobRun
+    from sluice.engine.job.run import JobRun
     from sluice.engine.session import session
     from sluice.plan import plan
 

@@ -1,6 +1,6 @@
 """The orders pipeline over a topic of its own, beside the same topology in Kafka Streams: `orders.py --peer FOLDER`.
 
-What is timed for Sluice: from the start of spark-submit, with an empty state, until the ledger shows a cut that holds
+What is timed for Sluice: from the start of spark-submit, with an empty state, until the ledger shows a snapshot that holds
 every order, so that every store can be queried. For Kafka Streams, exactly-once: from the start of its process until
 the last order has gone through all aggregations. The two run in turn over the same topic; what is compared is the
 ratio of each pair. After the last run all eight stores are compared with totals computed by other means.
@@ -35,8 +35,8 @@ from sluice.provision import jars
 from sluice.samples.topics import create_topics, produce_orders
 from sluice.samples.totals import totals_of_topic
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
-from sluice.state.shard import Shard
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka, running
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,7 +123,7 @@ def _sluice(home: Path, kafka: EmbeddedKafka, records: int, delivery: str = "exa
 
 
 def _published(ledger: Path) -> int:
-    """How many records the newest cut holds."""
+    """How many records the newest snapshot holds."""
     if not ledger.exists():
         return 0
     with Ledger.open(f"sqlite:///{ledger}") as opened:
@@ -216,20 +216,20 @@ def _differences(home: Path, config: dict[str, str]) -> dict[str, int]:
 
 
 def _contents(ledger: Ledger, name: str) -> dict[Any, Any]:
-    cut = ledger.latest_cut("orders", "main")
-    assert cut is not None
+    snapshot = ledger.latest_snapshot("orders", "main")
+    assert snapshot is not None
     store = next(one for one in ledger.stores("orders") if one.name == name)
     values: dict[Any, Any] = {}
     for worker in ledger.workers("orders", "main"):
         with Shard.open(worker.location) as shard:
-            for cell in shard.scan(store.cell, cut.batch, limit=sys.maxsize):
-                key = cell.key if store.window_ms is None else (cell.key, cell.window_start)
-                values[key] = _value(cell.value, store.slot, name)
+            for group_id in shard.scan(store.group_id, snapshot.batch, limit=sys.maxsize):
+                key = group_id.key if store.window_ms is None else (group_id.key, group_id.window_start)
+                values[key] = _value(group_id.value, store.store_column, name)
     return values
 
 
-def _value(cell: str | None, slot: int, store: str) -> Any:
-    value = msgspec.json.decode(cell or "", type=list[msgspec.Raw])[slot]
+def _value(group_id: str | None, store_column: int, store: str) -> Any:
+    value = msgspec.json.decode(group_id or "", type=list[msgspec.Raw])[store_column]
     if "count" in store:
         return int(bytes(value))
     found = msgspec.json.decode(value, type=dict[str, Decimal])

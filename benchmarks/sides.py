@@ -123,7 +123,7 @@ def airflow(home: Path) -> Iterator[list[Case]]:
     server = AirflowServer(home / "airflow", plugins_folder=plugins, env={"SLUICE_HOME": str(folder)})
     with server:
         who = f"Bearer {server.token()}"
-        pids = [one.pid for process in server.pids for one in _family(process)]
+        pids = [one.pid for process in server.pids for one in _group(process)]
         paths = [f"{COUNT}?location_id={key}" for key in KEYS]
         yield [
             Case(OPEN, server.url, ["/open/"], "", pids),
@@ -131,7 +131,7 @@ def airflow(home: Path) -> Iterator[list[Case]]:
         ]
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _group(pid: int) -> list[psutil.Process]:
     parent = psutil.Process(pid)
     return [parent, *parent.children(recursive=True)]
 

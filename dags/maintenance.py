@@ -1,4 +1,4 @@
-"""Keep state small: once a day, forget old cuts of every pipeline and the versions that only they could show."""
+"""Keep state small: once a day, forget old snapshots of every pipeline and the versions that only they could show."""
 
 from datetime import timedelta
 
@@ -12,12 +12,14 @@ with DAG(
     schedule="@daily",
     catchup=False,
     max_active_runs=1,
-    description="Forget old cuts and compact the workers' shards",
+    description="Forget old snapshots and compact the workers' shards",
     doc_md=__doc__,
     tags={"sluice", "maintenance"},
     params={
-        "keep_cuts": Param(100, type="integer", minimum=1, maximum=100_000, description="Newest cuts that stay"),
-        "keep_hours": Param(24, type="integer", minimum=1, maximum=8_760, description="Younger cuts stay as well"),
+        "keep_snapshots": Param(
+            100, type="integer", minimum=1, maximum=100_000, description="Newest snapshots that stay"
+        ),
+        "keep_hours": Param(24, type="integer", minimum=1, maximum=8_760, description="Younger snapshots stay as well"),
     },
     default_args={"owner": "sluice", "retries": 2, "retry_delay": timedelta(minutes=1)},
 ):

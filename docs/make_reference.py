@@ -33,7 +33,7 @@ PUBLIC: dict[str, list[Any]] = {
     "Asking the REST view from Python": [
         Client, client.Entries, client.Entry, client.Groups, client.Group, client.Change,
     ],
-    "Asking shards from Python": [Reader, query.When, query.Answer, query.Entry],
+    "Asking shards from Python": [Reader, query.AsOf, query.Answer, query.Entry],
     "Testing": [TopologyTestDriver, Output, kafka.EmbeddedKafka],
 }  # fmt: skip
 """What the page describes; everything else may change without notice."""

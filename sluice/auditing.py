@@ -7,17 +7,17 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.errors import DamagedState, NotFound, StateError
-from sluice.state.audits import Audit, SourceAudit, total
-from sluice.state.checksums import NO_CHECKSUM
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.audits import Audit, SourceAudit, total
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo
-from sluice.state.shard import Checksums, Shard
+from sluice.state.shard.checksums import NO_CHECKSUM
+from sluice.state.shard.shard import Checksums, Shard
 
 _COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "late", "dropped", "dead letters", "")
 
 
 def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bool = False) -> bool:
-    """Print the audits of a run or a cut, or of all that is kept; whether everything balances and no shard is damaged.
+    """Print the audits of a run or a snapshot, or of all that is kept; whether everything balances and no shard is damaged.
 
     Raises NotFound if there is no such pipeline or run.
     """
@@ -49,7 +49,7 @@ def _job(ledger: Ledger, job: JobInfo, audits: list[Audit], out: Console, verify
     if not audits:
         return True
     first, last = audits[0], audits[-1]
-    title = f"{job.pipeline} / {job.job}, cuts {first.generation}.{first.batch} to {last.generation}.{last.batch}"
+    title = f"{job.pipeline} / {job.job}, snapshots {first.generation}.{first.batch} to {last.generation}.{last.batch}"
     table = Table(title=title, title_justify="left", caption=_caption(audits), caption_justify="left")
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right")
@@ -102,25 +102,25 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
             with Shard.open(worker.location) as shard:
                 shard.verify(last.batch, _published(last, worker.number))
                 _verify_states(ledger, of, shard, worker.number)
-            ledger.damages.clear(*of, worker.number)
-            out.print(f"✓ worker {worker.number}: every cell and every operator's state has its checksum")
+            ledger.quarantine.clear(*of, worker.number)
+            out.print(f"✓ worker {worker.number}: every state row and every operator's state has its checksum")
         except StateError as error:
             damaged = True
             # A shard that cannot be reached may be as it was: only damage that was seen is marked.
             if isinstance(error, DamagedState):
-                ledger.damages.mark(*of, worker.number, error.detail)
+                ledger.quarantine.mark(*of, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
     return damaged
 
 
 def _verify_states(ledger: Ledger, of: tuple[str, str, int], shard: Shard, worker: int) -> None:
-    """Those of the newest cut, whichever cuts are audited: older ones are not kept."""
+    """Those of the newest snapshot, whichever snapshots are audited: older ones are not kept."""
     newest = ledger.audits.newest(*of)
     while newest is not None:
         try:
             return shard.verify_states(newest.batch, _published(newest, worker))
         except DamagedState:
-            # A run may have published meanwhile, and what was kept of this cut is gone.
+            # A run may have published meanwhile, and what was kept of this snapshot is gone.
             before, newest = newest, ledger.audits.newest(*of)
             if newest is None or newest.batch == before.batch:
                 raise
@@ -128,5 +128,5 @@ def _verify_states(ledger: Ledger, of: tuple[str, str, int], shard: Shard, worke
 
 
 def _published(audit: Audit, worker: int) -> Checksums | None:
-    cells, states = (sums.get(str(worker)) for sums in (audit.checksums, audit.states))
-    return None if cells is None else Checksums(cells, states or NO_CHECKSUM)
+    state_rows, states = (sums.get(str(worker)) for sums in (audit.checksums, audit.states))
+    return None if state_rows is None else Checksums(state_rows, states or NO_CHECKSUM)

@@ -134,8 +134,8 @@ def check(
     ] = "",
 ) -> None:
     """Check pipelines as a run would before it reads anything: that they can be built, and go on from their state."""
-    from sluice.engine.checking import Findings
-    from sluice.engine.checking import check as check_with_spark
+    from sluice.engine.job.check import Findings
+    from sluice.engine.job.check import check as check_with_spark
     from sluice.plan import plan
     from sluice.topology import Loaded, load_pipelines
 
@@ -197,7 +197,7 @@ def rebuild(
 
 def _submit(pipeline: str, master: str, *options: str) -> None:
     from sluice.brokers import require_brokers
-    from sluice.state.endings import note_killed, noted, now
+    from sluice.state.ledger.run_ends import note_killed, noted, now
     from sluice.submission import connector_jars, submission
     from sluice.submission import run as submit
 
@@ -224,7 +224,7 @@ def _submit(pipeline: str, master: str, *options: str) -> None:
 @app.command()
 def audit(
     pipeline: Name,
-    run: Annotated[str, typer.Argument(help="A run of Airflow, or a cut such as 1.42; default: all.")] = "",
+    run: Annotated[str, typer.Argument(help="A run of Airflow, or a snapshot such as 1.42; default: all.")] = "",
     verify: Annotated[bool, typer.Option("--verify", help="Read every shard; mark what is damaged.")] = False,
 ) -> None:
     """Say what became of every record, and whether it balances; 1 if it does not, or a shard is damaged."""

@@ -110,14 +110,14 @@ class QueryError(SluiceError):
 
 
 class NotFound(QueryError):
-    """There is no such store, key, cut or worker, or the reader may not know of it."""
+    """There is no such store, key, snapshot or worker, or the reader may not know of it."""
 
     status = 404
     title = "Not found"
 
 
 class NotReady(QueryError):
-    """The pipeline has not published a cut yet."""
+    """The pipeline has not published a snapshot yet."""
 
     status = 503
     title = "Nothing published yet"
@@ -125,7 +125,7 @@ class NotReady(QueryError):
 
 
 class Gone(NotFound):
-    """The cut was published once and is no longer kept."""
+    """The snapshot was published once and is no longer kept."""
 
     status = 410
     title = "No longer kept"

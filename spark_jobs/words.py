@@ -5,7 +5,7 @@ import msgspec
 from sluice import Pipeline, within
 
 
-class Letter(msgspec.Struct):
+class DeadLetter(msgspec.Struct):
     """What is known of a letter's words."""
 
     key: str = ""
@@ -18,9 +18,9 @@ def joined(so_far: str, word: str) -> str:
     return f"{so_far}-{word}"
 
 
-def with_word(key: str, word: str, letter: Letter) -> Letter:
+def with_word(key: str, word: str, letter: DeadLetter) -> DeadLetter:
     """What is known of the letter with one more word."""
-    return Letter(key, letter.valueList | {word}, letter.runningCount + 1)
+    return DeadLetter(key, letter.valueList | {word}, letter.runningCount + 1)
 
 
 pipeline = Pipeline("words", workers=2)
@@ -33,7 +33,7 @@ alphabet = pipeline.stream("alphabet", value=str)
 by_letter = alphabet.group_by_key()
 by_letter.count(store="letters_count")
 by_letter.reduce(joined, store="letters_joined")
-by_letter.aggregate(Letter, with_word, store="letters", returns=Letter)
+by_letter.aggregate(DeadLetter, with_word, store="letters", returns=DeadLetter)
 
 # The same words by their length.
 alphabet.select_key("length(value)").group_by_key().count(store="lengths_count")

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from sluice.state.addresses import location
-from sluice.state.audits import Audit, SourceAudit
-from sluice.state.drivers import Row
-from sluice.state.ledger import Ledger
-from sluice.state.model import NO_WINDOW, Cut, JobInfo, StoreInfo, WorkerInfo, owner
-from sluice.state.places import Places
-from sluice.state.shard import Shard
+from sluice.state.ledger.audits import Audit, SourceAudit
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Places
+from sluice.state.model import NO_WINDOW, JobInfo, Snapshot, StoreInfo, WorkerInfo, owner
+from sluice.state.shard.addresses import location
+from sluice.state.shard.drivers import Row
+from sluice.state.shard.shard import Shard
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -22,7 +22,7 @@ def ledger_url(database: str) -> str:
     return f"{database}/ledger.sqlite" if database.startswith("sqlite") else database
 
 
-def make_cut(batch: int, **changed: Any) -> Cut:
+def make_snapshot(batch: int, **changed: Any) -> Snapshot:
     values: dict[str, Any] = {
         "pipeline": "orders",
         "job": "totals",
@@ -33,7 +33,7 @@ def make_cut(batch: int, **changed: Any) -> Cut:
         "stream_times": {"count/orders/0": 1_670_230_527_000},
         "counts": {"read": 10, "applied": 10},
     }
-    return Cut(**(values | changed))
+    return Snapshot(**(values | changed))
 
 
 def make_audit(batch: int, epoch: int, *sources: SourceAudit) -> Audit:
@@ -45,7 +45,7 @@ def make_audit(batch: int, epoch: int, *sources: SourceAudit) -> Audit:
 
 @dataclass
 class States:
-    """A job with a store `totals` (cell 0, slot 0), `revenue` (cell 0, slot 1) and `windows` (cell 1, slot 0)."""
+    """A job with a store `totals` (state row 0, slot 0), `revenue` (state row 0, slot 1) and `windows` (state row 1, slot 0)."""
 
     database: str
     workers: int = 2
@@ -58,16 +58,16 @@ class States:
     def __post_init__(self) -> None:
         self.ledger = Ledger.open(ledger_url(self.database))
         self.stores = self.stores or (
-            self.store("revenue", slot=1),
+            self.store("revenue", store_column=1),
             self.store("totals"),
-            self.store("windows", "window", cell=1, window_ms=15_000, grace_ms=15_000),
+            self.store("windows", "window", group_id=1, window_ms=15_000, grace_ms=15_000),
         )
         self.ledger.register(self.info())
         for place in self.written_at:
             Shard.create(place).close()
 
     def store(self, name: str, kind: str = "key-value", **changed: Any) -> StoreInfo:
-        values: dict[str, Any] = {"cell": 0, "slot": 0, "key": "locationId", "value": "BIGINT"} | changed
+        values: dict[str, Any] = {"group_id": 0, "store_column": 0, "key": "locationId", "value": "BIGINT"} | changed
         return StoreInfo(pipeline=self.pipeline, job=self.job, name=name, kind=kind, **values)  # type: ignore[arg-type]
 
     def info(self, **changed: Any) -> JobInfo:
@@ -94,17 +94,19 @@ class States:
         locations = [self.location(number) for number in range(self.workers)]
         return Places(self.ledger).written_at(self.pipeline, self.job, self.generation, locations)
 
-    def publish(self, values: Mapping[str, str | None] | Iterable[Row] = (), **cut: Any) -> Cut:
-        """Publish a batch: rows, or values of cell 0 by key; each row goes to its key's owner, global ones to all."""
+    def publish(self, values: Mapping[str, str | None] | Iterable[Row] = (), **snapshot: Any) -> Snapshot:
+        """Publish a batch: rows, or values of state row 0 by key; each row goes to its key's owner, global ones to all."""
         self.batch += 1
         if isinstance(values, Mapping):
             values = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in values.items()]
         rows = list(values)
-        everywhere = {store.cell for store in self.stores if store.kind == "global"}
+        everywhere = {store.group_id for store in self.stores if store.kind == "global"}
         for number, place in enumerate(self.written_at):
             mine = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
             with Shard.create(place) as shard:
                 shard.write(self.batch, mine)
-        published = make_cut(self.batch, pipeline=self.pipeline, job=self.job, generation=self.generation, **cut)
+        published = make_snapshot(
+            self.batch, pipeline=self.pipeline, job=self.job, generation=self.generation, **snapshot
+        )
         assert self.ledger.publish(published)
         return published

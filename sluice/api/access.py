@@ -1,4 +1,4 @@
-"""From a request to a pinned store: what is asked for, whether this user may know of it, and as of which cut."""
+"""From a request to a pinned store: what is asked for, whether this user may know of it, and as of which snapshot."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from sluice.api.replies import Told, etag
 from sluice.api.routes import Unchanged
 from sluice.api.visitors import Visitor, visitor
 from sluice.errors import Incomplete, NotFound, QueryError
-from sluice.query import Pin, Reader, When, WorkerStatus
-from sluice.query.moments import parse_positions
+from sluice.query import AsOf, Pin, Reader, WorkerStatus
+from sluice.query.read_point import parse_positions
 from sluice.settings import settings
-from sluice.state.failures import Failure
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Places
 from sluice.state.model import JobInfo, StoreInfo
-from sluice.state.places import Places
 
 _FEED = "GET /sluice/v1/stores lists those there are; the DAG produce_sample_orders makes records for a first run."
 _TOLD_BYTES = 32 * 2**20
 REMEMBER_SECONDS = 1.0
-"""How long a complete answer of a cut is told again without asking the workers, hence how long they may be down
+"""How long a complete answer of a snapshot is told again without asking the workers, hence how long they may be down
 before answers say so."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
     """As of when a store is asked, and what the answer must be like."""
 
     pipeline: (
@@ -40,11 +40,16 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     as_of: (
         Annotated[
             str,
-            Meta(description="A cut (1.42), a run (run:NAME), or a time; by default the newest cut.", max_length=300),
+            Meta(
+                description="A snapshot (1.42), a run (run:NAME), or a time; by default the newest snapshot.",
+                max_length=300,
+            ),
         ]
         | None
     ) = None
-    min_cut: Annotated[str, Meta(description="412 if the cut is before this one.", max_length=30)] | None = None
+    min_snapshot: Annotated[str, Meta(description="412 if the snapshot is before this one.", max_length=30)] | None = (
+        None
+    )
     min_position: (
         Annotated[
             str,
@@ -63,13 +68,13 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
 
     @property
-    def when(self) -> When:
+    def when(self) -> AsOf:
         """The same for a reader."""
-        return When(self.as_of, self.min_cut, parse_positions(self.min_position) if self.min_position else {})
+        return AsOf(self.as_of, self.min_snapshot, parse_positions(self.min_position) if self.min_position else {})
 
 
 class Remembered:
-    """What was told within the last `REMEMBER_SECONDS`. Cuts never change, so neither does what is told of one."""
+    """What was told within the last `REMEMBER_SECONDS`. Snapshots never change, so neither does what is told of one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -159,8 +164,8 @@ class Access:
         found = await self.reader.catalogue.failures()
         return [failure for failure in found if await self._user.may_read(failure.pipeline)]
 
-    async def pin(self, name: str, pipeline: str | None = None, when: When | None = None) -> Pin:
-        """Find a store and pin it to a cut; QueryError if two pipelines have a store of that name."""
+    async def pin(self, name: str, pipeline: str | None = None, when: AsOf | None = None) -> Pin:
+        """Find a store and pin it to a snapshot; QueryError if two pipelines have a store of that name."""
         found = [
             store
             for store in await self.reader.catalogue.named(name)
@@ -174,26 +179,26 @@ class Access:
             raise QueryError(
                 f"{len(found)} pipelines have a store {name!r}.", next_step=f"Add pipeline= one of: {owners}."
             )
-        return await self.reader.catalogue.pin(found[0], when or When())
+        return await self.reader.catalogue.pin(found[0], when or AsOf())
 
     async def _take_as_long(self) -> None:
         """Look up all permissions, whichever have been by now: else the time an answer takes told what is hidden."""
         await self.stores()
 
-    async def pin_at(self, name: str, moment: Moment) -> Pin:
-        """Find a store and pin it as asked; Unchanged if the client has the answer at that cut."""
+    async def pin_at(self, name: str, moment: ReadPoint) -> Pin:
+        """Find a store and pin it as asked; Unchanged if the client has the answer at that snapshot."""
         pin = await self.pin(name, moment.pipeline, moment.when)
         self.demand_change([pin])
         return pin
 
     def demand_change(self, pins: list[Pin]) -> None:
-        """Raise Unchanged if the client has the answer at these cuts."""
+        """Raise Unchanged if the client has the answer at these snapshots."""
         known = self.request.headers.get("if-none-match")
         if known is not None and (mine := etag(pins)) in known:
             raise Unchanged(mine)
 
     async def told(self, pins: list[Pin], make: Callable[[], Awaitable[Told]], *, complete: bool = False) -> Told:
-        """What `make` tells at these cuts, or told when this was asked before; Incomplete if it must not be partial."""
+        """What `make` tells at these snapshots, or told when this was asked before; Incomplete if it must not be partial."""
         scope = self.request.scope
         name = (scope["path"], scope["query_string"], *(pin.name for pin in pins))
         told = await self.state.remembered.get(name, make)

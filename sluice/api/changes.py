@@ -1,4 +1,4 @@
-"""What changes in a store, as server-sent events: every new cut, and the keys that it changed."""
+"""What changes in a store, as server-sent events: every new snapshot, and the keys that it changed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing_extensions import override
 
 from sluice.api.access import Access, access
 from sluice.api.problems import of_error
-from sluice.api.replies import CutReply, Told, encoded
+from sluice.api.replies import SnapshotReply, Told, encoded
 from sluice.api.routes import Routes
 from sluice.api.stores import Store
 from sluice.api.visitors import visitor_again
 from sluice.errors import Busy, SluiceError
 from sluice.query import Pin, WorkerStatus
-from sluice.query.moments import parse_cut
+from sluice.query.read_point import parse_snapshot
 from sluice.query.times import time_text
 from sluice.state.model import NO_WINDOW
 
 routes = Routes("stores", "/v1/stores", 400, 404, 429)
 
 LOOK_SECONDS = 0.25
-"""How often the ledger is looked at for a new cut."""
+"""How often the ledger is looked at for a new snapshot."""
 BEAT_SECONDS = 5.0
 """How often a stream that has nothing to say says so, and its reader's log-in is looked up again."""
 MOST_STREAMS = 100
@@ -56,11 +56,11 @@ class ChangedKey(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChangesEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event: a cut, and what it changed since the one before."""
+    """One event: a snapshot, and what it changed since the one before."""
 
     pipeline: str
     store: str
-    cut: CutReply
+    snapshot: SnapshotReply
     changed: list[ChangedKey]
     more: bool
     """Whether more keys have changed than are told."""
@@ -69,16 +69,16 @@ class ChangesEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 @routes.get("/{store}/changes", parameters=ChangesQuery, media_types=(_EVENTS,))
 async def stream_changes(request: Request, asked: ChangesQuery) -> Response:
-    """Server-sent events `cut`, one for each new cut: which it is, and the keys it changed.
+    """Server-sent events `snapshot`, one for each new snapshot: which it is, and the keys it changed.
 
-    Their ids are the cuts: with the header Last-Event-ID, as browsers send it, a stream goes on where another ended.
-    `reset` in place of `cut` says that what changed is not known, and that everything is to be read anew.
+    Their ids are the snapshots: with the header Last-Event-ID, as browsers send it, a stream goes on where another ended.
+    `reset` in place of `snapshot` says that what changed is not known, and that everything is to be read anew.
     """
     ask = await access(request)
     pin = await ask.pin(asked.store, asked.pipeline)
     since = request.headers.get("last-event-id")
     if since is not None:
-        parse_cut(since)
+        parse_snapshot(since)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=headers)
@@ -118,9 +118,9 @@ async def _events(ask: Access, pin: Pin, since: str | None) -> AsyncIterator[byt
     try:
         last, beat = since, time.monotonic()
         while True:
-            if pin.cut.id != last and (event := await _event(ask, pin, last)):
+            if pin.snapshot.id != last and (event := await _event(ask, pin, last)):
                 yield event
-                last = pin.cut.id
+                last = pin.snapshot.id
             elif time.monotonic() > beat + BEAT_SECONDS:
                 yield b": still here\n\n"
             else:
@@ -135,9 +135,9 @@ async def _events(ask: Access, pin: Pin, since: str | None) -> AsyncIterator[byt
 
 
 async def _event(ask: Access, pin: Pin, last: str | None) -> bytes | None:
-    """The event of a new cut, made once for all streams of its store; None while too many queries are running.
+    """The event of a new snapshot, made once for all streams of its store; None while too many queries are running.
 
-    The first one of a stream that follows nothing tells the cut, and nothing changed.
+    The first one of a stream that follows nothing tells the snapshot, and nothing changed.
     """
     try:
         name = ("changes", pin.name, pin.store.name, last)
@@ -147,18 +147,18 @@ async def _event(ask: Access, pin: Pin, last: str | None) -> bytes | None:
 
 
 async def _made(ask: Access, pin: Pin, last: str | None) -> Told:
-    generation, batch = parse_cut(last) if last is not None else (pin.cut.generation, pin.cut.batch)
-    is_known = generation == pin.cut.generation and batch <= pin.cut.batch
-    found = await ask.reader.changed(pin, batch if is_known else pin.cut.batch)
+    generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
+    is_known = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
+    found = await ask.reader.changed(pin, batch if is_known else pin.snapshot.batch)
     event = ChangesEvent(
         pipeline=pin.store.pipeline,
         store=pin.store.name,
-        cut=CutReply.of(pin.cut),
+        snapshot=SnapshotReply.of(pin.snapshot),
         changed=[ChangedKey(key, None if at == NO_WINDOW else f"{time_text(at)}Z") for key, at in found.keys],
         more=found.more,
         workers=found.workers,
     )
-    return Told("", _written("cut" if is_known else "reset", pin.cut.id, event), found.workers)
+    return Told("", _written("snapshot" if is_known else "reset", pin.snapshot.id, event), found.workers)
 
 
 async def _still_may_read(ask: Access, pin: Pin) -> bool:

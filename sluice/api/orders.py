@@ -16,10 +16,10 @@ from sluice.api.access import Access, access
 from sluice.api.replies import Told, body_reply, encoded, reply
 from sluice.api.routes import Routes
 from sluice.errors import NotFound, QueryError
-from sluice.query import Answer, Entry, Pin, When
+from sluice.query import Answer, AsOf, Entry, Pin
 from sluice.query.times import parse_time, time_text
 from sluice.state.model import WorkerInfo, owner
-from sluice.state.ranges import EVERYTHING, Range
+from sluice.state.shard.ranges import EVERYTHING, Range
 
 PIPELINE = "orders"
 Kind = Literal["GENERAL", "RESTAURANT"]
@@ -251,12 +251,12 @@ def _body(form: Form, told: list[tuple[str, Answer]]) -> bytes:
 
 
 async def _pins(ask: Access, stores: list[str]) -> list[Pin]:
-    """Both types' stores are of one job: what is answered together is of one cut."""
+    """Both types' stores are of one job: what is answered together is of one snapshot."""
     pins = [await ask.pin(stores[0], PIPELINE)]
     for store in stores[1:]:
         pin = await ask.pin(store, PIPELINE)
         same = pin.store.job == pins[0].store.job
-        pins.append(await ask.pin(store, PIPELINE, When(pins[0].cut.id)) if same else pin)
+        pins.append(await ask.pin(store, PIPELINE, AsOf(pins[0].snapshot.id)) if same else pin)
     return pins
 
 

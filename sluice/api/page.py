@@ -34,7 +34,7 @@ _TEMPLATES = jinja2.Environment(
 
 @routes.get("/", is_described=False)
 async def show_page(request: Request, _asked: object) -> Response:
-    """The page: stores, workers, cuts, orders; it asks the REST view for what it shows."""
+    """The page: stores, workers, snapshots, orders; it asks the REST view for what it shows."""
     return _html("page.html", request)
 
 

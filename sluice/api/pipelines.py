@@ -1,4 +1,4 @@
-"""Pipelines: their jobs, their cuts and what became of the records, their topology."""
+"""Pipelines: their jobs, their snapshots and what became of the records, their topology."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.api.access import Access, access
-from sluice.api.replies import CutReply, reply
+from sluice.api.replies import SnapshotReply, reply
 from sluice.api.routes import Routes
 from sluice.errors import NotFound
 from sluice.query import WorkerStatus
-from sluice.state.failures import Failure
-from sluice.state.model import Cut, JobInfo
+from sluice.state.ledger.failures import Failure
+from sluice.state.model import JobInfo, Snapshot
 
 routes = Routes("pipelines", "/v1/pipelines", 404)
 
@@ -42,7 +42,7 @@ class JobReply(msgspec.Struct, frozen=True):
     topics: tuple[str, ...]
     stores: list[str]
     workers: int
-    cut: CutReply | None
+    snapshot: SnapshotReply | None
 
 
 class Health(StrEnum):
@@ -84,11 +84,11 @@ class PipelineReply(msgspec.Struct, frozen=True):
     jobs: list[JobReply]
 
 
-class CountedCut(msgspec.Struct, frozen=True):
-    """One cut of a job, and what became of its batch's records."""
+class CountedSnapshot(msgspec.Struct, frozen=True):
+    """One snapshot of a job, and what became of its batch's records."""
 
     job: str
-    cut: CutReply
+    snapshot: SnapshotReply
     run: str
     """The run that published it."""
     counts: dict[str, int]
@@ -113,8 +113,8 @@ class PipelineQuery(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: Pipeline
 
 
-class CutsQuery(PipelineQuery, frozen=True, kw_only=True):
-    """Its newest cuts."""
+class SnapshotsQuery(PipelineQuery, frozen=True, kw_only=True):
+    """Its newest snapshots."""
 
     limit: Annotated[int, Meta(description="How many of each job.", ge=1, le=1_000)] = 20
 
@@ -134,12 +134,19 @@ async def list_pipelines(request: Request, _asked: object) -> Response:
     return reply([await _pipeline_reply(ask, name, jobs, failures) for name in names])
 
 
-@routes.get("/{pipeline}/cuts", list[CountedCut], parameters=CutsQuery)
-async def list_cuts(request: Request, asked: CutsQuery) -> Response:
-    """The newest cuts of each of the pipeline's jobs, newest first."""
+@routes.get("/{pipeline}/snapshots", list[CountedSnapshot], parameters=SnapshotsQuery)
+async def list_snapshots(request: Request, asked: SnapshotsQuery) -> Response:
+    """The newest snapshots of each of the pipeline's jobs, newest first."""
     ask = await access(request)
-    cuts = [cut for job in await ask.jobs(asked.pipeline) for cut in await _cuts(ask, job, asked.limit)]
-    return reply([CountedCut(cut.job, CutReply.of(cut), cut.run, cut.counts) for cut in cuts])
+    snapshots = [
+        snapshot for job in await ask.jobs(asked.pipeline) for snapshot in await _snapshots(ask, job, asked.limit)
+    ]
+    return reply(
+        [
+            CountedSnapshot(snapshot.job, SnapshotReply.of(snapshot), snapshot.run, snapshot.counts)
+            for snapshot in snapshots
+        ]
+    )
 
 
 @routes.get("/{pipeline}/workers", list[WorkerReply], parameters=PipelineQuery)
@@ -177,14 +184,14 @@ async def _pipeline_reply(ask: Access, name: str, jobs: list[JobInfo], failures:
 
 
 async def _job_reply(ask: Access, job: JobInfo) -> JobReply:
-    newest = await _cuts(ask, job, 1)
+    newest = await _snapshots(ask, job, 1)
     stores = [store.name for store in job.stores]
-    cut = CutReply.of(newest[0]) if newest else None
-    return JobReply(job.job, job.generation, job.topics, stores, len(job.workers), cut)
+    snapshot = SnapshotReply.of(newest[0]) if newest else None
+    return JobReply(job.job, job.generation, job.topics, stores, len(job.workers), snapshot)
 
 
 async def _workers(ask: Access, job: JobInfo) -> list[WorkerReply]:
-    if await _cuts(ask, job, 1):
+    if await _snapshots(ask, job, 1):
         statuses = await ask.reader.statuses(job.workers)
     else:
         statuses = tuple(WorkerStatus(one.number, "unavailable", "Nothing is published yet.") for one in job.workers)
@@ -195,5 +202,5 @@ async def _workers(ask: Access, job: JobInfo) -> list[WorkerReply]:
     ]
 
 
-async def _cuts(ask: Access, job: JobInfo, limit: int) -> list[Cut]:
-    return await ask.reader.catalogue.cuts(job.pipeline, job.job, limit)
+async def _snapshots(ask: Access, job: JobInfo, limit: int) -> list[Snapshot]:
+    return await ask.reader.catalogue.snapshots(job.pipeline, job.job, limit)

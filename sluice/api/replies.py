@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from sluice.query import Entry, Group, Pin, WorkerStatus
 from sluice.query.times import time_text
-from sluice.state.model import NO_WINDOW, Cut
+from sluice.state.model import NO_WINDOW, Snapshot
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -22,8 +22,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 _JSON_HEADERS: Headers = ((b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff"))
 
 
-class CutReply(msgspec.Struct, frozen=True):
-    """The cut an answer is of."""
+class SnapshotReply(msgspec.Struct, frozen=True):
+    """The snapshot an answer is of."""
 
     id: str
     published_at: datetime
@@ -31,10 +31,10 @@ class CutReply(msgspec.Struct, frozen=True):
     positions: dict[str, dict[str, int]]
 
     @classmethod
-    def of(cls, cut: Cut) -> CutReply:
-        """A cut and its age now."""
-        age = (datetime.now(UTC) - cut.published_at).total_seconds()
-        return cls(cut.id, cut.published_at, round(max(age, 0.0), 3), cut.positions)
+    def of(cls, snapshot: Snapshot) -> SnapshotReply:
+        """A snapshot and its age now."""
+        age = (datetime.now(UTC) - snapshot.published_at).total_seconds()
+        return cls(snapshot.id, snapshot.published_at, round(max(age, 0.0), 3), snapshot.positions)
 
 
 class EntryReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,7 +73,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     pipeline: str
     store: str
-    cut: CutReply
+    snapshot: SnapshotReply
     workers: tuple[WorkerStatus, ...]
     partial: bool
     """Whether something is missing because a worker is unavailable."""
@@ -101,7 +101,7 @@ class GroupsReply(Reply, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Told:
-    """A part of an answer that stays true as long as its cut is asked for: encoded once, sent many times."""
+    """A part of an answer that stays true as long as its snapshot is asked for: encoded once, sent many times."""
 
     name: str
     """The member of the answer it is; empty if it is the whole body."""
@@ -132,12 +132,12 @@ def entries_told(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cu
 
 
 def told_reply(pin: Pin, told: Told) -> Response:
-    """An answer with its cut and the workers' status; the members of `Reply` and what is told."""
+    """An answer with its snapshot and the workers' status; the members of `Reply` and what is told."""
     said: dict[str, Any] = {
         "pipeline": pin.store.pipeline,
         "store": pin.store.name,
         told.name: msgspec.Raw(told.content),
-        "cut": CutReply.of(pin.cut),
+        "snapshot": SnapshotReply.of(pin.snapshot),
         "workers": told.workers,
         "partial": told.partial,
     }
@@ -147,12 +147,12 @@ def told_reply(pin: Pin, told: Told) -> Response:
 
 
 def body_reply(pins: Sequence[Pin], told: Told) -> Response:
-    """A body whose form is given; its cut and the workers' status are in the headers."""
+    """A body whose form is given; its snapshot and the workers' status are in the headers."""
     return JsonResponse(told.content, provenance(pins, told.workers))
 
 
 def reply(value: Any) -> Response:
-    """A JSON answer that is of no cut."""
+    """A JSON answer that is of no snapshot."""
     return JsonResponse(encoded(value), ((b"cache-control", b"no-store"),))
 
 
@@ -162,14 +162,14 @@ def encoded(value: Any) -> bytes:
 
 
 def provenance(pins: Sequence[Pin], workers: Iterable[WorkerStatus]) -> Headers:
-    """The cut and the workers' status as headers, and the ETag of a complete answer."""
+    """The snapshot and the workers' status as headers, and the ETag of a complete answer."""
     lost = tuple(sorted({one.number for one in workers if one.status != "ok"}))
-    return _provenance(tuple(pin.name for pin in pins), tuple(pin.cut.id for pin in pins), lost)
+    return _provenance(tuple(pin.name for pin in pins), tuple(pin.snapshot.id for pin in pins), lost)
 
 
 @lru_cache(maxsize=1_000)
-def _provenance(names: tuple[str, ...], cuts: tuple[str, ...], lost: tuple[int, ...]) -> Headers:
-    told = {"x-sluice-cut": ", ".join(dict.fromkeys(cuts)), "x-sluice-partial": "true" if lost else "false"}
+def _provenance(names: tuple[str, ...], snapshots: tuple[str, ...], lost: tuple[int, ...]) -> Headers:
+    told = {"x-sluice-snapshot": ", ".join(dict.fromkeys(snapshots)), "x-sluice-partial": "true" if lost else "false"}
     if lost:
         told |= {"x-sluice-unavailable": ", ".join(map(str, lost)), "cache-control": "no-store"}
     else:
@@ -178,7 +178,7 @@ def _provenance(names: tuple[str, ...], cuts: tuple[str, ...], lost: tuple[int, 
 
 
 def etag(pins: Iterable[Pin]) -> str:
-    """What names the answer to a query: its cuts. Weak, because the age that is told along with it goes on."""
+    """What names the answer to a query: its snapshots. Weak, because the age that is told along with it goes on."""
     return _etag(pin.name for pin in pins)
 
 

@@ -10,13 +10,13 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice.api.access import Access, Moment, access, demand_complete
+from sluice.api.access import Access, ReadPoint, access, demand_complete
 from sluice.api.replies import (
     CountReply,
-    CutReply,
     EntriesReply,
     GroupReply,
     GroupsReply,
+    SnapshotReply,
     Told,
     encoded,
     entries_told,
@@ -29,11 +29,11 @@ from sluice.query import Answer, Pin, WorkerStatus
 from sluice.query.combine import GROUPINGS
 from sluice.query.cursors import SECRET, Cursor, read_cursor, write_cursor
 from sluice.query.fields import demand_field
-from sluice.query.moments import When
+from sluice.query.read_point import AsOf
 from sluice.query.reader import MANY
 from sluice.query.times import parse_time
 from sluice.state.model import StoreInfo, StoreKind, WorkerInfo
-from sluice.state.ranges import Range
+from sluice.state.shard.ranges import Range
 
 MOST_ON_A_PAGE = 1_000
 LIST_SECONDS = 20.0
@@ -58,7 +58,7 @@ class ListQuery(msgspec.Struct, frozen=True):
     entries: Annotated[bool, Meta(description="Count the entries, too.")] = False
 
 
-class Between(Moment, frozen=True, kw_only=True):
+class Between(ReadPoint, frozen=True, kw_only=True):
     """Of a store, the windows that start between two times."""
 
     store: Store
@@ -79,7 +79,7 @@ class KeyQuery(Between, frozen=True, kw_only=True):
     key: Key
 
 
-class KeysQuery(Moment, frozen=True, kw_only=True):
+class KeysQuery(ReadPoint, frozen=True, kw_only=True):
     """Several keys."""
 
     store: Store
@@ -144,8 +144,8 @@ class StoreReply(msgspec.Struct, frozen=True, kw_only=True):
     grace_ms: int | None
     retention_ms: int | None
     workers: tuple[WorkerStatus, ...]
-    cut: CutReply | None
-    """None before the first cut."""
+    snapshot: SnapshotReply | None
+    """None before the first snapshot."""
     partial: bool
     entries: int | None
     """How many entries the workers that can be read hold, if it was asked for."""
@@ -154,7 +154,7 @@ class StoreReply(msgspec.Struct, frozen=True, kw_only=True):
 
 @routes.get("", list[StoreReply], parameters=ListQuery)
 async def list_stores(request: Request, asked: ListQuery) -> Response:
-    """All stores you may read, each with its cut and its workers' status."""
+    """All stores you may read, each with its snapshot and its workers' status."""
     ask = await access(request)
     try:
         async with asyncio.timeout(LIST_SECONDS):
@@ -173,7 +173,7 @@ async def get_key(request: Request, asked: KeyQuery) -> Response:
     else:
         answer = await ask.reader.get(pin, asked.key)
     if not answer.entries:
-        raise NotFound(f"Store {asked.store!r} has no such key in cut {pin.cut.id}, or no such window.")
+        raise NotFound(f"Store {asked.store!r} has no such key in snapshot {pin.snapshot.id}, or no such window.")
     if len(answer.entries) > MANY:
         return await asyncio.to_thread(lambda: told_reply(pin, _told(answer)))
     return told_reply(pin, _told(answer))
@@ -192,11 +192,11 @@ async def get_keys(request: Request, asked: KeysQuery) -> Response:
 
 @routes.get("/{store}", EntriesReply, parameters=PageQuery, has_etag=True)
 async def get_page(request: Request, asked: PageQuery) -> Response:
-    """Entries sorted by key and window, from all workers, page by page; all pages are of one cut."""
+    """Entries sorted by key and window, from all workers, page by page; all pages are of one snapshot."""
     ask = await access(request)
     place = await _place(ask, asked)
     pin = await ask.pin(
-        asked.store, place.pipeline if place else asked.pipeline, When(place.cut) if place else asked.when
+        asked.store, place.pipeline if place else asked.pipeline, AsOf(place.snapshot) if place else asked.when
     )
     ask.demand_change([pin])
 
@@ -277,7 +277,7 @@ async def _place(ask: Access, asked: PageQuery) -> Cursor | None:
 
 
 async def _cursor(ask: Access, pin: Pin, after: tuple[str, int]) -> str:
-    cursor = Cursor(pin.store.pipeline, pin.store.name, pin.cut.id, *after)
+    cursor = Cursor(pin.store.pipeline, pin.store.name, pin.snapshot.id, *after)
     return write_cursor(cursor, await ask.state.secret(SECRET))
 
 
@@ -298,7 +298,7 @@ async def _store_reply(ask: Access, store: StoreInfo, entries: bool) -> StoreRep
         grace_ms=store.grace_ms,
         retention_ms=store.retention_ms,
         workers=workers,
-        cut=None if pin is None else CutReply.of(pin.cut),
+        snapshot=None if pin is None else SnapshotReply.of(pin.snapshot),
         partial=any(worker.status != "ok" for worker in workers),
         entries=None if pin is None or not entries else (await ask.reader.count(pin)).entries,
         topology=f"/sluice/v1/pipelines/{store.pipeline}/topology",

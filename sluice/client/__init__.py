@@ -6,10 +6,20 @@
 Numbers with a point come as Decimal, with every digit they were published with.
 """
 
-from sluice.client.answers import Change, Count, Cut, Entries, Entry, Group, Groups, Store, Worker
+from sluice.client.answers import Change, Count, Entries, Entry, Group, Groups, Snapshot, Store, Worker
 from sluice.client.awaited import AsyncClient
 from sluice.client.blocking import Client
 
 __all__ = [
-    "AsyncClient", "Change", "Client", "Count", "Cut", "Entries", "Entry", "Group", "Groups", "Store", "Worker",
+    "AsyncClient",
+    "Change",
+    "Client",
+    "Count",
+    "Entries",
+    "Entry",
+    "Group",
+    "Groups",
+    "Snapshot",
+    "Store",
+    "Worker",
 ]  # fmt: skip

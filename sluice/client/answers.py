@@ -9,17 +9,17 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 
-class Moment(TypedDict, total=False):
+class ReadPoint(TypedDict, total=False):
     """As of when a store is asked; see the REST view."""
 
     pipeline: str
     as_of: str
-    min_cut: str
+    min_snapshot: str
     min_position: str
     require: Literal["complete"]
 
 
-class Part(Moment, total=False):
+class Part(ReadPoint, total=False):
     """A part of a store: keys from `first` to `last`, or with a prefix; windows that start between two times."""
 
     first: str
@@ -29,8 +29,8 @@ class Part(Moment, total=False):
     end: str
 
 
-class Cut(msgspec.Struct, frozen=True):
-    """The cut an answer is of; `positions` are the next offsets: topic → partition → offset."""
+class Snapshot(msgspec.Struct, frozen=True):
+    """The snapshot an answer is of; `positions` are the next offsets: topic → partition → offset."""
 
     id: str
     published_at: datetime
@@ -60,7 +60,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: str
     store: str
-    cut: Cut
+    snapshot: Snapshot
     workers: list[Worker]
     partial: bool
 
@@ -100,17 +100,17 @@ class Groups(Reply, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A new cut: the keys it changed are told by `changed`, each with the start of its window if there is one."""
+    """A new snapshot: the keys it changed are told by `changed`, each with the start of its window if there is one."""
 
-    event: str = "cut"
-    """`cut`, or `reset`: what changed is not known, everything is to be read anew."""
-    cut: Cut
+    event: str = "snapshot"
+    """`snapshot`, or `reset`: what changed is not known, everything is to be read anew."""
+    snapshot: Snapshot
     changed: list[dict[str, str]]
     more: bool
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """One store; `cut` is None before the first one, `entries` unless they were counted."""
+    """One store; `snapshot` is None before the first one, `entries` unless they were counted."""
 
     pipeline: str
     store: str
@@ -122,6 +122,6 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     grace_ms: int | None
     retention_ms: int | None
     workers: list[Worker]
-    cut: Cut | None
+    snapshot: Snapshot | None
     partial: bool
     entries: int | None

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from sluice.client.answers import Change, Count, Entries, Groups, Moment, Part, Store
+from sluice.client.answers import Change, Count, Entries, Groups, Part, ReadPoint, Store
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SluiceError, StateError
 
 T = TypeVar("T")
@@ -100,12 +100,12 @@ def stores_of(entries: bool = False) -> Ask[list[Store]]:
     return ask(STORES, list[Store], entries=entries)
 
 
-def key_of(store: str, key: str, moment: Moment | Part) -> Ask[Entries]:
+def key_of(store: str, key: str, moment: ReadPoint | Part) -> Ask[Entries]:
     """A request for a key, or for its windows."""
     return ask(f"{_path(store, 'keys')}/{quote(key, safe='')}", Entries, moment)
 
 
-def keys_of(store: str, keys: Iterable[str], moment: Moment) -> Ask[Entries]:
+def keys_of(store: str, keys: Iterable[str], moment: ReadPoint) -> Ask[Entries]:
     """A request for several keys."""
     return ask(_path(store, "keys"), Entries, moment, key=list(keys))
 

@@ -10,7 +10,7 @@ import httpx
 from typing_extensions import Unpack
 
 from sluice.client import asks
-from sluice.client.answers import Change, Count, Entries, Entry, Groups, Moment, Part, Store
+from sluice.client.answers import Change, Count, Entries, Entry, Groups, Part, ReadPoint, Store
 from sluice.client.asks import Ask, Caller, Events, error_of, unreachable
 
 T = TypeVar("T")
@@ -50,11 +50,11 @@ class Client(Caller):
         """All stores you may read; with `entries` they are counted."""
         return self._run(asks.stores_of(entries))
 
-    def get(self, store: str, key: str, **moment: Unpack[Moment]) -> Entries:
+    def get(self, store: str, key: str, **moment: Unpack[ReadPoint]) -> Entries:
         """The value of one key; of a store with windows the key's windows. NotFound if there is none."""
         return self._run(asks.key_of(store, key, moment))
 
-    def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[Moment]) -> Entries:
+    def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[ReadPoint]) -> Entries:
         """The values of up to 1,000 keys, in the order asked; keys without one are left out."""
         return self._run(asks.keys_of(store, keys, moment))
 
@@ -77,7 +77,7 @@ class Client(Caller):
     def range(
         self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[Part]
     ) -> Iterator[Entry]:
-        """All entries of a part of a store, in order, `limit` at a time, all of one cut."""
+        """All entries of a part of a store, in order, `limit` at a time, all of one snapshot."""
         cursor = ""
         while True:
             found = self._run(asks.page_of(store, limit, cursor, worker, part))
@@ -111,7 +111,7 @@ class Client(Caller):
         return self._run(asks.figures_of(store, part, **more))
 
     def changes(self, store: str, *, pipeline: str | None = None, since: str | None = None) -> Iterator[Change]:
-        """Every new cut, as it comes; begins with the newest, or with what came after the cut `since`. Never ends."""
+        """Every new snapshot, as it comes; begins with the newest, or with what came after the snapshot `since`. Never ends."""
         self._run(asks.stores_of())  # logs in, if need be
         request = self._request(asks.changes_of(store, pipeline), since)
         with self._client.stream("GET", **request, timeout=None) as answer:

@@ -10,7 +10,7 @@ from sluice.commands.console import out, said
 from sluice.settings import settings
 
 if TYPE_CHECKING:
-    from sluice.state.ledger import Ledger
+    from sluice.state.ledger.ledger import Ledger
 
 
 def status() -> None:
@@ -18,7 +18,7 @@ def status() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sluice.state.ledger import Ledger
+    from sluice.state.ledger.ledger import Ledger
     from sluice.topology import load_pipelines
 
     table = Table("pipeline", "status", "newest snapshot", box=None)
@@ -43,8 +43,10 @@ def status() -> None:
 
 
 def _newest(ledger: Ledger, pipeline: str) -> str:
-    cuts = [cut for job in ledger.jobs(pipeline) if (cut := ledger.latest_cut(pipeline, job.job)) is not None]
-    if not cuts:
+    snapshots = [
+        snapshot for job in ledger.jobs(pipeline) if (snapshot := ledger.latest_snapshot(pipeline, job.job)) is not None
+    ]
+    if not snapshots:
         return "none"
-    newest = max(cuts, key=lambda cut: cut.published_at)
+    newest = max(snapshots, key=lambda snapshot: snapshot.published_at)
     return f"{newest.id}, {newest.published_at:%Y-%m-%d %H:%M:%S} UTC"

@@ -42,7 +42,7 @@ Store = Annotated[str, typer.Argument(help="The store's name.", metavar="STORE")
 Field = Annotated[str, typer.Option(help="A field of the value, with points for fields within; none: the value.")]
 Printed = Annotated[Form, typer.Option("--format", help="How it is printed.")]
 Pipeline = Annotated[str | None, typer.Option(help="Where several pipelines have a store of this name.")]
-AsOf = Annotated[str | None, typer.Option(help="A cut 1.42, run:NAME, or a time; default: the newest cut.")]
+AsOf = Annotated[str | None, typer.Option(help="A snapshot 1.42, run:NAME, or a time; default: the newest snapshot.")]
 Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is unavailable.")]
 Prefix = Annotated[str | None, typer.Option(help="Keys that begin with this.")]
 First = Annotated[str | None, typer.Option(help="The least key.")]
@@ -59,7 +59,7 @@ def list_stores(form: Printed = Form.TABLE) -> None:
         found = client.stores(entries=True)
         rows = [
             {"pipeline": one.pipeline, "store": one.store, "kind": one.kind, "entries": one.entries,
-             "cut": one.cut.id if one.cut else None, "partial": one.partial}
+             "snapshot": one.snapshot.id if one.snapshot else None, "partial": one.partial}
             for one in found
         ]  # fmt: skip
         _print(rows, form)
@@ -95,7 +95,7 @@ def scan(
     complete: Complete = False,
     form: Printed = Form.TABLE,
 ) -> None:
-    """Print the entries of a store, or of a part of it, in order, all of one cut."""
+    """Print the entries of a store, or of a part of it, in order, all of one snapshot."""
     part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of,
                  require="complete" if complete else None)  # fmt: skip
     with said(), _client() as client:
@@ -125,7 +125,7 @@ def count(
     part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with said(), _client() as client:
         found = client.count(store, **part)
-        _print([{"count": found.count, "cut": found.cut.id}], form)
+        _print([{"count": found.count, "snapshot": found.snapshot.id}], form)
         _warn(found)
 
 
@@ -175,9 +175,9 @@ def combine(
 def changes(
     store: Store,
     pipeline: Pipeline = None,
-    since: Annotated[str | None, typer.Option(help="Begin with what came after this cut.")] = None,
+    since: Annotated[str | None, typer.Option(help="Begin with what came after this snapshot.")] = None,
 ) -> None:
-    """Print every new cut and the keys it changed, a line of JSON each, until Ctrl-C."""
+    """Print every new snapshot and the keys it changed, a line of JSON each, until Ctrl-C."""
     with said(), _client() as client:
         for change in client.changes(store, pipeline=pipeline, since=since):
             out.print(_ENCODER.encode(change).decode(), markup=False, soft_wrap=True)
@@ -229,7 +229,7 @@ def _as_json(rows: list[dict[str, Any]]) -> None:
 def _as_csv(rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(sys.stdout, _columns(rows))
     writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: _state_row(value) for name, value in row.items()} for row in rows)
 
 
 def _as_table(rows: list[dict[str, Any]]) -> None:
@@ -242,7 +242,7 @@ def _as_table(rows: list[dict[str, Any]]) -> None:
         figures = all(isinstance(row.get(name), int | Decimal | None) for row in rows)
         table.add_column(_printable(name), justify="right" if figures else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(_printable(_cell(row.get(name))) for name in names))
+        table.add_row(*(_printable(_state_row(row.get(name))) for name in names))
     # As wide as it is: in a narrow terminal lines go on below, in a pipe nothing is cut off.
     width = out.measure(table, options=out.options.update(max_width=1_000_000)).maximum
     Console(width=max(width, 1), highlight=False, emoji=False).print(table)
@@ -252,7 +252,7 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _cell(value: Any) -> str:
+def _state_row(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else _ENCODER.encode(value).decode()

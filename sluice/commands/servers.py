@@ -13,7 +13,7 @@ from sluice.errors import SettingsError
 from sluice.settings import settings
 
 if TYPE_CHECKING:
-    from sluice.state.places import Place
+    from sluice.state.ledger.placement import Place
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
@@ -34,7 +34,7 @@ def serve(
 ) -> None:
     """Answer for workers' shards on this host, until Ctrl-C. The token is SLUICE_SERVER_TOKEN's."""
     from sluice.server import run
-    from sluice.state.ledger import Ledger
+    from sluice.state.ledger.ledger import Ledger
 
     with said():
         options = run.Options(port, bind, host, certificate, key, rest)
@@ -54,7 +54,7 @@ def move(
 ) -> None:
     """Move a worker to another state server, queries going on. May be done again if it was interrupted."""
     from sluice.server.moves import move as move_worker
-    from sluice.state.ledger import Ledger
+    from sluice.state.ledger.ledger import Ledger
 
     with said(), Ledger.open(settings().ledger) as ledger, out.status("looking") as status:
         place = place_of(pipeline, worker, address, tls)
@@ -67,7 +67,7 @@ def workers(pipeline: Name) -> None:
     """Say where a pipeline's workers are, and which stores they hold."""
     from rich.table import Table
 
-    from sluice.state.ledger import Ledger
+    from sluice.state.ledger.ledger import Ledger
 
     with said(), Ledger.open(settings().ledger) as ledger:
         table = Table("job", "worker", "state server", "stores", box=None)
@@ -87,7 +87,7 @@ def _numbers(text: str) -> list[int]:
 
 def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Place:
     """The place HOST:PORT of a worker; SettingsError if that is not all there is to the address."""
-    from sluice.state.places import Place
+    from sluice.state.ledger.placement import Place
 
     host, _, port = address.rpartition(":")
     if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal()):

@@ -4,9 +4,9 @@ import gc
 
 from pyspark.daemon import manager
 
-import sluice.engine.place
-import sluice.engine.shards
-import sluice.engine.source  # noqa: F401
+import sluice.engine.fused.windowing
+import sluice.engine.publish.shards
+import sluice.engine.read.streams  # noqa: F401
 
 if __name__ == "__main__":
     # Workers collect garbage after every task: to look through all that was imported would take longer than the task.

@@ -47,11 +47,11 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
     import structlog
 
     from sluice.brokers import require_brokers
-    from sluice.engine.evolution import require_same_jobs
-    from sluice.engine.restore import RestoringRun
+    from sluice.engine.job.compatibility import require_same_jobs
+    from sluice.engine.job.restore import RestoringRun
     from sluice.plan import explain, plan
-    from sluice.state.endings import noted
-    from sluice.state.ledger import Ledger
+    from sluice.state.ledger.ledger import Ledger
+    from sluice.state.ledger.run_ends import noted
     from sluice.topology import load_pipeline
 
     begun = time.monotonic()
@@ -74,7 +74,7 @@ def rebuild(
 ) -> None:
     """Build the state of jobs of a pipeline anew from their topics."""
     from sluice.brokers import require_brokers
-    from sluice.engine.rebuild import Rebuild, forget_gone
+    from sluice.engine.job.rebuild import Rebuild, forget_gone
     from sluice.plan import plan
     from sluice.topology import load_pipeline
 

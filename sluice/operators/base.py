@@ -1,7 +1,7 @@
 """What every ordered operator is: records of one key in, in order, with the key's state; results out.
 
 No Spark here, no database: an operator sees one row after the other and changes the state it is given. Whoever hosts it
-(`engine.hosts`) brings the rows in order, loads the states of the keys at hand and keeps them with the cut.
+(`engine.hosts`) brings the rows in order, loads the states of the keys at hand and keeps them with the snapshot.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from sluice.operators.base import LEFT
 
 
 class Clock:
-    """`before` and `after` of an operator's rows, in the order in which they come; `after` is kept from cut to cut."""
+    """`before` and `after` of an operator's rows, in the order in which they come; `after` is kept from batch to batch."""
 
     def __init__(self, *, drops_null_values: bool = False, after: int = -1) -> None:
         self.drops_null_values = drops_null_values
@@ -17,7 +17,7 @@ class Clock:
 
     @property
     def closed(self) -> int:
-        """What `close` is told at the end of a cut."""
+        """What `close` is told at the end of a snapshot."""
         return self.after
 
     def see(self, key: str | None, value: str | None, time: int, side: int = LEFT) -> None:
@@ -37,7 +37,7 @@ class JoinClock:
     def __init__(self, *, after: int = -1, closed: int = -1, reached: tuple[int, int] = (-1, -1)) -> None:
         self.before, self.after, self.reached = closed, after, reached
         self.closed = closed
-        """What `close` is told at the end of a cut, and `before` of the next row; kept as `after` and `reached` are."""
+        """What `close` is told at the end of a snapshot, and `before` of the next row; kept as `after` and `reached` are."""
 
     def see(self, key: str | None, value: str | None, time: int, side: int = LEFT) -> None:
         """Take in the next row."""

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from sluice.operators.exact import Exact
+from sluice.operators.aggregation.exact_sums import Exact
 from sluice.values.records import MOST_KEY_BYTES
 
 IMMUTABLE = frozenset(

@@ -18,7 +18,7 @@ from sluice.orchestration.operator import SluiceJobOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import plan
 from sluice.settings import settings
-from sluice.state.endings import note_files
+from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, drawing, load_pipeline, load_pipelines
 from sluice.topology.pipeline import RESERVED
 

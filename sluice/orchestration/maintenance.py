@@ -8,7 +8,7 @@ import structlog
 
 from sluice.errors import StateError
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.retention import retain
 
 log = structlog.get_logger(__name__)
@@ -19,8 +19,8 @@ def retain_all(params: dict[str, Any]) -> None:
     failed: list[str] = []
     with Ledger.open(settings().ledger) as ledger:
         for pipeline in ledger.pipelines():
-            for done in retain(ledger, pipeline, params["keep_cuts"], params["keep_hours"] * 3_600.0):
-                log.info("retained", pipeline=pipeline, job=done.job, cuts=done.cuts, versions=done.versions)
+            for done in retain(ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0):
+                log.info("retained", pipeline=pipeline, job=done.job, snapshots=done.snapshots, versions=done.versions)
                 failed += [f"{pipeline}/{done.job}, worker {worker}: {why}" for worker, why in done.failed.items()]
     if failed:
         raise StateError(f"Shards could not be compacted: {'; '.join(failed)}")

@@ -16,7 +16,7 @@ from sluice.brokers import require_brokers
 from sluice.errors import BrokersUnreachable, PreflightError, SettingsError
 from sluice.orchestration.connections import KAFKA, SPARK, kafka_config, spark_master
 from sluice.settings import settings
-from sluice.state.endings import note_killed, now
+from sluice.state.ledger.run_ends import note_killed, now
 from sluice.submission import Submission, is_noise, submission
 
 if TYPE_CHECKING:

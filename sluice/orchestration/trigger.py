@@ -18,7 +18,7 @@ from sluice.brokers import ANSWER_SECONDS, quiet, unreachable
 from sluice.errors import SluiceError
 from sluice.orchestration.connections import KAFKA, kafka_config
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 
 Offsets = dict[str, dict[int, int]]
 """topic → partition → offset."""

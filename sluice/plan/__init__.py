@@ -1,20 +1,20 @@
 """A topology becomes jobs: each is one streaming query that the engine can run without knowing the topology."""
 
-from sluice.plan.draft import column_name
+from sluice.plan.builder import column_name
 from sluice.plan.explain import explain
 from sluice.plan.jobs import (
     TRANSFORM,
+    AggregationGroup,
     Attempt,
+    Edge,
     Failure,
-    Family,
-    Feed,
     Job,
     Layers,
     Lookup,
     Ordered,
     Plan,
     Select,
-    Slot,
+    StoreColumn,
     StreamSink,
     TableInput,
     TableSink,
@@ -25,17 +25,17 @@ from sluice.plan.planner import plan
 
 __all__ = [
     "TRANSFORM",
+    "AggregationGroup",
     "Attempt",
+    "Edge",
     "Failure",
-    "Family",
-    "Feed",
     "Job",
     "Layers",
     "Lookup",
     "Ordered",
     "Plan",
     "Select",
-    "Slot",
+    "StoreColumn",
     "StreamSink",
     "TableInput",
     "TableSink",

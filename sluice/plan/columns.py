@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sluice.plan.draft import Draft, Env, add, below, column_name, column_read, may_fail_here, tried
+from sluice.plan.builder import PlanBuilder, Scope, add, below, column_name, column_read, may_fail_here, tried
 from sluice.plan.jobs import TRANSFORM, Transformation
 from sluice.topology import nodes
 from sluice.topology.expressions import Parts, in_order, parse
@@ -25,92 +25,94 @@ from sluice.values.records import METADATA, TEXT_FIELD
 from sluice.values.sql import literal, quoted, typed_json
 
 
-def env_of(draft: Draft, node: nodes.Node, *, old: bool = False) -> Env:
+def scope_of(builder: PlanBuilder, node: nodes.Node, *, old: bool = False) -> Scope:
     """What is known after a step; its columns are made when they are first asked for.
 
     With `old` a table's rows come with what they replace, which takes an operator that remembers it.
     """
-    if (node.number, old) not in draft.envs:
-        draft.envs[node.number, old] = _make_env(draft, node, old=old)
-    return draft.envs[node.number, old]
+    if (node.number, old) not in builder.scopes:
+        builder.scopes[node.number, old] = _make_scope(builder, node, old=old)
+    return builder.scopes[node.number, old]
 
 
-def _make_env(draft: Draft, node: nodes.Node, *, old: bool) -> Env:
+def _make_scope(builder: PlanBuilder, node: nodes.Node, *, old: bool) -> Scope:
     if isinstance(node, nodes.ToTable) and not old:
-        return env_of(draft, node.parent)
-    if node.number in draft.operators:
-        return _result_env(draft, node)
+        return scope_of(builder, node.parent)
+    if node.number in builder.operators:
+        return _result_scope(builder, node)
     match node:
         case nodes.Source():
-            return _source_env(draft, node)
+            return _source_scope(builder, node)
         case nodes.Merge(streams=streams):
-            return _merged(draft, node, [env_of(draft, stream) for stream in streams])
+            return _merged(builder, node, [scope_of(builder, stream) for stream in streams])
         case nodes.Branch(parent=process, output=output, fields=fields):
-            env = env_of(draft, process)
+            scope = scope_of(builder, process)
             name = f"v{process.number}_{list(process.returns).index(output)}"
-            return _typed(env, name, f"({env.passed} AND output = {literal(output)})", fields)
+            return _typed(scope, name, f"({scope.passed} AND output = {literal(output)})", fields)
         case _:
             (parent,) = nodes.parents(node)
-            return _step_env(draft, node, env_of(draft, parent, old=old))
+            return _step_scope(builder, node, scope_of(builder, parent, old=old))
 
 
-def _step_env(draft: Draft, node: nodes.Node, env: Env) -> Env:
+def _step_scope(builder: PlanBuilder, node: nodes.Node, scope: Scope) -> Scope:
     match node:
         case nodes.Filter(where=where):
-            return _filter(draft, node, env, where)
+            return _filter(builder, node, scope, where)
         case nodes.MapValues(columns=texts):
-            return _map(draft, node, env, texts)
+            return _map(builder, node, scope, texts)
         case nodes.MapValue(value=text):
-            return replace(_map(draft, node, env, {TEXT_FIELD: text}), scalar=True)
+            return replace(_map(builder, node, scope, {TEXT_FIELD: text}), scalar=True)
         case nodes.SelectKey(parent=parent, key=key):
-            env, sqls = tried(draft, env, node, parent, {"key": key}, key="key")
-            return _rekeyed(draft, node, env, f"IF({env.passed}, CAST({sqls['key']} AS STRING), NULL)")
+            scope, sqls = tried(builder, scope, node, parent, {"key": key}, key="key")
+            return _rekeyed(builder, node, scope, f"IF({scope.passed}, CAST({sqls['key']} AS STRING), NULL)")
         case nodes.FlatMapValues(parent=parent, items=items, fields=fields):
-            env, sqls = tried(draft, env, node, parent, {"items": items})
-            return _elements(draft, node, env, sqls["items"], fields)
+            scope, sqls = tried(builder, scope, node, parent, {"items": items})
+            return _elements(builder, node, scope, sqls["items"], fields)
         case nodes.Apply():
-            return _applied(draft, node, env)
+            return _applied(builder, node, scope)
         case nodes.Transform():
-            return _transformed(draft, node, env)
+            return _transformed(builder, node, scope)
         case nodes.ToStream():
-            return replace(env, passed=f"({env.passed} AND NOT old)") if env.stage else env
+            return replace(scope, passed=f"({scope.passed} AND NOT old)") if scope.stage else scope
         case _:
             raise AssertionError(f"{node.name} is not a stateless step")
 
 
-def _source_env(draft: Draft, node: nodes.Source) -> Env:
+def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
     columns = {name: column_name(f"s{node.number}", name) for name in node.fields}
-    draft.sources |= {columns[name]: (node.number, name) for name in node.fields}
+    builder.sources |= {columns[name]: (node.number, name) for name in node.fields}
     columns |= {name: name for name in METADATA}
     if node.key is not None:
         columns["_key"] = f"key{node.number}"
-        draft.used.setdefault(node.number, {})[node.key] = None
-        draft.key_fields.setdefault(node.number, set()).add(node.key)
+        builder.used.setdefault(node.number, {})[node.key] = None
+        builder.key_fields.setdefault(node.number, set()).add(node.key)
         text = f"CAST({columns[node.key]} AS STRING)"
         if node.nulls == "keep":
             # Where the value is null there is no field to be the key.
-            draft.metadata.add("_key")
+            builder.metadata.add("_key")
             text = f"coalesce({text}, _key)"
-        add(draft, 0, 1, columns["_key"], text)
+        add(builder, 0, 1, columns["_key"], text)
     scalar = not is_object(node.serde.contract)
     is_null = "_null" if node.nulls == "keep" else "false"
-    return Env(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)
+    return Scope(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)
 
 
-def _result_env(draft: Draft, node: nodes.Node) -> Env:
+def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
     """After an ordered operator: its value is one column, typed by the engine."""
-    env = Env(draft.operators[node.number], 0, f"(emitted AND target <=> {node.number})", RESULT_METADATA)
+    scope = Scope(builder.operators[node.number], 0, f"(emitted AND target <=> {node.number})", RESULT_METADATA)
     column = f"v{node.number}"
     number = node.number
-    while node.number in draft.inline:
+    while node.number in builder.inline:
         (node,) = nodes.parents(node)
     if isinstance(node, nodes.Aggregate) and node.python is None and (made := made_of(node)):
         columns = {name: parse(text).on({a: f"{column}.{a}" for a in parse(text).fields}) for name, text in made}
         if node.scalar:
             columns = {TEXT_FIELD: next(iter(columns.values()))}
         is_null = "(value IS NULL)"
-        return replace(env, columns=columns | RESULT_METADATA, scalar=node.scalar, is_null=is_null)
-    return replace(_typed(env, column, env.passed, result_fields(draft, node)), is_null="(value IS NULL)", raw=number)
+        return replace(scope, columns=columns | RESULT_METADATA, scalar=node.scalar, is_null=is_null)
+    return replace(
+        _typed(scope, column, scope.passed, result_fields(builder, node)), is_null="(value IS NULL)", raw=number
+    )
 
 
 def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
@@ -127,15 +129,15 @@ def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
     return () if plain else tuple(columns)
 
 
-def _typed(env: Env, column: str, passed: str, fields: Mapping[str, str]) -> Env:
+def _typed(scope: Scope, column: str, passed: str, fields: Mapping[str, str]) -> Scope:
     scalar = list(fields) == [TEXT_FIELD]
     columns = {TEXT_FIELD: column} if scalar else {name: f"{column}.{quoted(name)}" for name in fields}
     return replace(
-        env, passed=passed, columns=columns | RESULT_METADATA, scalar=scalar, is_null=f"({column} IS NULL)", raw=None
+        scope, passed=passed, columns=columns | RESULT_METADATA, scalar=scalar, is_null=f"({column} IS NULL)", raw=None
     )
 
 
-def result_fields(draft: Draft, node: nodes.Node) -> Mapping[str, str]:
+def result_fields(builder: PlanBuilder, node: nodes.Node) -> Mapping[str, str]:
     """The fields of an ordered operator's results."""
     match node:
         case nodes.Aggregate(python=python) if python is not None:
@@ -147,8 +149,8 @@ def result_fields(draft: Draft, node: nodes.Node) -> Mapping[str, str]:
         case nodes.Process():
             return {TEXT_FIELD: ""}
         case _:
-            env = env_of(draft, nodes.parents(node)[0])
-            return {TEXT_FIELD: ""} if env.scalar else dict.fromkeys(env.fields, "")
+            scope = scope_of(builder, nodes.parents(node)[0])
+            return {TEXT_FIELD: ""} if scope.scalar else dict.fromkeys(scope.fields, "")
 
 
 _PLACE_BITS = 40
@@ -163,60 +165,60 @@ RESULT_METADATA = {
 """What is known of the record that an operator's result came from."""
 
 
-def _filter(draft: Draft, node: nodes.Filter, env: Env, where: str) -> Env:
-    env, sqls = tried(draft, env, node, node.parent, {"where": where})
+def _filter(builder: PlanBuilder, node: nodes.Filter, scope: Scope, where: str) -> Scope:
+    scope, sqls = tried(builder, scope, node, node.parent, {"where": where})
     condition, name = sqls["where"], f"n{node.number}"
     if nodes.is_table(node):
         # A row that no longer passes is deleted from the table that is left.
-        add(draft, env.stage, env.depth + 1, name, f"({env.is_null} OR NOT coalesce({condition}, false))")
-        return replace(env, depth=env.depth + 1, is_null=name)
-    add(draft, env.stage, env.depth + 1, name, f"coalesce({env.passed} AND ({condition}), false)")
-    return replace(env, depth=env.depth + 1, passed=name)
+        add(builder, scope.stage, scope.depth + 1, name, f"({scope.is_null} OR NOT coalesce({condition}, false))")
+        return replace(scope, depth=scope.depth + 1, is_null=name)
+    add(builder, scope.stage, scope.depth + 1, name, f"coalesce({scope.passed} AND ({condition}), false)")
+    return replace(scope, depth=scope.depth + 1, passed=name)
 
 
-def _rekeyed(draft: Draft, node: nodes.Node, env: Env, sql: str) -> Env:
-    add(draft, env.stage, env.depth + 1, f"key{node.number}", sql)
-    return replace(env, depth=env.depth + 1, columns={**env.columns, "_key": f"key{node.number}"})
+def _rekeyed(builder: PlanBuilder, node: nodes.Node, scope: Scope, sql: str) -> Scope:
+    add(builder, scope.stage, scope.depth + 1, f"key{node.number}", sql)
+    return replace(scope, depth=scope.depth + 1, columns={**scope.columns, "_key": f"key{node.number}"})
 
 
-def _map(draft: Draft, node: nodes.MapValues | nodes.MapValue, env: Env, texts: Mapping[str, str]) -> Env:
-    columns = {name: sql for name, sql in env.columns.items() if name not in env.fields}
-    env, sqls = tried(draft, env, node, node.parent, texts)
+def _map(builder: PlanBuilder, node: nodes.MapValues | nodes.MapValue, scope: Scope, texts: Mapping[str, str]) -> Scope:
+    columns = {name: sql for name, sql in scope.columns.items() if name not in scope.fields}
+    scope, sqls = tried(builder, scope, node, node.parent, texts)
     for name, sql in sqls.items():
-        if sql in env.columns.values():
+        if sql in scope.columns.values():
             columns[name] = sql
         else:
             columns[name] = column_name(f"n{node.number}", name)
             # Guarded: an expression is not evaluated for records that a filter before it took out.
-            add(draft, env.stage, env.depth + 1, columns[name], f"IF({env.passed}, {sql}, NULL)")
+            add(builder, scope.stage, scope.depth + 1, columns[name], f"IF({scope.passed}, {sql}, NULL)")
     # A stream's record gets a value; a table's deletion stays one.
-    is_null = env.is_null if nodes.is_table(node) else "false"
-    return replace(env, depth=env.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
+    is_null = scope.is_null if nodes.is_table(node) else "false"
+    return replace(scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
 
 
-def _elements(draft: Draft, node: nodes.Node, env: Env, items: str, fields: Mapping[str, str]) -> Env:
+def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, fields: Mapping[str, str]) -> Scope:
     """A record for each element of an array: the others of the stage count where `pos` is 0 or null."""
-    name, depth = f"x{node.number}", below(draft, env.stage)
-    add(draft, env.stage, depth, f"{name}_pos, {name}", f"posexplode_outer(IF({env.passed}, {items}, NULL))")
-    draft.explosions.setdefault(env.stage, []).append(node.number)
-    draft.explosion_depths[node.number] = depth
-    draft.metadata.add("_offset")
+    name, depth = f"x{node.number}", below(builder, scope.stage)
+    add(builder, scope.stage, depth, f"{name}_pos, {name}", f"posexplode_outer(IF({scope.passed}, {items}, NULL))")
+    builder.explosions.setdefault(scope.stage, []).append(node.number)
+    builder.explosion_depths[node.number] = depth
+    builder.metadata.add("_offset")
     made = {field: f"{name}.{quoted(field)}" for field in fields} if fields else {TEXT_FIELD: name}
-    columns = {field: sql for field, sql in env.columns.items() if field not in env.fields} | made
+    columns = {field: sql for field, sql in scope.columns.items() if field not in scope.fields} | made
     return replace(
-        env, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=columns, scalar=not fields, is_null="false",
-        raw=None, exploded=(*env.exploded, node.number),
+        scope, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=columns, scalar=not fields, is_null="false",
+        raw=None, exploded=(*scope.exploded, node.number),
     )  # fmt: skip
 
 
-def _merged(draft: Draft, node: nodes.Node, envs: list[Env]) -> Env:
+def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scope:
     """Each record once for every stream it comes by."""
-    first = envs[0]
-    depth = max(env.depth for env in envs) + 1
-    ways = ", ".join(f"IF({env.passed}, {number}, NULL)" for number, env in enumerate(envs))
-    add(draft, first.stage, depth, f"m{node.number}_ways", f"filter(array({ways}), way -> way IS NOT NULL)")
+    first = scopes[0]
+    depth = max(scope.depth for scope in scopes) + 1
+    ways = ", ".join(f"IF({scope.passed}, {number}, NULL)" for number, scope in enumerate(scopes))
+    add(builder, first.stage, depth, f"m{node.number}_ways", f"filter(array({ways}), way -> way IS NOT NULL)")
     way = replace(first, depth=depth, passed="true", exploded=())
-    found = _elements(draft, node, way, f"m{node.number}_ways", {})
+    found = _elements(builder, node, way, f"m{node.number}_ways", {})
     name = f"x{node.number}"
 
     def chosen(pick: Mapping[int, str]) -> str:
@@ -225,74 +227,76 @@ def _merged(draft: Draft, node: nodes.Node, envs: list[Env]) -> Env:
 
     columns = {}
     for field_name in first.columns:
-        sqls = {number: env.columns[field_name] for number, env in enumerate(envs) if field_name in env.columns}
+        sqls = {number: scope.columns[field_name] for number, scope in enumerate(scopes) if field_name in scope.columns}
         if len(set(sqls.values())) == 1:
             columns[field_name] = first.columns[field_name]
             continue
-        for env in envs:
-            column_read(draft, env, field_name)
+        for scope in scopes:
+            column_read(builder, scope, field_name)
         columns[field_name] = column_name(f"n{node.number}", field_name)
-        add(draft, first.stage, found.depth + 1, columns[field_name], chosen(sqls))
-    add(draft, first.stage, found.depth + 1, f"n{node.number}_null", f"coalesce({chosen(_nulls(envs))}, false)")
-    exploded = tuple(dict.fromkeys([*(one for env in envs for one in env.exploded), node.number]))
+        add(builder, first.stage, found.depth + 1, columns[field_name], chosen(sqls))
+    add(builder, first.stage, found.depth + 1, f"n{node.number}_null", f"coalesce({chosen(_nulls(scopes))}, false)")
+    exploded = tuple(dict.fromkeys([*(one for scope in scopes for one in scope.exploded), node.number]))
     return replace(
         found, depth=found.depth + 1, columns=columns, scalar=first.scalar, is_null=f"n{node.number}_null",
         exploded=exploded,
     )  # fmt: skip
 
 
-def _nulls(envs: list[Env]) -> dict[int, str]:
-    return {number: env.is_null for number, env in enumerate(envs)}
+def _nulls(scopes: list[Scope]) -> dict[int, str]:
+    return {number: scope.is_null for number, scope in enumerate(scopes)}
 
 
-def _applied(draft: Draft, node: nodes.Apply, env: Env) -> Env:
+def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
     """A Python function as a function of SQL: it takes key and value as JSON, and gives JSON or what was wrong."""
-    draft.functions[node.number] = node
-    key = column_read(draft, env, "_key")
+    builder.functions[node.number] = node
+    key = column_read(builder, scope, "_key")
     name = f"r{node.number}"
-    may_fail_here(draft, env, node, f"{name}.error")
+    may_fail_here(builder, scope, node, f"{name}.error")
     others = {
-        draft.explosion_depths[one]: one for one in draft.explosions.get(env.stage, ()) if one not in env.exploded
+        builder.explosion_depths[one]: one
+        for one in builder.explosions.get(scope.stage, ())
+        if one not in scope.exploded
     }
-    depth = env.depth + 1
+    depth = scope.depth + 1
     while depth in others:  # Spark would call it there for every record that is made of this one
         depth += 1
-    once = [env.passed, *(f"coalesce(x{one}_pos, 0) = 0" for layer, one in others.items() if layer < depth)]
-    passed = f"({' AND '.join(once)})" if len(once) > 1 else env.passed
-    call = f"python_{node.number}({passed}, {key}, {env.json(draft, passed)})"
-    add(draft, env.stage, depth, name, call)
-    after = replace(env, depth=depth, passed=f"({env.passed} AND {name}.error IS NULL)")
+    once = [scope.passed, *(f"coalesce(x{one}_pos, 0) = 0" for layer, one in others.items() if layer < depth)]
+    passed = f"({' AND '.join(once)})" if len(once) > 1 else scope.passed
+    call = f"python_{node.number}({passed}, {key}, {scope.json(builder, passed)})"
+    add(builder, scope.stage, depth, name, call)
+    after = replace(scope, depth=depth, passed=f"({scope.passed} AND {name}.error IS NULL)")
     match node.gives:
         case "nothing":
             return after
         case "condition":
             return replace(after, passed=f"coalesce({after.passed} AND {name}.value = 'true', false)")
         case "key":
-            return _rekeyed(draft, node, after, f"{name}.key")
+            return _rekeyed(builder, node, after, f"{name}.key")
         case "values" | "records":
-            return _results(draft, node, _elements(draft, node, after, f"{name}.items", {}), f"x{node.number}")
+            return _results(builder, node, _elements(builder, node, after, f"{name}.items", {}), f"x{node.number}")
         case _:
-            return _results(draft, node, after, name)
+            return _results(builder, node, after, name)
 
 
-def _transformed(draft: Draft, node: nodes.Transform, env: Env) -> Env:
+def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> Scope:
     """A function of the whole frame, in a layer of its own: what it is given, and what it makes."""
-    depth = below(draft, env.stage)
-    given = tuple((name, f"IF({env.passed}, {column_read(draft, env, name)}, NULL)") for name in env.fields)
+    depth = below(builder, scope.stage)
+    given = tuple((name, f"IF({scope.passed}, {column_read(builder, scope, name)}, NULL)") for name in scope.fields)
     made = {name: column_name(f"n{node.number}", name) for name in node.fields}
-    draft.transforms[node.number] = Transformation(node.function, node.at, given, tuple(made.items()))
-    add(draft, env.stage, depth, TRANSFORM, str(node.number))
-    kept = {name: sql for name, sql in env.columns.items() if name not in env.fields}
+    builder.transforms[node.number] = Transformation(node.function, node.at, given, tuple(made.items()))
+    add(builder, scope.stage, depth, TRANSFORM, str(node.number))
+    kept = {name: sql for name, sql in scope.columns.items() if name not in scope.fields}
     scalar = list(node.fields) == [TEXT_FIELD]
-    return replace(env, depth=depth, columns=kept | made, scalar=scalar, is_null="false", raw=None)
+    return replace(scope, depth=depth, columns=kept | made, scalar=scalar, is_null="false", raw=None)
 
 
-def _results(draft: Draft, node: nodes.Apply, env: Env, result: str) -> Env:
+def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str) -> Scope:
     """The value that a function gave; and the key, where it gives both."""
     column = f"v{node.number}"
-    add(draft, env.stage, env.depth + 1, column, typed_json(f"{result}.value", node.fields))
-    typed = _typed(replace(env, depth=env.depth + 1), column, env.passed, node.fields)
-    kept = {name: sql for name, sql in env.columns.items() if name in METADATA or name.startswith("_window_")}
+    add(builder, scope.stage, scope.depth + 1, column, typed_json(f"{result}.value", node.fields))
+    typed = _typed(replace(scope, depth=scope.depth + 1), column, scope.passed, node.fields)
+    kept = {name: sql for name, sql in scope.columns.items() if name in METADATA or name.startswith("_window_")}
     columns = {name: sql for name, sql in typed.columns.items() if name in typed.fields} | kept
     if node.gives in ("record", "records"):
         columns["_key"] = f"{result}.key"

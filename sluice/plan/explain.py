@@ -8,8 +8,8 @@ from sluice.topology import drawing
 
 
 def _what(job: Job) -> str:
-    if job.families:
-        return f"{len(job.families)} cell families in one stateful operator"
+    if job.groups:
+        return f"{len(job.groups)} aggregation groups in one stateful operator"
     if not job.operators:
         return "nothing to remember"
     return f"{len(job.operators)} ordered operators in {job.stages} stage{'s' if job.stages > 1 else ''}"
@@ -23,10 +23,12 @@ def explain(plan: Plan) -> str:
         lines.append(f"job {job.name}: one streaming query, {_what(job)}")
         lines += [f"  reads   {source.topic} as {source.serde.name}" for source in job.streams]
         lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
-        for family in job.families:
-            window = f", {family.window}" if family.window else ""
-            window += f", kept {kept} ms after its end" if (kept := family.at.retention_ms) is not None else ""
-            lines.append(f"  holds   by {family.at.key}{window}: {', '.join(slot.store for slot in family.slots)}")
+        for group in job.groups:
+            window = f", {group.window}" if group.window else ""
+            window += f", kept {kept} ms after its end" if (kept := group.at.retention_ms) is not None else ""
+            lines.append(
+                f"  holds   by {group.at.key}{window}: {', '.join(store_column.store for store_column in group.store_columns)}"
+            )
         for operator in job.operators:
             why = why_ordered(plan.pipeline, operator.node)
             steps = f"{drawing.title(operator.node)} {drawing.detail(operator.node)}".strip()

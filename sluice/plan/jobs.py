@@ -1,4 +1,4 @@
-"""What a plan is made of: jobs, the cell families they keep, the topics they read and write."""
+"""What a plan is made of: jobs, the aggregation groups they keep, the topics they read and write."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One store of a family: the aggregates whose values make the store's value."""
+class StoreColumn:
+    """One store of a group: the aggregates whose values make the store's value."""
 
     store: str
     columns: tuple[tuple[str, str], ...]
@@ -75,8 +75,8 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Family:
-    """The stores that share filter, key and window: their values stand together in one cell per key and window."""
+class AggregationGroup:
+    """The stores that share filter, key and window: their values stand together in one state row per key and window."""
 
     number: int
     at: nodes.Aggregate
@@ -87,27 +87,27 @@ class Family:
     window: Window | None
     inputs: tuple[str, ...]
     """Columns that the aggregates read."""
-    slots: tuple[Slot, ...]
+    store_columns: tuple[StoreColumn, ...]
     null: str = ""
     """Column: whether the record's value is null; empty if it never is."""
 
     @property
     def name(self) -> str:
         """For messages and stream times: the first store's name."""
-        return self.slots[0].store
+        return self.store_columns[0].store
 
     @property
     def aggregates(self) -> tuple[str, ...]:
-        """Every aggregate of the family's stores, each once."""
-        return tuple(dict.fromkeys(text for slot in self.slots for _, text in slot.columns))
+        """Every aggregate of the group's stores, each once."""
+        return tuple(dict.fromkeys(text for store_column in self.store_columns for _, text in store_column.columns))
 
 
 @dataclass(frozen=True)
 class TableInput:
-    """A global table: its latest values are a family of their own, on every worker."""
+    """A global table: its latest values are a group of their own, on every worker."""
 
     source: nodes.Source
-    family: int
+    group: int
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class StreamSink:
 
 
 @dataclass(frozen=True)
-class Feed:
+class Edge:
     """What gets to one side of an ordered operator, to a store or to a sink after one: columns of a stage.
 
     `{name}`: whether a row gets there; `{name}_key`, `{name}_value` (JSON, null for a tombstone), `{name}_foreign`.
@@ -162,7 +162,7 @@ class Ordered:
     number: int
     stage: int
     node: nodes.Node
-    feeds: tuple[Feed, ...]
+    edges: tuple[Edge, ...]
     retracts: bool
     """Something that follows needs the old value of what changes."""
     inline: int | None = None
@@ -173,7 +173,7 @@ class Ordered:
     late: nodes.Late | None = None
     """Where its late records go; of several aggregates with the same topic one sends them."""
     entries: Mapping[str, int] = field(default_factory=dict)
-    """Of a processor: its stores that can be queried, each with the number of its cells."""
+    """Of a processor: its stores that can be queried, each with the number of its state rows."""
     plain: bool = True
     """Of an aggregate: its columns are the functions' results, nothing is computed of them."""
 
@@ -211,15 +211,15 @@ class TableSink:
     """Each change of a store is written to the topic, after `steps`."""
 
     topic: str
-    family: int
-    slot: int
+    group: int
+    store_column: int
     steps: tuple[Lookup | Select, ...]
     scalar: bool
 
 
 @dataclass(frozen=True)
 class Job:
-    """One streaming query: topics in, cells and output records out, one cut per batch."""
+    """One streaming query: topics in, state rows and output records out, one snapshot per batch."""
 
     pipeline: Pipeline
     name: str
@@ -233,11 +233,11 @@ class Job:
     """Which of `_key`, `_topic`, ... anything reads."""
     layers: Layers
     """Columns made of the records', one layer of the ones before."""
-    families: tuple[Family, ...]
+    groups: tuple[AggregationGroup, ...]
     stream_sinks: tuple[StreamSink, ...]
     table_sinks: tuple[TableSink, ...]
     operators: tuple[Ordered, ...] = ()
-    feeds: tuple[Feed, ...] = ()
+    edges: tuple[Edge, ...] = ()
     """What gets to stores and sinks after ordered operators."""
     later_layers: Mapping[int, Layers] = field(default_factory=dict)
     """Stage → the columns made of its operators' results."""
@@ -273,7 +273,7 @@ class Job:
     def outputs(self) -> tuple[str, ...]:
         """Every topic the job writes, dead letters left out."""
         topics = [sink.topic for sink in self.stream_sinks] + [sink.topic for sink in self.table_sinks]
-        late = [family.at.late.topic for family in self.families if family.at.late is not None]
+        late = [group.at.late.topic for group in self.groups if group.at.late is not None]
         return tuple(topics + [sink.topic for sink in self.ordered_sinks] + late)
 
 

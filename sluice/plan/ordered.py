@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from sluice.errors import TopologyError
 from sluice.plan.attempts import result_may_fail, sums_depend_on_order
-from sluice.plan.columns import env_of, made_of
-from sluice.plan.draft import Draft, Env, column_read, masked, tried
-from sluice.plan.jobs import Feed, Ordered
+from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, tried
+from sluice.plan.columns import made_of, scope_of
+from sluice.plan.jobs import Edge, Ordered
 from sluice.plan.value_types import types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import ORDER_MATTERS, Parts, in_order
@@ -124,58 +124,61 @@ def _ends_plainly(pipeline: Pipeline, node: nodes.Node) -> bool:
 class Planner:
     """Puts the ordered operators of a pipeline into stages. `draft` gets the columns that they need."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.pipeline = draft.pipeline
-        self.envs: dict[str, Env] = {}
+    def __init__(self, builder: PlanBuilder) -> None:
+        self.builder = builder
+        self.pipeline = builder.pipeline
+        self.scopes: dict[str, Scope] = {}
         """Feed's name → where it is taken from."""
         self.nodes = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node) or self._may_differ(node)]
         self.retracting = {node.number for node in self.nodes if self._is_retracted(node)}
         self.operators: list[Ordered] = []
-        self.feeds: list[Feed] = []
+        self.edges: list[Edge] = []
 
     def plan(self) -> None:
         """Make the operators, each after those it takes results from, and what feeds stores and sinks after them."""
         for node in self.nodes:
-            if not isinstance(node, nodes.Merge) or len({env_of(self.draft, one).stage for one in node.streams}) > 1:
+            if (
+                not isinstance(node, nodes.Merge)
+                or len({scope_of(self.builder, one).stage for one in node.streams}) > 1
+            ):
                 self.operators.append(self._operator(node))
-        numbers = Counter(cell for operator in self.operators for cell in operator.entries.values())
+        numbers = Counter(group_id for operator in self.operators for group_id in operator.entries.values())
         for operator in self.operators:
-            if alike := [name for name, cell in operator.entries.items() if numbers[cell] > 1]:
+            if alike := [name for name, group_id in operator.entries.items() if numbers[group_id] > 1]:
                 raise TopologyError(
                     f"{self.pipeline.name}: process at {operator.node.at}: store {alike[0]!r} gets the same number as "
                     "another one.",
                     next_step="Give it another name.",
                 )
             if operator.store is not None:
-                env = env_of(self.draft, operator.node, old=True)
-                self.feeds.append(self._feed(operator.node, STORE, env, operator.node))
+                scope = scope_of(self.builder, operator.node, old=True)
+                self.edges.append(self._edge(operator.node, STORE, scope, operator.node))
 
-    def sink(self, node: nodes.Sink) -> Feed:
+    def sink(self, node: nodes.Sink) -> Edge:
         """What feeds a sink after an ordered operator."""
-        feed = self._feed(node, LEFT, env_of(self.draft, node.parent), node.parent)
-        self.feeds.append(feed)
-        return feed
+        edge = self._edge(node, LEFT, scope_of(self.builder, node.parent), node.parent)
+        self.edges.append(edge)
+        return edge
 
     def peek(self, node: nodes.Apply) -> None:
         """Have a function called behind an ordered operator: of its result, always null, a feed is made, of no rows."""
-        env = env_of(self.draft, node)
-        feed = self._feed(node, LEFT, env, node)
-        self.envs[feed.name] = replace(env, passed=f"({env.passed} AND r{node.number}.value IS NOT NULL)")
-        self.feeds.append(feed)
+        scope = scope_of(self.builder, node)
+        edge = self._edge(node, LEFT, scope, node)
+        self.scopes[edge.name] = replace(scope, passed=f"({scope.passed} AND r{node.number}.value IS NOT NULL)")
+        self.edges.append(edge)
 
-    def finish(self) -> tuple[tuple[Ordered, ...], tuple[Feed, ...]]:
+    def finish(self) -> tuple[tuple[Ordered, ...], tuple[Edge, ...]]:
         """Operators and feeds, once every step has its columns: a row that a step made several of counts once."""
-        operators = tuple(replace(one, feeds=tuple(map(self._finished, one.feeds))) for one in self.operators)
-        return operators, tuple(map(self._finished, self.feeds))
+        operators = tuple(replace(one, edges=tuple(map(self._finished, one.edges))) for one in self.operators)
+        return operators, tuple(map(self._finished, self.edges))
 
-    def _finished(self, feed: Feed) -> Feed:
-        passed = masked(self.draft, self.envs[feed.name])
-        if feed.stage and not feed.old:
+    def _finished(self, edge: Edge) -> Edge:
+        passed = masked(self.builder, self.scopes[edge.name])
+        if edge.stage and not edge.old:
             passed += " AND NOT old"
-        if feed.arguments and feed.old:
-            passed += f" AND NOT {feed.is_null}"
-        return replace(feed, passed=passed)
+        if edge.arguments and edge.old:
+            passed += f" AND NOT {edge.is_null}"
+        return replace(edge, passed=passed)
 
     def _may_differ(self, node: nodes.Node) -> bool:
         """Whether a merge may be of streams that come out of different stages."""
@@ -186,48 +189,48 @@ class Planner:
         if isinstance(node, nodes.Suppress):
             inline = next((one for one in self.operators if one.number == node.parent.number), None)
         functions = self._functions(node)
-        feeds = [] if inline else self._sides(node, functions)
-        stage = inline.stage if inline else max(feed.stage for feed in feeds) + 1
-        self.draft.operators[node.number] = stage
+        edges = [] if inline else self._sides(node, functions)
+        stage = inline.stage if inline else max(edge.stage for edge in edges) + 1
+        self.builder.operators[node.number] = stage
         if inline:
-            self.draft.inline.add(node.number)
+            self.builder.inline.add(node.number)
         return Ordered(
-            number=node.number, stage=stage, node=node, feeds=tuple(feeds), retracts=node.number in self.retracting,
+            number=node.number, stage=stage, node=node, edges=tuple(edges), retracts=node.number in self.retracting,
             inline=inline.number if inline else None, store=getattr(node, "store", None), functions=functions,
             late=self._late(node), entries=_entries(node),
             plain=not functions or not made_of(node),  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def _sides(self, node: nodes.Node, functions: Functions) -> list[Feed]:
+    def _sides(self, node: nodes.Node, functions: Functions) -> list[Edge]:
         found = []
         for side, parent in enumerate(nodes.parents(node)):
-            env = env_of(self.draft, parent, old=takes_old(node) and side == LEFT)
-            found.append(self._feed(node, side, env, parent, functions))
+            scope = scope_of(self.builder, parent, old=takes_old(node) and side == LEFT)
+            found.append(self._edge(node, side, scope, parent, functions))
         return found
 
-    def _feed(
-        self, node: nodes.Node, side: int, env: Env, parent: nodes.Node, functions: Functions | None = None
-    ) -> Feed:
-        draft = self.draft
+    def _edge(
+        self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node, functions: Functions | None = None
+    ) -> Edge:
+        builder = self.builder
         arguments = isinstance(node, nodes.Aggregate) and node.python is None and side == LEFT
         texts = dict(self._key_text(node, side))
         if arguments and functions is not None:
             texts |= {f"argument{i}": text for i, (_, text, _) in enumerate(functions) if text is not None}
-        before = env
-        env, sqls = tried(draft, env, node, parent, texts, key="key")
+        before = scope
+        scope, sqls = tried(builder, scope, node, parent, texts, key="key")
         key, foreign = self._key(node, before, sqls.get("key"))
         if arguments and functions is not None:
             values = tuple(sqls.get(f"argument{i}", "NULL") for i in range(len(functions)))
         else:
-            values = (env.value(draft) if env.raw is None else "value",)
-        feed = Feed(
-            target=node.number, side=side, stage=env.stage, passed="", key=key, values=values, is_null=env.is_null,
-            foreign=foreign, scalar=env.scalar, raw=None if arguments else env.raw, arguments=arguments,
+            values = (scope.value(builder) if scope.raw is None else "value",)
+        edge = Edge(
+            target=node.number, side=side, stage=scope.stage, passed="", key=key, values=values, is_null=scope.is_null,
+            foreign=foreign, scalar=scope.scalar, raw=None if arguments else scope.raw, arguments=arguments,
             old=takes_old(node) and side == LEFT,
-            sources=nodes.sources_of(parent), exploded=_exploded(env),
+            sources=nodes.sources_of(parent), exploded=_exploded(scope),
         )  # fmt: skip
-        self.envs[feed.name] = env
-        return feed
+        self.scopes[edge.name] = scope
+        return edge
 
     @staticmethod
     def _key_text(node: nodes.Node, side: int) -> Iterable[tuple[str, str]]:
@@ -240,14 +243,14 @@ class Planner:
             case nodes.Deduplicate(by=by):
                 yield "key", by
 
-    def _key(self, node: nodes.Node, env: Env, made: str | None) -> tuple[str, str | None]:
+    def _key(self, node: nodes.Node, scope: Scope, made: str | None) -> tuple[str, str | None]:
         """SQL of the key by which a node takes records, and of what goes along with it."""
-        own = column_read(self.draft, env, "_key")
+        own = column_read(self.builder, scope, "_key")
         if made is None:
             return own, None
         if isinstance(node, nodes.Aggregate):
             # A late record goes out as it got here.
-            return _text(made), None if node.late is None else env.json(self.draft)
+            return _text(made), None if node.late is None else scope.json(self.builder)
         return _text(made), own
 
     def _late(self, node: nodes.Node) -> nodes.Late | None:
@@ -282,13 +285,13 @@ _FIRST_ENTRIES = 1 << 30
 _ENTRIES = (1 << 30) - 1_024
 
 
-def is_of_processor(cell: int) -> bool:
-    """Whether a store with cells of that number is a processor's."""
-    return cell >= _FIRST_ENTRIES
+def is_of_processor(group_id: int) -> bool:
+    """Whether a store with state rows of that number is a processor's."""
+    return group_id >= _FIRST_ENTRIES
 
 
 def _entries(node: nodes.Node) -> dict[str, int]:
-    """A processor's stores with the numbers of their cells: they follow the names, as stores may come and go."""
+    """A processor's stores with the numbers of their state rows: they follow the names, as stores may come and go."""
     if not isinstance(node, nodes.Process) or not node.queryable:
         return {}
     return {name: _FIRST_ENTRIES + zlib.crc32(name.encode()) % _ENTRIES for name in node.stores}
@@ -309,10 +312,10 @@ def _text(sql: str) -> str:
     return f"CAST({sql} AS STRING)"
 
 
-def _exploded(env: Env) -> str:
+def _exploded(scope: Scope) -> str:
     """A number that tells the rows of one record apart."""
     sql = "0"
-    for number in env.exploded:
+    for number in scope.exploded:
         sql = f"({sql} * 1024 + least(coalesce(x{number}_pos, 0), 1023))"
     return sql
 

@@ -7,16 +7,16 @@ from typing import Any
 
 from sluice.errors import TopologyError
 from sluice.plan.attempts import causes, may_fail, without_risk
-from sluice.plan.columns import env_of
-from sluice.plan.draft import Draft, column_of, column_read, failures, final, masked, tried
+from sluice.plan.builder import PlanBuilder, column_of, column_read, failures, final, masked, tried
+from sluice.plan.columns import scope_of
 from sluice.plan.jobs import (
-    Family,
+    AggregationGroup,
     Job,
     Layers,
     Lookup,
     Plan,
     Select,
-    Slot,
+    StoreColumn,
     StreamSink,
     TableInput,
     TableSink,
@@ -32,7 +32,7 @@ from sluice.values.windows import Window
 
 
 def plan(pipeline: Pipeline) -> Plan:
-    """Cut the topology into as few jobs as its operators allow.
+    """Snapshot the topology into as few jobs as its operators allow.
 
     What can be added up in any order is one job; what needs each key's records in order is another, if there is any.
     """
@@ -54,34 +54,34 @@ def plan(pipeline: Pipeline) -> Plan:
 
 def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered: bool, rest: bool) -> Job:
     """A job of the fused aggregates, or of the ordered operators, or of both; `rest`: and of all that needs neither."""
-    draft = Draft(pipeline)
-    planner = Planner(draft)
+    builder = PlanBuilder(pipeline)
+    planner = Planner(builder)
     if ordered:
         planner.plan()
     sinks = [node for node in pipeline.nodes if isinstance(node, nodes.Sink) and not isinstance(node, nodes.Late)]
-    mine = [sink for sink in sinks if ordered and _stage(draft, sink)]
+    mine = [sink for sink in sinks if ordered and _stage(builder, sink)]
     for sink in mine:
         planner.sink(sink)
     plain = [sink for sink in sinks if rest and not after_operators(pipeline, sink)]
     for sink in plain:
-        env_of(draft, sink.parent)
+        scope_of(builder, sink.parent)
     peeks = _last_peeks(pipeline)
     for peek in peeks:
         if rest and not after_operators(pipeline, peek):
-            env_of(draft, peek)  # whose column every record gets
+            scope_of(builder, peek)  # whose column every record gets
         elif ordered and after_operators(pipeline, peek):
             planner.peek(peek)
     for node in fused:
-        env_of(draft, node.parent)
-    families = _families(draft, fused)
-    operators, feeds = planner.finish()
-    tables = _tables(pipeline, len(families)) if rest else ()
+        scope_of(builder, node.parent)
+    groups = _groups(builder, fused)
+    operators, edges = planner.finish()
+    tables = _tables(pipeline, len(groups)) if rest else ()
     table_sinks = [
-        _table_sink(sink, chain, families, tables) for sink in sinks if fused and (chain := _table_chain(sink, fused))
+        _table_sink(sink, chain, groups, tables) for sink in sinks if fused and (chain := _table_chain(sink, fused))
     ]
-    stream_sinks = tuple(_stream_sink(draft, sink) for sink in plain)
+    stream_sinks = tuple(_stream_sink(builder, sink) for sink in plain)
     if operators:
-        draft.metadata.add("_offset")
+        builder.metadata.add("_offset")
     read = {
         source for node in (*fused, *plain, *peeks, *(op.node for op in operators)) for source in nodes.sources_of(node)
     }
@@ -91,20 +91,20 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
         name=name,
         streams=tuple(streams),
         tables=tables,
-        fields={number: tuple(names) for number, names in draft.used.items()},
-        key_fields={number: frozenset(names) for number, names in draft.key_fields.items()},
-        metadata=tuple(sorted(draft.metadata)),
-        layers=_layers(draft, 0),
-        families=tuple(families),
+        fields={number: tuple(names) for number, names in builder.used.items()},
+        key_fields={number: frozenset(names) for number, names in builder.key_fields.items()},
+        metadata=tuple(sorted(builder.metadata)),
+        layers=_layers(builder, 0),
+        groups=tuple(groups),
         stream_sinks=stream_sinks,
         table_sinks=tuple(table_sinks),
         operators=operators,
-        feeds=feeds,
-        later_layers={stage: _layers(draft, stage) for stage in draft.stages if stage},
-        functions=draft.functions,
-        transforms=draft.transforms,
-        attempts=draft.attempts,
-        failures=failures(draft),
+        edges=edges,
+        later_layers={stage: _layers(builder, stage) for stage in builder.stages if stage},
+        functions=builder.functions,
+        transforms=builder.transforms,
+        attempts=builder.attempts,
+        failures=failures(builder),
         ordered_sinks=(*mine, *(op.late for op in operators if op.late is not None)),
     )
 
@@ -135,11 +135,11 @@ def _is_used(pipeline: Pipeline, node: nodes.Node) -> bool:
     )
 
 
-def _stage(draft: Draft, sink: nodes.Sink) -> int:
+def _stage(builder: PlanBuilder, sink: nodes.Sink) -> int:
     """The stage that a sink follows: 0 for records that no ordered operator took, or for a fused aggregate's."""
-    if not after_operators(draft.pipeline, sink) or _follows_fused(draft.pipeline, sink):
+    if not after_operators(builder.pipeline, sink) or _follows_fused(builder.pipeline, sink):
         return 0
-    return env_of(draft, sink.parent).stage
+    return scope_of(builder, sink.parent).stage
 
 
 def _follows_fused(pipeline: Pipeline, node: nodes.Node) -> bool:
@@ -153,25 +153,25 @@ def _sources(pipeline: Pipeline) -> list[nodes.Source]:
     return [node for node in pipeline.nodes if isinstance(node, nodes.Source)]
 
 
-def _tables(pipeline: Pipeline, families: int) -> tuple[TableInput, ...]:
-    """The global tables. Their cells' numbers follow the families', and are no node's."""
+def _tables(pipeline: Pipeline, groups: int) -> tuple[TableInput, ...]:
+    """The global tables. Their state rows' numbers follow the groups', and are no node's."""
     found = [source for source in _sources(pipeline) if source.kind == "global_table"]
-    first = families or len(pipeline.nodes)
+    first = groups or len(pipeline.nodes)
     return tuple(TableInput(source, first + i) for i, source in enumerate(found))
 
 
-def _layers(draft: Draft, stage: int) -> Layers:
-    layers = draft.stages.get(stage, {})
+def _layers(builder: PlanBuilder, stage: int) -> Layers:
+    layers = builder.stages.get(stage, {})
     return tuple(tuple(layers[depth]) for depth in sorted(layers))
 
 
-def _families(draft: Draft, fused: list[nodes.Aggregate]) -> list[Family]:
+def _groups(builder: PlanBuilder, fused: list[nodes.Aggregate]) -> list[AggregationGroup]:
     groups: dict[tuple[Any, ...], list[nodes.Aggregate]] = {}
     for node in fused:
         # A record that fails for one store counts in the others: only stores that fail together stand together.
         alike = (node.parent.number, node.key, node.window, node.late, node.retention_ms, node.on_error, _risk(node))
         groups.setdefault(alike, []).append(node)
-    return [_family(draft, number, members) for number, members in enumerate(groups.values())]
+    return [_group(builder, number, members) for number, members in enumerate(groups.values())]
 
 
 def _risk(node: nodes.Aggregate) -> tuple[str, ...]:
@@ -187,45 +187,47 @@ def _arguments(members: list[nodes.Aggregate]) -> list[str]:
     return list(dict.fromkeys(sql for text in texts for sql in without_risk(text, known)[1].values()))
 
 
-def _family(draft: Draft, number: int, members: list[nodes.Aggregate]) -> Family:
+def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) -> AggregationGroup:
     first = members[0]
-    env = env_of(draft, first.parent)
+    scope = scope_of(builder, first.parent)
     known = types_after(first.parent) | METADATA
     arguments = {sql: f"__argument_{i}" for i, sql in enumerate(_arguments(members))}
     texts = {"key": first.key} | {name: sql for sql, name in arguments.items()}
-    env, sqls = tried(draft, env, first, first.parent, texts, key="key")
-    condition = masked(draft, env)
-    passed = column_of(draft, env, f"n{first.parent.number}", condition)
+    scope, sqls = tried(builder, scope, first, first.parent, texts, key="key")
+    condition = masked(builder, scope)
+    passed = column_of(builder, scope, f"n{first.parent.number}", condition)
     key = f"IF({condition}, CAST({sqls['key']} AS STRING), NULL)"
-    key = column_of(draft, env, f"k{first.parent.number}", key)
-    slots, inputs = [], dict[str, str]()
+    key = column_of(builder, scope, f"k{first.parent.number}", key)
+    store_columns, inputs = [], dict[str, str]()
     for node in members:
         columns = []
         for name, text in node.columns.items():
             safe, replaced = without_risk(text, known)
             read = {name: arguments[replaced[name]] if name in replaced else name for name in parse(safe).fields}
             for name_there in read.values():
-                column = sqls[name_there] if name_there in sqls else column_read(draft, env, name_there)
-                inputs[name_there] = column_of(draft, env, f"i{env.stage}", column)
+                column = sqls[name_there] if name_there in sqls else column_read(builder, scope, name_there)
+                inputs[name_there] = column_of(builder, scope, f"i{scope.stage}", column)
             columns.append((name, parse(safe).on({one: inputs[name_there] for one, name_there in read.items()})))
-        slots.append(Slot(node.store, tuple(columns), node.scalar))
+        store_columns.append(StoreColumn(node.store, tuple(columns), node.scalar))
     window = first.window
     assert window is None or isinstance(window, Window)
-    null = "" if env.is_null == "false" else column_of(draft, env, f"z{first.parent.number}", env.is_null)
+    null = "" if scope.is_null == "false" else column_of(builder, scope, f"z{first.parent.number}", scope.is_null)
     if first.late is not None:
-        final(draft, f"late{number}_key", column_read(draft, env, "_key"))
-        final(draft, f"late{number}_value", env.json(draft, condition))
-    return Family(number, first, passed, key, window, tuple(sorted(set(inputs.values()))), tuple(slots), null)
+        final(builder, f"late{number}_key", column_read(builder, scope, "_key"))
+        final(builder, f"late{number}_value", scope.json(builder, condition))
+    return AggregationGroup(
+        number, first, passed, key, window, tuple(sorted(set(inputs.values()))), tuple(store_columns), null
+    )
 
 
-def _stream_sink(draft: Draft, sink: nodes.Sink) -> StreamSink:
-    env = env_of(draft, sink.parent)
-    passed, key = masked(draft, env), column_read(draft, env, "_key")
+def _stream_sink(builder: PlanBuilder, sink: nodes.Sink) -> StreamSink:
+    scope = scope_of(builder, sink.parent)
+    passed, key = masked(builder, scope), column_read(builder, scope, "_key")
     if nodes.is_table(sink.parent):
         passed = f"({passed} AND {key} IS NOT NULL)"  # nobody could tell which row that changes
-    final(draft, f"o{sink.number}", f"({passed})")
-    final(draft, f"o{sink.number}_key", f"IF({passed}, {key}, NULL)")
-    final(draft, f"o{sink.number}_value", env.json(draft, passed))
+    final(builder, f"o{sink.number}", f"({passed})")
+    final(builder, f"o{sink.number}_key", f"IF({passed}, {key}, NULL)")
+    final(builder, f"o{sink.number}_value", scope.json(builder, passed))
     return StreamSink(sink.number, sink.topic, sink)
 
 
@@ -238,12 +240,12 @@ def _table_chain(sink: nodes.Sink, fused: list[nodes.Aggregate]) -> list[nodes.N
 
 
 def _table_sink(
-    sink: nodes.Sink, chain: list[nodes.Node], families: list[Family], tables: tuple[TableInput, ...]
+    sink: nodes.Sink, chain: list[nodes.Node], groups: list[AggregationGroup], tables: tuple[TableInput, ...]
 ) -> TableSink:
     store = chain[0]
     assert isinstance(store, nodes.Aggregate)
-    family = next(f for f in families if any(slot.store == store.store for slot in f.slots))
-    slot = next(i for i, s in enumerate(family.slots) if s.store == store.store)
+    group = next(f for f in groups if any(store_column.store == store.store for store_column in f.store_columns))
+    store_column = next(i for i, s in enumerate(group.store_columns) if s.store == store.store)
     columns = {TEXT_FIELD: "v"} if store.scalar else {name: f"v.{quoted(name)}" for name in store.columns}
     steps: list[Lookup | Select] = []
     for node in chain[1:]:
@@ -259,7 +261,7 @@ def _table_sink(
             blamed = [(parse(part).on(columns | _TABLE), why) for text in risky for part, why in causes(text)]
             steps.append(Select(f"named_struct({made})", node, tuple(blamed)))
             columns = {name: f"v.{quoted(name)}" for name in node.columns}
-    return TableSink(sink.topic, family.number, slot, tuple(steps), scalar=store.scalar and not steps)
+    return TableSink(sink.topic, group.number, store_column, tuple(steps), scalar=store.scalar and not steps)
 
 
 _TABLE = {name: name for name in CHANGE_METADATA}

@@ -1,10 +1,20 @@
-"""Queries: one pinned cut, a key from its owner, everything else from all workers at once."""
+"""Queries: one pinned snapshot, a key from its owner, everything else from all workers at once."""
 
 from sluice.query.answers import Answer, Changes, Combined, Counted, Entry, Page, Pin, WorkerStatus
 from sluice.query.combine import Group
-from sluice.query.moments import When
+from sluice.query.read_point import AsOf
 from sluice.query.reader import Reader
 
 __all__ = [
-    "Answer", "Changes", "Combined", "Counted", "Entry", "Group", "Page", "Pin", "Reader", "When", "WorkerStatus",
+    "Answer",
+    "AsOf",
+    "Changes",
+    "Combined",
+    "Counted",
+    "Entry",
+    "Group",
+    "Page",
+    "Pin",
+    "Reader",
+    "WorkerStatus",
 ]  # fmt: skip

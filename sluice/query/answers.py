@@ -1,4 +1,4 @@
-"""What a reader gets: values, and beside them the cut they are of and what each worker said."""
+"""What a reader gets: values, and beside them the snapshot they are of and what each worker said."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from sluice.errors import StateError
-from sluice.state.model import Cut, JobInfo, StoreInfo, WorkerInfo
+from sluice.state.model import JobInfo, Snapshot, StoreInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from sluice.query.combine import Group
@@ -20,26 +20,26 @@ _NULL = b"null"
 
 @dataclass(frozen=True)
 class Pin:
-    """A store at one cut: everything that is asked with it belongs together, whatever is published meanwhile."""
+    """A store at one snapshot: everything that is asked with it belongs together, whatever is published meanwhile."""
 
     store: StoreInfo
-    cut: Cut
+    snapshot: Snapshot
     job: JobInfo
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """The workers of the cut's generation."""
+        """The workers of the snapshot's generation."""
         return self.job.workers
 
     @cached_property
     def of(self) -> tuple[int, int, int]:
-        """Where the store's values are: cell, slot, batch."""
-        return self.store.cell, self.store.slot, self.cut.batch
+        """Where the store's values are: state row, slot, batch."""
+        return self.store.group_id, self.store.store_column, self.snapshot.batch
 
     @cached_property
     def name(self) -> str:
-        """What tells apart all that is pinned: pipeline, job and cut."""
-        return f"{self.store.pipeline}/{self.store.job}/{self.cut.id}"
+        """What tells apart all that is pinned: pipeline, job and snapshot."""
+        return f"{self.store.pipeline}/{self.store.job}/{self.snapshot.id}"
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,7 +63,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Result:
-    """An answer of one cut; partial as soon as an asked worker could not be read."""
+    """An answer of one snapshot; partial as soon as an asked worker could not be read."""
 
     pin: Pin
     workers: tuple[WorkerStatus, ...]
@@ -76,7 +76,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Answer(Result):
-    """Entries of one cut."""
+    """Entries of one snapshot."""
 
     entries: list[Entry]
 
@@ -97,7 +97,7 @@ class Counted(Result):
 
 @dataclass(frozen=True)
 class Combined(Result):
-    """Figures of one cut, by group."""
+    """Figures of one snapshot, by group."""
 
     groups: list[Group]
 
@@ -110,8 +110,8 @@ class Changes(Result):
     more: bool
 
 
-def slot(number: int, value: str | None) -> msgspec.Raw | None:
-    """A store's own value out of a cell's JSON array; raises StateError if the array is damaged."""
+def store_column(number: int, value: str | None) -> msgspec.Raw | None:
+    """A store's own value out of a state row's JSON array; raises StateError if the array is damaged."""
     if value is None:
         return None
     try:

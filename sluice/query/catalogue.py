@@ -1,4 +1,4 @@
-"""Which stores there are, and which cut a new query is to be pinned to."""
+"""Which stores there are, and which snapshot a new query is to be pinned to."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, TypeVar, cast
 
 from sluice.errors import Gone, NotFound, NotReady
 from sluice.query.answers import Pin
-from sluice.query.moments import NEWEST, When, find_cut
-from sluice.state.failures import Failure
-from sluice.state.ledger import Ledger
-from sluice.state.model import Cut, JobInfo, StoreInfo
+from sluice.query.read_point import NEWEST, AsOf, find_snapshot
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo, Snapshot, StoreInfo
 
 T = TypeVar("T")
 
 _EARLY = 0.8
 
 FRESH_SECONDS = 0.05
-"""How long an answer of the ledger is taken for current: a new cut is seen by every query that begins this long after
+"""How long an answer of the ledger is taken for current: a new snapshot is seen by every query that begins this long after
 it was published."""
 SELDOM = 20
-"""As many times longer is the list of stores, and where workers are, taken for current while no new cut comes."""
+"""As many times longer is the list of stores, and where workers are, taken for current while no new snapshot comes."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class _Known:
 
 
 class _Newest:
-    """A cut, and what its job said of itself."""
+    """A snapshot, and what its job said of itself."""
 
-    def __init__(self, cut: Cut, job: JobInfo) -> None:
-        self.cut = cut
+    def __init__(self, snapshot: Snapshot, job: JobInfo) -> None:
+        self.snapshot = snapshot
         self.job = job
         self._stores = {store.name: store for store in job.stores}
         self._pins: dict[str, Pin] = {}
 
     def pin(self, name: str) -> Pin:
-        """A store at the cut; NotFound if it was not there yet."""
+        """A store at the snapshot; NotFound if it was not there yet."""
         if name not in self._pins:
             if name not in self._stores:
-                raise NotFound(f"There was no store {name!r} in cut {self.cut.id}.")
-            self._pins[name] = Pin(self._stores[name], self.cut, self.job)
+                raise NotFound(f"There was no store {name!r} in snapshot {self.snapshot.id}.")
+            self._pins[name] = Pin(self._stores[name], self.snapshot, self.job)
         return self._pins[name]
 
 
@@ -79,58 +79,70 @@ class Catalogue:
         """What has failed and not gone well since, sorted by pipeline and job."""
         return await self._fresh("failures", self._ledger.failures.all, times=SELDOM)
 
-    async def cuts(self, pipeline: str, job: str, limit: int) -> list[Cut]:
-        """The newest cuts of a job, newest first."""
-        return await asyncio.to_thread(self._ledger.cuts, pipeline, job, limit)
+    async def snapshots(self, pipeline: str, job: str, limit: int) -> list[Snapshot]:
+        """The newest snapshots of a job, newest first."""
+        return await asyncio.to_thread(self._ledger.snapshots, pipeline, job, limit)
 
-    async def pin(self, store: StoreInfo, when: When = NEWEST) -> Pin:
-        """Pin a store to the newest cut of its job, or to that of an earlier moment.
+    async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
+        """Pin a store to the newest snapshot of its job, or to that of an earlier moment.
 
-        Raises NotReady before the job's first cut, NotFound if there is no such cut, Gone if it is no longer kept, and
+        Raises NotReady before the job's first snapshot, NotFound if there is no such snapshot, Gone if it is no longer kept, and
         NotReached if it has not come as far as demanded.
         """
         of = (store.pipeline, store.job)
         newest: _Newest | None = await self._fresh(of, lambda: self._newest(*of))
-        if newest is not None and when.has_bounds and not when.is_reached(newest.cut):
+        if newest is not None and when.has_bounds and not when.is_reached(newest.snapshot):
             # What was remembered may be a moment old: stale is never said to be all there is.
             newest = await self._fresh(of, lambda: self._newest(*of), since=self._clock())
         if newest is None:
             raise NotReady(f"Job {store.job!r} of pipeline {store.pipeline!r} has published nothing yet.")
-        if when.as_of is not None and when.as_of != newest.cut.id:
-            newest = await asyncio.to_thread(self._earlier, newest.cut, when.as_of)
-        when.demand(newest.cut)
+        if when.as_of is not None and when.as_of != newest.snapshot.id:
+            newest = await asyncio.to_thread(self._earlier, newest.snapshot, when.as_of)
+        when.demand(newest.snapshot)
         return newest.pin(store.name)
 
     async def demand_kept(self, pin: Pin) -> None:
-        """Raise Gone if the pinned cut was given up meanwhile: what was read may lack what only that cut could show."""
+        """Raise Gone if the pinned snapshot was given up meanwhile: what was read may lack what only that snapshot could show."""
         newest = self._known.get((pin.store.pipeline, pin.store.job))
-        if newest is not None and newest.value is not None and newest.value.cut.id == pin.cut.id:
+        if newest is not None and newest.value is not None and newest.value.snapshot.id == pin.snapshot.id:
             return
-        cut = pin.cut
-        if await asyncio.to_thread(self._ledger.cut, cut.pipeline, cut.job, cut.generation, cut.batch) is None:
-            raise Gone(f"Cut {cut.id} was given up while it was being read.", next_step="Ask for a newer one.")
+        snapshot = pin.snapshot
+        if (
+            await asyncio.to_thread(
+                self._ledger.snapshot, snapshot.pipeline, snapshot.job, snapshot.generation, snapshot.batch
+            )
+            is None
+        ):
+            raise Gone(
+                f"Snapshot {snapshot.id} was given up while it was being read.", next_step="Ask for a newer one."
+            )
 
     def _newest(self, pipeline: str, job: str) -> _Newest | None:
-        cut = self._ledger.latest_cut(pipeline, job)
-        if cut is None:
+        snapshot = self._ledger.latest_snapshot(pipeline, job)
+        if snapshot is None:
             return None
-        asked_at, of_cut, info = self._jobs.get((pipeline, job), (0.0, "", None))
-        if info is None or of_cut != cut.id or asked_at + FRESH_SECONDS * SELDOM <= self._clock():
-            asked_at, info = self._clock(), self._ledger.job(pipeline, job, cut.generation)
+        asked_at, of_snapshot, info = self._jobs.get((pipeline, job), (0.0, "", None))
+        if info is None or of_snapshot != snapshot.id or asked_at + FRESH_SECONDS * SELDOM <= self._clock():
+            asked_at, info = self._clock(), self._ledger.job(pipeline, job, snapshot.generation)
             if info is None:
                 return None
-            self._jobs[pipeline, job] = asked_at, cut.id, info
+            self._jobs[pipeline, job] = asked_at, snapshot.id, info
         known = self._known.get((pipeline, job))
-        if known is not None and known.value is not None and known.value.cut == cut and known.value.job is info:
+        if (
+            known is not None
+            and known.value is not None
+            and known.value.snapshot == snapshot
+            and known.value.job is info
+        ):
             return cast("_Newest", known.value)  # with the pins that were made of it
-        return _Newest(cut, info)
+        return _Newest(snapshot, info)
 
-    def _earlier(self, newest: Cut, as_of: str) -> _Newest:
-        cut = find_cut(self._ledger, newest, as_of)
-        job = self._ledger.job(cut.pipeline, cut.job, cut.generation)
+    def _earlier(self, newest: Snapshot, as_of: str) -> _Newest:
+        snapshot = find_snapshot(self._ledger, newest, as_of)
+        job = self._ledger.job(snapshot.pipeline, snapshot.job, snapshot.generation)
         if job is None:
-            raise NotFound(f"There is no generation {cut.generation} of job {cut.job!r}.")
-        return _Newest(cut, job)
+            raise NotFound(f"There is no generation {snapshot.generation} of job {snapshot.job!r}.")
+        return _Newest(snapshot, job)
 
     def _all_jobs(self) -> list[JobInfo]:
         return [job for pipeline in self._ledger.pipelines() for job in self._ledger.jobs(pipeline)]

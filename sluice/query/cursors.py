@@ -1,4 +1,4 @@
-"""Cursors: where the next page goes on, and in which cut, signed so that nobody but a server can make one."""
+"""Cursors: where the next page goes on, and in which snapshot, signed so that nobody but a server can make one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     pipeline: str
     store: str
-    cut: str
+    snapshot: str
     key: str
     window_start: int
 

@@ -7,12 +7,12 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from sluice.query.answers import Entry, slot
+from sluice.query.answers import Entry, store_column
 from sluice.query.combine import Group, Groups, figure, largest
 from sluice.state.deadlines import demand_time
-from sluice.state.model import Cell
-from sluice.state.ranges import Range
-from sluice.state.shard import FEW_KEYS, Shard
+from sluice.state.model import StateRow
+from sluice.state.shard.ranges import Range
+from sluice.state.shard.shard import FEW_KEYS, Shard
 
 T = TypeVar("T")
 
@@ -23,10 +23,10 @@ _PAGE = 5_000
 
 
 class Question(msgspec.Struct, Generic[T], frozen=True, tag=True):
-    """One question about the value in `slot` of the cells of one family, at batch `as_of`."""
+    """One question about the value in `slot` of the state rows of one group, at batch `as_of`."""
 
-    cell: int
-    slot: int
+    group_id: int
+    store_column: int
     as_of: int
 
     @property
@@ -38,12 +38,12 @@ class Question(msgspec.Struct, Generic[T], frozen=True, tag=True):
         """Look it up; StateError if the shard cannot be read."""
         raise NotImplementedError
 
-    def entries(self, cells: list[Cell]) -> list[Entry]:
-        """The cells that hold a value of the store."""
+    def entries(self, state_rows: list[StateRow]) -> list[Entry]:
+        """The state rows that hold a value of the store."""
         return [
             Entry(one.key, one.window_start, one.window_end, value)
-            for one in cells
-            if (value := slot(self.slot, one.value)) is not None
+            for one in state_rows
+            if (value := store_column(self.store_column, one.value)) is not None
         ]
 
 
@@ -59,7 +59,7 @@ class Value(Question[msgspec.Raw | None], frozen=True, tag=True):
 
     def answer(self, shard: Shard) -> msgspec.Raw | None:
         """Look it up."""
-        return slot(self.slot, shard.get(self.cell, self.key, self.as_of))
+        return store_column(self.store_column, shard.get(self.group_id, self.key, self.as_of))
 
 
 class Values(Question[dict[str, msgspec.Raw]], frozen=True, tag=True):
@@ -74,8 +74,10 @@ class Values(Question[dict[str, msgspec.Raw]], frozen=True, tag=True):
 
     def answer(self, shard: Shard) -> dict[str, msgspec.Raw]:
         """Look them up."""
-        found = shard.get_many(self.cell, self.keys, self.as_of)
-        return {key: value for key, text in found.items() if (value := slot(self.slot, text)) is not None}
+        found = shard.get_many(self.group_id, self.keys, self.as_of)
+        return {
+            key: value for key, text in found.items() if (value := store_column(self.store_column, text)) is not None
+        }
 
 
 class Scan(Question[list[Entry]], frozen=True, tag=True):
@@ -102,8 +104,8 @@ class Count(Question[int], frozen=True, tag=True):
 
     def answer(self, shard: Shard) -> int:
         """Count them."""
-        if self.slot == 0:
-            return shard.count(self.cell, self.as_of, self.within)
+        if self.store_column == 0:
+            return shard.count(self.group_id, self.as_of, self.within)
         return sum(len(page) for page in _pages(self, shard, self.within))
 
 
@@ -147,7 +149,7 @@ class Changed(Question[list[tuple[str, int]]], frozen=True, tag=True):
 
     def answer(self, shard: Shard) -> list[tuple[str, int]]:
         """Look them up."""
-        return shard.changed(self.cell, self.since, self.as_of, self.limit)
+        return shard.changed(self.group_id, self.since, self.as_of, self.limit)
 
 
 AnyQuestion: TypeAlias = Value | Values | Scan | Count | Combine | Top | Changed
@@ -169,9 +171,9 @@ def _pages(
 ) -> Iterator[list[Entry]]:
     """All entries, page by page, for as long as a query may take."""
     while True:
-        cells = shard.scan(asked.cell, asked.as_of, within, after=after, limit=size)
-        yield asked.entries(cells)
-        if len(cells) < size:
+        state_rows = shard.scan(asked.group_id, asked.as_of, within, after=after, limit=size)
+        yield asked.entries(state_rows)
+        if len(state_rows) < size:
             return
-        after = cells[-1].key, cells[-1].window_start
+        after = state_rows[-1].key, state_rows[-1].window_start
         demand_time()

@@ -14,9 +14,9 @@ from sluice.query.combine import Group, Groups, Order, largest
 from sluice.query.limits import Gate
 from sluice.query.questions import Changed, Combine, Count, Question, Scan, Top, Value, Values
 from sluice.query.workers import Own, Workers
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, WorkerInfo, owner
-from sluice.state.ranges import EVERYTHING, Range
+from sluice.state.shard.ranges import EVERYTHING, Range
 
 T = TypeVar("T")
 
@@ -24,17 +24,17 @@ MOST_ENTRIES = 100_000
 """As many entries as one answer may hold."""
 MOST_KEYS = 1_000
 """As many keys as may be asked for at once."""
-_PROBE = Value(cell=0, slot=0, as_of=0, key="")
+_PROBE = Value(group_id=0, store_column=0, as_of=0, key="")
 """A question that every shard answers."""
 MANY = 2_000
 """More entries than this are put together beside the event loop, which others wait for."""
 
 
 class Reader:
-    """Reads stores, each query at one pinned cut. One reader serves a whole process, in one event loop.
+    """Reads stores, each query at one pinned snapshot. One reader serves a whole process, in one event loop.
 
     `own` gives the shard's address of workers that are at this process's own state server. Every query raises
-    StateError if the ledger, or the owner of the one key asked for, cannot be read; Gone if the cut was given up while
+    StateError if the ledger, or the owner of the one key asked for, cannot be read; Gone if the snapshot was given up while
     it was read; Busy if too many queries look through stores already.
     """
 
@@ -106,15 +106,15 @@ class Reader:
         return page
 
     async def count(self, pin: Pin, within: Range = EVERYTHING) -> Counted:
-        """How many entries the workers that can be read hold; whole counts are kept as long as their cut."""
+        """How many entries the workers that can be read hold; whole counts are kept as long as their snapshot."""
         of = (pin.store.pipeline, pin.store.job, pin.store.name)
         known = self._counts.get(of)
-        if within == EVERYTHING and known is not None and known[0] == pin.cut.id:
+        if within == EVERYTHING and known is not None and known[0] == pin.snapshot.id:
             return Counted(pin, tuple(WorkerStatus(one.number, "ok") for one in pin.workers), known[1])
         counts, statuses = await self._ask_all(pin, Count(*pin.of, within))
         found = Counted(pin, statuses, sum(counts))
         if within == EVERYTHING and not found.partial:
-            self._counts[of] = pin.cut.id, found.entries
+            self._counts[of] = pin.snapshot.id, found.entries
         return found
 
     async def combine(
@@ -140,7 +140,7 @@ class Reader:
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed(self, pin: Pin, since: int, limit: int = MOST_KEYS) -> Changes:
-        """Keys (and window starts) that the batches after `since` have changed in the pinned cut."""
+        """Keys (and window starts) that the batches after `since` have changed in the pinned snapshot."""
         found, statuses = await self._ask_all(pin, Changed(*pin.of, since, limit + 1))
         keys = sorted(key for some in found for key in some)
         return Changes(pin, statuses, keys[:limit], len(keys) > limit)

@@ -40,7 +40,7 @@ class RemoteWorker:
 
     async def _value(self, question: Value) -> msgspec.Raw | None:
         """Keys that are asked for while calls are on their way travel together."""
-        of = question.cell, question.slot, question.as_of
+        of = question.group_id, question.store_column, question.as_of
         future = self._waiting.setdefault(of, {}).get(question.key)
         if future is None:
             future = self._waiting[of][question.key] = asyncio.get_running_loop().create_future()

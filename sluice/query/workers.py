@@ -16,7 +16,7 @@ from sluice.query.questions import Question
 from sluice.query.remote import RemoteWorker
 from sluice.state.deadlines import deadline
 from sluice.state.model import WorkerInfo
-from sluice.state.shard import Shard
+from sluice.state.shard.shard import Shard
 
 T = TypeVar("T")
 Own = Callable[[WorkerInfo], str | None]

@@ -25,11 +25,11 @@ from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
 from sluice.query.questions import AnyQuestion
 from sluice.server.shards import Name, OwnShards
-from sluice.state.addresses import drop
-from sluice.state.drivers import Row
-from sluice.state.operators import State, StateVersion
-from sluice.state.ranges import Range
-from sluice.state.shard import Checksums, Journal, Shard, Version
+from sluice.state.shard.addresses import drop
+from sluice.state.shard.drivers import Row
+from sluice.state.shard.operator_states import State, StateVersion
+from sluice.state.shard.ranges import Range
+from sluice.state.shard.shard import Checksums, Journal, Shard, Version
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class TooLate(QueryError):
 
 
 class _Page(msgspec.Struct, frozen=True):
-    cell: int
+    group_id: int
     as_of: int
     within: Range
     after: tuple[str, int] | None
@@ -128,7 +128,7 @@ class LocalApp:
         routes: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
             ("GET", "/local", self._who),
             ("POST", f"{SHARD}/ask", self._ask),
-            ("POST", f"{SHARD}/cells", self._cells),
+            ("POST", f"{SHARD}/state_rows", self._state_rows),
             ("GET", f"{SHARD}/batches", self._batches),
             ("PUT", f"{SHARD}/batches/{{batch:large}}", self._write),
             ("POST", f"{SHARD}/batches/{{batch:large}}/expire", self._expire),
@@ -166,12 +166,12 @@ class LocalApp:
         async with self._gate:
             return await worker.ask(question)
 
-    async def _cells(self, request: Request) -> Any:
+    async def _state_rows(self, request: Request) -> Any:
         asked = _decoded(msgspec.json.Decoder(_Page), await _body(request))
         return await self._on(
             request,
             lambda shard: shard.scan(
-                asked.cell, asked.as_of, asked.within, after=asked.after, limit=asked.limit, checked=asked.checked
+                asked.group_id, asked.as_of, asked.within, after=asked.after, limit=asked.limit, checked=asked.checked
             ),
         )
 

@@ -14,11 +14,11 @@ import httpx
 import msgspec
 
 from sluice.errors import DamagedState, NotFound, Refused, StateError
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Place, Places
 from sluice.state.model import JobInfo, WorkerInfo
-from sluice.state.places import Place, Places
 from sluice.state.remote import ask_options
-from sluice.state.shard import Journal, Shard
+from sluice.state.shard.shard import Journal, Shard
 
 PAGE = 20_000
 _LOOK_SECONDS = 5.0
@@ -108,7 +108,7 @@ def _absorb(source: Shard, target: Shard, since: int, told: Told) -> int:
     while page := source.versions(since, after, PAGE):
         target.absorb(page)
         last = page[-1]
-        after = last.cell, last.key, last.window_start, last.batch
+        after = last.group_id, last.key, last.window_start, last.batch
         copied += len(page)
         told(f"{copied:,} versions copied")
     while states := source.state_versions(since, after_state, PAGE):

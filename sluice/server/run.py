@@ -18,10 +18,10 @@ from sluice.server.app import LocalApp, TokenRequired, not_found
 from sluice.server.protocol import PatientProtocol
 from sluice.server.shards import OwnShards
 from sluice.settings import Settings
-from sluice.state.addresses import location
-from sluice.state.ledger import Ledger
-from sluice.state.places import Place, Places
-from sluice.state.shard import Shard
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Place, Places
+from sluice.state.shard.addresses import location
+from sluice.state.shard.shard import Shard
 
 _BACKLOG = 512
 

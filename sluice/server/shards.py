@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from sluice.errors import Refused
 from sluice.query.workers import LocalWorker
-from sluice.state.addresses import location
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Places
 from sluice.state.model import WorkerInfo
-from sluice.state.places import Places
+from sluice.state.shard.addresses import location
 
 LOOK_SECONDS = 2.0
 """How often the ledger is looked at for whose shards are here. Those that were moved away are answered for as long

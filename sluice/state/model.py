@@ -1,7 +1,7 @@
 """The values the ledger keeps and the readers of state see.
 
-A *cell* is what one aggregation keeps for one key (and one window): the values of all stores that share the
-aggregation's filter, key and window. A worker's *shard* holds versioned cells; a *cut* is one published batch of a job.
+A *state row* is what one aggregation keeps for one key (and one window): the values of all stores that share the
+aggregation's filter, key and window. A worker's *shard* holds versioned state rows; a *snapshot* is one published batch of a job.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import msgspec
 StoreKind = Literal["key-value", "window", "global"]
 
 NO_WINDOW = -1
-"""`window_start` and `window_end` of a cell without a window; a window never starts before 0."""
+"""`window_start` and `window_end` of a state row without a window; a window never starts before 0."""
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One store as a reader sees it: which job publishes it, and where in the job's cells its values stand."""
+    """One store as a reader sees it: which job publishes it, and where in the job's state rows its values stand."""
 
     pipeline: str
     job: str
     name: str
     kind: StoreKind
-    cell: int
-    """Number of the cell family, within the job."""
-    slot: int
-    """Index of this store's value in the cell's JSON array of values."""
+    group_id: int
+    """Number of the aggregation group, within the job."""
+    store_column: int
+    """Index of this store's value in the state row's JSON array of values."""
     key: str
     """The key's expression, for people."""
     window_ms: int | None = None
@@ -80,7 +80,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The topology as an SVG drawing."""
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One published batch: every row of every worker up to this batch belongs together."""
 
     pipeline: str
@@ -99,20 +99,20 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """`generation.batch`: the name under which a reader may ask for this cut."""
+        """`generation.batch`: the name under which a reader may ask for this snapshot."""
         return f"{self.generation}.{self.batch}"
 
 
-class Cell(msgspec.Struct, frozen=True, array_like=True):
-    """One version of one cell, as it is written to and read from a shard."""
+class StateRow(msgspec.Struct, frozen=True, array_like=True):
+    """One version of one state row, as it is written to and read from a shard."""
 
-    cell: int
+    group_id: int
     key: str
     window_start: int
-    """Epoch ms; NO_WINDOW for a cell without a window."""
+    """Epoch ms; NO_WINDOW for a state row without a window."""
     window_end: int
     value: str | None
-    """JSON array with one value for each store of the cell; None is a tombstone."""
+    """JSON array with one value for each store of the state row; None is a tombstone."""
 
 
 def owner(key: str, workers: int) -> int:

@@ -23,11 +23,11 @@ from sluice.errors import (
     Unreachable,
 )
 from sluice.settings import settings
-from sluice.state.drivers import Row
-from sluice.state.model import Cell
-from sluice.state.operators import Remembered, State, StateVersion
-from sluice.state.ranges import EVERYTHING, Range
-from sluice.state.shard import Checksums, Journal, Shard, Version
+from sluice.state.model import StateRow
+from sluice.state.shard.drivers import Row
+from sluice.state.shard.operator_states import Remembered, State, StateVersion
+from sluice.state.shard.ranges import EVERYTHING, Range
+from sluice.state.shard.shard import Checksums, Journal, Shard, Version
 
 _WRITE_SECONDS = 600.0
 _CONNECT_SECONDS = 3.0
@@ -123,7 +123,7 @@ class RemoteShard(Shard):
 
     @override
     def checksum(self, as_of: int) -> str:
-        return self.checksums(as_of).cells
+        return self.checksums(as_of).state_rows
 
     @override
     def verify(self, as_of: int, published: Checksums | None = None) -> None:
@@ -139,25 +139,32 @@ class RemoteShard(Shard):
         self.close()
 
     @override
-    def get(self, cell: int, key: str, as_of: int, window_start: int = -1) -> str | None:
+    def get(self, group_id: int, key: str, as_of: int, window_start: int = -1) -> str | None:
         at = None if window_start < 0 else window_start
-        found = self.scan(cell, as_of, Range.of_key(key, at, at), limit=1)
+        found = self.scan(group_id, as_of, Range.of_key(key, at, at), limit=1)
         return found[0].value if found else None
 
     @override
     def scan(
         self,
-        cell: int,
+        group_id: int,
         as_of: int,
         within: Range = EVERYTHING,
         *,
         after: tuple[str, int] | None = None,
         limit: int = 1_000,
         checked: bool = False,
-    ) -> list[Cell]:
-        page = {"cell": cell, "as_of": as_of, "within": within, "after": after, "limit": limit, "checked": checked}
+    ) -> list[StateRow]:
+        page = {
+            "group_id": group_id,
+            "as_of": as_of,
+            "within": within,
+            "after": after,
+            "limit": limit,
+            "checked": checked,
+        }
         asked = msgspec.json.encode(page)
-        return msgspec.json.decode(self._ask("POST", "/cells", asked), type=list[Cell])
+        return msgspec.json.decode(self._ask("POST", "/state_rows", asked), type=list[StateRow])
 
     @override
     def compact(self, keep_from: int) -> int:

@@ -1,4 +1,4 @@
-"""Keeping state small: old cuts are forgotten, and with them the versions that only they could show."""
+"""Keeping state small: old snapshots are forgotten, and with them the versions that only they could show."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sluice.errors import StateError
-from sluice.state.ledger import Ledger
-from sluice.state.model import Cut, WorkerInfo
-from sluice.state.shard import Shard
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import Snapshot, WorkerInfo
+from sluice.state.shard.shard import Shard
 
 _ALL = 2**31 - 1
 
@@ -19,31 +19,31 @@ class Retained:
 
     pipeline: str
     job: str
-    cuts: int
+    snapshots: int
     versions: int
     failed: dict[int, str]
 
 
 def retain(
-    ledger: Ledger, pipeline: str, keep_cuts: int = 100, keep_seconds: float = 3_600.0, now: datetime | None = None
+    ledger: Ledger, pipeline: str, keep_snapshots: int = 100, keep_seconds: float = 3_600.0, now: datetime | None = None
 ) -> list[Retained]:
-    """Forget a pipeline's cuts that are neither among the newest `keep_cuts` nor younger than `keep_seconds`.
+    """Forget a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
 
-    The newest cut always stays. `keep_seconds` is also the time a reader may go on with the cut it began with. The cuts
+    The newest snapshot always stays. `keep_seconds` is also the time a reader may go on with the snapshot it began with. The snapshots
     leave the ledger first, so that no new reader asks for one while its versions go; versions that could not be
     removed, because a shard is down, go the next time.
     """
     deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
-    return [_retain_job(ledger, pipeline, job.job, max(keep_cuts, 1), deadline) for job in ledger.jobs(pipeline)]
+    return [_retain_job(ledger, pipeline, job.job, max(keep_snapshots, 1), deadline) for job in ledger.jobs(pipeline)]
 
 
-def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_cuts: int, deadline: datetime) -> Retained:
-    cuts = ledger.cuts(pipeline, job, limit=_ALL)
-    oldest = _oldest_kept(cuts, keep_cuts, deadline)
+def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_snapshots: int, deadline: datetime) -> Retained:
+    snapshots = ledger.snapshots(pipeline, job, limit=_ALL)
+    oldest = _oldest_kept(snapshots, keep_snapshots, deadline)
     if oldest is None:
         return Retained(pipeline, job, 0, 0, {})
-    newest = cuts[0]
-    forgotten = ledger.forget_cuts(pipeline, job, oldest.generation, oldest.batch)
+    newest = snapshots[0]
+    forgotten = ledger.forget_snapshots(pipeline, job, oldest.generation, oldest.batch)
     versions, failed = 0, {}
     for worker in ledger.workers(pipeline, job):
         try:
@@ -53,13 +53,13 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_cuts: int, deadlin
     return Retained(pipeline, job, forgotten, versions, failed)
 
 
-def _oldest_kept(cuts: list[Cut], keep_cuts: int, deadline: datetime) -> Cut | None:
-    """The oldest of `cuts` (newest first) that stays: a cut is used until the next one is older than the deadline."""
+def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datetime) -> Snapshot | None:
+    """The oldest of `snapshots` (newest first) that stays: a snapshot is used until the next one is older than the deadline."""
     kept = None
-    for index, cut in enumerate(cuts):
-        replaced = cuts[index - 1].published_at if index else None
-        if replaced is None or index < keep_cuts or replaced > deadline:
-            kept = cut
+    for index, snapshot in enumerate(snapshots):
+        replaced = snapshots[index - 1].published_at if index else None
+        if replaced is None or index < keep_snapshots or replaced > deadline:
+            kept = snapshot
     return kept
 
 

@@ -4,7 +4,7 @@
         driver.pipe("words", "Apple", key="A")
         assert driver.store("count") == {"A": 1}
 
-Records wait until a cut: `cut()` makes one, as does asking for anything that the pipeline has made of them.
+Records wait until `commit()` publishes a snapshot; reading any result commits first.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pyspark.sql import SparkSession
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.settings import Settings, settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
-from sluice.state.shard import Shard
+from sluice.state.shard.shard import Shard
 from sluice.testing.piped import PipedRun
 from sluice.topology.pipeline import Pipeline
 
@@ -119,7 +119,7 @@ class TopologyTestDriver:
         self._piped += 1
         self._waiting.append(json.dumps(record))
 
-    def cut(self) -> None:
+    def commit(self) -> None:
         """Make a batch of what was piped since the last one."""
         waiting, self._waiting = self._waiting, []
         if waiting:
@@ -127,8 +127,8 @@ class TopologyTestDriver:
                 run.take(waiting)
 
     def advance(self, milliseconds: int) -> None:
-        """Move the wall clock on, for timers that go by it and for partitions that are idle: seen with the next cut."""
-        self.cut()
+        """Move the wall clock on, for timers that go by it and for partitions that are idle: seen with the next snapshot."""
+        self.commit()
         for run in self._runs:
             run.advance(milliseconds)
 
@@ -141,7 +141,7 @@ class TopologyTestDriver:
 
     def output(self, topic: str) -> list[Output]:
         """All records written to a topic, in order."""
-        self.cut()
+        self.commit()
         return [_output(record) for run in self._runs for record in run.output.records.get(topic, ())]
 
     def dead_letters(self) -> list[Output]:
@@ -150,17 +150,17 @@ class TopologyTestDriver:
 
     def store(self, name: str) -> dict[Any, Any]:
         """What a store holds: by key; of a windowed store by key and the window's start and end in ms."""
-        self.cut()
+        self.commit()
         with Ledger.open(self._settings.ledger) as ledger:
             found = [store for store in ledger.stores(self.pipeline.name) if store.name == name]
         if not found:
             raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
         run = next(run for run in self._runs if run.job.name == found[0].job)
-        return dict(_cells(run.storage.locations, found[0], run.batch))
+        return dict(_state_rows(run.storage.locations, found[0], run.batch))
 
     def counts(self) -> dict[str, int]:
         """What became of all records: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP`, and so on."""
-        self.cut()
+        self.commit()
         total: dict[str, int] = {}
         for run in self._runs:
             for name, number in run.counts.items():
@@ -204,14 +204,14 @@ def _text(value: str | bytes | None) -> str | bytes | None:
         return value
 
 
-def _cells(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
+def _state_rows(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
     for location in locations[:1] if store.kind == "global" else locations:
         with Shard.open(location) as shard:
-            for cell in shard.scan(store.cell, batch, limit=1_000_000):
-                assert cell.value is not None
-                window = (cell.window_start, cell.window_end)
-                key = (cell.key, *window) if store.kind == "window" else cell.key
-                yield key, msgspec.json.decode(cell.value)[store.slot]
+            for group_id in shard.scan(store.group_id, batch, limit=1_000_000):
+                assert group_id.value is not None
+                window = (group_id.window_start, group_id.window_end)
+                key = (group_id.key, *window) if store.kind == "window" else group_id.key
+                yield key, msgspec.json.decode(group_id.value)[store.store_column]
 
 
 def shared_session() -> SparkSession:

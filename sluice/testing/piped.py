@@ -13,19 +13,19 @@ import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.engine.changes import GlobalTables
-from sluice.engine.frames import Frames
-from sluice.engine.publish import Publisher
-from sluice.engine.registration import job_info
-from sluice.engine.retention import Retention
-from sluice.engine.sinks import UNWRITTEN
-from sluice.engine.storage import Storage
+from sluice.engine.batch.storage import Storage
+from sluice.engine.job.dataframes import Frames
+from sluice.engine.job.registration import job_info
+from sluice.engine.publish.encode import UNWRITTEN
+from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.retention import Retention
+from sluice.engine.publish.store_changes import GlobalTables
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
-from sluice.state.history import Batch
-from sluice.state.ledger import Ledger
-from sluice.state.shard import Shard
+from sluice.state.ledger.history import Batch
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.shard.shard import Shard
 
 _RECORD = (
     "topic STRING, partition INT, offset BIGINT, timestamp BIGINT, key STRING, value STRING, headers STRING, "
@@ -118,14 +118,14 @@ class PipedRun:
         counts = self._input.partitions(job.topics) | dict(partitions)
         only = OnlyWriter()
         frames = Frames(spark, job, self.storage, self._input, 2_000_000, counts, only.epoch)
-        cells = frames.shared_out()
+        state_rows = frames.shared_out()
         self._ledger.register(job_info(self.storage, frames))
         tables = GlobalTables.load(job, self.storage.locations[0], None)
         known = (tables, None, frames.types, Retention.of(self.storage, counts))
         self._publisher = Publisher(self.storage, self._ledger, only, only, self.output, *known)
         self._publisher.begin()
         self._query = (
-            cells.writeStream.foreachBatch(self._publish)
+            state_rows.writeStream.foreachBatch(self._publish)
             .outputMode("update")
             .option("checkpointLocation", self.storage.checkpoint)
             .start()
@@ -148,13 +148,13 @@ class PipedRun:
         self._query.stop()
         self._ledger.close()
 
-    def _publish(self, cells: DataFrame, batch: int) -> None:
-        self._publisher(cells, batch)
+    def _publish(self, state_rows: DataFrame, batch: int) -> None:
+        self._publisher(state_rows, batch)
         self.batch = batch
-        self.counts.update(self.storage.handoff.facts(batch).counts)
-        cut = self._ledger.latest_cut(self.job.pipeline.name, self.job.name)
-        if cut is not None and cut.batch == batch:
-            self.counts.update({name: n for name, n in cut.counts.items() if name.startswith(UNWRITTEN)})
+        self.counts.update(self.storage.side_outputs.facts(batch).counts)
+        snapshot = self._ledger.latest_snapshot(self.job.pipeline.name, self.job.name)
+        if snapshot is not None and snapshot.batch == batch:
+            self.counts.update({name: n for name, n in snapshot.counts.items() if name.startswith(UNWRITTEN)})
 
 
 def _root(error: StreamingQueryException) -> EngineError:

@@ -62,11 +62,11 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
 
 def _used(function: FunctionType, seen: set[int]) -> Iterator[str]:
     """What a function uses of its own module, of the functions around it, and as defaults."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    for name in sorted(cells):
+    state_rows = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    for name in sorted(state_rows):
         yield name
         try:
-            yield from _described(cells[name].cell_contents, seen)
+            yield from _described(state_rows[name].cell_contents, seen)
         except ValueError:
             continue  # the name is not bound yet
     for name in sorted(set(_names(function.__code__))):

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="package")
 def states(tmp_path_factory: pytest.TempPathFactory) -> States:
-    """Two cuts of the orders pipeline, and a pipeline `payroll` that only some may read."""
+    """Two snapshots of the orders pipeline, and a pipeline `payroll` that only some may read."""
     home = tmp_path_factory.mktemp("sluice")
     states = orders_states(f"sqlite:///{home}")
     states.publish(

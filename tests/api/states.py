@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from sluice.state.drivers import Row
 from sluice.state.model import NO_WINDOW
+from sluice.state.shard.drivers import Row
 from tests.states import States
 
 TOPOLOGY = "pipeline orders\n  stream orders\n    store general_orders_count"
 DRAWING = 'flowchart LR\n  n0(["orders"]) --> n1[("general_orders_count")]'
 PICTURE = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 420 60" width="420" height="60" font-family="sans-serif">'
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 420 60" width="420" height="60" font-group="sans-serif">'
     '<rect x="10" y="10" width="150" height="40" rx="8" fill="#dbeafe"/><text x="24" y="35">stream orders</text>'
     '<path d="M160 30H230" stroke="#94a3b8"/><rect x="230" y="10" width="180" height="40" rx="8" fill="#dcfce7"/>'
     '<text x="240" y="35">store general_orders_count</text></svg>'
@@ -25,17 +25,17 @@ Orders = dict[str, tuple[int, str]]
 
 
 def orders_states(database: str, workers: int = 2) -> States:
-    """The orders pipeline before its first cut: its eight stores and the global table."""
+    """The orders pipeline before its first snapshot: its eight stores and the global table."""
     states = States(database, workers=workers)
-    stores = [states.store("stores", "global", cell=4, value="STRUCT<...>")]
+    stores = [states.store("stores", "global", group_id=4, value="STRUCT<...>")]
     for number, kind in enumerate(KINDS):
         revenue = "STRUCT<runningOrderCount: BIGINT, runningRevenue: DECIMAL(38,2)>"
-        windows: dict[str, Any] = {"kind": "window", "cell": number + 2, "window_ms": 15_000, "grace_ms": 15_000}
+        windows: dict[str, Any] = {"kind": "window", "group_id": number + 2, "window_ms": 15_000, "grace_ms": 15_000}
         stores += [
-            states.store(f"{kind}_orders_count", cell=number),
-            states.store(f"{kind}_orders_revenue", cell=number, slot=1, value=revenue),
+            states.store(f"{kind}_orders_count", group_id=number),
+            states.store(f"{kind}_orders_revenue", group_id=number, store_column=1, value=revenue),
             states.store(f"{kind}_orders_count_window", **windows),
-            states.store(f"{kind}_orders_revenue_window", slot=1, value=revenue, **windows),
+            states.store(f"{kind}_orders_revenue_window", store_column=1, value=revenue, **windows),
         ]
     states.stores = tuple(stores)
     states.ledger.register(states.info(description=TOPOLOGY, drawing=DRAWING, picture=PICTURE))

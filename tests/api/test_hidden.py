@@ -14,11 +14,13 @@ pytestmark = pytest.mark.api
 STORES = "/sluice/v1/stores"
 HIDDEN, MISSING = "payroll", "payrolx"
 """As long as each other, so that even the lengths of answers are the same."""
-OF_A_PIPELINE = [f"/sluice/v1/pipelines/{{}}/{what}" for what in ("cuts", "workers", "topology", "topology?format=svg")]
+OF_A_PIPELINE = [
+    f"/sluice/v1/pipelines/{{}}/{what}" for what in ("snapshots", "workers", "topology", "topology?format=svg")
+]
 OF_A_STORE = [
     f"{STORES}/totals{what}pipeline={{}}"
     for what in (
-        "?", "?as_of=1.0&", "?min_cut=9.9&", "?limit=0&", "?as_of=x&", "?worker=99&", "?require=complete&",
+        "?", "?as_of=1.0&", "?min_snapshot=9.9&", "?limit=0&", "?as_of=x&", "?worker=99&", "?require=complete&",
         "/keys/boss?", "/keys/none?", "/keys?key=boss&", "/count?", "/combine?", "/top?", "/changes?",
     )
 ]  # fmt: skip

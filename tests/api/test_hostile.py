@@ -40,18 +40,26 @@ PLACES = [
     f"{STORES}/{{}}",
     f"{STORES}/{{}}/keys/k",
     f"{STORES}/{{}}/changes",
-    "/sluice/v1/pipelines/{}/cuts",
+    "/sluice/v1/pipelines/{}/snapshots",
     "/sluice/v1/pipelines/{}/topology",
     "/sluice/static/{}",
     f"{COUNT}?as_of={{}}",
-    f"{COUNT}?min_cut={{}}",
+    f"{COUNT}?min_snapshot={{}}",
     f"{COUNT}?worker={{}}",
     f"{COUNT}?pipeline={{}}",
     f"{COUNT}?cursor={{}}",
     "/v1/orders/count/{}",
     "/v1/metadata/{}/k",
 ]
-SQL = ["' OR 1=1 --", "'; DROP TABLE cells; --", '" OR ""="', "1) UNION SELECT value FROM cells --", "%", "_", "\\"]
+SQL = [
+    "' OR 1=1 --",
+    "'; DROP TABLE state rows; --",
+    '" OR ""="',
+    "1) UNION SELECT value FROM state_rows --",
+    "%",
+    "_",
+    "\\",
+]
 
 
 def told(raw: http.client.HTTPConnection, viewer: httpx.Client, path: str) -> tuple[int, bytes]:
@@ -80,7 +88,7 @@ def _everything_is_as_it_was(viewer: httpx.Client) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.attack("S4", "../, its encodings and NUL in names of stores, pipelines, cuts, workers and files")
+@pytest.mark.attack("S4", "../, its encodings and NUL in names of stores, pipelines, snapshots, workers and files")
 def test_no_name_leads_elsewhere(
     airflow: AirflowServer, viewer: httpx.Client, raw: http.client.HTTPConnection, place: str
 ) -> None:
@@ -126,7 +134,7 @@ def test_sql_is_text(viewer: httpx.Client, sql: str) -> None:
     for name in ("order", "limit", "worker", "require", "smallest", "field", "group_by", sql):
         path = {"order": "/combine", "group_by": "/combine", "smallest": "/top", "field": "/top"}.get(name, "")
         assert viewer.get(COUNT + path, params={name: sql}).status_code == 422
-    for name in ("as_of", "min_cut", "min_position", "from", "to"):
+    for name in ("as_of", "min_snapshot", "min_position", "from", "to"):
         assert viewer.get(COUNT, params={name: sql}).status_code in (400, 422)
     assert viewer.get("/v1/orders/count/general_orders", params={"location_id": sql}).status_code == 404
 

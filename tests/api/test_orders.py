@@ -77,7 +77,7 @@ def test_bodies(viewer: httpx.Client, path: str, body: str) -> None:
     answer = viewer.get(f"/v1/orders/{path}")
     assert (answer.status_code, answer.text) == (200, body)
     assert answer.headers["Content-Type"] == "application/json"
-    assert answer.headers["X-Sluice-Cut"] == "1.1"
+    assert answer.headers["X-Sluice-Snapshot"] == "1.1"
     assert answer.headers["X-Sluice-Partial"] == "false"
 
 

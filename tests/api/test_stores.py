@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 
 from sluice.api.access import REMEMBER_SECONDS
 from sluice.errors import EngineError, TopologyError
-from sluice.state.failures import Failure
+from sluice.state.ledger.failures import Failure
 from sluice.state.model import owner
 from tests.states import States
 
@@ -32,8 +32,8 @@ def test_one_key(viewer: httpx.Client) -> None:
     answer = viewer.get(f"{STORES}/general_orders_revenue/keys/store_1234")
     assert '"value":{"runningOrderCount":2,"runningRevenue":54.00}' in answer.text
     body = answer.json()
-    assert body["cut"].pop("age_seconds") >= 0
-    assert body["cut"] == {
+    assert body["snapshot"].pop("age_seconds") >= 0
+    assert body["snapshot"] == {
         "id": "1.1",
         "published_at": "2026-11-21T12:00:00Z",
         "positions": {"orders": {"0": 20, "1": 5}},
@@ -85,23 +85,25 @@ def test_ranges(viewer: httpx.Client, asked: dict[str, str], found: list[str]) -
     assert keys(viewer.get(f"{STORES}/general_orders_count", params=asked)) == found
 
 
-def test_an_earlier_cut(viewer: httpx.Client) -> None:
+def test_an_earlier_snapshot(viewer: httpx.Client) -> None:
     earlier = viewer.get(f"{STORES}/general_orders_count?as_of=1.0")
     assert keys(earlier) == ["store_1234", "store_5"]
     assert earlier.json()["entries"][0]["value"] == 1
-    assert earlier.headers["X-Sluice-Cut"] == "1.0"
+    assert earlier.headers["X-Sluice-Snapshot"] == "1.0"
     assert viewer.get(f"{STORES}/general_orders_count?as_of=1.9").status_code == 404
 
 
-@pytest.mark.fault("F17", "positions and a cut that are not there yet, asked for over HTTP")
-@pytest.mark.parametrize("bound", [{"min_position": "orders:0:21"}, {"min_position": "other:0:1"}, {"min_cut": "1.2"}])
+@pytest.mark.fault("F17", "positions and a snapshot that are not there yet, asked for over HTTP")
+@pytest.mark.parametrize(
+    "bound", [{"min_position": "orders:0:21"}, {"min_position": "other:0:1"}, {"min_snapshot": "1.2"}]
+)
 def test_a_bound_that_is_not_reached_is_412_with_what_is(viewer: httpx.Client, bound: dict[str, str]) -> None:
     for path in ("", "/keys/store_1234", "/count", "/combine", "/keys"):
         key = {"key": "store_1234"} if path == "/keys" else {}
         refused = viewer.get(f"{STORES}/general_orders_count{path}", params=bound | key)
-        assert (refused.status_code, refused.json()["cut"]) == (412, "1.1")
+        assert (refused.status_code, refused.json()["snapshot"]) == (412, "1.1")
         assert refused.json()["positions"] == {"orders": {"0": 20, "1": 5}}
-    reached = {"min_position": "orders:0:20,orders:1:5", "min_cut": "1.1"}
+    reached = {"min_position": "orders:0:20,orders:1:5", "min_snapshot": "1.1"}
     assert keys(viewer.get(f"{STORES}/general_orders_count", params=reached)) == ["a/b <i>", "store_1234", "store_5"]
 
 
@@ -111,7 +113,7 @@ def test_the_list_of_stores(viewer: httpx.Client) -> None:
     }
     assert len(stores) == 9
     windows = stores["general_orders_count_window"]
-    assert (windows["kind"], windows["window_ms"], windows["entries"], windows["cut"]["id"]) == (
+    assert (windows["kind"], windows["window_ms"], windows["entries"], windows["snapshot"]["id"]) == (
         "window",
         15_000,
         2,
@@ -147,12 +149,12 @@ def test_a_pipeline_is_red_while_a_job_of_it_has_failed_or_its_file_is_broken(
     assert told() == [("orders", "ok", [])]
 
 
-def test_pipelines_and_cuts(viewer: httpx.Client) -> None:
+def test_pipelines_and_snapshots(viewer: httpx.Client) -> None:
     (pipeline,) = viewer.get("/sluice/v1/pipelines").json()
     assert pipeline["jobs"][0]["topics"] == ["orders"]
-    cuts = viewer.get("/sluice/v1/pipelines/orders/cuts").json()
-    assert [cut["cut"]["id"] for cut in cuts] == ["1.1", "1.0"]
-    assert cuts[0]["counts"]["dead_letter/malformed"] == 2
+    snapshots = viewer.get("/sluice/v1/pipelines/orders/snapshots").json()
+    assert [snapshot["snapshot"]["id"] for snapshot in snapshots] == ["1.1", "1.0"]
+    assert snapshots[0]["counts"]["dead_letter/malformed"] == 2
 
 
 def test_topologies(viewer: httpx.Client) -> None:
@@ -189,7 +191,7 @@ def test_problems(viewer: httpx.Client, path: str, status: int) -> None:
     assert {"type", "title", "detail"} <= answer.json().keys()
 
 
-@pytest.mark.attack("S7", "cursors that were made up: a pickle, another pipeline, another cut, no text")
+@pytest.mark.attack("S7", "cursors that were made up: a pickle, another pipeline, another snapshot, no text")
 @pytest.mark.parametrize(
     "content",
     [

@@ -16,7 +16,7 @@ from playwright.sync_api import Frame, FrameLocator, Page, expect
 from sqlalchemy import make_url
 
 from sluice.errors import EngineError, TopologyError
-from sluice.state.failures import Failure
+from sluice.state.ledger.failures import Failure
 from tests.airflow_browser import browser_page
 from tests.airflow_server import AirflowServer
 from tests.api.states import totals
@@ -59,8 +59,8 @@ def test_the_page_shows_stores_workers_runs_and_orders(airflow: AirflowServer, t
         expect(sluice.locator("#stores tr")).to_have_count(9)
         expect(sluice.locator("#health")).to_have_text("All workers answer")
         expect(sluice.locator("#workers-figure")).to_have_text("4 / 4")
-        expect(sluice.locator("#cuts tr")).to_have_count(6)
-        expect(sluice.locator("#cuts tr").first).to_contain_text("1.5")
+        expect(sluice.locator("#snapshots tr")).to_have_count(6)
+        expect(sluice.locator("#snapshots tr").first).to_contain_text("1.5")
         expect(sluice.locator("#reasons")).to_contain_text("malformed: 24")
         expect(sluice.locator("#chart .bar")).to_have_count(12)
         expect(sluice.locator("#chart .bar").first).to_contain_text("store_1234")
@@ -149,9 +149,9 @@ def test_a_failed_and_a_broken_pipeline_are_red(page: Page, states: States, tmp_
 
 
 @pytest.mark.attack("S6", "script in a key and in a dead letter's reason")
-def test_a_new_cut_shows_by_itself_and_markup_in_a_key_stays_text(page: Page, states: States) -> None:
+def test_a_new_snapshot_shows_by_itself_and_markup_in_a_key_stays_text(page: Page, states: States) -> None:
     sluice = open_sluice(page)
-    expect(sluice.locator("#cuts tr").first).to_contain_text("1.5")
+    expect(sluice.locator("#snapshots tr").first).to_contain_text("1.5")
     states.publish(totals("general", {HOSTILE: (1_000_000, "1.00")}), counts={f"dead_letter/{HOSTILE}": 3})
     expect(sluice.locator("#chart .bar").first).to_contain_text(HOSTILE, timeout=15_000)
     expect(sluice.locator("#reasons")).to_contain_text(f"{HOSTILE}: 3")
@@ -166,7 +166,7 @@ def hostile(states: States) -> States:
     made.ledger.register(made.info(description=HOSTILE, drawing=HOSTILE, picture=SCRIPTED))
     counts = {f"late/{HOSTILE}": 1, f"failed/{HOSTILE}": 2}
     made.publish({HOSTILE: msgspec.json.encode([HOSTILE]).decode()}, counts=counts, run=HOSTILE)
-    made.ledger.damages.mark("hostile", "totals", 1, 0, HOSTILE)
+    made.ledger.quarantine.mark("hostile", "totals", 1, 0, HOSTILE)
     return made
 
 
@@ -199,7 +199,7 @@ ANSWERS = {
     f"stores/general_orders_count?as_of={quote(HOSTILE)}": 400,
     f"stores/general_orders_count?limit={quote(HOSTILE)}": 422,
     "stores": 200,
-    "pipelines/hostile/cuts": 200,
+    "pipelines/hostile/snapshots": 200,
     "pipelines/hostile/workers": 200,
     "pipelines/hostile/topology": 200,
     "pipelines/hostile/topology?format=mermaid": 200,

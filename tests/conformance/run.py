@@ -79,11 +79,11 @@ def run(cases: list[Case], cuts: str) -> list[tuple[str, str]]:
     pipeline = Pipeline("conformance", workers=1)
     built = [add(pipeline, case, f"c{number}") for number, case in enumerate(cases)]
     with TopologyTestDriver(pipeline) as driver:
-        feed(driver, built, cuts)
+        edge(driver, built, cuts)
         return [(one.case["id"], why) for one in built if (why := difference(one, results(driver, one)))]
 
 
-def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
+def edge(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
     """Pipe every case's records in, in its order, and cut."""
     chance = random.Random("".join(one.case["id"] for one in built))
     for step in range(max(len(one.case["inputs"]) for one in built)):
@@ -91,7 +91,7 @@ def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
             for record in one.case["inputs"][step : step + 1]:
                 driver.pipe(one.topic_of(record["topic"]), record["value"], record["key"], timestamp=record["ts"])
         if cuts == "each" or (cuts == "random" and chance.random() < 0.25):
-            driver.cut()
+            driver.commit()
 
 
 def results(driver: TopologyTestDriver, built: Built) -> list[Row]:

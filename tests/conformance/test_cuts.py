@@ -56,7 +56,7 @@ def results(found: list[tuple[Any, ...]], cuts: set[int], name: str) -> dict[str
             value = None if n is None else {"n": n, "g": "even" if n % 2 == 0 else "odd"}
             driver.pipe(topic, value, key, timestamp=time, partition=partition % PARTITIONS.get(topic, 1))
             if number in cuts:
-                driver.cut()
+                driver.commit()
         told: dict[str, Any] = {store: driver.store(store) for store in STORES}
         for topic in ("closed", "joined", "enriched"):
             told[topic] = Counter(

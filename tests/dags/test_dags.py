@@ -21,7 +21,7 @@ from sluice.orchestration.operator import SluiceJobOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.samples import totals_of_topic
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from sluice.topology import load_pipelines
 from sluice.topology.pipeline import RESERVED
 from tests.dags.conftest import ROOT, Connections
@@ -227,10 +227,10 @@ def test_sample_orders_from_the_ui_are_read_by_the_pipeline(bag: DagBag, connect
 
     assert dag(bag, "orders").test().state == "success"
     with Ledger.open(settings().ledger) as ledger:
-        cut = ledger.latest_cut("orders", "main")
+        snapshot = ledger.latest_snapshot("orders", "main")
         positions = ledger.positions("orders")
-    assert cut is not None
-    assert cut.counts["read"] == 305
+    assert snapshot is not None
+    assert snapshot.counts["read"] == 305
     assert sum(positions["orders"].values()) == 300
 
     assert dag(bag, "sluice_retention").test().state == "success"

@@ -19,7 +19,7 @@ from sluice.brokers import require_brokers
 from sluice.orchestration import operator
 from sluice.orchestration.operator import SluiceJobOperator
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from tests.ports import free_port
 
 SECRET = "hunter2-of-kafka"

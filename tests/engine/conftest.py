@@ -14,12 +14,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
-from sluice.engine.job import JobRun
+from sluice.engine.job.run import JobRun
 from sluice.plan import plan
 from sluice.settings import Settings
-from sluice.state.ledger import Ledger
-from sluice.state.model import Cut, StoreInfo
-from sluice.state.shard import Shard
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import Snapshot, StoreInfo
+from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.topology.pipeline import Pipeline
 from tests.engine.shop import Build, Names
@@ -56,34 +56,34 @@ class Running:
         return JobRun(self.spark, job, self.settings, **how).run()
 
     def store(self, name: str) -> dict[Any, Any]:
-        """What a store holds as of the newest cut: by key, or by key and start of the window in ms."""
+        """What a store holds as of the newest snapshot: by key, or by key and start of the window in ms."""
         with self.ledger() as ledger:
             (info,) = [store for store in ledger.stores(self.pipeline.name) if store.name in (name, self.names(name))]
             workers = ledger.workers(self.pipeline.name, "main")
-        cut = self.cut()
-        return {key: value for worker in workers for key, value in _cells(worker.location, info, cut.batch)}
+        snapshot = self.snapshot()
+        return {key: value for worker in workers for key, value in _state_rows(worker.location, info, snapshot.batch)}
 
     def owned(self, name: str, worker: int) -> set[Any]:
         """The keys of a store that one worker has."""
         with self.ledger() as ledger:
             (info,) = [store for store in ledger.stores(self.pipeline.name) if store.name == name]
             location = ledger.workers(self.pipeline.name, "main")[worker].location
-        return {key for key, _ in _cells(location, info, self.cut().batch)}
+        return {key for key, _ in _state_rows(location, info, self.snapshot().batch)}
 
     def ledger(self) -> Ledger:
         return Ledger.open(self.settings.ledger)
 
-    def cuts(self) -> list[Cut]:
-        """All cuts, oldest first."""
+    def snapshots(self) -> list[Snapshot]:
+        """All snapshots, oldest first."""
         with self.ledger() as ledger:
-            return ledger.cuts(self.pipeline.name, "main", limit=1000)[::-1]
+            return ledger.snapshots(self.pipeline.name, "main", limit=1000)[::-1]
 
-    def cut(self) -> Cut:
-        return self.cuts()[-1]
+    def snapshot(self) -> Snapshot:
+        return self.snapshots()[-1]
 
     def counts(self, name: str) -> int:
-        """How often something was counted, over all cuts."""
-        return sum(cut.counts.get(name, 0) for cut in self.cuts())
+        """How often something was counted, over all snapshots."""
+        return sum(snapshot.counts.get(name, 0) for snapshot in self.snapshots())
 
     def output(self, topic: str) -> list[tuple[str | None, Any]]:
         """The committed records of a topic of the test: key and decoded value."""
@@ -135,17 +135,17 @@ class Running:
             "stores": {name: self.store(name) for name in stores},
             "outputs": outputs,
             "letters": letters,
-            "cuts": self.cuts(),
+            "snapshots": self.snapshots(),
         }
 
 
-def _cells(location: str, info: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:
+def _state_rows(location: str, info: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:
     with Shard.open(location) as shard:
-        for cell in shard.scan(info.cell, batch, limit=1_000_000):
-            assert cell.value is not None
+        for group_id in shard.scan(info.group_id, batch, limit=1_000_000):
+            assert group_id.value is not None
             yield (
-                (cell.key, cell.window_start) if info.kind == "window" else cell.key,
-                json.loads(cell.value)[info.slot],
+                (group_id.key, group_id.window_start) if info.kind == "window" else group_id.key,
+                json.loads(group_id.value)[info.store_column],
             )
 
 

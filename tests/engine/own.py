@@ -7,13 +7,13 @@ from typing import Any
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from sluice.engine.job import JobRun
+from sluice.engine.job.run import JobRun
 from sluice.plan import plan
 from sluice.samples.topics import read_topic
 from sluice.settings import Settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from sluice.topology import Pipeline
-from tests.engine.conftest import _cells
+from tests.engine.conftest import _state_rows
 
 
 def send(settings: Settings, topic: str, *records: tuple[str, str | None], at: int = 1_000) -> None:
@@ -36,10 +36,12 @@ def held(settings: Settings, pipeline: Pipeline) -> dict[str, dict[Any, Any]]:
     found: dict[str, dict[Any, Any]] = {}
     with Ledger.open(settings.ledger) as ledger:
         for store in ledger.stores(pipeline.name):
-            cut = ledger.latest_cut(pipeline.name, store.job)
-            assert cut is not None
+            snapshot = ledger.latest_snapshot(pipeline.name, store.job)
+            assert snapshot is not None
             places = [worker.location for worker in ledger.workers(pipeline.name, store.job)]
-            found[store.name] = {key: value for place in places for key, value in _cells(place, store, cut.batch)}
+            found[store.name] = {
+                key: value for place in places for key, value in _state_rows(place, store, snapshot.batch)
+            }
     return found
 
 

@@ -49,14 +49,14 @@ def change(running: Running, sql: str) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    ["DELETE FROM states", "UPDATE states SET state = replace(hex(state), '05', '07')", "DELETE FROM cells"],
-    ids=["a state deleted", "a digit of a state changed", "a cell deleted"],
+    ["DELETE FROM states", "UPDATE states SET state = replace(hex(state), '05', '07')", "DELETE FROM state_rows"],
+    ids=["a state deleted", "a digit of a state changed", "a state row deleted"],
 )
 def test_the_next_run_notices_damaged_state_and_names_the_worker(start: Start, damage: str) -> None:
     running = start(sums)
     amount(running, 5, at=1_000)
     running.run()
-    before = None if "cells" in damage else running.store("sums")
+    before = None if "state_rows" in damage else running.store("sums")
     change(running, damage)
 
     amount(running, 1, at=2_000)
@@ -65,7 +65,7 @@ def test_the_next_run_notices_damaged_state_and_names_the_worker(start: Start, d
     (place,) = found.value.workers.values()
     assert list(found.value.workers) == [0]
     assert Path(place.partition("sqlite:///")[2]).name == "worker-0.sqlite"
-    assert len(running.cuts()) == 1
+    assert len(running.snapshots()) == 1
     assert before in (None, running.store("sums"))
     assert not report(running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True)
 
@@ -75,7 +75,7 @@ def test_stream_times_do_not_depend_on_the_files_between_tasks_and_driver(start:
     amount(running, 1, at=5)
     amount(running, 1, at=100)
     running.run()
-    shutil.rmtree(running.checkpoint.parent / "handoff")
+    shutil.rmtree(running.checkpoint.parent / "side_outputs")
     amount(running, 1, at=6)
     running.run()
     assert running.store("n") == {("k", 0): 1, ("k", 100): 1}

@@ -11,8 +11,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from sluice.engine.guard import Guard, InputError
-from sluice.state.ledger import Ledger
+from sluice.engine.read.identity import Guard, InputError
+from sluice.state.ledger.ledger import Ledger
 from sluice.testing.kafka import EmbeddedKafka
 from tests.engine.conftest import Start
 from tests.engine.shop import sale, shop

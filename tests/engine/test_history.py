@@ -13,14 +13,14 @@ from confluent_kafka.cimpl import NewPartitions
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.job import JobRun
-from sluice.engine.lease import Lease
-from sluice.engine.produce import TransactionalOutput, Writer
-from sluice.engine.rebuild import Rebuild
+from sluice.engine.job.lease import Lease
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.run import JobRun
+from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, LeaseError
 from sluice.plan import plan
-from sluice.state.history import Batch
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.history import Batch
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.retention import retain
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names
@@ -72,15 +72,15 @@ def test_a_batch_without_records_is_a_snapshot_without_changes(start: Start, com
     running.run()
     come(running)
     assert running.run() == 0
-    published = running.cuts()
+    published = running.snapshots()
     assert len(published) == 2
     assert published[1].positions != published[0].positions
     assert published[1].counts == {"rows": 0}
     assert running.run() == 0  # nothing has come since
-    assert running.cuts() == published
+    assert running.snapshots() == published
     running.forget_commit()  # and the last batch is tried again
     running.run()
-    assert running.cuts() == published
+    assert running.snapshots() == published
 
     running.send("items", b'{"n":1}')
     assert running.run() == 1
@@ -117,7 +117,7 @@ def test_a_run_that_waited_while_a_rebuild_ended_goes_on_with_what_was_built(
 
     monkeypatch.setattr(Lease, "__enter__", first_a_rebuild)
     assert running.run() == 1
-    assert running.cut().id == "2.1"
+    assert running.snapshot().id == "2.1"
     assert running.store("n") == {"key": 2}
     assert [value["n"] for _, value in running.output("copies")] == [1, 2]
     with pytest.raises(LeaseError, match=r"Generation 1 of job 'main' .* was replaced by generation 2"):
@@ -151,11 +151,11 @@ def test_a_rebuild_that_has_lost_its_lease_replaces_nothing(start: Start, monkey
     monkeypatch.setattr(Ledger, "promote", after_another)
     with pytest.raises(LeaseError, match="lost its lease"):
         rebuild(running)
-    assert running.cut().id == "1.0"
+    assert running.snapshot().id == "1.0"
 
 
 def running_holder(row: Any) -> Any:
-    from sluice.state.leases import Holder
+    from sluice.state.ledger.leases import Holder
 
     return Holder(host=row.host, pid=row.pid, process=row.process, run="another")
 
@@ -196,14 +196,14 @@ def test_a_row_of_a_table_that_came_late_comes_late_again(start: Start) -> None:
         running.run()
         running.send("prices", b'{"n":5}', timestamp=1000 + number)  # older than the item that missed it
         running.run()
-    before, last = running.store("n"), running.cut()
+    before, last = running.store("n"), running.snapshot()
     assert before == {"key": {"joined": 2, "all": 3}}
     with running.ledger() as ledger:
-        retain(ledger, running.pipeline.name, keep_cuts=1, keep_seconds=0)
-        assert len(running.cuts()) == 1
+        retain(ledger, running.pipeline.name, keep_snapshots=1, keep_seconds=0)
+        assert len(running.snapshots()) == 1
     assert rebuild(running) == 2  # which compares the checksums
     assert running.store("n") == before
-    assert (running.cut().positions, running.cut().stream_times) == (last.positions, last.stream_times)
+    assert (running.snapshot().positions, running.snapshot().stream_times) == (last.positions, last.stream_times)
     assert rebuild(running) == 3  # the built generation has its history too
 
 
@@ -227,7 +227,7 @@ def test_small_batches_are_joined_where_that_changes_nothing(start: Start) -> No
         running.send("items", b'{"n":1}', partition=number % 2)
         running.run()
     rebuild(running)
-    assert [cut.id for cut in running.cuts()] == ["2.0"]
+    assert [snapshot.id for snapshot in running.snapshots()] == ["2.0"]
     assert running.store("n") == {"key": 4}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from sluice.engine.rebuild import Rebuild
+from sluice.engine.job.rebuild import Rebuild
 from sluice.errors import EngineError, StateError
 from sluice.plan import plan
 from sluice.settings import Settings

@@ -12,16 +12,16 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice import Pipeline, session
-from sluice.engine.evolution import EvolutionError, require_same_jobs
-from sluice.engine.guard import InputError
-from sluice.engine.job import JobRun
-from sluice.engine.lease import Lease, this_process
-from sluice.engine.rebuild import Rebuild, forget_gone
-from sluice.engine.replay import evenly
+from sluice.engine.job.compatibility import CompatibilityError, require_same_jobs
+from sluice.engine.job.lease import Lease, this_process
+from sluice.engine.job.rebuild import Rebuild, forget_gone
+from sluice.engine.job.replay import evenly
+from sluice.engine.job.run import JobRun
+from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop
 from tests.engine.test_replay import a_busy_day
@@ -78,7 +78,7 @@ def test_what_was_lost_is_built_anew_and_no_output_is_written_twice(
     after = running.everything()
     for what in ("stores", "outputs", "letters"):
         assert after[what] == before[what], what
-    assert after["cuts"][-1].positions == before["cuts"][-1].positions
+    assert after["snapshots"][-1].positions == before["snapshots"][-1].positions
     assert _last_times(after) == _last_times(before)
 
     # The next run goes on from there: what came meanwhile, and nothing else.
@@ -88,7 +88,7 @@ def test_what_was_lost_is_built_anew_and_no_output_is_written_twice(
 
 
 def _last_times(everything: dict[str, Any]) -> Any:
-    return everything["cuts"][-1].stream_times
+    return everything["snapshots"][-1].stream_times
 
 
 def test_history_is_read_again_in_batches_of_bounded_size(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_history_is_read_again_in_batches_of_bounded_size(start: Start, monkeypa
     before = running.everything()
     (job,) = plan(running.pipeline).jobs
     with running.ledger() as ledger:
-        target = ledger.latest_cut(running.pipeline.name, "main").positions  # type: ignore[union-attr]
+        target = ledger.latest_snapshot(running.pipeline.name, "main").positions  # type: ignore[union-attr]
         JobRun(running.spark, job, running.settings, 2, 20, steps=evenly({}, target, 20)).run()
         sizes = [sum(s.read for s in audit.sources) for audit in ledger.audits.all(running.pipeline.name, "main", 2)]
         sums = [ledger.audits.checksums(running.pipeline.name, "main", number) for number in (1, 2)]
@@ -214,7 +214,10 @@ def test_a_store_that_comes_into_another_job_is_refused_until_it_is_rebuilt_ther
     running.run()
     running.pipeline = visited_and_counted(running.names)
     planned = plan(running.pipeline)
-    with running.ledger() as ledger, pytest.raises(EvolutionError, match="store visits moves from job main to job ord"):
+    with (
+        running.ledger() as ledger,
+        pytest.raises(CompatibilityError, match="store visits moves from job main to job ord"),
+    ):
         require_same_jobs(ledger, planned)
     for job in planned.jobs:
         Rebuild(running.spark, job, running.settings).run()
@@ -259,7 +262,7 @@ def test_a_job_that_the_pipeline_has_no_more_is_refused_and_forgotten_once_it_is
         JobRun(running.spark, job, running.settings).run()
     running.pipeline = visited(running.names)
     planned = plan(running.pipeline)
-    with running.ledger() as ledger, pytest.raises(EvolutionError, match=r"job ordered is gone \(visits\)"):
+    with running.ledger() as ledger, pytest.raises(CompatibilityError, match=r"job ordered is gone \(visits\)"):
         require_same_jobs(ledger, planned)
     assert rebuild(running) == 2
     forget_gone(planned, running.settings)

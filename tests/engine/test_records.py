@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 
 from sluice import Pipeline, hopping, tumbling
-from sluice.engine import changes
+from sluice.engine.publish import store_changes
 from sluice.errors import EngineError
 from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Bill, Names, Sale, Shop, address, by_shop, millis, sale, sales_of, shop
@@ -39,7 +39,7 @@ def test_bad_records_go_to_the_dead_letters_as_they_were(start: Start) -> None:
     }
     assert first.timestamp()[0] == TIMESTAMP_CREATE_TIME
     assert sorted(running.reasons()) == ["contract", "digits", "malformed", "null_value"]
-    counts = running.cut().counts
+    counts = running.snapshot().counts
     assert counts["read"] == counts["applied"] + sum(n for name, n in counts.items() if name.startswith("dead_letter/"))
     assert counts[f"output/{running.pipeline.dead_letters}"] == 4
 
@@ -51,7 +51,7 @@ def test_a_record_of_the_future_is_set_aside_and_moves_no_stream_time(start: Sta
     running.send("sales", sale("a", at="08:00:02"))
     running.run()
     assert running.store("n_window") == {("a", millis("08:00:00")): 3}
-    assert running.cut().stream_times == {f"n_window/{running.names('sales')}/0": millis("08:00:02")}
+    assert running.snapshot().stream_times == {f"n_window/{running.names('sales')}/0": millis("08:00:02")}
     assert running.reasons() == ["future"]
 
 
@@ -105,18 +105,18 @@ def two_topics(names: Names) -> Pipeline:
 def test_two_topics_of_different_contracts_are_one_job(start: Start) -> None:
     running = start(two_topics, sales=2)
     running.send("sales", sale("a", at="08:00:00"))
-    running.send("moves", ("k", address("a", "Aachen")), (None, address("b", "Bonn")), (b"\xff", address("c", "Celle")),
+    running.send("moves", ("k", address("a", "Aachen")), (None, address("b", "Bonn")), (b"\xff", address("c", "StateRowe")),
                  ("k", address("a", "Essen")), timestamp=millis("09:00:00"))  # fmt: skip
     running.send("moves", ("k", sale("a")), timestamp=millis("09:00:00"))
     assert running.run() == 6
     assert running.store("sold") == {("a", millis("08:00:00")): 1}
     assert running.store("moved") == {("k", millis("09:00:00")): {"to": "Essen", "last": 3}}
-    cut = running.cut()
-    assert cut.counts["null_key/moved"] == 1
-    assert cut.counts["dead_letter/key_not_utf8"] == 1
-    assert cut.counts["dead_letter/contract"] == 1
+    snapshot = running.snapshot()
+    assert snapshot.counts["null_key/moved"] == 1
+    assert snapshot.counts["dead_letter/key_not_utf8"] == 1
+    assert snapshot.counts["dead_letter/contract"] == 1
     # A store has the times of its own topic only.
-    assert cut.stream_times == {
+    assert snapshot.stream_times == {
         f"sold/{running.names('sales')}/0": millis("08:00:00"),
         f"moved/{running.names('moves')}/0": millis("09:00:00"),
     }
@@ -156,7 +156,7 @@ def test_fields_may_have_any_name_and_shape(start: Start) -> None:
 
 
 def test_a_global_table_is_joined_as_of_the_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "_PAGE", 3)  # the table is longer than a page
+    monkeypatch.setattr(store_changes, "_PAGE", 3)  # the table is longer than a page
     running = start(shop)
     shops = {key: f"city of {key}" for key in "abcdefgh"}
     running.send(

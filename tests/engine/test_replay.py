@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice import Pipeline, session
-from sluice.engine.produce import TransactionalOutput
+from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError, StateError
-from sluice.state.ledger import Ledger
-from sluice.state.shard import Shard
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.shard.shard import Shard
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of, shop
 
@@ -41,14 +41,14 @@ def test_the_last_batch_done_again_changes_nothing(start: Start) -> None:
     running.send("sales", sale("a", at="08:30:00"), sale("b", at="08:00:00"), b"{")
     running.run()
     before = running.everything()
-    assert len(before["cuts"]) == 2
+    assert len(before["snapshots"]) == 2
 
     # The last batch of all may be one without data, in which Spark lets go of closed windows.
     running.forget_commit()
     running.run()
     assert running.everything() == before
 
-    running.forget_commit(before["cuts"][-1].batch)
+    running.forget_commit(before["snapshots"][-1].batch)
     assert running.run() == 4  # it did read them again
     assert running.everything() == before
     # And the next batch goes on from there.
@@ -85,7 +85,7 @@ def test_what_is_done_in_order_can_be_done_again_too(start: Start) -> None:
     assert before["stores"]["shops_in_city"] == {"city of a": 0, "city of b": 0, "city of c": 1, "elsewhere": 1}
     assert before["stores"]["largest"]["a"]["amount"] == 950
 
-    running.forget_commit(before["cuts"][-1].batch)
+    running.forget_commit(before["snapshots"][-1].batch)
     assert running.run() == 5
     assert running.everything() == before
     # And the next batch goes on from there.
@@ -100,13 +100,13 @@ def test_cuts_of_the_input_make_no_difference(start: Start) -> None:
         a_busy_day(running)
     whole.run()
     parts.run(max_records=12)
-    assert len(whole.cuts()) == 1
-    assert len(parts.cuts()) > 4
+    assert len(whole.snapshots()) == 1
+    assert len(parts.snapshots()) > 4
     for store in ("n", "total", "n_window", "shops"):
         assert whole.store(store) == parts.store(store), store
     assert {*_sum(whole)} >= {"late/n_window", "dead_letter/malformed", "dead_letter/digits"}
     assert _sum(whole) == _sum(parts)
-    assert _plain(whole, whole.cut().stream_times) == _plain(parts, parts.cut().stream_times)
+    assert _plain(whole, whole.snapshot().stream_times) == _plain(parts, parts.snapshot().stream_times)
     assert sorted(whole.output("copies"), key=str) == sorted(parts.output("copies"), key=str)
     # Fewer batches say less often what a total is, but in the end the same.
     assert dict(whole.output("with_city")) == dict(parts.output("with_city"))
@@ -114,8 +114,10 @@ def test_cuts_of_the_input_make_no_difference(start: Start) -> None:
 
 
 def _sum(running: Running) -> dict[str, int]:
-    """What became of the records, over all cuts."""
-    names = {name for cut in running.cuts() for name in cut.counts if not name.startswith(("output/", "rows"))}
+    """What became of the records, over all snapshots."""
+    names = {
+        name for snapshot in running.snapshots() for name in snapshot.counts if not name.startswith(("output/", "rows"))
+    }
     return {name: running.counts(name) for name in names}
 
 
@@ -151,7 +153,7 @@ def test_a_crash_in_mid_batch_changes_no_result(
             running.run()
     # A reader of state sees the batch before, whole.
     assert running.everything()["stores"] == before["stores"]
-    assert running.cuts() == before["cuts"]
+    assert running.snapshots() == before["snapshots"]
 
     assert running.run() == 3
     assert running.store("total") == {"a": {"n": 2, "amount": 4.0}, "b": {"n": 1, "amount": 1.0}}

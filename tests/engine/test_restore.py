@@ -12,12 +12,12 @@ from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
 from sluice.auditing import report
-from sluice.engine.rebuild import Rebuild
-from sluice.engine.restore import RestoringRun
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.restore import RestoringRun
 from sluice.errors import DamagedState, LeaseError
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import sale, shop
 from tests.engine.test_replay import a_busy_day
@@ -118,7 +118,7 @@ def test_what_the_topics_no_longer_hold_cannot_be_restored(start: Start) -> None
     with pytest.raises(DamagedState, match=r"has no shard to go on with.* cannot be restored .*offsets 0 to 1 are gone"
                        r".* sluice rebuild shop_\d+ --from-topics"):  # fmt: skip
         run(running)
-    assert running.cut().id == "1.0"
+    assert running.snapshot().id == "1.0"
     assert notes(running) == []
 
 

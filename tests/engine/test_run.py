@@ -11,12 +11,12 @@ import pytest
 
 from sluice import Pipeline, session
 from sluice.demo.answers import letter_headers
-from sluice.engine.handoff import Handoff
+from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import EngineError
-from sluice.state.audits import SourceAudit
-from sluice.state.checksums import NO_CHECKSUM
+from sluice.state.ledger.audits import SourceAudit
 from sluice.state.model import owner
-from sluice.state.shard import Shard
+from sluice.state.shard.checksums import NO_CHECKSUM
+from sluice.state.shard.shard import Shard
 from sluice.topology.loading.file import load_file
 from sluice.values.records import OnError
 from sluice.values.windows import AnyWindow
@@ -24,7 +24,7 @@ from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Build, Names, address, millis, sale, sales_of, shop
 
 
-def test_a_run_reads_what_there_is_and_publishes_one_cut(start: Start) -> None:
+def test_a_run_reads_what_there_is_and_publishes_one_snapshot(start: Start) -> None:
     running = start(shop, sales=2)
     running.send("shops", address("a", "Aachen"))
     running.send("sales", sale("a", "1.10"), sale("a", "2.20", at="08:00:59"), sale("b", "5.00"))
@@ -54,14 +54,14 @@ def test_a_run_reads_what_there_is_and_publishes_one_cut(start: Start) -> None:
     }
     assert running.dead_letters() == []
 
-    (cut,) = running.cuts()
-    assert cut.id == "1.0"
-    assert cut.positions == {running.names("sales"): {"0": 3, "1": 1}, running.names("shops"): {"0": 1}}
-    assert cut.stream_times == {
+    (snapshot,) = running.snapshots()
+    assert snapshot.id == "1.0"
+    assert snapshot.positions == {running.names("sales"): {"0": 3, "1": 1}, running.names("shops"): {"0": 1}}
+    assert snapshot.stream_times == {
         f"n_window/{running.names('sales')}/0": millis("08:00:59"),
         f"n_window/{running.names('sales')}/1": millis("08:01:00"),
     }
-    assert cut.counts == {
+    assert snapshot.counts == {
         "read": 5,
         "applied": 5,
         "filtered": 0,
@@ -88,15 +88,15 @@ def test_the_next_run_goes_on_where_the_last_one_ended(start: Start) -> None:
     checkpoints.chmod(0o755)  # as an older one may be
     assert running.run() == 0
     assert closed(checkpoints)
-    assert len(running.cuts()) == 1  # nothing new, nothing published
+    assert len(running.snapshots()) == 1  # nothing new, nothing published
 
     running.send("sales", sale("a", at="08:00:02"), sale("b"))
     assert running.run() == 2
     assert running.store("n") == {"a": 3, "b": 1}
     # The window was kept between the runs.
     assert running.store("n_window") == {("a", millis("08:00:00")): 3, ("b", millis("08:00:00")): 1}
-    assert [cut.counts["read"] for cut in running.cuts()] == [2, 2]
-    assert [cut.positions[running.names("sales")] for cut in running.cuts()] == [{"0": 2}, {"0": 4}]
+    assert [snapshot.counts["read"] for snapshot in running.snapshots()] == [2, 2]
+    assert [snapshot.positions[running.names("sales")] for snapshot in running.snapshots()] == [{"0": 2}, {"0": 4}]
     assert len(running.output("copies")) == 4
 
 
@@ -111,7 +111,7 @@ def test_a_closed_window_takes_nothing_and_is_served_still(start: Start) -> None
     running.send("sales", sale("c", at="08:00:59"), sale("a", at="08:00:59"))
     running.run()
     assert running.store("n_window") == {("a", millis("08:00:00")): 2, ("b", millis("08:01:00")): 2}
-    assert running.cut().counts["late/n_window"] == 2
+    assert running.snapshot().counts["late/n_window"] == 2
     assert running.store("n") == {"a": 3, "b": 2, "c": 1}
     # Long after, when Spark has let go of it.
     for day in ("06", "07", "08"):
@@ -189,13 +189,13 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
 def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("b"))
-    one_more = Handoff.by_source
+    one_more = SideOutputs.by_source
     monkeypatch.setattr(
-        Handoff, "by_source", lambda *of: {place: n + Counter(read=1) for place, n in one_more(*of).items()}
+        SideOutputs, "by_source", lambda *of: {place: n + Counter(read=1) for place, n in one_more(*of).items()}
     )
     with pytest.raises(Exception, match=r"sales/0: 3 records were read, and 2 are accounted for"):
         running.run()
-    assert running.cuts() == []
+    assert running.snapshots() == []
     assert running.output("copies") == []
 
 
@@ -224,7 +224,7 @@ def test_or_it_ends_the_run_where_the_step_says_so(start: Start) -> None:
     running.send("sales", sale("a"), sale("b", "0.00"))
     with pytest.raises(EngineError, match=r"map values at test_run.py:\d+ failed .*DIVIDE_BY_ZERO in 1 / amount"):
         running.run()
-    assert running.cuts() == []
+    assert running.snapshots() == []
     assert running.output("shares") == []
 
 
@@ -273,12 +273,12 @@ def test_output_at_least_once_is_written_again_with_its_batch_and_the_rest_is_no
     running.send("sales", sale("b"), partition=1)
     running.run()
     copies, with_city = running.names("copies"), running.names("with_city")
-    assert (running.cut().counts[f"output/{copies}"], running.cut().counts[f"output/{with_city}"]) == (2, 1)
+    assert (running.snapshot().counts[f"output/{copies}"], running.snapshot().counts[f"output/{with_city}"]) == (2, 1)
     with running.ledger() as ledger:
         (audit,) = ledger.audits.all(running.pipeline.name, "main", 1)
     assert (audit.outputs[copies], audit.outputs[with_city]) == (2, 1)
     running.forget_commit()
-    running.forget_commit(running.cut().batch)
+    running.forget_commit(running.snapshot().batch)
     running.run()
     assert sorted(key or "" for key, _ in running.output("copies")) == ["a", "a", "b", "b"]
     assert len(running.output("with_city")) == 2

@@ -10,8 +10,8 @@ from msgspec import Struct
 from sluice import Pipeline
 from sluice.server.moves import move
 from sluice.settings import settings
+from sluice.state.ledger.placement import Place, Places
 from sluice.state.model import owner
-from sluice.state.places import Place, Places
 from tests.engine.conftest import Start
 from tests.engine.shop import Names, address, sale, shop
 from tests.servers.hosts import TOKEN, Host

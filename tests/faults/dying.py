@@ -50,7 +50,7 @@ def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], 
     """Moving a worker to a state server."""
     from sluice.commands.servers import place_of
     from sluice.server.moves import move as move_worker
-    from sluice.state.ledger import Ledger
+    from sluice.state.ledger.ledger import Ledger
 
     place = place_of(pipeline, int(worker), address, tls=False)
     return lambda: move_worker(Ledger.open(ledger), place)
@@ -58,7 +58,7 @@ def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], 
 
 def retain(ledger: str, pipeline: str, keep: str) -> Callable[[], object]:
     """Forgetting all snapshots but the newest."""
-    from sluice.state.ledger import Ledger
+    from sluice.state.ledger.ledger import Ledger
     from sluice.state.retention import retain as forget
 
     return lambda: forget(Ledger.open(ledger), pipeline, int(keep), 0.0)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.state.audits import Audit
-from sluice.state.ledger import Ledger
-from sluice.state.model import Cut
-from sluice.state.shard import Checksums, Shard
+from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import Snapshot
+from sluice.state.shard.shard import Checksums, Shard
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Found:
     late: int
     keys: int
     records: int
-    cuts: int
+    snapshots: int
 
     def __str__(self) -> str:
         return (
             f"{self.read:,} records, {self.keys:,} keys and windows and {self.records:,} output records equal, "
-            f"{self.letters:,} dead letters, {self.late:,} late, {self.cuts} audits balance"
+            f"{self.letters:,} dead letters, {self.late:,} late, {self.snapshots} audits balance"
         )
 
 
@@ -52,23 +52,26 @@ def gapless(audits: Iterable[Audit], topics: Iterable[str]) -> int:
     return read
 
 
-def verify_shards(ledger: Ledger, cut: Cut) -> None:
+def verify_shards(ledger: Ledger, snapshot: Snapshot) -> None:
     """AssertionError or StateError unless each shard holds what the ledger says was written."""
-    audit = ledger.audits.newest(cut.pipeline, cut.job, cut.generation)
+    audit = ledger.audits.newest(snapshot.pipeline, snapshot.job, snapshot.generation)
     assert audit is not None
-    for worker in ledger.workers(cut.pipeline, cut.job):
+    for worker in ledger.workers(snapshot.pipeline, snapshot.job):
         published = Checksums(*(sums[str(worker.number)] for sums in (audit.checksums, audit.states)))
         with Shard.open(worker.location) as shard:
-            shard.verify(cut.batch, published)
-            shard.verify_states(cut.batch, published)
+            shard.verify(snapshot.batch, published)
+            shard.verify_states(snapshot.batch, published)
 
 
-def batches(earlier: Sequence[Cut], now: Sequence[Cut]) -> list[Cut]:
+def batches(earlier: Sequence[Snapshot], now: Sequence[Snapshot]) -> list[Snapshot]:
     """The batches in which output was written: those of an earlier generation, then those that go on from it."""
     if not earlier:
         return list(now)
     reached = earlier[-1].positions
-    return [*earlier, *(cut for cut in now if any(_beyond(cut.positions[topic], reached[topic]) for topic in reached))]
+    return [
+        *earlier,
+        *(snapshot for snapshot in now if any(_beyond(snapshot.positions[topic], reached[topic]) for topic in reached)),
+    ]
 
 
 def _beyond(ends: dict[str, int], reached: dict[str, int]) -> bool:

@@ -16,10 +16,10 @@ from sluice.demo.answers import letter_headers
 from sluice.samples.orders import START_MS
 from sluice.samples.topics import read_topic
 from sluice.samples.totals import TYPES, Totals, read
-from sluice.state.audits import Audit
-from sluice.state.ledger import Ledger
-from sluice.state.model import Cut
-from sluice.state.shard import Shard
+from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import Snapshot
+from sluice.state.shard.shard import Shard
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
 
@@ -30,7 +30,7 @@ NOW_MS = int(time.time() * 1000)
 """Samples from the future are years ahead of any clock here."""
 
 
-def feed(world: World, count: int, sent: int) -> None:
+def edge(world: World, count: int, sent: int) -> None:
     """Bring more orders, later in event time than the `sent` ones before."""
     start_ms = START_MS + sent * _MS_APART
     world.produce(count, seed=start_ms // 1000, start_ms=start_ms)
@@ -41,7 +41,7 @@ def topics() -> dict[str, int]:
     return {"orders": 4}
 
 
-def whole(ledger: Ledger, _: World, cut: Cut) -> None:
+def whole(ledger: Ledger, _: World, cut: Snapshot) -> None:
     """AssertionError if the counts of a cut are not those of all batches up to it."""
     audits = ledger.audits.all(NAME, JOB, cut.generation)
     applied = sum(s.applied for a in audits if a.batch <= cut.batch for s in a.sources if s.topic == "orders")
@@ -49,7 +49,7 @@ def whole(ledger: Ledger, _: World, cut: Cut) -> None:
     assert counted == applied, f"cut {cut.id} shows {counted} orders, and has {applied}"
 
 
-def stores_equal(ledger: Ledger, world: World, cut: Cut) -> int:
+def stores_equal(ledger: Ledger, world: World, cut: Snapshot) -> int:
     """How many keys the newest snapshot has, all equal to those of all the topic's orders."""
     totals = Totals()
     for message in read_topic(world.config, "orders"):
@@ -57,25 +57,25 @@ def stores_equal(ledger: Ledger, world: World, cut: Cut) -> int:
     return _stores(ledger, cut, totals)
 
 
-def compare(world: World, earlier: Sequence[Cut] = ()) -> Found:
+def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Found:
     """AssertionError unless state, output topics, dead letters and audits are what the topic gives."""
     messages = list(read_topic(world.config, "orders"))
     totals = Totals()
     for message in messages:
         totals.add(message.value(), message.partition() or 0, NOW_MS)
     with world.ledger() as ledger:
-        cut = ledger.latest_cut(NAME, JOB)
+        cut = ledger.latest_snapshot(NAME, JOB)
         assert cut is not None
         keys = _stores(ledger, cut, totals)
         audits = ledger.audits.all(NAME, JOB, cut.generation)
-        cuts = batches(earlier, ledger.cuts(NAME, JOB, limit=sys.maxsize)[::-1])
+        cuts = batches(earlier, ledger.snapshots(NAME, JOB, limit=sys.maxsize)[::-1])
     _audits(audits, messages, totals)
     records = _plain_outputs(world, messages) + _revenue_outputs(world, messages, cuts)
     letters = _letters(world, messages)
     return Found(totals.read, letters, sum(totals.late.values()), keys, records, len(audits))
 
 
-def _stores(ledger: Ledger, cut: Cut, totals: Totals) -> int:
+def _stores(ledger: Ledger, cut: Snapshot, totals: Totals) -> int:
     keys = 0
     for name, expected in totals.stores().items():
         found = contents(ledger, name, cut)
@@ -85,15 +85,15 @@ def _stores(ledger: Ledger, cut: Cut, totals: Totals) -> int:
     return keys
 
 
-def contents(ledger: Ledger, name: str, cut: Cut) -> dict[Any, Any]:
+def contents(ledger: Ledger, name: str, cut: Snapshot) -> dict[Any, Any]:
     """A store as of a cut, in the shape of `Totals.stores`."""
     store = next(one for one in ledger.stores(NAME) if one.name == name)
     values: dict[Any, Any] = {}
     for worker in ledger.workers(NAME, JOB):
         with Shard.open(worker.location) as shard:
-            for cell in shard.scan(store.cell, cut.batch, limit=sys.maxsize):
-                value = json.loads(cell.value or "", parse_float=Decimal)[store.slot]
-                key = cell.key if store.window_ms is None else (cell.key, cell.window_start)
+            for group_id in shard.scan(store.group_id, cut.batch, limit=sys.maxsize):
+                value = json.loads(group_id.value or "", parse_float=Decimal)[store.store_column]
+                key = group_id.key if store.window_ms is None else (group_id.key, group_id.window_start)
                 values[key] = (
                     value if "count" in name else (value["runningOrderCount"], Decimal(value["runningRevenue"]))
                 )
@@ -126,7 +126,7 @@ def _plain_outputs(world: World, messages: list[Message]) -> int:
     return number
 
 
-def _revenue_outputs(world: World, messages: list[Message], cuts: list[Cut]) -> int:
+def _revenue_outputs(world: World, messages: list[Message], cuts: list[Snapshot]) -> int:
     """Each cut says, of every key that changed in it, the totals as of its end."""
     places = [{int(p): end for p, end in cut.positions["orders"].items()} for cut in cuts]
     expected = {kind: _changes(messages, places, kind) for kind in TYPES}

@@ -173,7 +173,7 @@ def test_a_restarted_database(tmp_path: Path, seen: Seen) -> None:
             orders.run()
             watching.look()
             found = compare(orders)
-    seen(f"queries 503 while it was down, whole cuts before and after; the driver ended with {status}; {found}")
+    seen(f"queries 503 while it was down, whole snapshots before and after; the driver ended with {status}; {found}")
 
 
 @pytest.mark.heavy
@@ -194,7 +194,7 @@ def test_clocks(orders: World, tmp_path: Path, seen: Seen) -> None:
     assert driver.runs, "it ended too soon to have been met by the second"
     assert driver.wait() == 0, driver.said[-3000:]
     with orders.ledger() as ledger:
-        times = [cut.published_at for cut in ledger.cuts("orders", "main", limit=1000)[::-1]]
+        times = [snapshot.published_at for snapshot in ledger.snapshots("orders", "main", limit=1000)[::-1]]
     back = sum(later < earlier for earlier, later in pairwise(times))
     assert back == 2, "the clock did not step"
     stepped = f"{len(times)} batches, twice published at an earlier hour than the one before"

@@ -10,8 +10,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from sluice import Pipeline
-from sluice.engine.guard import InputError
-from sluice.state.ledger import Ledger
+from sluice.engine.read.identity import InputError
+from sluice.state.ledger.ledger import Ledger
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, by_shop, sale, shop
 from tests.faults.conftest import Seen
@@ -151,7 +151,7 @@ def test_a_backlog(orders: World, seen: Seen) -> None:
         time.sleep(0.3)
     assert driver.wait() == 0, driver.said[-2000:]
     with orders.ledger() as ledger:
-        reads = [cut.counts["read"] for cut in ledger.cuts("orders", "main", limit=1000)]
+        reads = [snapshot.counts["read"] for snapshot in ledger.snapshots("orders", "main", limit=1000)]
     assert max(reads) <= bound + 200 + 4  # the stores come on top
     early = max(size for batch, size in sizes if batch in (1, 2, 3))
     late = max(size for batch, size in sizes if batch >= 6)
@@ -179,7 +179,7 @@ def test_no_data(start: Start, seen: Seen) -> None:
     assert leases[1] is not None
     assert leases[1].epoch == leases[0].epoch + 1
     assert not leases[1].held
-    seen(f"no cut, no output; the ledger tells that drivers came and went: {leases[1]}, its lease released")
+    seen(f"no snapshot, no output; the ledger tells that drivers came and went: {leases[1]}, its lease released")
 
 
 @pytest.mark.heavy

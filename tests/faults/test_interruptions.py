@@ -17,15 +17,15 @@ import pytest
 from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from sluice.engine.produce import Writer, read_marker
+from sluice.engine.publish.transaction import Writer, read_marker
 from sluice.errors import EngineError
 from sluice.samples.topics import read_topic
-from sluice.state.model import Cut
+from sluice.state.model import Snapshot
 from sluice.testing.kafka import running as running_broker
 from tests.faults import orders as orders_pipeline
 from tests.faults.conftest import Seen, small_disk
 from tests.faults.dying import calls
-from tests.faults.truth import Feed, Watching, compare
+from tests.faults.truth import Edge, Watching, compare
 from tests.faults.world import ROOT, Driver, World, wait_until
 from tests.ports import free_port
 
@@ -51,8 +51,8 @@ def await_more(world: World, driver: Driver, batches: int = 1) -> None:
 @everywhere
 @pytest.mark.fault("F24", "SIGSTOP of driver, JVM and workers past their lease; two other runs end; SIGCONT; twice")
 def test_a_driver_that_was_stopped_past_its_lease(subject: World, seen: Seen) -> None:
-    feed, chance, said = Feed(subject), random.Random(11), []
-    feed(6 * int(BATCH[subject.name]))
+    edge, chance, said = Edge(subject), random.Random(11), []
+    edge(6 * int(BATCH[subject.name]))
     for _ in range(2):
         stopped = start(subject)
         await_more(subject, stopped)
@@ -62,14 +62,14 @@ def test_a_driver_that_was_stopped_past_its_lease(subject: World, seen: Seen) ->
             process.suspend()
         second = start(subject)
         assert second.wait() == 0, second.said[-3000:]
-        feed(int(BATCH[subject.name]))
+        edge(int(BATCH[subject.name]))
         assert start(subject).wait() == 0
         for process in processes:
             if process.is_running():
                 process.resume()
         status = stopped.wait()
         said.append(f"{status}: {stopped.said.strip().splitlines()[-1][:90]}")
-        feed(5 * int(BATCH[subject.name]))
+        edge(5 * int(BATCH[subject.name]))
     subject.run()
     seen(f"awake again, they ended with {said}; {compare(subject)}")
 
@@ -77,8 +77,8 @@ def test_a_driver_that_was_stopped_past_its_lease(subject: World, seen: Seen) ->
 @both
 @pytest.mark.fault("F25", "kill -9 during a rebuild, of driver, JVM or both, three times; runs before and after")
 def test_a_killed_rebuild(subject: World, seen: Seen) -> None:
-    feed, chance, watching = Feed(subject), random.Random(12), Watching(subject)
-    feed(6 * int(BATCH[subject.name]))
+    edge, chance, watching = Edge(subject), random.Random(12), Watching(subject)
+    edge(6 * int(BATCH[subject.name]))
     assert start(subject).wait() == 0
     killed = 0
     while killed < 3:
@@ -91,11 +91,11 @@ def test_a_killed_rebuild(subject: World, seen: Seen) -> None:
         else:
             assert rebuild.process.returncode == 0, rebuild.said[-3000:]
         watching.look()
-    feed(int(BATCH[subject.name]))
+    edge(int(BATCH[subject.name]))
     subject.run()
     before = snapshots(subject)
     start_to_end(subject, "--rebuild")
-    feed(int(BATCH[subject.name]))
+    edge(int(BATCH[subject.name]))
     subject.run()
     watching.look()
     seen(f"killed 3 times; the old generation was read meanwhile, runs went on; rebuilt: {compare(subject, before)}")
@@ -119,10 +119,10 @@ def start_to_end(world: World, *arguments: str) -> None:
     assert driver.wait() == 0, driver.said[-3000:]
 
 
-def snapshots(world: World) -> list[Cut]:
+def snapshots(world: World) -> list[Snapshot]:
     """All that are published, oldest first."""
     with world.ledger() as ledger:
-        return [cut for job in world.jobs for cut in ledger.cuts(world.name, job, limit=10**6)[::-1]]
+        return [snapshot for job in world.jobs for snapshot in ledger.snapshots(world.name, job, limit=10**6)[::-1]]
 
 
 TOKEN = "a-token-of-these-tests"
@@ -154,7 +154,7 @@ def state_server(world: World, folder: Path, workers: str = "") -> Iterator[str]
 @both
 @pytest.mark.fault("F26", "kill -9 at 12 steps of moving a worker to a state server, and of bringing it back")
 def test_a_killed_move(subject: World, seen: Seen) -> None:
-    feed, chance, watching = Feed(subject), random.Random(13), Watching(subject)
+    edge, chance, watching = Edge(subject), random.Random(13), Watching(subject)
     subject.environment["SLUICE_SERVER_TOKEN"] = TOKEN
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
@@ -162,7 +162,7 @@ def test_a_killed_move(subject: World, seen: Seen) -> None:
 
         settings.cache_clear()
         stack.callback(settings.cache_clear)
-        feed(4 * int(BATCH[subject.name]))
+        edge(4 * int(BATCH[subject.name]))
         start_to_end(subject)
         environment = {"SLUICE_HOME": str(subject.home), "SLUICE_SERVER_TOKEN": TOKEN}
         home = stack.enter_context(state_server(subject, subject.home / "shards", "0,1"))
@@ -175,7 +175,7 @@ def test_a_killed_move(subject: World, seen: Seen) -> None:
                 died += not calls(*move, dying_after=chance.randrange(1, steps), environment=environment)
                 watching.look()
             calls(*move, environment=environment)
-            feed(int(BATCH[subject.name]))
+            edge(int(BATCH[subject.name]))
             start_to_end(subject)
             watching.look()
         assert died > 3, f"it was done before it died: {died} of 12 died"
@@ -186,8 +186,8 @@ def test_a_killed_move(subject: World, seen: Seen) -> None:
 @both
 @pytest.mark.fault("F27", "kill -9 of retention, again and again while a run writes and a reader looks")
 def test_killed_retention(subject: World, seen: Seen) -> None:
-    feed, chance = Feed(subject), random.Random(14)
-    feed(12 * int(BATCH[subject.name]))
+    edge, chance = Edge(subject), random.Random(14)
+    edge(12 * int(BATCH[subject.name]))
     driver = start(subject)
     environment = {"SLUICE_HOME": str(subject.home)}
     await_more(subject, driver)
@@ -199,40 +199,40 @@ def test_killed_retention(subject: World, seen: Seen) -> None:
     assert driver.wait() == 0, driver.said[-3000:]
     assert died
     calls("retain", subject.settings.ledger, subject.name, "2", environment=environment)
-    feed(int(BATCH[subject.name]))
+    edge(int(BATCH[subject.name]))
     subject.run()
     calls("retain", subject.settings.ledger, subject.name, "1", environment=environment)
     with subject.ledger() as ledger:
-        left = {job: len(ledger.cuts(subject.name, job)) for job in subject.jobs}
+        left = {job: len(ledger.snapshots(subject.name, job)) for job in subject.jobs}
         assert set(left.values()) == {1}, left
         for job in subject.jobs:
-            cut = ledger.latest_cut(subject.name, job)
-            assert cut is not None
-            stores = whole_stores(subject, cut)
+            snapshot = ledger.latest_snapshot(subject.name, job)
+            assert snapshot is not None
+            stores = whole_stores(subject, snapshot)
     seen(f"retention died {died} times of {rounds} while the run wrote; one snapshot is left, and {stores} keys equal")
 
 
-def whole_stores(world: World, cut: Cut) -> int:
+def whole_stores(world: World, snapshot: Snapshot) -> int:
     """How many keys the stores of a snapshot have, all as they must be; audits are forgotten with their snapshots."""
     from tests.faults import words
 
     with world.ledger() as ledger:
         if world.name == "words":
-            words.whole(ledger, world, cut)
+            words.whole(ledger, world, snapshot)
             return sum(1 for _ in words.read(world))
-        return orders_pipeline.stores_equal(ledger, world, cut)
+        return orders_pipeline.stores_equal(ledger, world, snapshot)
 
 
 @both
 @pytest.mark.fault("F28", "kill -9 of the broker while a batch's transaction is open, twice; started again")
 def test_a_broker_killed_in_a_transaction(subject: World, seen: Seen) -> None:
-    feed, said = Feed(subject), []
+    edge, said = Edge(subject), []
     topic = {"orders": "general_orders", "words": "letters_with_description_left"}[subject.name]
-    feed(2 * int(BATCH[subject.name]))
+    edge(2 * int(BATCH[subject.name]))
     start_to_end(subject)
     hit = 0
     while hit < 2:
-        feed(6 * int(BATCH[subject.name]))
+        edge(6 * int(BATCH[subject.name]))
         driver = start(subject)
         program = _stopped_in_a_transaction(subject, driver, topic)
         if program is None:
@@ -281,9 +281,9 @@ def _stopped_in_a_transaction(world: World, driver: Driver, topic: str) -> psuti
 @everywhere
 @pytest.mark.fault("F29", "two runs started at the same moment, twice")
 def test_two_runs_at_the_same_moment(subject: World, seen: Seen) -> None:
-    feed, said = Feed(subject), []
+    edge, said = Edge(subject), []
     for _ in range(2):
-        feed(4 * int(BATCH[subject.name]))
+        edge(4 * int(BATCH[subject.name]))
         pair = [start(subject) for _ in range(2)]
         ended = sorted(driver.wait() for driver in pair)
         assert ended in ([0, 0], [0, 1]), [driver.said[-2000:] for driver in pair]
@@ -301,7 +301,7 @@ SMALL = {"SHARDS": "2m", "CHECKPOINTS": "900k", "LEDGER": "400k"}
 @pytest.mark.parametrize("what", SMALL)
 @pytest.mark.fault("F30", "a small file system that the pipeline itself fills: under shards, checkpoints, ledger")
 def test_a_small_file_system(subject: World, seen: Seen, what: str) -> None:
-    feed = Feed(subject)
+    edge = Edge(subject)
     with small_disk(subject.folder / "small", SMALL[what]) as disk:
         address = {"CHECKPOINTS": str(disk), "SHARDS": f"sqlite:///{disk}", "LEDGER": f"sqlite:///{disk}/ledger.sqlite"}
         subject.environment[f"SLUICE_{what}"] = address[what]
@@ -309,7 +309,7 @@ def test_a_small_file_system(subject: World, seen: Seen, what: str) -> None:
         while driver is None or driver.wait() == 0:
             runs += 1
             assert runs < 10, f"{SMALL[what]} do not become full"
-            feed(10 * int(BATCH[subject.name]))
+            edge(10 * int(BATCH[subject.name]))
             driver = start(subject)
         assert driver.wait() == 1
         why = driver.said.strip().splitlines()[-1][:150]
@@ -325,17 +325,17 @@ def test_a_small_file_system(subject: World, seen: Seen, what: str) -> None:
     "F31", "killed after the Kafka commit and before the ledger's; then the pipeline has one output more"
 )
 def test_one_output_more_after_a_crash(orders: World, seen: Seen) -> None:
-    feed = Feed(orders)
+    edge = Edge(orders)
     folder = orders.folder / "jobs"
     shutil.copytree(ROOT / "spark_jobs", folder)
     orders.environment["SLUICE_PIPELINES"] = str(folder)
-    feed(2_000)
+    edge(2_000)
     driver = start(orders)
     await_more(orders, driver, 2)
     # While somebody else writes to the ledger, the driver waits for it, with its output out.
     with closing(sqlite3.connect(orders.home / "ledger.sqlite", timeout=60, isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
-        before = int(ledger.execute("SELECT max(batch) FROM cuts").fetchone()[0])
+        before = int(ledger.execute("SELECT max(batch) FROM snapshots").fetchone()[0])
         assert wait_until(lambda: marker(orders) > before or not driver.runs, LONG_S), driver.said[-3000:]
         assert driver.runs, driver.said[-3000:]
         driver.kill("all")
@@ -344,13 +344,15 @@ def test_one_output_more_after_a_crash(orders: World, seen: Seen) -> None:
     file = folder / "orders.py"
     more = '\norders.filter("finalAmount > 20").map_values("locationId").to("dear_orders")\n'
     file.write_text(file.read_text() + more)
-    feed(1_000)
+    edge(1_000)
     start_to_end(orders)
     found = compare(orders)
     with orders.ledger() as known:
-        cut = known.latest_cut("orders", "main")
-        assert cut is not None
-        told = sum(audit.outputs.get("dear_orders", 0) for audit in known.audits.all("orders", "main", cut.generation))
+        snapshot = known.latest_snapshot("orders", "main")
+        assert snapshot is not None
+        told = sum(
+            audit.outputs.get("dear_orders", 0) for audit in known.audits.all("orders", "main", snapshot.generation)
+        )
     written = sum(1 for _ in read_topic(orders.config, "dear_orders"))
     assert written > 0
     assert told == written, f"the audits tell of {told} records, and the topic has {written}"

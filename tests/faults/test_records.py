@@ -77,7 +77,7 @@ def test_event_times(start: Start, seen: Seen) -> None:
     running.run()
     assert reasons_by_place(running) == {1: "future", 2: "event_time"}
     assert running.store("n_window") == {("a", millis("08:00:00")): 3}
-    assert [*running.cut().stream_times.values()] == [millis("08:00:40")]
+    assert [*running.snapshot().stream_times.values()] == [millis("08:00:40")]
     seen("future and year 1 set aside, stream time 08:00:40, zones understood")
 
 
@@ -99,7 +99,7 @@ def test_the_same_record_twice(start: Start, seen: Seen) -> None:
         running.run()
         counted.append(running.store("n"))
     assert counted == [{"a": 3, "b": 1}, {"a": 1, "b": 1}]
-    dropped = {name: running.counts(name) for name in running.cut().counts if "duplicate" in name}
+    dropped = {name: running.counts(name) for name in running.snapshot().counts if "duplicate" in name}
     assert sum(dropped.values()) == 2
     seen(f"without an id each is counted, 3; with one the first, and {dropped} are told")
 
@@ -136,5 +136,5 @@ def test_edges(start: Start, seen: Seen) -> None:
         running.send("sales", sale("a", at=at))
         running.run()
     assert running.store("n_window") == {("a", millis("08:00:00")): 3, ("a", millis("08:01:00")): 3}
-    assert [cut.counts.get("late/n_window", 0) for cut in running.cuts()] == [0, 0, 0, 0, 0, 0, 1]
+    assert [snapshot.counts.get("late/n_window", 0) for snapshot in running.snapshots()] == [0, 0, 0, 0, 0, 0, 1]
     seen("at 1 ms before the end of grace it counts, at the end it is late; a window takes its start and not its end")

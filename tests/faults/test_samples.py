@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.lease import Lease, Patience, this_process
-from sluice.engine.produce import TransactionalOutput, Writer
+from sluice.engine.job.lease import Lease, Patience, this_process
+from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, SluiceError
 from sluice.samples.topics import read_topic
 from sluice.settings import settings
-from sluice.state.history import Batch
+from sluice.state.ledger.history import Batch
 from sluice.state.model import owner
-from sluice.state.shard import Shard
+from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.testing.kafka import running as running_broker
 from tests.engine.conftest import Running, Start
@@ -32,18 +32,18 @@ from tests.faults.dying import calls
 from tests.faults.world import wait_until
 from tests.ports import free_port
 from tests.servers.hosts import TOKEN, Host
-from tests.states import States, make_cut
+from tests.states import States, make_snapshot
 
 QUICK = Patience(beat_s=0.05, silence_s=0.5)
 WRITER = """
 import sys
 from pathlib import Path
-from sluice.engine.lease import Lease, Patience, this_process
+from sluice.engine.job.lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
-from sluice.state.history import Batch
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.history import Batch
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW
-from sluice.state.shard import Shard
+from sluice.state.shard.shard import Shard
 
 ledger, place, key, beat = sys.argv[1:]
 with Ledger.open(ledger) as opened, Shard.open(place, to_write=True) as shard:
@@ -79,13 +79,13 @@ def test_a_stopped_writer_writes_no_more(states: States, seen: Seen) -> None:
         with Lease(states.ledger.leases, "orders", "totals", 1, this_process("other"), QUICK) as lease:
             with Shard.open(place, to_write=True) as shard:
                 shard.write(1, [(0, "a", -1, -1, "[2]")], lease.epoch)
-            assert states.ledger.publish(make_cut(1))
+            assert states.ledger.publish(make_snapshot(1))
             psutil.Process(writer.pid).resume()
             print(file=writer.stdin, flush=True)
             said = writer.stdout.readline()
     assert said == "refused\n"
     with Shard.open(place) as shard:
-        assert [cell.value for cell in shard.scan(0, 1, limit=9)] == ["[2]"]
+        assert [group_id.value for group_id in shard.scan(0, 1, limit=9)] == ["[2]"]
     seen("awake again, it was refused; what the other wrote is there")
 
 
@@ -128,8 +128,8 @@ def test_a_killed_move(states: States, token: dict[str, str], tmp_path: Path, se
     worker = states.ledger.workers("orders", "totals")[0]
     assert worker.port == host.port
     with Shard.open(worker.location) as shard:
-        assert {cell.key: cell.value for cell in shard.scan(0, 2, limit=99)} == dict.fromkeys(mine, "[2]")
-        assert {cell.value for cell in shard.scan(0, 1, limit=99)} == {"[1]"}
+        assert {group_id.key: group_id.value for group_id in shard.scan(0, 2, limit=99)} == dict.fromkeys(mine, "[2]")
+        assert {group_id.value for group_id in shard.scan(0, 1, limit=99)} == {"[1]"}
     host.stop()
     seen(f"it died at steps {died} of {steps}, and was done when started again")
 
@@ -142,10 +142,10 @@ def test_killed_retention(states: States, seen: Seen) -> None:
     for step in (chance.randrange(1, 150) for _ in range(4)):
         if not calls("retain", str(states.ledger.engine.url), "orders", "2", dying_after=step, environment={}):
             died.append(step)
-        for cut in states.ledger.cuts("orders", "totals"):
-            assert held(states, cut.batch) == dict.fromkeys("abcd", f"[{cut.batch}]")
+        for snapshot in states.ledger.snapshots("orders", "totals"):
+            assert held(states, snapshot.batch) == dict.fromkeys("abcd", f"[{snapshot.batch}]")
     calls("retain", str(states.ledger.engine.url), "orders", "2", environment={})
-    assert [cut.batch for cut in states.ledger.cuts("orders", "totals")] == [7, 6]
+    assert [snapshot.batch for snapshot in states.ledger.snapshots("orders", "totals")] == [7, 6]
     seen(f"it died at steps {died}; every snapshot that was left was whole; two are left in the end")
 
 
@@ -153,7 +153,7 @@ def held(states: States, batch: int) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for worker in states.ledger.workers("orders", "totals"):
         with Shard.open(worker.location) as shard:
-            found |= {cell.key: cell.value for cell in shard.scan(0, batch, limit=99)}
+            found |= {group_id.key: group_id.value for group_id in shard.scan(0, batch, limit=99)}
     return found
 
 
@@ -203,7 +203,7 @@ def records(*values: str) -> pa.Table:
 def refusing(running: Running) -> Iterator[None]:
     """The ledger takes no more snapshots: a run ends as by a crash right before the ledger's commit."""
     ledger = running.settings.home / "ledger.sqlite"
-    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON cuts BEGIN SELECT RAISE(ABORT, 'a crash'); END"
+    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON snapshots BEGIN SELECT RAISE(ABORT, 'a crash'); END"
     for statement in (refuse, "DROP TRIGGER refuse"):
         with closing(sqlite3.connect(ledger)) as connection:
             connection.execute(statement)

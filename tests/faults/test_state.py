@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sluice import Decimal2, Pipeline, tumbling
 from sluice.auditing import report
-from sluice.engine.evolution import EvolutionError
+from sluice.engine.job.compatibility import CompatibilityError
 from sluice.errors import SluiceError, StateError, TopologyError
 from tests.engine.conftest import Start
 from tests.engine.shop import Names, Sale, sale, shop
@@ -30,7 +30,7 @@ def test_a_lost_commit(start: Start, seen: Seen) -> None:
     a_busy_day(running)
     running.run(max_records=30)
     before = running.everything()
-    for batch in (None, before["cuts"][-1].batch):  # the last of all may be one without data
+    for batch in (None, before["snapshots"][-1].batch):  # the last of all may be one without data
         running.forget_commit(batch)
         read = running.run(max_records=30)
         after = running.everything()
@@ -110,10 +110,10 @@ def test_a_damaged_shard(start: Start, seen: Seen) -> None:
         return data[: place + 9] + b"8" + data[place + 10 :]
 
     said = []
-    damages: dict[str, Callable[[bytes], bytes] | None] = {
+    quarantine: dict[str, Callable[[bytes], bytes] | None] = {
         "missing": None, "half": lambda data: data[: len(data) // 2], "empty": lambda _: b"", "changed": changed
     }  # fmt: skip
-    for name, damage in damages.items():
+    for name, damage in quarantine.items():
         running = start(shop)
         running.send("sales", *(sale(key, "7.00") for key in "abcdefgh"))
         running.run()
@@ -193,7 +193,7 @@ def test_versions_of_a_pipeline(start: Start, seen: Seen) -> None:
     running.send("sales", sale("a", 1))
     for build in refused.values():
         running.pipeline = build(running.names)
-        with pytest.raises(EvolutionError, match=r"has changed since.*Nothing was read.*sluice rebuild"):
+        with pytest.raises(CompatibilityError, match=r"has changed since.*Nothing was read.*sluice rebuild"):
             run(running)
     with pytest.raises(TopologyError):
         version(SaleWithoutQuantity, where="quantity > 1")(running.names)

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice.settings import Settings
-from sluice.state.ledger import Ledger
-from sluice.state.shard import Shard
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.conftest import Seen
 from tests.faults.world import ROOT, wait_until
@@ -95,16 +95,16 @@ class Adder:
     def sums(self) -> dict[str, str | None]:
         """What the store holds, once operators' state has the checksum that was published."""
         with Ledger.open(Settings.read(self.settings).ledger) as ledger:
-            cut = ledger.latest_cut("adder", "main")
+            snapshot = ledger.latest_snapshot("adder", "main")
             (store,) = (one for one in ledger.stores("adder") if one.name == "sums")
             (worker,) = ledger.workers("adder", "main")
             audit = ledger.audits.newest("adder", "main", 1)
-        assert cut is not None
+        assert snapshot is not None
         assert audit is not None
         with Shard.open(worker.location) as shard:
-            assert shard.checksums(cut.batch).states == audit.states["0"]
-            shard.verify_states(cut.batch)
-            return {cell.key: cell.value for cell in shard.scan(store.cell, cut.batch)}
+            assert shard.checksums(snapshot.batch).states == audit.states["0"]
+            shard.verify_states(snapshot.batch)
+            return {group_id.key: group_id.value for group_id in shard.scan(store.group_id, snapshot.batch)}
 
 
 @pytest.mark.heavy

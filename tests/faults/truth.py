@@ -8,8 +8,8 @@ from typing import Protocol
 
 from confluent_kafka import Consumer, TopicPartition
 
-from sluice.state.ledger import Ledger
-from sluice.state.model import Cut
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import Snapshot
 from tests.faults import orders, words
 from tests.faults.found import Found
 from tests.faults.world import World
@@ -18,28 +18,28 @@ from tests.faults.world import World
 class Pipeline(Protocol):
     """A pipeline that faults are tried on: a module of its own."""
 
-    def feed(self, world: World, count: int, sent: int) -> None:
+    def edge(self, world: World, count: int, sent: int) -> None:
         """Bring more records after the `sent` ones that came before."""
 
     def topics(self) -> dict[str, int]:
         """The topics that records come by, and how many partitions each has."""
 
-    def whole(self, ledger: Ledger, world: World, cut: Cut) -> None:
+    def whole(self, ledger: Ledger, world: World, snapshot: Snapshot) -> None:
         """AssertionError if what a reader of a snapshot sees is not that snapshot whole."""
 
-    def compare(self, world: World, earlier: Sequence[Cut] = ()) -> Found:
+    def compare(self, world: World, earlier: Sequence[Snapshot] = ()) -> Found:
         """AssertionError unless everything is as it must be; `earlier`: snapshots of a generation that is gone."""
 
 
 PIPELINES: dict[str, Pipeline] = {"orders": orders, "words": words}
 
 
-def compare(world: World, earlier: Sequence[Cut] = ()) -> Found:
+def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Found:
     """AssertionError unless state, output topics, dead letters and audits are what the topics give."""
     return PIPELINES[world.name].compare(world, earlier)
 
 
-class Feed:
+class Edge:
     """Brings records, each later than those before."""
 
     def __init__(self, world: World) -> None:
@@ -49,7 +49,7 @@ class Feed:
 
     def __call__(self, count: int) -> None:
         """Bring so many more."""
-        self._pipeline.feed(self._world, count, self.sent)
+        self._pipeline.edge(self._world, count, self.sent)
         self.sent += count
 
     def left(self) -> int:
@@ -81,13 +81,13 @@ class Watching:
         """AssertionError if the newest snapshot of a job is not whole, or older than one that was seen."""
         with self._world.ledger() as ledger:
             for job in self._world.jobs:
-                if (cut := ledger.latest_cut(self._world.name, job)) is not None:
-                    self._look(ledger, cut)
+                if (snapshot := ledger.latest_snapshot(self._world.name, job)) is not None:
+                    self._look(ledger, snapshot)
 
-    def _look(self, ledger: Ledger, cut: Cut) -> None:
-        PIPELINES[self._world.name].whole(ledger, self._world, cut)
-        seen, now = self._last.get(cut.job), (cut.generation, cut.batch)
-        assert seen is None or now >= seen, f"{cut.job} went back from {seen} to {now}"
+    def _look(self, ledger: Ledger, snapshot: Snapshot) -> None:
+        PIPELINES[self._world.name].whole(ledger, self._world, snapshot)
+        seen, now = self._last.get(snapshot.job), (snapshot.generation, snapshot.batch)
+        assert seen is None or now >= seen, f"{snapshot.job} went back from {seen} to {now}"
         self.asked += 1
-        self.snapshots[cut.job] += now != seen
-        self._last[cut.job] = now
+        self.snapshots[snapshot.job] += now != seen
+        self._last[snapshot.job] = now

@@ -20,9 +20,9 @@ from confluent_kafka import Message
 
 from sluice.demo.answers import letter_headers
 from sluice.samples.topics import produce, read_topic
-from sluice.state.ledger import Ledger
-from sluice.state.model import Cut
-from sluice.state.shard import Shard
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import Snapshot
+from sluice.state.shard.shard import Shard
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
 
@@ -43,7 +43,7 @@ def topics() -> dict[str, int]:
     return TOPICS
 
 
-def feed(world: World, count: int, sent: int) -> None:
+def edge(world: World, count: int, sent: int) -> None:
     """Bring more records, later than the `sent` ones before."""
     world.kafka.create_topics(TOPICS)
     by_topic: dict[str, list[tuple[str | None, bytes | None, int]]] = defaultdict(list)
@@ -180,7 +180,7 @@ def _put(store: dict[str, Any], key: str, value: str | None) -> None:
         store[key] = value
 
 
-def whole(ledger: Ledger, world: World, cut: Cut) -> None:
+def whole(ledger: Ledger, world: World, cut: Snapshot) -> None:
     """AssertionError if a snapshot's stores are not what the records before its positions give."""
     truth = Truth()
     for record in _in_order(read(world), [cut]):
@@ -188,16 +188,16 @@ def whole(ledger: Ledger, world: World, cut: Cut) -> None:
     _stores(ledger, cut, truth)
 
 
-def compare(world: World, earlier: Sequence[Cut] = ()) -> Found:
+def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Found:
     """AssertionError unless state, output topics, dead letters and audits are what the topics give."""
     records = read(world)
     keys = audits = 0
     with world.ledger() as ledger:
         for job in world.jobs:
-            cut = ledger.latest_cut(NAME, job)
+            cut = ledger.latest_snapshot(NAME, job)
             assert cut is not None
             before = [one for one in earlier if one.job == job]
-            cuts = batches(before, ledger.cuts(NAME, job, limit=sys.maxsize)[::-1])
+            cuts = batches(before, ledger.snapshots(NAME, job, limit=sys.maxsize)[::-1])
             truth = Truth()
             for record in _in_order(records, cuts):
                 truth.add(record)
@@ -212,7 +212,7 @@ def compare(world: World, earlier: Sequence[Cut] = ()) -> Found:
     return Found(len(records), _letters(world, records), 0, keys, joined, audits)
 
 
-def _in_order(records: Iterable[Seen], cuts: Sequence[Cut]) -> Iterator[Seen]:
+def _in_order(records: Iterable[Seen], cuts: Sequence[Snapshot]) -> Iterator[Seen]:
     ends = [
         {(topic, int(p)): end for topic, places in cut.positions.items() for p, end in places.items()} for cut in cuts
     ]
@@ -226,14 +226,14 @@ def _in_order(records: Iterable[Seen], cuts: Sequence[Cut]) -> Iterator[Seen]:
         yield from sorted(batch, key=lambda one: one.time)
 
 
-def _stores(ledger: Ledger, cut: Cut, truth: Truth) -> int:
+def _stores(ledger: Ledger, cut: Snapshot, truth: Truth) -> int:
     keys = 0
     for store in (one for one in ledger.stores(NAME) if one.job == cut.job):
         found: dict[str, Any] = {}
         for worker in ledger.workers(NAME, cut.job):
             with Shard.open(worker.location) as shard:
-                for cell in shard.scan(store.cell, cut.batch, limit=sys.maxsize):
-                    found[cell.key] = json.loads(cell.value or "")[store.slot]
+                for group_id in shard.scan(store.group_id, cut.batch, limit=sys.maxsize):
+                    found[group_id.key] = json.loads(group_id.value or "")[store.store_column]
         if store.name == "letters":
             found = {key: value | {"valueList": sorted(value["valueList"])} for key, value in found.items()}
         expected = truth.stores[store.name]

@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 from confluent_kafka.admin import AdminClient
 
-from sluice.engine.checkpoint import last_batch
+from sluice.engine.batch.checkpoint import last_batch
 from sluice.samples.topics import produce_orders
 from sluice.settings import Settings, settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from sluice.submission import submission
 from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
@@ -175,7 +175,7 @@ class World:
         """The newest batch of a job in the ledger, -1 if none; of the last job unless one is named."""
         try:
             with self.ledger() as ledger:
-                latest = ledger.latest_cut(self.name, job or self.jobs[-1])
+                latest = ledger.latest_snapshot(self.name, job or self.jobs[-1])
         except Exception:
             return -1
         return -1 if latest is None else latest.batch

@@ -165,10 +165,10 @@ def test_a_triggerer_that_starts_anew_starts_nothing(platform: LocalPlatform, to
 def test_a_run_by_hand_with_nothing_to_read_changes_nothing(platform: LocalPlatform, totals: Totals) -> None:
     before = len(wait_for_runs(platform, 1))
     with platform.as_user() as airflow:
-        cut = airflow.ask("/v1/orders/count").headers["x-sluice-cut"]
+        snapshot = airflow.ask("/v1/orders/count").headers["x-sluice-snapshot"]
         airflow.trigger(PIPELINE)
         assert wait_for_runs(platform, before + 1)[-1]["state"] == "success"
-        assert airflow.ask("/v1/orders/count").headers["x-sluice-cut"] == cut
+        assert airflow.ask("/v1/orders/count").headers["x-sluice-snapshot"] == snapshot
 
 
 def test_the_run_tells_what_became_of_every_record(platform: LocalPlatform, totals: Totals) -> None:

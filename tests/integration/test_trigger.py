@@ -17,8 +17,8 @@ from confluent_kafka import Producer
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.samples import produce
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
-from sluice.state.model import Cut, JobInfo
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo, Snapshot
 from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
 
@@ -59,11 +59,11 @@ def send(broker: EmbeddedKafka, topic: str, count: int) -> None:
 def publish(ledger: Ledger, topic: str, batch: int, positions: dict[str, int]) -> None:
     """What a run of the pipeline `p` does in the end."""
     ledger.register(JobInfo(pipeline="p", job="main", generation=1, workers=(), stores=(), topics=(topic,)))
-    cut = Cut(
+    snapshot = Snapshot(
         pipeline="p", job="main", generation=1, batch=batch, published_at=datetime.now(UTC),
         positions={topic: positions}, stream_times={}, counts={},
     )  # fmt: skip
-    assert ledger.publish(cut)
+    assert ledger.publish(snapshot)
 
 
 def trigger(topic: str, max_wait_seconds: float = 15.0) -> KafkaEndOffsetTrigger:

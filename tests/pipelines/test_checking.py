@@ -15,18 +15,18 @@ from pyspark.sql import SparkSession
 from sqlglot import exp
 
 from sluice import Pipeline, Record, session, within
-from sluice.engine.checking import NoRecords, check_job
-from sluice.engine.evolution import EvolutionError
-from sluice.engine.frames import Frames
-from sluice.engine.registration import job_info
-from sluice.engine.storage import Storage
+from sluice.engine.batch.storage import Storage
+from sluice.engine.job.check import NoRecords, check_job
+from sluice.engine.job.compatibility import CompatibilityError
+from sluice.engine.job.dataframes import Frames
+from sluice.engine.job.registration import job_info
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.settings import Settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from sluice.topology.dsl import Stream
 from sluice.topology.spark_functions import OF_SPARK_ALONE
-from tests.states import make_cut
+from tests.states import make_snapshot
 
 
 class Sale(Struct):
@@ -105,7 +105,7 @@ def remember(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
     frames.shared_out()
     with Ledger.open(settings.ledger) as ledger:
         ledger.register(job_info(storage, frames))
-        ledger.publish(make_cut(0, pipeline=pipeline.name, job=job.name))
+        ledger.publish(make_snapshot(0, pipeline=pipeline.name, job=job.name))
 
 
 def counted(key: str = "item", *, value: type = Sale, keyed: str = "item") -> Pipeline:
@@ -154,7 +154,7 @@ def test_a_change_of_what_state_means_is_refused(change: str, spark: SparkSessio
     before, now, says = CHANGES[change]
     remember(spark, before, tmp_path)
     check(spark, before, tmp_path)
-    with pytest.raises(EvolutionError, match=says):
+    with pytest.raises(CompatibilityError, match=says):
         check(spark, now, tmp_path)
 
 
@@ -206,7 +206,7 @@ def test_a_processors_stores_may_come_and_go_but_not_turn_queryable(spark: Spark
     remember(spark, processed(first=int), tmp_path)
     check(spark, processed(second=str, first=int), tmp_path)
     check(spark, processed(second=str), tmp_path)
-    with pytest.raises(EvolutionError, match=r"store first: its value's type 'map<string,bigint>' became"):
+    with pytest.raises(CompatibilityError, match=r"store first: its value's type 'map<string,bigint>' became"):
         check(spark, processed(first=str), tmp_path)
-    with pytest.raises(EvolutionError, match="step process-1 is another one"):
+    with pytest.raises(CompatibilityError, match="step process-1 is another one"):
         check(spark, processed(first=int, queryable=False), tmp_path)

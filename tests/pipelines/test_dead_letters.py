@@ -136,11 +136,11 @@ def test_good_records_count_as_if_the_broken_one_had_not_come(drive: Drive, on_e
     for number, (key, value, time) in enumerate(GOOD):
         if number == 2:
             if apart:
-                bad.cut()
+                bad.commit()
             bad.pipe("readings", {"value": BROKEN}, "a", timestamp=150)
             bad.pipe("states", {"value": BROKEN}, "a", timestamp=150)
             if apart:
-                bad.cut()
+                bad.commit()
         for driver in (good, bad):
             driver.pipe("readings", {"value": value}, key, timestamp=time)
             driver.pipe("states", {"value": value}, key + str(value), timestamp=time)
@@ -179,7 +179,7 @@ def test_timers_of_both_clocks_are_dead_letters_and_have_fired(drive: Drive) -> 
     driver.pipe("readings", {"value": 21}, "event", timestamp=0)
     driver.pipe("readings", {"value": 22}, "wall", timestamp=100)
     driver.pipe("readings", {"value": 1}, "event", timestamp=200)
-    driver.cut()
+    driver.commit()
     driver.advance(1_000)
     driver.pipe("readings", {"value": 1}, "wall", timestamp=300)
     timers = [one for one in driver.dead_letters() if "sluice.timer" in one.headers]
@@ -210,10 +210,10 @@ def test_fail_ends_the_run_with_step_line_and_key(drive: Drive, store: str) -> N
         readings.process(Sensor, stores={"total": int}, returns=int, on_error="fail").output.to("totals")
     driver = drive(pipeline)
     driver.pipe("readings", {"value": 1}, "a", timestamp=0)
-    driver.cut()
+    driver.commit()
     driver.pipe("readings", {"value": BROKEN}, "a", timestamp=1)
     with pytest.raises(EngineError, match=r"test_dead_letters.py:\d+ failed for the key 'a': ValueError: 13 is broken"):
-        driver.cut()
+        driver.commit()
 
 
 @pytest.mark.parametrize(("limit", "bad", "ends"), [(3, 4, True), (0.5, 99, False), (0.5, 120, True)])
@@ -228,7 +228,7 @@ def test_a_step_that_fails_too_often_ends_the_run(drive: Drive, limit: float, ba
             rf"store reduced at .*py:\d+ failed for {bad} of the {bad + 60} records .* The first said: ValueError: 13"
         )
         with pytest.raises(EngineError, match=said):
-            driver.cut()
+            driver.commit()
         assert driver._runs[0].output.records == {}
     else:
         assert driver.store("reduced") == {"a": {"value": 60}}

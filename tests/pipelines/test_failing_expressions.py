@@ -29,7 +29,7 @@ def send(driver: TopologyTestDriver, trips: list[Trip], cut: str) -> None:
     for at, trip in enumerate(trips):
         driver.pipe("trips", {"km": trip.km, "hours": trip.hours, "people": trip.people}, "k", timestamp=at)
         if cut == "each":
-            driver.cut()
+            driver.commit()
 
 
 def with_every_step(name: str) -> Pipeline:
@@ -113,7 +113,7 @@ def test_a_step_may_skip_the_record_or_end_the_run(drive: Drive, step: str, on_e
     send(driver, [GOOD[0], MISTYPED if step.startswith("between") else NO_TIME], "one batch")
     if on_error == "fail":
         with pytest.raises(EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*(DIVIDE_BY_ZERO|CAST)"):
-            driver.cut()
+            driver.commit()
         return
     assert len(driver.output("out")) == 1
     assert driver.dead_letters() == []

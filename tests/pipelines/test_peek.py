@@ -49,7 +49,7 @@ def noted(tmp_path: Path) -> Noted:
 def pipe(driver: TopologyTestDriver) -> None:
     for second, (key, amount) in enumerate([("a", 1), ("b", 2), ("a", 3)]):
         driver.pipe("sales", {"item": "tea", "amount": amount}, key=key, timestamp=1_000 * second)
-    driver.cut()
+    driver.commit()
 
 
 BEFORE = {"a=1": 1, "b=2": 1, "a=3": 1}

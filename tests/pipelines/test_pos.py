@@ -57,10 +57,10 @@ def test_home_deliveries_are_shipped_and_every_line_goes_out_masked(pos: Topolog
     pos.pipe("pos", invoice("1", **HOME), key="STR1")
     pos.pipe("pos", invoice("2", store="STR2"), key="STR2")
 
-    (shipped,) = pos.read("shipment")
-    assert shipped.key == "STR1"
-    assert shipped.value["InvoiceNumber"] == "1"
-    assert shipped.value["DeliveryAddress"] == ADDRESS, "who delivers must know where"
+    (pickled,) = pos.read("shipment")
+    assert pickled.key == "STR1"
+    assert pickled.value["InvoiceNumber"] == "1"
+    assert pickled.value["DeliveryAddress"] == ADDRESS, "who delivers must know where"
 
     first, second, third, fourth = (one.value for one in pos.read("hadoop-sink"))
     assert first == {

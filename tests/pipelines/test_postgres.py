@@ -48,7 +48,7 @@ def test_keys_with_nul_and_what_is_kept_for_all_keys_are_apart(on: On) -> None:
     for n, (key, time) in enumerate([(NUL, 1), (NUL, 20), ("", 40), ("x\0", 60), ("x", 80), ("x", 100)]):
         driver.pipe("l", {"n": n}, key, timestamp=time)
         driver.pipe("s", {"n": n}, key, timestamp=time)
-        driver.cut()
+        driver.commit()
     joined = [(one.key, one.value["left"]["n"]) for one in driver.output("joined")]
     assert joined == [(NUL, 0), (NUL, 1), ("", 2), ("x\0", 3), ("x", 4)]
     held = [(one.key, one.value) for one in driver.output("held")]
@@ -62,6 +62,6 @@ def test_the_words_run_where_their_state_is_in_postgresql(spark: SparkSession, p
         driver.pipe("alphabet_descriptions", "the first", "A", timestamp=500)
         for word in ("Apple", "Alpha"):
             driver.pipe("alphabet", word, "A", timestamp=1_000)
-            driver.cut()
+            driver.commit()
         assert driver.store("letters_joined") == {"A": "Apple-Alpha"}
         assert [one.value["right"] for one in driver.output("words_near_description_inner")] == ["the first"] * 2

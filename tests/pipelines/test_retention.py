@@ -53,7 +53,7 @@ def test_it_does_not_depend_on_where_the_input_is_cut(drive: Drive, cuts: tuple[
         second = number * 3 - (20 if number % 7 == 0 and number > 7 else 0)
         driver.pipe("clicks", {"page": "abc"[number % 3]}, timestamp=second * SECOND)
         if number in cuts:
-            driver.cut()
+            driver.commit()
     ends = {end for _, _, end in driver.store("short")}
     assert min(ends) == 90_000, "stream time is 117 s"
     assert driver.store("short") == {at: n for at, n in driver.store("for_ever").items() if at[2] >= 87_000}

@@ -91,7 +91,7 @@ def test_a_global_tables_key_is_the_text_by_which_a_stream_looks_it_up(drive: Dr
     driver = drive(pipeline)
     for field in ("at", "day", "price"):
         driver.pipe(f"by_{field}", VISIT)
-    driver.cut()
+    driver.commit()
     driver.pipe("visits", VISIT)
     assert [list(driver.store(f"by_{field}")) for field in ("at", "day", "price")] == [
         ["2024-01-01 10:00:00.12"], ["2024-01-01"], ["1.50"],

@@ -175,7 +175,7 @@ def test_a_source_may_end_the_run_over_an_invalid_time(drive: Drive) -> None:
     driver = drive(pipeline)
     driver.pipe("events", {"name": "timeless", "at": None})
     with pytest.raises(EngineError, match="events, partition 0: the event time is null"):
-        driver.cut()
+        driver.commit()
 
 
 def test_a_full_buffer_that_may_not_send_early_ends_the_run(drive: Drive) -> None:
@@ -186,7 +186,7 @@ def test_a_full_buffer_that_may_not_send_early_ends_the_run(drive: Drive) -> Non
     for key in "abc":
         driver.pipe("visits", "a visit", key=key, timestamp=0)
     with pytest.raises(EngineError, match="suppress step holds back"):
-        driver.cut()
+        driver.commit()
 
 
 class Tick(Struct):
@@ -205,7 +205,7 @@ def test_late_records_are_counted_and_kept_in_a_topic_of_their_own(drive: Drive,
     driver = drive(pipeline)
     for n, at in ((1, 5), (2, 25), (3, 7), (0, 1), (4, 29)):
         driver.pipe("ticks", {"n": n}, "a", timestamp=at)
-    driver.cut()
+    driver.commit()
     driver.pipe("ticks", {"n": 5}, "a", timestamp=12)
     assert [(one.key, one.value, one.timestamp) for one in driver.output("late_ticks")] == [
         ("a", {"n": 3}, 7), ("a", {"n": 5}, 12),

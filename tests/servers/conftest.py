@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from tests.api.states import orders_states, totals, windows
 from tests.servers.hosts import TOKEN, Host
 from tests.states import States, ledger_url
@@ -40,7 +40,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """One host with all workers of the orders pipeline, one cut published: for tests that change nothing."""
+    """One host with all workers of the orders pipeline, one snapshot published: for tests that change nothing."""
     home = tmp_path_factory.mktemp("host")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
@@ -54,12 +54,12 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture
 def states(hosts: list[Host], tmp_path: Path) -> States:
-    """The orders pipeline's state, one cut, written through the servers."""
+    """The orders pipeline's state, one snapshot, written through the servers."""
     return publish(orders_states(f"sqlite:///{tmp_path}", workers=4))
 
 
 def publish(states: States) -> States:
-    """The first cut of the orders pipeline."""
+    """The first snapshot of the orders pipeline."""
     states.publish(
         [
             *totals("general", {location: (n + 1, f"{n}.00") for n, location in enumerate(LOCATIONS)}),

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.server.run import Options, claim, configuration, make_app
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from tests.ports import free_port
 
 TOKEN = "a-token-of-these-tests"

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from sluice.server.moves import move
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Place
 from sluice.state.model import owner
-from sluice.state.places import Place
 from tests.api.states import orders_states, totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
 from tests.servers.processes import ServerProcess, environment
-from tests.states import ledger_url, make_cut
+from tests.states import ledger_url, make_snapshot
 
 PORT = 7070
 COUNT = "/v1/orders/count/general_orders"
@@ -55,7 +55,7 @@ class Namespace:
         return "ip", "netns", "exec", self.name
 
     def unplug(self) -> None:
-        """Cut the cable: packets go nowhere, and nobody says so."""
+        """Snapshot the cable: packets go nowhere, and nobody says so."""
         _ip("-n", self.name, "link", "set", f"{self._cable}b", "down")
 
     def plug_in(self) -> None:
@@ -99,7 +99,7 @@ def test_workers_on_hosts_that_share_nothing_but_a_network(namespaces: list[Name
         assert front.get(COUNT, location_id=mine).json()["orderCount"] == 99
 
         namespaces[0].unplug()
-        states.ledger.publish(make_cut(states.batch + 1))
+        states.ledger.publish(make_snapshot(states.batch + 1))
         assert set(counts()) == {location for location in LOCATIONS if owner(location, 2) == 1}
         assert front.get(COUNT).headers["X-Sluice-Unavailable"] == "0"
         namespaces[0].plug_in()

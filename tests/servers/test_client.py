@@ -40,7 +40,7 @@ def test_every_method(client: Client) -> None:
     assert {store.store for store in client.stores()} >= {COUNT, REVENUE, "stores"}
     revenue = client.get(REVENUE, "store_7")
     assert revenue.value == {"runningOrderCount": 8, "runningRevenue": Decimal("7.00")}
-    assert (str(revenue.value["runningRevenue"]), revenue.cut.id, revenue.partial) == ("7.00", "1.0", False)
+    assert (str(revenue.value["runningRevenue"]), revenue.snapshot.id, revenue.partial) == ("7.00", "1.0", False)
     assert [entry.key for entry in client.multi_get(COUNT, ["store_2", "none", "store_1"]).entries] == [
         "store_2",
         "store_1",
@@ -63,18 +63,18 @@ def test_every_method(client: Client) -> None:
 def test_keys_may_hold_anything(client: Client, states: States) -> None:
     for key in ("a/b?c#d&e=f", "ключ", "..", "%2e", "a b+c"):
         states.publish(totals("general", {key: (5, "1.00")}))
-        assert client.get(COUNT, key, min_cut=f"1.{states.batch}").value == 5
+        assert client.get(COUNT, key, min_snapshot=f"1.{states.batch}").value == 5
 
 
 def test_errors_are_what_they_are_in_the_server(client: Client, states: States, hosts: list[Host]) -> None:
     states.publish(totals("general", {"store_1": (5, "1.00")}))
-    states.ledger.forget_cuts("orders", "totals", 1, 1)
-    cases = {NotFound: {"key": "none"}, NotReached: {"min_cut": "9.9"}, QueryError: {"as_of": "x"}}
+    states.ledger.forget_snapshots("orders", "totals", 1, 1)
+    cases = {NotFound: {"key": "none"}, NotReached: {"min_snapshot": "9.9"}, QueryError: {"as_of": "x"}}
     for kind, asked in cases.items():
         with pytest.raises(kind):
             client.get(COUNT, **({"key": "store_1"} | asked))  # type: ignore[arg-type]
     with pytest.raises(Gone) as gone:
-        client.get(COUNT, "store_1", as_of="1.0", min_cut="1.0")
+        client.get(COUNT, "store_1", as_of="1.0", min_snapshot="1.0")
     assert gone.value.extensions["newest"] == "1.1"
     hosts[1].stop()
     with pytest.raises(StateError, match="Not every worker"):
@@ -123,22 +123,24 @@ class Listening(threading.Thread):
                 return
 
 
-def test_changes_tell_new_cuts_and_the_keys_they_changed(client: Client, states: States) -> None:
+def test_changes_tell_new_snapshots_and_the_keys_they_changed(client: Client, states: States) -> None:
     listening = Listening(client, 2)
     listening.start()
     assert listening.heard.wait(10)
     states.publish(totals("general", {"store_3": (50, "1.00"), "store_1": (51, "1.00")}))
     listening.join(10)
     first, second = listening.found
-    assert (first.cut.id, first.changed) == ("1.0", [])
-    assert (second.cut.id, second.changed, second.more) == ("1.1", [{"key": "store_1"}, {"key": "store_3"}], False)
+    assert (first.snapshot.id, first.changed) == ("1.0", [])
+    assert (second.snapshot.id, second.changed, second.more) == ("1.1", [{"key": "store_1"}, {"key": "store_3"}], False)
 
-    # A stream that was cut off goes on behind the cut it had last.
+    # A stream that was cut off goes on behind the snapshot it had last.
     states.publish(totals("general", {"store_4": (52, "1.00")}))
     again = Listening(client, 1, since="1.1")
     again.start()
     again.join(10)
-    assert [(one.event, one.cut.id, one.changed) for one in again.found] == [("cut", "1.2", [{"key": "store_4"}])]
+    assert [(one.event, one.snapshot.id, one.changed) for one in again.found] == [
+        ("snapshot", "1.2", [{"key": "store_4"}])
+    ]
     unknown = Listening(client, 1, since="2.7")
     unknown.start()
     unknown.join(10)
@@ -157,7 +159,7 @@ def test_streams_of_changes_are_not_without_number(hosts: list[Host], states: St
             answers = await asyncio.gather(*(client.send(request, stream=True) for request in requests))
             told = [await anext(answer.aiter_bytes()) for answer in answers]
             assert all(
-                (b"event: cut" in first) == (a.status_code == 200) for a, first in zip(answers, told, strict=True)
+                (b"event: snapshot" in first) == (a.status_code == 200) for a, first in zip(answers, told, strict=True)
             )
             for answer in answers:
                 await answer.aclose()

@@ -1,4 +1,4 @@
-"""Cuts published under constant queries over two hosts: every answer is of one cut, and none goes backward."""
+"""Snapshots published under constant queries over two hosts: every answer is of one snapshot, and none goes backward."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from sluice.state.model import owner
-from sluice.state.shard import Shard
+from sluice.state.shard.shard import Shard
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
-from tests.states import States, make_cut
+from tests.states import States, make_snapshot
 
 CUTS = int(os.environ.get("CUTS", "60"))
 PATHS = [
@@ -35,10 +35,10 @@ class Reader(threading.Thread):
     def run(self) -> None:
         while not self.done.is_set():
             body = self.host.get(self.path).json()
-            batch = int(body["cut"]["id"].partition(".")[2])
+            batch = int(body["snapshot"]["id"].partition(".")[2])
             values = {entry["value"] for entry in body["entries"]}
             if values != {batch} or len(body["entries"]) != len(LOCATIONS) or body["partial"]:
-                self.wrong.append(f"torn: cut {batch} has {values}")
+                self.wrong.append(f"torn: snapshot {batch} has {values}")
             if batch < self.newest:
                 self.wrong.append(f"backward: {self.newest} to {batch}")
             self.newest, self.looks = batch, self.looks + 1
@@ -49,10 +49,10 @@ def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
     rows = list(totals("general", dict.fromkeys(LOCATIONS, (batch, "0.00"))))
     for number, shard in enumerate(places):
         shard.write(batch, [row for row in rows if owner(row[1], states.workers) == number])
-    assert states.ledger.publish(make_cut(batch))
+    assert states.ledger.publish(make_snapshot(batch))
 
 
-@pytest.mark.fault("F15", "cuts published under constant queries to three hosts (CUTS=1000 for as many)")
+@pytest.mark.fault("F15", "snapshots published under constant queries to three hosts (CUTS=1000 for as many)")
 def test_no_torn_and_no_backward_answer(hosts: list[Host], states: States) -> None:
     places = tuple(Shard.open(place, to_write=True) for place in states.written_at)
     publish(states, places, 1)

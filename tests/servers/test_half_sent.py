@@ -173,12 +173,12 @@ def test_no_number_breaks_a_state_server(host: Host, number: str) -> None:
         assert 400 <= answer.status_code < 500, path
         assert answer.headers["Content-Type"] == "application/problem+json", path
     for body in (
-        f'{{"type":"Value","cell":{number},"slot":0,"as_of":0,"key":"a"}}',
-        f'{{"type":"Value","cell":0,"slot":0,"as_of":{number},"key":"a"}}',
-        f'{{"type":"Changed","cell":0,"slot":0,"as_of":0,"since":{number},"limit":1}}',
-        f'{{"type":"Changed","cell":0,"slot":0,"as_of":0,"since":0,"limit":{number}}}',
+        f'{{"type":"Value","group_id":{number},"store_column":0,"as_of":0,"key":"a"}}',
+        f'{{"type":"Value","group_id":0,"store_column":0,"as_of":{number},"key":"a"}}',
+        f'{{"type":"Changed","group_id":0,"store_column":0,"as_of":0,"since":{number},"limit":1}}',
+        f'{{"type":"Changed","group_id":0,"store_column":0,"as_of":0,"since":0,"limit":{number}}}',
         "[" * 100_000,
-        '{"type":"Value","cell":0,"slot":0,"as_of":0,"key":"\\ud800"}',
+        '{"type":"Value","state row":0,"slot":0,"as_of":0,"key":"\\ud800"}',
         '{"type":"Eval"}',
         "",
     ):

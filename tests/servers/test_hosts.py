@@ -13,10 +13,10 @@ from sluice.errors import NotFound, Refused, StateError
 from sluice.server.moves import move
 from sluice.server.run import Options, claim
 from sluice.settings import settings
+from sluice.state.ledger.placement import Place, Places
 from sluice.state.model import owner
-from sluice.state.places import Place, Places
 from sluice.state.retention import retain
-from sluice.state.shard import Shard
+from sluice.state.shard.shard import Shard
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
@@ -183,12 +183,12 @@ def test_a_worker_moves_to_another_host_while_it_is_asked(hosts: list[Host], sta
     assert hosts[0].get("/v1/metadata/general_orders/" + of_worker(1)).json()["port"] == hosts[2].port
     assert sorted(path.stem for path in hosts[2].folder.rglob("*.sqlite")) == ["worker-1", "worker-2"]
 
-    # What was at the old place is sealed; earlier cuts have come along; and it may come back.
+    # What was at the old place is sealed; earlier snapshots have come along; and it may come back.
     (old,) = hosts[1].folder.rglob("*.sqlite")
     with Shard.open(f"sqlite:///{old}", to_write=True) as shard, pytest.raises(Refused, match="moved away"):
         shard.write(2, [])
     assert len(counts(hosts[1].get("/v1/orders/count/general_orders"))) == 40
-    assert hosts[1].get(COUNT, as_of="1.0", require="complete").json()["cut"]["id"] == "1.0"
+    assert hosts[1].get(COUNT, as_of="1.0", require="complete").json()["snapshot"]["id"] == "1.0"
     move(states.ledger, Place("orders", 1, "127.0.0.1", hosts[1].port))
     states.publish(totals("general", {of_worker(1): (101, "1.00")}))
     answer = hosts[1].get("/v1/orders/count/general_orders", location_id=of_worker(1))
@@ -251,9 +251,9 @@ def test_state_that_was_local_moves_to_a_server(hosts: list[Host], tmp_path: Pat
 def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: States) -> None:
     for number in range(3):
         states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
-    (done,) = retain(states.ledger, "orders", keep_cuts=1, keep_seconds=0, now=NOON.replace(year=2030))
+    (done,) = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
     # The version before the newest stays: the newest batch may be written again.
-    assert (done.cuts, done.versions, done.failed) == (3, 2 * 40, {})
+    assert (done.snapshots, done.versions, done.failed) == (3, 2 * 40, {})
 
 
 @pytest.mark.attack("S10", "claiming a worker that another server has")

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Places
 from sluice.state.model import owner
-from sluice.state.places import Places
 from tests.airflow_server import AirflowServer
 from tests.api.states import orders_states, totals
 from tests.servers.conftest import LOCATIONS
@@ -28,7 +28,7 @@ from tests.states import States, ledger_url
 PLUGINS = Path(__file__).parents[2] / "plugins"
 COUNT = "/v1/orders/count/general_orders"
 SHARD = "/local/orders/totals/1"
-QUESTION = b'{"type":"Value","cell":0,"slot":0,"as_of":0,"key":"store_1"}'
+QUESTION = b'{"type":"Value","state row":0,"slot":0,"as_of":0,"key":"store_1"}'
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +154,8 @@ def test_a_server_answers_for_its_own_shards_only(servers: list[ServerProcess], 
     ("path", "content", "status"),
     [
         (f"{SHARD}/0/ask", b"", 400),
-        (f"{SHARD}/0/ask", b'{"type":"Drop","cell":0}', 400),
-        (f"{SHARD}/0/ask", b'{"type":"Value","cell":"0 OR 1=1","slot":0,"as_of":0,"key":"a"}', 400),
+        (f"{SHARD}/0/ask", b'{"type":"Drop","state row":0}', 400),
+        (f"{SHARD}/0/ask", b'{"type":"Value","state row":"0 OR 1=1","slot":0,"as_of":0,"key":"a"}', 400),
         (f"{SHARD}/0/ask", b"x" * 5_000_000, 413),
         (f"{SHARD}/0/versions", b"\x80\x04K\x01.", 400),
         (f"{SHARD}/0/compact?keep_from=1;x", b"", 400),
@@ -220,7 +220,7 @@ def test_tls_is_spoken_and_the_certificate_checked(home: Path, monkeypatch: pyte
         assert worker.server == f"https://127.0.0.1:{server.port}/local/orders/totals/1/0"
         answer = httpx.post(
             f"{worker.server}/ask",
-            content=b'{"type":"Value","cell":0,"slot":0,"as_of":0,"key":"a"}',
+            content=b'{"type":"Value","state row":0,"slot":0,"as_of":0,"key":"a"}',
             headers={"Authorization": f"Bearer {TOKEN}"},
             verify=ssl.create_default_context(cafile=str(certificate)),
         )

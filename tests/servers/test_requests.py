@@ -24,7 +24,7 @@ ROUTES = [
     f"{COUNT}/top",
     f"{COUNT}/changes",
     "/sluice/v1/pipelines",
-    "/sluice/v1/pipelines/orders/cuts",
+    "/sluice/v1/pipelines/orders/snapshots",
     "/sluice/v1/pipelines/orders/workers",
     "/sluice/v1/pipelines/orders/topology",
     "/v1/orders/count",
@@ -59,7 +59,7 @@ SENSELESS = [
     "/sluice/v1/stores//count",
     f"/sluice/v1/stores/{'x' * 10_000}",
     "/sluice/v1/stores?entries=2",
-    "/sluice/v1/pipelines/orders/cuts?limit=0",
+    "/sluice/v1/pipelines/orders/snapshots?limit=0",
     "/sluice/v1/pipelines/orders/topology?format=pdf",
     "/sluice/v1/pipelines/%00/workers",
     "/v1/orders/count/none",
@@ -139,8 +139,8 @@ def test_a_field_that_no_value_has_is_named(host: Host, path: str, named: str) -
         ("?as_of=1.{}", 400),
         ("?as_of={}.1", 400),
         ("?as_of={}", 400),
-        ("?min_cut=1.{}", 400),
-        ("?min_cut={}.1", 400),
+        ("?min_snapshot=1.{}", 400),
+        ("?min_snapshot={}.1", 400),
         ("?min_position=orders:{}:1", 400),
         ("?min_position=orders:1:{}", 400),
         ("?from={}", 400),
@@ -159,8 +159,8 @@ def test_no_number_is_too_large_for_an_answer(host: Host, path: str, status: int
 
 
 @pytest.mark.parametrize("since", ["1.9223372036854775808", "9" * 20 + ".1", "x", "1.-1", "", "\xff"])
-@pytest.mark.attack("S5", "a stream of changes since a cut that cannot be")
-def test_a_stream_begins_at_a_cut(host: Host, since: str) -> None:
+@pytest.mark.attack("S5", "a stream of changes since a snapshot that cannot be")
+def test_a_stream_begins_at_a_snapshot(host: Host, since: str) -> None:
     assert refused(host, f"{COUNT}/changes", **{"Last-Event-ID": since})["status"] == 400
 
 

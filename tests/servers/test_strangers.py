@@ -18,8 +18,8 @@ from typing_extensions import override
 from sluice.commands.servers import place_of
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.server.moves import move
+from sluice.state.ledger.placement import Place, Places
 from sluice.state.model import WorkerInfo, owner
-from sluice.state.places import Place, Places
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import CLIENT, TOKEN, Host
 from tests.servers.processes import ServerProcess, environment

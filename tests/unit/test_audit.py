@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from sluice.errors import LeaseError
-from sluice.state.audits import SourceAudit, total
-from sluice.state.leases import Holder
-from sluice.state.ledger import Ledger
-from tests.states import ledger_url, make_cut
+from sluice.state.ledger.audits import SourceAudit, total
+from sluice.state.ledger.leases import Holder
+from sluice.state.ledger.ledger import Ledger
+from tests.states import ledger_url, make_snapshot
 from tests.states import make_audit as audit
 
 pytestmark = pytest.mark.unit
@@ -42,19 +42,19 @@ def test_batches_add_up_by_partition() -> None:
     ]
 
 
-def test_an_audit_is_published_with_its_cut_or_not_at_all(database: str) -> None:
+def test_an_audit_is_published_with_its_snapshot_or_not_at_all(database: str) -> None:
     with Ledger.open(ledger_url(database)) as ledger:
         lease = ledger.leases.take("orders", "totals", 1, Holder(host="h", pid=1, process=""), None)
         assert lease is not None
         made = audit(0, lease.epoch, source(read=10, applied=10))
-        assert ledger.publish(make_cut(0), made)
-        assert not ledger.publish(make_cut(0), made)
+        assert ledger.publish(make_snapshot(0), made)
+        assert not ledger.publish(make_snapshot(0), made)
         assert ledger.audits.all("orders", "totals", 1) == [made]
         assert ledger.audits.checksums("orders", "totals", 1) == {"0": "00ff"}
         with pytest.raises(LeaseError):
-            ledger.publish(make_cut(1), audit(1, lease.epoch - 1))
+            ledger.publish(make_snapshot(1), audit(1, lease.epoch - 1))
         assert ledger.audits.all("orders", "totals", 1) == [made]
-        assert ledger.publish(make_cut(1), audit(1, lease.epoch))
-        # An audit goes with its cut.
-        ledger.forget_cuts("orders", "totals", 1, before=1)
+        assert ledger.publish(make_snapshot(1), audit(1, lease.epoch))
+        # An audit goes with its snapshot.
+        ledger.forget_snapshots("orders", "totals", 1, before=1)
         assert [one.batch for one in ledger.audits.all("orders", "totals", 1)] == [1]

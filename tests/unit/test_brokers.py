@@ -13,7 +13,7 @@ from sluice.brokers import require_brokers
 from sluice.cli import app
 from sluice.errors import BrokersUnreachable
 from sluice.settings import settings
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from tests.ports import free_port
 
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 from sluice.cli import app
 from sluice.errors import EngineError
 from sluice.settings import settings
-from sluice.state.failures import Failure
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
 
 
 def sluice(*arguments: str) -> Result:

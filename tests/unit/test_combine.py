@@ -1,4 +1,4 @@
-"""Cells added up in a task: the operator must come to the same as with one row a record."""
+"""State rows added up in a task: the operator must come to the same as with one row a record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Decimal2, Pipeline, tumbling
-from sluice.engine.combine import CELLS, Combiner
+from sluice.engine.fused.partial_aggregates import STATE_COLUMNS, Combiner
 from sluice.plan import Job, plan
 from sluice.topology.expressions import mergeable
 
@@ -36,12 +36,12 @@ def job(**columns: str) -> Job:
     return plan(pipeline).jobs[0]
 
 
-def cells(*records: tuple[str, int, Any], column: str = "s0_amount") -> pa.RecordBatch:
+def state_rows(*records: tuple[str, int, Any], column: str = "s0_amount") -> pa.RecordBatch:
     """One row a record: key, start of its window, and a value."""
     keys, starts, values = zip(*records, strict=True)
     time = pa.timestamp("us", tz="UTC")
     columns = {
-        "cell": pa.array([0] * len(keys), pa.int32()),
+        "group_id": pa.array([0] * len(keys), pa.int32()),
         "key": pa.array(keys),
         "window_start": pa.array(starts, pa.int64()),
         "window_end": pa.array([start + 100 for start in starts], pa.int64()),
@@ -53,7 +53,7 @@ def cells(*records: tuple[str, int, Any], column: str = "s0_amount") -> pa.Recor
 
 
 def combined(combiner: Combiner, *batches: pa.RecordBatch) -> dict[tuple[str, int], tuple[Any, ...]]:
-    """What goes on to the operator: the parts of each cell. Every cell is one row."""
+    """What goes on to the operator: the parts of each state row. Every state row is one row."""
     rows = [row for batch in combiner(iter(batches)) for row in batch.to_pylist()]
     parts = list(combiner.columns)
     found = {(row["key"], row["window_start"]): tuple(row[part] for part in parts) for row in rows}
@@ -61,10 +61,10 @@ def combined(combiner: Combiner, *batches: pa.RecordBatch) -> dict[tuple[str, in
     return found
 
 
-def test_a_cell_is_one_row_of_a_task_however_many_batches_it_was_in() -> None:
+def test_a_state_row_is_one_row_of_a_task_however_many_batches_it_was_in() -> None:
     combiner = Combiner.of(job(n="count(*)", total="sum(amount)", least="min(amount)", most="max(amount)"), TYPES)
-    first = cells(("a", 0, Decimal("1.10")), ("b", 0, Decimal("2.00")), ("a", 100, Decimal("7.00")))
-    second = cells(("a", 0, Decimal("0.25")))
+    first = state_rows(("a", 0, Decimal("1.10")), ("b", 0, Decimal("2.00")), ("a", 100, Decimal("7.00")))
+    second = state_rows(("a", 0, Decimal("0.25")))
     assert combined(combiner, first, second) == {
         ("a", 0): (2, Decimal("1.35"), Decimal("0.25"), Decimal("1.10")),
         ("b", 0): (1, Decimal("2.00"), Decimal("2.00"), Decimal("2.00")),
@@ -72,17 +72,17 @@ def test_a_cell_is_one_row_of_a_task_however_many_batches_it_was_in() -> None:
     }
 
 
-def test_what_tells_a_cell_apart_goes_with_it() -> None:
+def test_what_tells_a_state_row_apart_goes_with_it() -> None:
     combiner = Combiner.of(job(n="count(*)"), TYPES)
-    (batch,) = combiner(iter([cells(("a", 100, Decimal(1)), ("a", 100, Decimal(2)))]))
-    assert batch.schema.names == [*CELLS, "m0"]
+    (batch,) = combiner(iter([state_rows(("a", 100, Decimal(1)), ("a", 100, Decimal(2)))]))
+    assert batch.schema.names == [*STATE_COLUMNS, "m0"]
     row = batch.to_pylist()[0]
-    assert (row["cell"], row["window_end"], row["expires_at"].timestamp()) == (0, 200, 0.2)
+    assert (row["group_id"], row["window_end"], row["expires_at"].timestamp()) == (0, 200, 0.2)
 
 
 def test_nulls_count_as_spark_counts_them() -> None:
     combiner = Combiner.of(job(all="count(*)", there="count(amount)", total="sum(amount)"), TYPES)
-    found = combined(combiner, cells(("a", 0, None), ("a", 0, Decimal("5.00")), ("b", 0, None)))
+    found = combined(combiner, state_rows(("a", 0, None), ("a", 0, Decimal("5.00")), ("b", 0, None)))
     assert found == {("a", 0): (2, 1, Decimal("5.00")), ("b", 0): (1, 0, None)}
 
 
@@ -98,8 +98,8 @@ def test_what_cannot_be_put_together_from_parts_goes_on_record_by_record(text: s
     assert combiner.parts == {}
     column = "s0_share" if "share" in text else "s0_amount"
     value = 0.5 if "share" in text else Decimal("1.00")
-    (batch,) = combiner(iter([cells(("a", 0, value), ("a", 0, value), column=column)]))
-    assert batch.schema.names == [*CELLS, column]
+    (batch,) = combiner(iter([state_rows(("a", 0, value), ("a", 0, value), column=column)]))
+    assert batch.schema.names == [*STATE_COLUMNS, column]
     assert batch.column(column).to_pylist() == [value, value]
 
 
@@ -134,5 +134,5 @@ def test_adding_up_early_loses_nothing(batches: list[list[tuple[str, int, int]]]
     for key, start, cents in (record for batch in batches for record in batch):
         count, total = expected.get((key, start), (0, Decimal(0)))
         expected[key, start] = (count + 1, total + Decimal(cents).scaleb(-2))
-    made = [cells(*((key, start, Decimal(cents).scaleb(-2)) for key, start, cents in batch)) for batch in batches]
+    made = [state_rows(*((key, start, Decimal(cents).scaleb(-2)) for key, start, cents in batch)) for batch in batches]
     assert combined(combiner, *made) == expected

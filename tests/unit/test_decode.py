@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline
-from sluice.engine import checkpoint
-from sluice.engine import source as sourcing
-from sluice.engine.checkpoint import BatchClock
-from sluice.engine.decode import Letter, ValueDecoder, key_texts
-from sluice.engine.handoff import Handoff
-from sluice.engine.source import StreamReader
-from sluice.engine.tables import TableReader
+from sluice.engine.batch import checkpoint
+from sluice.engine.batch.checkpoint import BatchClock
+from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.read import streams as sourcing
+from sluice.engine.read.decode import DeadLetter, ValueDecoder, key_texts
+from sluice.engine.read.global_tables import TableReader
+from sluice.engine.read.streams import StreamReader
 from sluice.plan import plan
 from sluice.topology import nodes
 
@@ -430,7 +430,7 @@ class Reading:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **pipeline: Any) -> None:
         self.pipeline = Pipeline("p", **pipeline)
-        self.handoff = Handoff(str(folder))
+        self.side_outputs = SideOutputs(str(folder))
         monkeypatch.setattr(sourcing, "current_batch", lambda: 0)
         monkeypatch.setattr(checkpoint, "batch_clock", lambda *_: NOW_MS)
 
@@ -438,14 +438,14 @@ class Reading:
         given: dict[str, Any] = {"value": Order, "event_time": "at"} | stream
         self.pipeline.stream("orders", **given).group_by(reads).count(store="n")
         (job,) = plan(self.pipeline).jobs
-        self.reader: StreamReader | TableReader = StreamReader.of(job, self.handoff, BatchClock("nowhere"))
+        self.reader: StreamReader | TableReader = StreamReader.of(job, self.side_outputs, BatchClock("nowhere"))
         return self
 
     def table(self, key: str | None = None) -> Reading:
         self.pipeline.stream("others", value=str)
         self.pipeline.global_table("orders", value=Order, key=key)
         (job,) = plan(self.pipeline).jobs
-        self.reader = TableReader.of(job, self.handoff, BatchClock("nowhere"))
+        self.reader = TableReader.of(job, self.side_outputs, BatchClock("nowhere"))
         return self
 
     def read(
@@ -466,13 +466,13 @@ class Reading:
     @property
     def letters(self) -> list[dict[str, Any]]:
         """The dead letters, with their headers as a dict of texts."""
-        tables = self.handoff.records(0, "p_dead_letters")
+        tables = self.side_outputs.records(0, "p_dead_letters")
         rows = [row for table in tables for row in table.to_pylist()]
         return [row | {"headers": {h["key"]: h["value"].decode() for h in row["headers"]}} for row in rows]
 
     @property
     def counts(self) -> dict[str, int]:
-        return self.handoff.facts(0).counts
+        return self.side_outputs.facts(0).counts
 
 
 @pytest.fixture
@@ -484,7 +484,7 @@ def test_a_dead_letter_has_the_original_bytes_and_says_where_they_stood(reading:
     headers = '[{"key":"trace","value":"AP8="},{"key":"none"}]'
     rows = reading.stream().read(GOOD, b"\xff{", keys=[b"k", b"\x00\xfe"], headers=headers)
     assert [row["_key"] for row in rows] == ["k"]
-    (table,) = reading.handoff.records(0, "p_dead_letters")
+    (table,) = reading.side_outputs.records(0, "p_dead_letters")
     (letter,) = table.to_pylist()
     assert (letter["key"], letter["value"]) == (b"\x00\xfe", b"\xff{")
     found = [(header["key"], header["value"]) for header in letter["headers"]]
@@ -616,4 +616,4 @@ def test_keys_as_texts() -> None:
 
 
 def test_a_letter_is_a_value() -> None:
-    assert Letter(1, "digits", "x") == Letter(1, "digits", "x")
+    assert DeadLetter(1, "digits", "x") == DeadLetter(1, "digits", "x")

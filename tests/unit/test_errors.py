@@ -8,11 +8,11 @@ from sluice import errors
 from sluice.errors import NotFound, QueryError, SluiceError, StateError
 
 
-def family(kind: type[SluiceError]) -> list[type[SluiceError]]:
-    return [kind, *(each for child in kind.__subclasses__() for each in family(child))]
+def group(kind: type[SluiceError]) -> list[type[SluiceError]]:
+    return [kind, *(each for child in kind.__subclasses__() for each in group(child))]
 
 
-EVERY = [kind for kind in family(SluiceError) if kind.__module__ == errors.__name__]
+EVERY = [kind for kind in group(SluiceError) if kind.__module__ == errors.__name__]
 
 
 def test_every_error_of_the_module_is_in_the_tree() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from sluice.errors import EngineError, TopologyError
 from sluice.settings import Settings
-from sluice.state.endings import note_files, note_killed, noted, now
-from sluice.state.failures import Failure
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.run_ends import note_files, note_killed, noted, now
 
 
 @pytest.fixture

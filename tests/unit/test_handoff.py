@@ -8,88 +8,88 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sluice.engine.handoff import Facts, Handoff
+from sluice.engine.batch.side_outputs import Facts, SideOutputs
 from sluice.errors import EngineError
 
 
 @pytest.fixture(params=["path", "uri"])
-def handoff(request: pytest.FixtureRequest, tmp_path: Path) -> Handoff:
-    return Handoff(f"file://{tmp_path}/handoff" if request.param == "uri" else f"{tmp_path}/handoff")
+def side_outputs(request: pytest.FixtureRequest, tmp_path: Path) -> SideOutputs:
+    return SideOutputs(f"file://{tmp_path}/side_outputs" if request.param == "uri" else f"{tmp_path}/side_outputs")
 
 
 def records(*keys: str) -> pa.Table:
     return pa.table({"key": list(keys), "value": [key.upper() for key in keys]})
 
 
-def keys_of(handoff: Handoff, batch: int, topic: str) -> list[str]:
-    return [key for table in handoff.records(batch, topic) for key in table.column("key").to_pylist()]
+def keys_of(side_outputs: SideOutputs, batch: int, topic: str) -> list[str]:
+    return [key for table in side_outputs.records(batch, topic) for key in table.column("key").to_pylist()]
 
 
-def test_facts_of_all_parts_are_added_up(handoff: Handoff) -> None:
-    handoff.write_facts(3, "read-a-00000", Facts({"read": 5}))
-    handoff.write_facts(3, "place-a-00000", Facts({"applied": 4, "late/w": 1}, {"w/a/0": 70}))
-    handoff.write_facts(3, "place-a-00001", Facts({"applied": 2}, {"w/a/1": 60}))
-    assert handoff.facts(3) == Facts({"read": 5, "applied": 6, "late/w": 1}, {"w/a/0": 70, "w/a/1": 60})
-    assert handoff.facts(4) == Facts()
+def test_facts_of_all_parts_are_added_up(side_outputs: SideOutputs) -> None:
+    side_outputs.write_facts(3, "read-a-00000", Facts({"read": 5}))
+    side_outputs.write_facts(3, "place-a-00000", Facts({"applied": 4, "late/w": 1}, {"w/a/0": 70}))
+    side_outputs.write_facts(3, "place-a-00001", Facts({"applied": 2}, {"w/a/1": 60}))
+    assert side_outputs.facts(3) == Facts({"read": 5, "applied": 6, "late/w": 1}, {"w/a/0": 70, "w/a/1": 60})
+    assert side_outputs.facts(4) == Facts()
 
 
-def test_a_part_that_is_tried_again_replaces_what_it_wrote(handoff: Handoff) -> None:
+def test_a_part_that_is_tried_again_replaces_what_it_wrote(side_outputs: SideOutputs) -> None:
     for _ in range(2):
-        handoff.write_facts(0, "read-a-00000", Facts({"read": 5}))
-        handoff.write_records(0, "out", "place-a-00000", records("x", "y"))
-    assert handoff.facts(0).counts == {"read": 5}
-    assert keys_of(handoff, 0, "out") == ["x", "y"]
+        side_outputs.write_facts(0, "read-a-00000", Facts({"read": 5}))
+        side_outputs.write_records(0, "out", "place-a-00000", records("x", "y"))
+    assert side_outputs.facts(0).counts == {"read": 5}
+    assert keys_of(side_outputs, 0, "out") == ["x", "y"]
 
 
-def test_records_come_in_the_order_of_the_parts(handoff: Handoff) -> None:
+def test_records_come_in_the_order_of_the_parts(side_outputs: SideOutputs) -> None:
     for part in (10, 2, 0):
-        handoff.write_records(0, "out", f"place-a-{part:05}", records(f"from {part}"))
-    assert keys_of(handoff, 0, "out") == ["from 0", "from 2", "from 10"]
+        side_outputs.write_records(0, "out", f"place-a-{part:05}", records(f"from {part}"))
+    assert keys_of(side_outputs, 0, "out") == ["from 0", "from 2", "from 10"]
 
 
-def test_records_of_topics_whose_names_end_alike_are_kept_apart(handoff: Handoff) -> None:
-    handoff.write_records(0, "shop.orders", "place-a-00000", records("theirs"))
-    handoff.write_records(0, "orders", "place-a-00000", records("ours"))
-    handoff.write_records(0, "orders", "read-b.orders-00000", records("ours too"))
-    assert keys_of(handoff, 0, "orders") == ["ours", "ours too"]
-    assert keys_of(handoff, 0, "shop.orders") == ["theirs"]
-    assert keys_of(handoff, 1, "orders") == []
+def test_records_of_topics_whose_names_end_alike_are_kept_apart(side_outputs: SideOutputs) -> None:
+    side_outputs.write_records(0, "shop.orders", "place-a-00000", records("theirs"))
+    side_outputs.write_records(0, "orders", "place-a-00000", records("ours"))
+    side_outputs.write_records(0, "orders", "read-b.orders-00000", records("ours too"))
+    assert keys_of(side_outputs, 0, "orders") == ["ours", "ours too"]
+    assert keys_of(side_outputs, 0, "shop.orders") == ["theirs"]
+    assert keys_of(side_outputs, 1, "orders") == []
 
 
-def test_a_batch_goes_on_from_the_times_that_it_was_started_with(handoff: Handoff) -> None:
-    handoff.start(1, {"w/a/0": 5})
-    handoff.start(1, {"w/a/0": 7})
-    assert handoff.times(1) == {"w/a/0": 7}
-    handoff.start(2, {})
-    assert handoff.times(2) == {}
+def test_a_batch_goes_on_from_the_times_that_it_was_started_with(side_outputs: SideOutputs) -> None:
+    side_outputs.start(1, {"w/a/0": 5})
+    side_outputs.start(1, {"w/a/0": 7})
+    assert side_outputs.times(1) == {"w/a/0": 7}
+    side_outputs.start(2, {})
+    assert side_outputs.times(2) == {}
 
 
-def test_times_that_are_gone_are_an_error_never_none_at_all(handoff: Handoff, tmp_path: Path) -> None:
+def test_times_that_are_gone_are_an_error_never_none_at_all(side_outputs: SideOutputs, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="batch 1 goes on from cannot be read"):
-        handoff.times(1)
-    handoff.start(1, {"w/a/0": 5})
-    (tmp_path / "handoff" / "1" / "times.json").write_text("{")
+        side_outputs.times(1)
+    side_outputs.start(1, {"w/a/0": 5})
+    (tmp_path / "side_outputs" / "1" / "times.json").write_text("{")
     with pytest.raises(EngineError, match="Run again"):
-        handoff.times(1)
+        side_outputs.times(1)
 
 
-def test_old_batches_are_dropped_when_a_new_one_starts(handoff: Handoff, tmp_path: Path) -> None:
+def test_old_batches_are_dropped_when_a_new_one_starts(side_outputs: SideOutputs, tmp_path: Path) -> None:
     for batch in range(12):
-        handoff.start(batch, {"w/a/0": batch})
+        side_outputs.start(batch, {"w/a/0": batch})
     # The driver before this one may not know yet that it has lost its lease, and be at the batch before.
-    assert {int(folder.name) for folder in (tmp_path / "handoff").iterdir()} == {10, 11}
+    assert {int(folder.name) for folder in (tmp_path / "side_outputs").iterdir()} == {10, 11}
 
 
-def test_a_file_is_there_whole_or_not_at_all(handoff: Handoff) -> None:
+def test_a_file_is_there_whole_or_not_at_all(side_outputs: SideOutputs) -> None:
     big = records(*(f"key {n}" for n in range(5_000)))
-    handoff.write_records(0, "out", "place-a-00000", big)
+    side_outputs.write_records(0, "out", "place-a-00000", big)
     failures: list[object] = []
     done = threading.Event()
 
     def read() -> None:
         while not done.is_set():
             try:
-                if len(keys_of(handoff, 0, "out")) != 5_000:
+                if len(keys_of(side_outputs, 0, "out")) != 5_000:
                     failures.append("torn")
             except (pa.ArrowException, OSError) as error:
                 failures.append(error)
@@ -97,18 +97,18 @@ def test_a_file_is_there_whole_or_not_at_all(handoff: Handoff) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for _ in range(30):
-        handoff.write_records(0, "out", "place-a-00000", big)
+        side_outputs.write_records(0, "out", "place-a-00000", big)
     done.set()
     reader.join()
     assert failures == []
 
 
-def test_what_a_dead_task_left_half_written_is_not_read(handoff: Handoff, tmp_path: Path) -> None:
-    handoff.write_records(0, "out", "place-a-00000", records("x"))
-    folder = tmp_path / "handoff" / "0"
+def test_what_a_dead_task_left_half_written_is_not_read(side_outputs: SideOutputs, tmp_path: Path) -> None:
+    side_outputs.write_records(0, "out", "place-a-00000", records("x"))
+    folder = tmp_path / "side_outputs" / "0"
     assert len(list(folder.iterdir())) == 1
     (whole,) = folder.iterdir()
     (folder / f".{whole.name}.1234").write_bytes(b"half of it")
     (folder / ".read-a-00000.facts.json").write_bytes(b"{")
-    assert keys_of(handoff, 0, "out") == ["x"]
-    assert handoff.facts(0) == Facts()
+    assert keys_of(side_outputs, 0, "out") == ["x"]
+    assert side_outputs.facts(0) == Facts()

@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "sluice.topology.drawing": set(),
     "sluice.plan": set(),
     "sluice.state.model": set(),
-    "sluice.state.ledger": {"sqlalchemy"},
+    "sluice.state.ledger.ledger": {"sqlalchemy"},
     "sluice.query": {"sqlalchemy"},
     "sluice.samples": {"confluent_kafka"},
     "sluice.testing.kafka": {"confluent_kafka"},

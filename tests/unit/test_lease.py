@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.engine.lease import Lease, Patience, this_process
+from sluice.engine.job.lease import Lease, Patience, this_process
 from sluice.errors import LeaseError, StateError
-from sluice.state.leases import Holder
-from sluice.state.ledger import Ledger
-from tests.states import ledger_url, make_cut
+from sluice.state.ledger.leases import Holder
+from sluice.state.ledger.ledger import Ledger
+from tests.states import ledger_url, make_snapshot
 from tests.states import make_audit as audit
 
 pytestmark = pytest.mark.unit
@@ -126,15 +126,15 @@ def test_the_driver_that_a_run_left_behind_is_not_waited_for_for_ever(ledger: Le
             with pytest.raises(LeaseError, match=r"has lost its lease.*taken over by host"):
                 orphan.check()
             with pytest.raises(LeaseError, match="has lost its lease"):
-                ledger.publish(make_cut(0), audit(0, orphan.epoch))
-        assert ledger.latest_cut("orders", "totals") is None
+                ledger.publish(make_snapshot(0), audit(0, orphan.epoch))
+        assert ledger.latest_snapshot("orders", "totals") is None
 
 
 def test_a_driver_that_was_stopped_and_wakes_up_cannot_publish(ledger: Ledger, database: str) -> None:
     with _driver(database) as process:
         process.send_signal(signal.SIGSTOP)
         with lease(ledger) as mine:
-            assert ledger.publish(make_cut(0), audit(0, mine.epoch))
+            assert ledger.publish(make_snapshot(0), audit(0, mine.epoch))
             process.send_signal(signal.SIGCONT)
             said, _ = process.communicate(b"\n", timeout=20)
             assert b"has lost its lease" in said
@@ -143,9 +143,9 @@ def test_a_driver_that_was_stopped_and_wakes_up_cannot_publish(ledger: Ledger, d
 
 def test_nobody_publishes_after_letting_go(ledger: Ledger) -> None:
     with lease(ledger) as mine:
-        assert ledger.publish(make_cut(0), audit(0, mine.epoch))
+        assert ledger.publish(make_snapshot(0), audit(0, mine.epoch))
     with pytest.raises(LeaseError, match="It is held no more"):
-        ledger.publish(make_cut(1), audit(1, mine.epoch))
+        ledger.publish(make_snapshot(1), audit(1, mine.epoch))
 
 
 def test_a_ledger_that_is_away_for_a_moment_does_not_cost_the_lease(ledger: Ledger) -> None:
@@ -169,17 +169,17 @@ def test_a_ledger_that_is_away_for_a_moment_does_not_cost_the_lease(ledger: Ledg
 
 DRIVER = """
 import sys
-from sluice.engine.lease import Lease, Patience, this_process
+from sluice.engine.job.lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
-from sluice.state.ledger import Ledger
-from tests.states import make_audit as audit, make_cut
+from sluice.state.ledger.ledger import Ledger
+from tests.states import make_audit as audit, make_snapshot
 
 with Ledger.open(sys.argv[1]) as ledger:
     with Lease(ledger.leases, "orders", "totals", 1, this_process("other"), Patience(0.05, 0.6, 0.6)) as lease:
         print("held", flush=True)
         sys.stdin.readline()
         try:
-            ledger.publish(make_cut(1), audit(1, lease.epoch))
+            ledger.publish(make_snapshot(1), audit(1, lease.epoch))
         except LeaseError as error:
             print(error, flush=True)
 """

@@ -13,11 +13,11 @@ from sqlalchemy import make_url
 
 from sluice.errors import StateError
 from sluice.settings import Settings, settings
-from sluice.state.addresses import drop
 from sluice.state.database import database_url
-from sluice.state.ledger import Ledger
-from sluice.state.passwords import with_password, without_password
-from sluice.state.shard import Shard
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.shard.addresses import drop
+from sluice.state.shard.passwords import with_password, without_password
+from sluice.state.shard.shard import Shard
 from tests.postgres import postgres_server
 from tests.states import States
 

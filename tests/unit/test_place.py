@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling
-from sluice.engine import place as placing
-from sluice.engine.checkpoint import BatchClock
-from sluice.engine.clock import BEFORE_ALL, CLOSED, SEEN, Clock
-from sluice.engine.handoff import Facts, Handoff
-from sluice.engine.place import Placed, Placer, place
+from sluice.engine.batch.checkpoint import BatchClock
+from sluice.engine.batch.side_outputs import Facts, SideOutputs
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, Clock
+from sluice.engine.fused import windowing as placing
+from sluice.engine.fused.windowing import Placed, Placer, place
 from sluice.plan import plan
 from sluice.values.windows import Window
 
@@ -139,10 +139,10 @@ windows = st.builds(Window, st.integers(1, 100), st.integers(0, 100)) | st.integ
 @given(windows, st.lists(st.integers(0, 500), max_size=60), st.data())
 def test_batches_make_no_difference(window: Window, times: list[int], data: st.DataObject) -> None:
     whole = put(times, window)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(times)), max_size=6)))
+    snapshots = sorted(data.draw(st.lists(st.integers(0, len(times)), max_size=6)))
     stream_time, late = BEFORE_ALL, 0
     pieces: list[tuple[int, int]] = []
-    for begin, end in zip([0, *cuts], [*cuts, len(times)], strict=True):
+    for begin, end in zip([0, *snapshots], [*snapshots, len(times)], strict=True):
         piece = put(times[begin:end], window, stream_time)
         pieces += [(begin + row, start) for row, start in starts(piece)]
         stream_time, late = piece.stream_time, late + piece.late
@@ -167,7 +167,7 @@ def test_it_is_what_one_record_after_the_other_gives(window: Window, times: list
     assert placed.late == late
 
 
-# --- the task: families, partitions, keys ---
+# --- the task: groups, partitions, keys ---
 
 
 class Sale(Struct):
@@ -188,37 +188,37 @@ class Sales:
         big.to("big_sales")
         pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")
         (self.job,) = plan(pipeline).jobs
-        self.handoff = Handoff(str(folder))
-        self.handoff.start(0, {})
-        (self.input,) = {name for family in self.job.families for name in family.inputs}
+        self.side_outputs = SideOutputs(str(folder))
+        self.side_outputs.start(0, {})
+        (self.input,) = {name for group in self.job.groups for name in group.inputs}
         inputs = {self.input: pa.int64()}
         self.partitions = {"sales": partitions, "returns": 7}
-        self.placer = Placer.of(self.job, self.handoff, Begun(), self.partitions, inputs)
+        self.placer = Placer.of(self.job, self.side_outputs, Begun(), self.partitions, inputs)
         self.batch = 0
         monkeypatch.setattr(placing, "current_batch", lambda: self.batch)
 
     def run(self, *batches: list[tuple[int, str | None, int]], partition: int = 0) -> list[tuple[str, str, int]]:
-        """Place records (time, shop, amount) of one partition; store, key and window start of each cell."""
+        """Place records (time, shop, amount) of one partition; store, key and window start of each state row."""
         found = list(self.placer(self._arrow(records, partition) for records in batches))
-        cells = pa.Table.from_batches([batch for batch in found if batch.num_rows] or found[:1])
-        self.last = cells
-        names = [family.name for family in self.job.families]
-        columns = (cells.column(name).to_pylist() for name in ("cell", "key", "window_start"))
-        return sorted((names[cell], key, start) for cell, key, start in zip(*columns, strict=True))
+        state_rows = pa.Table.from_batches([batch for batch in found if batch.num_rows] or found[:1])
+        self.last = state_rows
+        names = [group.name for group in self.job.groups]
+        columns = (state_rows.column(name).to_pylist() for name in ("group_id", "key", "window_start"))
+        return sorted((names[group_id], key, start) for group_id, key, start in zip(*columns, strict=True))
 
     def closed_at(self) -> set[int]:
-        """What the cells placed last say is closed, in ms."""
+        """What the state rows placed last say is closed, in ms."""
         return {int(time.timestamp() * 1000) for time in self.last.column("closed_at").to_pylist()}
 
     def publish(self) -> None:
         """What the driver does at the end of a batch."""
-        times = self.handoff.times(self.batch) | self.handoff.facts(self.batch).stream_times
+        times = self.side_outputs.times(self.batch) | self.side_outputs.facts(self.batch).stream_times
         self.batch += 1
-        self.handoff.start(self.batch, times)
+        self.side_outputs.start(self.batch, times)
 
     def facts(self, batch: int = 0) -> Facts:
         """What a task handed over, but for when the partition was seen."""
-        found = self.handoff.facts(batch)
+        found = self.side_outputs.facts(batch)
         return Facts(found.counts, {name: time for name, time in found.stream_times.items() if SEEN not in name})
 
     def _arrow(self, records: list[tuple[int, str | None, int]], partition: int) -> pa.RecordBatch:
@@ -232,10 +232,10 @@ class Sales:
             "_time": pa.array(times, pa.int64()),
             self.input: pa.array(amounts, pa.int64()),
         }
-        for family in self.job.families:
-            mine = [family.number != 3 and (family.number == 0 or is_big) for is_big in big]
-            columns[family.passed] = pa.array(mine, pa.bool_())
-            columns[family.key] = pa.array([k if m else None for k, m in zip(shops, mine, strict=True)], pa.string())
+        for group in self.job.groups:
+            mine = [group.number != 3 and (group.number == 0 or is_big) for is_big in big]
+            columns[group.passed] = pa.array(mine, pa.bool_())
+            columns[group.key] = pa.array([k if m else None for k, m in zip(shops, mine, strict=True)], pa.string())
         for sink in self.job.stream_sinks:
             columns[f"o{sink.number}"] = pa.array(big, pa.bool_())
             columns[f"o{sink.number}_key"] = key
@@ -259,15 +259,15 @@ def test_a_record_counts_in_every_store_whose_filter_it_passed(sales: Sales) -> 
 
 def test_stream_time_is_of_a_store_and_a_filter_before_it_holds_it_back(sales: Sales) -> None:
     # The second record closes the first window for `all`; `big` has not seen it.
-    cells = sales.run([(5, "a", 20), (500, "a", 1), (6, "a", 20)])
-    assert cells == [("all", "a", 0), ("all", "a", 500), *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
+    state_rows = sales.run([(5, "a", 20), (500, "a", 1), (6, "a", 20)])
+    assert state_rows == [("all", "a", 0), ("all", "a", 500), *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
     assert sales.facts(0).counts["late/all"] == 1
     assert "late/big" not in sales.facts(0).counts
 
 
 def test_a_null_key_is_counted_and_moves_no_stream_time(sales: Sales) -> None:
-    cells = sales.run([(5, "a", 20), (500, None, 20), (6, "a", 20)])
-    assert cells == [*2 * [("all", "a", 0)], *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
+    state_rows = sales.run([(5, "a", 20), (500, None, 20), (6, "a", 20)])
+    assert state_rows == [*2 * [("all", "a", 0)], *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
     facts = sales.facts(0)
     assert facts.stream_times == {"all/sales/0": 6, "big/sales/0": 6}
     assert facts.counts == {"applied": 3, "filtered": 0, "null_key/all": 1, "null_key/big": 1, "null_key/total": 1}
@@ -340,19 +340,19 @@ def test_what_is_closed_is_known_from_the_batches_before(sales: Sales) -> None:
     assert sales.closed_at() == {500}
 
 
-def test_a_cell_expires_with_the_grace_of_its_window_and_a_total_never(sales: Sales) -> None:
+def test_a_state_row_expires_with_the_grace_of_its_window_and_a_total_never(sales: Sales) -> None:
     sales.run([(205, "a", 20)])
-    rows = sales.last.select(["cell", "window_end", "expires_at", sales.input]).to_pylist()
-    expires = {row["cell"]: row["expires_at"] and int(row["expires_at"].timestamp() * 1000) for row in rows}
+    rows = sales.last.select(["group_id", "window_end", "expires_at", sales.input]).to_pylist()
+    expires = {row["group_id"]: row["expires_at"] and int(row["expires_at"].timestamp() * 1000) for row in rows}
     assert expires == {0: 350, 1: 350, 2: None}
-    assert {row["cell"]: row["window_end"] for row in rows} == {0: 300, 1: 300, 2: -1}
+    assert {row["group_id"]: row["window_end"] for row in rows} == {0: 300, 1: 300, 2: -1}
     # Only the stores that sum amounts are given them.
-    assert {row["cell"]: row[sales.input] for row in rows} == {0: None, 1: 20, 2: 20}
+    assert {row["group_id"]: row[sales.input] for row in rows} == {0: None, 1: 20, 2: 20}
 
 
 def test_output_records_are_handed_to_the_driver_in_order(sales: Sales) -> None:
     sales.run([(1, "a", 30), (2, "b", 1)], [(3, None, 20)])
-    (table,) = sales.handoff.records(0, "big_sales")
+    (table,) = sales.side_outputs.records(0, "big_sales")
     assert table.to_pylist() == [
         {"key": "a", "value": "30", "timestamp": 1}, {"key": None, "value": "20", "timestamp": 3},
     ]  # fmt: skip
@@ -362,16 +362,16 @@ def test_records_that_nothing_takes_are_counted_as_filtered(tmp_path: Path, monk
     pipeline = Pipeline("p")
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     (job,) = plan(pipeline).jobs
-    placer = Placer.of(job, Handoff(str(tmp_path)), Begun(), {"sales": 1}, {})
-    placer.clocks.handoff.start(0, {})
+    placer = Placer.of(job, SideOutputs(str(tmp_path)), Begun(), {"sales": 1}, {})
+    placer.clocks.side_outputs.start(0, {})
     monkeypatch.setattr(placing, "current_batch", lambda: 0)
-    (family,) = job.families
+    (group,) = job.groups
     batch = pa.RecordBatch.from_pydict({
         "_source": pa.array([0, 0, 0], pa.int32()),
         "_partition": pa.array([0, 0, 0], pa.int32()),
         "_time": pa.array([1, 2, 3], pa.int64()),
-        family.passed: pa.array([True, False, None]),
-        family.key: pa.array(["a", None, None]),
+        group.passed: pa.array([True, False, None]),
+        group.key: pa.array(["a", None, None]),
     })  # fmt: skip
-    assert sum(cells.num_rows for cells in placer(iter([batch]))) == 1
-    assert placer.clocks.handoff.facts(0).counts == {"applied": 1, "filtered": 2}
+    assert sum(state_rows.num_rows for state_rows in placer(iter([batch]))) == 1
+    assert placer.clocks.side_outputs.facts(0).counts == {"applied": 1, "filtered": 2}

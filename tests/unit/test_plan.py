@@ -57,13 +57,13 @@ def orders() -> Job:
     return only
 
 
-def test_orders_are_one_job_with_four_families_of_two_stores(orders: Job) -> None:
-    assert [[slot.store for slot in family.slots] for family in orders.families] == [
+def test_orders_are_one_job_with_four_groups_of_two_stores(orders: Job) -> None:
+    assert [[store_column.store for store_column in group.store_columns] for group in orders.groups] == [
         [f"{kind}_orders_count{window}", f"{kind}_orders_revenue{window}"]
         for kind in ("general", "restaurant")
         for window in ("", "_window")
     ]
-    assert [family.window for family in orders.families] == [None, tumbling("15 s", "15 s")] * 2
+    assert [group.window for group in orders.groups] == [None, tumbling("15 s", "15 s")] * 2
     assert orders.topics == ("orders", "stores")
     assert orders.outputs == (
         "general_orders",
@@ -90,7 +90,7 @@ def test_a_step_is_computed_once_however_many_follow_it(orders: Job) -> None:
     texts = [sql for layer in orders.layers for _, sql in layer]
     assert len(set(texts)) == len(texts)
     assert sum("orderType = 'GENERAL'" in sql for sql in texts) == 1
-    general = orders.families[:2]
+    general = orders.groups[:2]
     assert general[0].key == general[1].key
     assert general[0].passed == general[1].passed
 
@@ -108,8 +108,8 @@ def test_columns_are_computed_from_layers_before_them(orders: Job) -> None:
                 for text in each.attempts[name].columns if name in each.attempts else [sql]:
                     assert parse(text).fields <= known, (name, text)
             known |= {name for name, _ in layer} | {f"{name}_error" for name, _ in layer if name in each.attempts}
-        for family in each.families:
-            assert {family.passed, family.key, *family.inputs} <= known
+        for group in each.groups:
+            assert {group.passed, group.key, *group.inputs} <= known
         for sink in each.stream_sinks:
             assert {f"o{sink.number}_key", f"o{sink.number}_value"} <= known
 
@@ -160,11 +160,11 @@ def test_an_argument_that_may_fail_is_tried_before_the_aggregate() -> None:
     stream.group_by("shop").aggregate(store="all", items="sum(quantity)", n="count(*)")
     stream.group_by("shop").aggregate(store="rates", rate="max(quantity / amount)", n="count(*)")
     planned = job(stream)
-    every, rates = planned.families
+    every, rates = planned.groups
     made = columns(planned)
     (tried,) = planned.attempts.values()
     assert tried.columns == ("s0_quantity / s0_amount",)
-    assert made[dict(rates.slots[0].columns)["rate"].removeprefix("MAX(").removesuffix(")")] == "t2_0.c0"
+    assert made[dict(rates.store_columns[0].columns)["rate"].removeprefix("MAX(").removesuffix(")")] == "t2_0.c0"
     assert rates.passed != every.passed  # a record that fails for the one store counts in the other
 
 
@@ -172,16 +172,16 @@ def test_whole_numbers_are_summed_as_decimals_which_hold_any_sum() -> None:
     stream = sales()
     stream.group_by("shop").aggregate(store="all", items="sum(quantity)")
     planned = job(stream)
-    (column,) = planned.families[0].inputs
+    (column,) = planned.groups[0].inputs
     assert columns(planned)[column] == "CAST(s0_quantity AS DECIMAL(20, 0))"
-    assert dict(planned.families[0].slots[0].columns) == {"items": f"SUM({column})"}
+    assert dict(planned.groups[0].store_columns[0].columns) == {"items": f"SUM({column})"}
 
 
 def test_the_orders_try_nothing(orders: Job) -> None:
     assert not orders.attempts
 
 
-def test_stores_with_filter_key_and_window_in_common_share_cells() -> None:
+def test_stores_with_filter_key_and_window_in_common_share_state_rows() -> None:
     stream = sales()
     groups = stream.group_by("shop")
     groups.count(store="a")
@@ -191,17 +191,17 @@ def test_stores_with_filter_key_and_window_in_common_share_cells() -> None:
     groups.windowed_by(tumbling(1000)).count(store="e")
     groups.windowed_by(tumbling(1000, grace=1)).count(store="f")
     stream.filter("amount > 1").group_by("shop").count(store="g")
-    families = [[slot.store for slot in family.slots] for family in job(stream).families]
-    assert families == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]
+    stores = [[store_column.store for store_column in group.store_columns] for group in job(stream).groups]
+    assert stores == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]
 
 
-def test_windows_that_are_kept_differently_long_have_cells_of_their_own() -> None:
+def test_windows_that_are_kept_differently_long_have_state_rows_of_their_own() -> None:
     pipeline = Pipeline("kept", workers=1)
     words = pipeline.stream("words", value=str).group_by("value")
     for number, retention in enumerate(("1 day", "1 day", "2 days", None)):
         words.windowed_by(tumbling("1 minute"), retention=retention).count(store=f"store{number}")
     (job,) = plan(pipeline).jobs
-    assert [[slot.store for slot in family.slots] for family in job.families] == [
+    assert [[store_column.store for store_column in group.store_columns] for group in job.groups] == [
         ["store0", "store1"], ["store2"], ["store3"],
     ]  # fmt: skip
     assert "tumbling(60000 ms, grace 0 ms), kept 172800000 ms after its end: store2" in explain(plan(pipeline))
@@ -216,10 +216,10 @@ def test_a_tables_changes_are_looked_up_mapped_and_written() -> None:
     (sink,) = made.table_sinks
     lookup, select = sink.steps
     assert isinstance(lookup, Lookup)
-    assert (lookup.how, lookup.table.source.topic, lookup.table.family) == ("left", "shops", 1)
+    assert (lookup.how, lookup.table.source.topic, lookup.table.group) == ("left", "shops", 1)
     assert isinstance(select, Select)
     assert select.sql == "named_struct('amount', v.left.amount, 'city', v.right.city, 'shop', _key)"
-    assert (sink.topic, sink.family, sink.slot, sink.scalar) == ("out", 0, 0, False)
+    assert (sink.topic, sink.group, sink.store_column, sink.scalar) == ("out", 0, 0, False)
 
 
 def test_a_scalar_is_written_as_it_is_unless_it_is_mapped() -> None:
@@ -244,14 +244,14 @@ def test_records_of_one_source_pass_no_step_of_another() -> None:
     two.group_by("shop").count(store="b")
     made = job(one)
     assert columns(made)["n2"] == "coalesce((_source <=> 0) AND (s0_amount > 1), false)"
-    assert columns(made)[made.families[1].passed] == "(_source <=> 1)"
+    assert columns(made)[made.groups[1].passed] == "(_source <=> 1)"
 
 
 def test_explain_says_what_is_read_held_and_written(orders: Job) -> None:
     text = explain(plan(orders.pipeline))
     assert text.splitlines()[:4] == [
         "pipeline orders: 1 job, 4 workers",
-        "job main: one streaming query, 4 cell families in one stateful operator",
+        "job main: one streaming query, 4 aggregation groups in one stateful operator",
         "  reads   orders as Order",
         "  reads   stores as a global table, on every worker",
     ]
@@ -291,7 +291,7 @@ def test_the_selected_key_is_the_key_from_there_on() -> None:
     tried = made.attempts[f"t{number}_0"]  # a key that is made may be too long
     assert (tried.columns, tried.keys) == (("upper(s0_case)",), frozenset({0}))
     assert columns(made)[f"key{number}"].endswith(f"CAST(t{number}_0.c0 AS STRING), NULL)")
-    keys = {family.name: columns(made)[family.key] for family in made.families}
+    keys = {group.name: columns(made)[group.key] for group in made.groups}
     assert f"key{number}" in keys["by_case"]
     assert "key0" in keys["by_shop"]
     (sink,) = made.stream_sinks
@@ -304,7 +304,7 @@ def test_a_record_goes_to_the_first_branch_whose_condition_is_true() -> None:
     assert list(branches) == ["large", "many", "rest"]
     for name, branch in branches.items():
         branch.group_by("shop").count(store=name)
-    passed = {family.name: columns(job(stream))[family.passed] for family in job(stream).families}
+    passed = {group.name: columns(job(stream))[group.passed] for group in job(stream).groups}
     # Each is asked only where the ones before it said no, and no for a null.
     assert "amount" in passed["large"]
     assert "quantity" in passed["many"]

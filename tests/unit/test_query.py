@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import make_url
 
 from sluice.errors import NotFound, NotReady, QueryError, StateError
-from sluice.query import Answer, Pin, Reader, When
+from sluice.query import Answer, AsOf, Pin, Reader
 from sluice.query import catalogue as catalogue_module
-from sluice.state.ledger import Ledger
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, owner
-from sluice.state.ranges import Range
+from sluice.state.shard.ranges import Range
 from tests.states import States, ledger_url
 
 pytestmark = pytest.mark.unit
@@ -47,7 +47,7 @@ def shard_file(states: States, worker: int) -> Path:
 
 async def pinned(reader: Reader, store: str = "totals", as_of: str | None = None) -> Pin:
     (found,) = [known for known in await reader.catalogue.stores() if known.name == store]
-    return await reader.catalogue.pin(found, When(as_of))
+    return await reader.catalogue.pin(found, AsOf(as_of))
 
 
 def values(answer: Answer) -> dict[str, str]:
@@ -124,21 +124,21 @@ async def _windows_of_totals(reader: Reader) -> Answer:
     return await reader.windows(await pinned(reader), "a")
 
 
-def test_an_earlier_cut_can_be_asked_again(states: States, reader: Reader) -> None:
+def test_an_earlier_snapshot_can_be_asked_again(states: States, reader: Reader) -> None:
     states.publish({"a": "[1]", "b": "[1]"})
     states.publish({"a": "[2]", "b": None})
     assert ask(reader, "a", as_of="1.0") == {"a": "1"}
     assert ask(reader, "a") == {"a": "2"}
     assert values(everything(reader)) == {"a": "2"}
     assert values(everything(reader, as_of="1.0")) == {"a": "1", "b": "1"}
-    with pytest.raises(NotFound, match=r"no cut 1\.7"):
+    with pytest.raises(NotFound, match=r"no snapshot 1\.7"):
         ask(reader, "a", as_of="1.7")
     for nonsense in ("", "x", "x.1", "1.-1", "1.1.1", "٣.1", "1." + "9" * 40):
-        with pytest.raises(QueryError, match="is no cut"):
+        with pytest.raises(QueryError, match="is no snapshot"):
             ask(reader, "a", as_of=nonsense)
 
 
-def test_before_the_first_cut(reader: Reader) -> None:
+def test_before_the_first_snapshot(reader: Reader) -> None:
     with pytest.raises(NotReady, match="published nothing yet"):
         everything(reader)
 
@@ -174,7 +174,7 @@ def test_an_unreadable_shard_makes_the_answer_partial_and_says_why(local: States
 
 def test_any_worker_answers_for_a_global_table(tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}/state", workers=3)
-    states.stores = (states.store("stores", "global", cell=5),)
+    states.stores = (states.store("stores", "global", group_id=5),)
     states.ledger.register(states.info())
     states.publish([(5, "a", NO_WINDOW, NO_WINDOW, '["A"]')])
     reader = Reader(states.ledger)
@@ -186,7 +186,7 @@ def test_any_worker_answers_for_a_global_table(tmp_path: Path) -> None:
     assert values(everything(reader, "stores")) == {"a": '"A"'}
 
 
-def test_a_new_cut_is_seen_within_the_documented_time(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_snapshot_is_seen_within_the_documented_time(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue_module, "FRESH_SECONDS", 0.05)
     reader = Reader(states.ledger)
     states.publish({"a": "[1]"})
@@ -197,36 +197,36 @@ def test_a_new_cut_is_seen_within_the_documented_time(states: States, monkeypatc
 
 
 class Publisher(threading.Thread):
-    """Publishes cuts in which every key has the number of the batch."""
+    """Publishes snapshots in which every key has the number of the batch."""
 
-    def __init__(self, states: States, keys: list[str], cuts: int) -> None:
+    def __init__(self, states: States, keys: list[str], snapshots: int) -> None:
         super().__init__(daemon=True)
-        self.states, self.keys, self.cuts = states, keys, cuts
+        self.states, self.keys, self.snapshots = states, keys, snapshots
 
     def run(self) -> None:
-        for _ in range(self.cuts):
+        for _ in range(self.snapshots):
             self.states.publish(dict.fromkeys(self.keys, f"[{self.states.batch + 1}]"))
 
 
 @pytest.fixture
 def published(database: str) -> Iterator[Publisher]:
     states = States(database, workers=4)
-    publisher = Publisher(states, [f"k{number}" for number in range(12)], cuts=200)
+    publisher = Publisher(states, [f"k{number}" for number in range(12)], snapshots=200)
     states.publish(dict.fromkeys(publisher.keys, "[0]"))
     publisher.start()
     yield publisher
     publisher.join()
 
 
-def test_no_reader_sees_half_a_cut_or_an_older_one(published: Publisher) -> None:
+def test_no_reader_sees_half_a_snapshot_or_an_older_one(published: Publisher) -> None:
     reader = Reader(Ledger.open(ledger_url(published.states.database)))
     newest, looks = 0, 0
     while published.is_alive():
         answer = everything(reader)
         seen = set(values(answer).values())
         assert len(answer.entries) == 12
-        assert seen == {str(answer.pin.cut.batch)}
-        assert answer.pin.cut.batch >= newest
-        newest, looks = answer.pin.cut.batch, looks + 1
+        assert seen == {str(answer.pin.snapshot.batch)}
+        assert answer.pin.snapshot.batch >= newest
+        newest, looks = answer.pin.snapshot.batch, looks + 1
     assert looks > 20
     assert set(values(everything(reader)).values()) == {"200"}

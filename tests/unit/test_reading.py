@@ -1,4 +1,4 @@
-"""Everything that can be asked beside single keys and pages, at whichever cut."""
+"""Everything that can be asked beside single keys and pages, at whichever snapshot."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, TooSlow
-from sluice.query import Answer, Combined, Entry, Pin, Reader, When, questions
+from sluice.query import Answer, AsOf, Combined, Entry, Pin, Reader, questions
 from sluice.query import catalogue as catalogue_module
 from sluice.query.combine import Groups
 from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.limits import Gate
-from sluice.query.moments import parse_positions
+from sluice.query.read_point import parse_positions
 from sluice.state.deadlines import deadline
-from sluice.state.ranges import Range
 from sluice.state.retention import retain
-from sluice.state.shard import Shard
+from sluice.state.shard.ranges import Range
+from sluice.state.shard.shard import Shard
 from tests.states import NOON, States
 
 pytestmark = pytest.mark.unit
@@ -45,7 +45,7 @@ def _always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def states(database: str) -> States:
-    """Three workers; four keys in slot 1 of cell 0, each with a city and a sum."""
+    """Three workers; four keys in slot 1 of state row 0, each with a city and a sum."""
     states = States(database, workers=3)
     rows = {
         key: json.dumps([n, {"at": {"city": city}, "sum": "?"}]) for n, (key, (city, _)) in enumerate(CITIES.items())
@@ -60,7 +60,7 @@ def ask(states: States, query: Callable[[Reader, Pin], Awaitable[T]], store: str
     async def run() -> T:
         reader = Reader(states.ledger)
         (found,) = await reader.catalogue.named(store)
-        return await query(reader, await reader.catalogue.pin(found, When(**when)))
+        return await query(reader, await reader.catalogue.pin(found, AsOf(**when)))
 
     return asyncio.run(run())
 
@@ -100,7 +100,7 @@ def test_count(states: States, within: Range, found: int) -> None:
     assert ask(states, lambda reader, pin: reader.count(pin, within), "totals").entries == found
 
 
-def test_a_count_leaves_out_cells_that_hold_another_stores_value_only(states: States) -> None:
+def test_a_count_leaves_out_state_rows_that_hold_another_stores_value_only(states: States) -> None:
     states.publish({"e": "[5,null]"})
     assert ask(states, lambda reader, pin: reader.count(pin), "totals").entries == 5
     assert ask(states, lambda reader, pin: reader.count(pin), "revenue").entries == 4
@@ -163,7 +163,7 @@ def test_what_changed_since_a_batch(states: States) -> None:
     assert (len(found.keys), found.more) == (2, True)
 
 
-def test_as_of_a_cut_a_run_or_a_time(states: States) -> None:
+def test_as_of_a_snapshot_a_run_or_a_time(states: States) -> None:
     states.publish({"a": "[7]"}, run="second", published_at=NOON + timedelta(seconds=10))
     states.publish({"a": "[8]"}, run="second", published_at=NOON + timedelta(seconds=10.5))
 
@@ -187,11 +187,11 @@ def test_a_run_that_published_nothing(states: States) -> None:
         ask(states, lambda reader, pin: reader.get(pin, "a"), as_of="run:third")
 
 
-@pytest.mark.fault("F16", "a cut asked for after clean-up")
-def test_a_cut_that_is_no_longer_kept_is_gone_and_the_kept_ones_are_named(states: States) -> None:
+@pytest.mark.fault("F16", "a snapshot asked for after clean-up")
+def test_a_snapshot_that_is_no_longer_kept_is_gone_and_the_kept_ones_are_named(states: States) -> None:
     for _ in range(3):
         states.publish({"a": "[7,1]"})
-    states.ledger.forget_cuts("orders", "totals", 1, 2)
+    states.ledger.forget_snapshots("orders", "totals", 1, 2)
     for as_of in ("1.0", "1.1", "2026-11-21T11:00:00"):
         with pytest.raises(Gone, match="any more") as gone:
             ask(states, lambda reader, pin: reader.get(pin, "a"), as_of=as_of)
@@ -202,28 +202,28 @@ def test_a_cut_that_is_no_longer_kept_is_gone_and_the_kept_ones_are_named(states
 
 
 @pytest.mark.fault("F16", "clean-up between a query's pin and its read")
-def test_a_cut_that_is_given_up_while_it_is_read_is_gone_not_torn(states: States) -> None:
+def test_a_snapshot_that_is_given_up_while_it_is_read_is_gone_not_torn(states: States) -> None:
     states.publish({"a": "[1,1]"})
 
     async def read(reader: Reader, pin: Pin) -> Answer:
         states.publish(dict.fromkeys(CITIES, "[2,2]"), published_at=NOON)
-        retain(states.ledger, "orders", keep_cuts=1, keep_seconds=0, now=NOON + timedelta(days=1))
+        retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON + timedelta(days=1))
         return await reader.all(pin)
 
-    with pytest.raises(Gone, match=r"Cut 1\.0 was given up"):
+    with pytest.raises(Gone, match=r"Snapshot 1\.0 was given up"):
         ask(states, read, as_of="1.0")
 
 
-@pytest.mark.fault("F17", "cuts and positions that are not there yet")
+@pytest.mark.fault("F17", "snapshots and positions that are not there yet")
 def test_bounds_that_are_not_reached_are_refused_with_what_is(states: States) -> None:
-    reached: dict[str, Any] = {"min_cut": "1.0", "min_positions": {"orders": {"0": 10, "1": 5}}}
+    reached: dict[str, Any] = {"min_snapshot": "1.0", "min_positions": {"orders": {"0": 10, "1": 5}}}
     assert len(ask(states, lambda reader, pin: reader.all(pin), **reached).entries) == 4
-    cuts: list[dict[str, Any]] = [{"min_cut": "1.1"}, {"min_cut": "2.0"}]
+    snapshots: list[dict[str, Any]] = [{"min_snapshot": "1.1"}, {"min_snapshot": "2.0"}]
     positions: list[dict[str, Any]] = [{"min_positions": {"orders": {"0": 11}}}, {"min_positions": {"other": {"0": 1}}}]
-    for bound in cuts + positions:
+    for bound in snapshots + positions:
         with pytest.raises(NotReached) as refused:
             ask(states, lambda reader, pin: reader.all(pin), **bound)
-        assert refused.value.extensions == {"cut": "1.0", "positions": {"orders": {"0": 10, "1": 5}}}
+        assert refused.value.extensions == {"snapshot": "1.0", "positions": {"orders": {"0": 10, "1": 5}}}
 
 
 @pytest.mark.fault("F17", "a bound that was reached just now")
@@ -235,8 +235,8 @@ def test_a_bound_sees_past_what_was_remembered(states: States, monkeypatch: pyte
         (store,) = await reader.catalogue.named("totals")
         seen = [await reader.catalogue.pin(store)]
         states.publish({"a": "[1]"})
-        seen += [await reader.catalogue.pin(store), await reader.catalogue.pin(store, When(min_cut="1.1"))]
-        return [pin.cut.id for pin in seen]
+        seen += [await reader.catalogue.pin(store), await reader.catalogue.pin(store, AsOf(min_snapshot="1.1"))]
+        return [pin.snapshot.id for pin in seen]
 
     assert asyncio.run(run()) == ["1.0", "1.0", "1.1"]
 

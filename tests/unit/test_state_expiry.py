@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import LeaseError
-from sluice.state.addresses import location
-from sluice.state.drivers import Row
 from sluice.state.model import NO_WINDOW
-from sluice.state.shard import Shard
+from sluice.state.shard.addresses import location
+from sluice.state.shard.drivers import Row
+from sluice.state.shard.shard import Shard
 
 pytestmark = pytest.mark.unit
 
@@ -18,21 +18,21 @@ def shard(database: str) -> Shard:
     return Shard.create(location(database, "clicks", "main", 1, 0))
 
 
-def row(key: str, start: int, value: str | None = "[1]", cell: int = 0) -> Row:
-    return cell, key, start, start + 10 if start >= 0 else NO_WINDOW, value
+def row(key: str, start: int, value: str | None = "[1]", group_id: int = 0) -> Row:
+    return group_id, key, start, start + 10 if start >= 0 else NO_WINDOW, value
 
 
-def starts(shard: Shard, as_of: int, cell: int = 0) -> list[int]:
-    return [found.window_start for found in shard.scan(cell, as_of)]
+def starts(shard: Shard, as_of: int, group_id: int = 0) -> list[int]:
+    return [found.window_start for found in shard.scan(group_id, as_of)]
 
 
-def test_windows_go_with_a_batch_and_older_cuts_show_them_still(shard: Shard) -> None:
-    shard.write(0, [row("a", 0), row("a", 10), row("a", 20), row("a", NO_WINDOW), row("a", 0, cell=1)])
+def test_windows_go_with_a_batch_and_older_snapshots_show_them_still(shard: Shard) -> None:
+    shard.write(0, [row("a", 0), row("a", 10), row("a", 20), row("a", NO_WINDOW), row("a", 0, group_id=1)])
     shard.write(1, [row("a", 30)])
     shard.expire(1, {0: 25})
     assert starts(shard, 0) == [NO_WINDOW, 0, 10, 20]
     assert starts(shard, 1) == [NO_WINDOW, 20, 30]
-    assert starts(shard, 1, cell=1) == [0], "another store keeps its windows longer"
+    assert starts(shard, 1, group_id=1) == [0], "another store keeps its windows longer"
 
 
 def test_a_worker_that_has_nothing_of_the_batch_lets_go_too(shard: Shard) -> None:
@@ -92,7 +92,7 @@ def test_what_is_kept_longer_from_now_on_is_not_found_again_and_what_is_kept_sho
         assert starts(shard, batch) == left
 
 
-def test_tombstones_leave_with_the_cuts_that_showed_what_was_there(shard: Shard) -> None:
+def test_tombstones_leave_with_the_snapshots_that_showed_what_was_there(shard: Shard) -> None:
     shard.write(0, [row("a", 0), row("a", 50)])
     shard.write(1, [])
     shard.expire(1, {0: 20})

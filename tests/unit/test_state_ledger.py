@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import NotFound, SettingsError, StateError
-from sluice.state.ledger import Ledger
-from tests.states import States, ledger_url, make_cut
+from sluice.state.ledger.ledger import Ledger
+from tests.states import States, ledger_url, make_snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -18,19 +18,19 @@ def states(database: str) -> States:
 
 
 def test_a_batch_published_twice_changes_nothing(states: States) -> None:
-    assert states.ledger.publish(make_cut(0))
-    before = states.ledger.cuts("orders", "totals")
-    assert not states.ledger.publish(make_cut(0, counts={"read": 99}))
-    assert states.ledger.cuts("orders", "totals") == before == [make_cut(0)]
+    assert states.ledger.publish(make_snapshot(0))
+    before = states.ledger.snapshots("orders", "totals")
+    assert not states.ledger.publish(make_snapshot(0, counts={"read": 99}))
+    assert states.ledger.snapshots("orders", "totals") == before == [make_snapshot(0)]
 
 
 def test_a_batch_that_does_not_continue_what_is_published_is_refused(states: States) -> None:
-    states.ledger.publish(make_cut(4))
-    with pytest.raises(StateError, match=r"Batch 4 .* the newest cut is 1.4"):
-        states.ledger.publish(make_cut(4, positions={"orders": {"0": 1}}))
+    states.ledger.publish(make_snapshot(4))
+    with pytest.raises(StateError, match=r"Batch 4 .* the newest snapshot is 1.4"):
+        states.ledger.publish(make_snapshot(4, positions={"orders": {"0": 1}}))
     with pytest.raises(StateError, match=r"Batch 2 .* start a new generation"):
-        states.ledger.publish(make_cut(2))
-    assert states.ledger.cuts("orders", "totals") == [make_cut(4)]
+        states.ledger.publish(make_snapshot(2))
+    assert states.ledger.snapshots("orders", "totals") == [make_snapshot(4)]
 
 
 def test_what_a_job_says_of_itself_is_read_back(states: States) -> None:
@@ -47,41 +47,41 @@ def test_registering_again_renews_it(states: States) -> None:
 
 
 def test_a_second_generation_is_built_beside_the_one_being_read(states: States) -> None:
-    states.ledger.publish(make_cut(7))
+    states.ledger.publish(make_snapshot(7))
     states.generation = 2
     states.ledger.register(states.info(description="second"))
-    states.ledger.publish(make_cut(0, generation=2))
-    assert states.ledger.latest_cut("orders", "totals") == make_cut(7)
+    states.ledger.publish(make_snapshot(0, generation=2))
+    assert states.ledger.latest_snapshot("orders", "totals") == make_snapshot(7)
     assert states.ledger.last_batch("orders", "totals", 2) == 0
 
     states.ledger.promote("orders", "totals", 2)
-    assert states.ledger.latest_cut("orders", "totals") == make_cut(0, generation=2)
+    assert states.ledger.latest_snapshot("orders", "totals") == make_snapshot(0, generation=2)
     assert [job.description for job in states.ledger.jobs("orders")] == ["second"]
     with pytest.raises(NotFound):
         states.ledger.promote("orders", "totals", 3)
 
 
-def test_cuts_newest_first(states: States) -> None:
+def test_snapshots_newest_first(states: States) -> None:
     for batch in range(4):
-        states.ledger.publish(make_cut(batch))
-    assert [cut.batch for cut in states.ledger.cuts("orders", "totals", limit=2)] == [3, 2]
-    assert states.ledger.cut("orders", "totals", 1, 1) == make_cut(1)
-    assert states.ledger.cut("orders", "totals", 1, 9) is None
-    assert states.ledger.latest_cut("orders", "nothing") is None
+        states.ledger.publish(make_snapshot(batch))
+    assert [snapshot.batch for snapshot in states.ledger.snapshots("orders", "totals", limit=2)] == [3, 2]
+    assert states.ledger.snapshot("orders", "totals", 1, 1) == make_snapshot(1)
+    assert states.ledger.snapshot("orders", "totals", 1, 9) is None
+    assert states.ledger.latest_snapshot("orders", "nothing") is None
 
 
-def test_the_newest_cut_is_never_forgotten(states: States) -> None:
+def test_the_newest_snapshot_is_never_forgotten(states: States) -> None:
     for batch in range(4):
-        states.ledger.publish(make_cut(batch))
-    assert states.ledger.forget_cuts("orders", "totals", 1, before=99) == 3
-    assert [cut.batch for cut in states.ledger.cuts("orders", "totals")] == [3]
+        states.ledger.publish(make_snapshot(batch))
+    assert states.ledger.forget_snapshots("orders", "totals", 1, before=99) == 3
+    assert [snapshot.batch for snapshot in states.ledger.snapshots("orders", "totals")] == [3]
 
 
 def test_positions_are_those_that_every_reader_of_a_topic_has_reached(database: str) -> None:
     totals, sums = States(database), States(database, job="sums")
-    totals.ledger.publish(make_cut(0, positions={"orders": {"0": 7, "1": 9, "2": 1}}))
+    totals.ledger.publish(make_snapshot(0, positions={"orders": {"0": 7, "1": 9, "2": 1}}))
     assert totals.ledger.positions("orders") == {"orders": {}}
-    sums.ledger.publish(make_cut(0, job="sums", positions={"orders": {"0": 8, "1": 3}}))
+    sums.ledger.publish(make_snapshot(0, job="sums", positions={"orders": {"0": 8, "1": 3}}))
     assert totals.ledger.positions("orders") == {"orders": {0: 7, 1: 3}}
     assert totals.ledger.positions("unknown") == {}
 

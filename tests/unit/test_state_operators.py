@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import DamagedState, LeaseError
-from sluice.state.addresses import location
-from sluice.state.checksums import NO_CHECKSUM
 from sluice.state.model import NO_WINDOW
-from sluice.state.operators import State
-from sluice.state.postgres import escaped, unescaped
-from sluice.state.ranges import Range
-from sluice.state.shard import Shard
+from sluice.state.shard.addresses import location
+from sluice.state.shard.checksums import NO_CHECKSUM
+from sluice.state.shard.operator_states import State
+from sluice.state.shard.postgres import escaped, unescaped
+from sluice.state.shard.ranges import Range
+from sluice.state.shard.shard import Shard
 
 pytestmark = pytest.mark.unit
 
@@ -98,7 +98,7 @@ def test_a_driver_fences_off_the_one_before_as_soon_as_it_begins(shard: Shard) -
     assert shard.begin(2, 0) == before
 
 
-def test_cells_fence_states_and_states_fence_cells(shard: Shard) -> None:
+def test_state_rows_fence_states_and_states_fence_state_rows(shard: Shard) -> None:
     shard.write(0, [], epoch=5)
     with pytest.raises(LeaseError):
         shard.write_states(0, [SUM], [], 4)
@@ -118,10 +118,10 @@ def test_the_checksum_is_that_of_what_is_remembered_whatever_the_batches(shard: 
         assert shard.checksums(2) == other.checksums(2)
         assert shard.checksums(1) == before
         assert before.states not in (NO_CHECKSUM, shard.checksums(2).states)
-        assert before.cells == NO_CHECKSUM
+        assert before.state_rows == NO_CHECKSUM
 
 
-@pytest.mark.parametrize("table", ["cells", "states"])
+@pytest.mark.parametrize("table", ["state_rows", "states"])
 def test_rows_that_are_gone_are_missed_by_the_next_driver(shard: Shard, table: str) -> None:
     shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
     run(shard, 0, a=1, b=1, c=1)
@@ -132,12 +132,12 @@ def test_rows_that_are_gone_are_missed_by_the_next_driver(shard: Shard, table: s
 
 
 def test_the_number_of_rows_is_right_after_everything_that_changes_it(shard: Shard) -> None:
-    def cells(*starts: int) -> list[tuple[int, str, int, int, str | None]]:
+    def state_rows(*starts: int) -> list[tuple[int, str, int, int, str | None]]:
         return [(0, "a", start, start + 10, "[1]") for start in starts]
 
     for batch in range(6):
         for _ in range(2):
-            shard.write(batch, cells(batch * 10, batch * 10 + 10), batch + 1)
+            shard.write(batch, state_rows(batch * 10, batch * 10 + 10), batch + 1)
             shard.expire(batch, {0: batch * 10 + 1}, batch + 1)
             run(shard, batch, batch + 1, a=1, b=batch % 2)
             shard.begin(batch + 1, batch)
@@ -157,9 +157,9 @@ def test_a_row_that_is_not_as_it_was_written_is_never_read(shard: Shard, change:
         shard.verify_states(0)
 
 
-def test_a_cell_that_is_not_as_it_was_written_is_noticed_by_who_replaces_it(shard: Shard) -> None:
+def test_a_state_row_that_is_not_as_it_was_written_is_noticed_by_who_replaces_it(shard: Shard) -> None:
     shard.write(0, [(0, "a", 0, 10, "[1]")])
-    shard._driver.execute("UPDATE cells SET value = '[2]'")
+    shard._driver.execute("UPDATE state_rows SET value = '[2]'")
     for change in (lambda: shard.write(1, [(0, "a", 0, 10, "[3]")]), lambda: shard.expire(1, {0: 50})):
         with pytest.raises(DamagedState, match="the key 'a' is not as it was written"):
             change()
@@ -186,7 +186,7 @@ def test_a_shard_of_an_older_version_is_refused_and_not_read(tmp_path: Path) -> 
 
     file = tmp_path / "worker-0.sqlite"
     with contextlib.closing(sqlite3.connect(file)) as database:
-        database.execute("CREATE TABLE cells (cell INTEGER, key TEXT)")
+        database.execute("CREATE TABLE state_rows (group_id INTEGER, key TEXT)")
     for opened in (Shard.open, Shard.create):
         with pytest.raises(DamagedState, match=r"no such table: shard|another version of Sluice"):
             opened(f"sqlite:///{file}")
@@ -205,11 +205,11 @@ def test_keys_with_nul_are_kept_found_and_sorted_like_any_other(shard: Shard) ->
     shard.write(1, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in KEYS_WITH_NUL])
     for key in KEYS_WITH_NUL:
         assert shard.get(0, key, 1) == "[1]"
-        prefixed = [cell.key for cell in shard.scan(0, 1, Range(prefix=key))]
+        prefixed = [group_id.key for group_id in shard.scan(0, 1, Range(prefix=key))]
         assert prefixed == sorted(other for other in KEYS_WITH_NUL if other.startswith(key))
-        after = [cell.key for cell in shard.scan(0, 1, after=(key, NO_WINDOW))]
+        after = [group_id.key for group_id in shard.scan(0, 1, after=(key, NO_WINDOW))]
         assert after == sorted(other for other in KEYS_WITH_NUL if other > key)
-        within = [cell.key for cell in shard.scan(0, 1, Range(first="\0\1", last=key))]
+        within = [group_id.key for group_id in shard.scan(0, 1, Range(first="\0\1", last=key))]
         assert within == sorted(other for other in KEYS_WITH_NUL if "\0\1" <= other <= key)
     assert shard.get_many(0, KEYS_WITH_NUL, 1) == dict.fromkeys(KEYS_WITH_NUL, "[1]")
     assert [key for key, _ in shard.changed(0, 0, 1, 99)] == sorted(KEYS_WITH_NUL)

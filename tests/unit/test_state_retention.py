@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import make_url
 
 from sluice.state.retention import retain
-from sluice.state.shard import Shard
+from sluice.state.shard.shard import Shard
 from tests.states import NOON, States
 
 pytestmark = pytest.mark.unit
@@ -22,25 +22,25 @@ def states(database: str) -> States:
 
 
 def kept(states: States) -> list[int]:
-    return [cut.batch for cut in states.ledger.cuts("orders", "totals")]
+    return [snapshot.batch for snapshot in states.ledger.snapshots("orders", "totals")]
 
 
-def test_old_cuts_go_with_the_versions_only_they_show(states: States) -> None:
-    (done,) = retain(states.ledger, "orders", keep_cuts=3, keep_seconds=0, now=NOON + timedelta(hours=1))
-    assert (done.cuts, done.versions, done.failed) == (7, 7, {})
+def test_old_snapshots_go_with_the_versions_only_they_show(states: States) -> None:
+    (done,) = retain(states.ledger, "orders", keep_snapshots=3, keep_seconds=0, now=NOON + timedelta(hours=1))
+    assert (done.snapshots, done.versions, done.failed) == (7, 7, {})
     assert kept(states) == [9, 8, 7]
     with Shard.open(states.location(0)) as shard:
         assert [shard.get(0, "a", batch) for batch in (6, 7, 8, 9)] == [None, "[7]", "[8]", "[9]"]
 
 
-def test_a_cut_that_was_the_newest_a_moment_ago_may_still_be_read(states: States) -> None:
-    retain(states.ledger, "orders", keep_cuts=1, keep_seconds=150, now=NOON + timedelta(minutes=10))
+def test_a_snapshot_that_was_the_newest_a_moment_ago_may_still_be_read(states: States) -> None:
+    retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=150, now=NOON + timedelta(minutes=10))
     # Batch 7 was replaced by 8 at 12:08, 120 s ago; batch 6 by 7, 180 s ago.
     assert kept(states) == [9, 8, 7]
 
 
-def test_the_newest_cut_stays_whatever_is_asked(states: States) -> None:
-    retain(states.ledger, "orders", keep_cuts=0, keep_seconds=0, now=NOON + timedelta(days=1))
+def test_the_newest_snapshot_stays_whatever_is_asked(states: States) -> None:
+    retain(states.ledger, "orders", keep_snapshots=0, keep_seconds=0, now=NOON + timedelta(days=1))
     assert kept(states) == [9]
 
 
@@ -49,11 +49,11 @@ def test_a_lost_shard_is_reported_and_not_made_anew(tmp_path: Path) -> None:
     states.publish({"a": "[1]"})
     lost = Path(make_url(states.location(1)).database or "")
     lost.unlink()
-    (done,) = retain(states.ledger, "orders", keep_cuts=1, keep_seconds=0)
+    (done,) = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0)
     assert list(done.failed) == [1]
     assert not lost.exists()
 
 
 def test_nothing_published_nothing_removed(database: str) -> None:
     (done,) = retain(States(database).ledger, "orders")
-    assert (done.cuts, done.versions) == (0, 0)
+    assert (done.snapshots, done.versions) == (0, 0)

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import LeaseError, SettingsError, StateError
-from sluice.state.addresses import location
-from sluice.state.checksums import NO_CHECKSUM, cell_digest
-from sluice.state.model import NO_WINDOW, Cell
-from sluice.state.ranges import Range
-from sluice.state.shard import Shard, rows_of
+from sluice.state.model import NO_WINDOW, StateRow
+from sluice.state.shard.addresses import location
+from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
+from sluice.state.shard.ranges import Range
+from sluice.state.shard.shard import Shard, rows_of
 
 pytestmark = pytest.mark.unit
 
@@ -30,8 +30,10 @@ def shard(url: str) -> Shard:
     return Shard.create(url)
 
 
-def row(key: str, value: str | None, cell: int = 0, window: int = NO_WINDOW) -> tuple[int, str, int, int, str | None]:
-    return cell, key, window, window + 15_000 if window >= 0 else NO_WINDOW, value
+def row(
+    key: str, value: str | None, group_id: int = 0, window: int = NO_WINDOW
+) -> tuple[int, str, int, int, str | None]:
+    return group_id, key, window, window + 15_000 if window >= 0 else NO_WINDOW, value
 
 
 def test_each_batch_shows_what_was_so_then(shard: Shard) -> None:
@@ -40,7 +42,7 @@ def test_each_batch_shows_what_was_so_then(shard: Shard) -> None:
     shard.write(2, [row("a", None)])
     shard.write(3, [row("a", "[4]")])
     assert [shard.get(0, "a", as_of=batch) for batch in range(-1, 5)] == [None, "[1]", "[2]", None, "[4]", "[4]"]
-    assert [[cell.key for cell in shard.scan(0, batch)] for batch in range(4)] == [
+    assert [[group_id.key for group_id in shard.scan(0, batch)] for batch in range(4)] == [
         ["a", "b"],
         ["a", "b"],
         ["b"],
@@ -54,7 +56,7 @@ def test_a_batch_written_again_replaces_itself(shard: Shard) -> None:
     shard.write(0, [row("a", "[1]")])
     assert shard.write(1, [row("a", "[2]"), row("b", "[2]")]) == 2
     assert shard.write(1, [row("a", "[3]")]) == 1
-    assert [cell.value for cell in shard.scan(0, 1)] == ["[3]"]
+    assert [group_id.value for group_id in shard.scan(0, 1)] == ["[3]"]
     assert shard.batches() == {0: 1, 1: 1}
 
 
@@ -63,15 +65,15 @@ def test_a_batch_is_written_whole_or_not_at_all(shard: Shard, url: str) -> None:
     with pytest.raises(StateError):
         shard.write(1, [row("a", "[2]"), row("b", "[2]"), row("b", "[3]")])
     assert shard.batches() == {0: 1}
-    assert Shard.open(url).scan(0, 9) == [Cell(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
+    assert Shard.open(url).scan(0, 9) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
     shard.write(1, [row("a", "[2]")])
 
 
 def test_windows_of_a_key_between_two_times(shard: Shard) -> None:
     shard.write(0, [row(key, f"[{start}]", 1, start) for key in ("a", "b", "bb") for start in range(0, 75_000, 15_000)])
-    assert [cell.window_start for cell in shard.windows(1, "b", 0)] == [0, 15_000, 30_000, 45_000, 60_000]
+    assert [group_id.window_start for group_id in shard.windows(1, "b", 0)] == [0, 15_000, 30_000, 45_000, 60_000]
     between = shard.windows(1, "b", 0, start=15_000, end=30_000)
-    assert [(cell.key, cell.window_start, cell.window_end) for cell in between] == [
+    assert [(group_id.key, group_id.window_start, group_id.window_end) for group_id in between] == [
         ("b", 15_000, 30_000),
         ("b", 30_000, 45_000),
     ]
@@ -83,11 +85,11 @@ def test_pages_go_on_where_the_last_one_ended(shard: Shard) -> None:
     page = shard.scan(1, 0, limit=3)
     seen = []
     while page:
-        seen += [(cell.key, cell.window_start) for cell in page]
+        seen += [(group_id.key, group_id.window_start) for group_id in page]
         page = shard.scan(1, 0, after=seen[-1], limit=3)
     assert seen == [(f"k{number}", start) for number in range(5) for start in (0, 15_000)]
     assert shard.scan(1, 0, Range(first="k3"), after=("k1", 0), limit=1)[0].key == "k3"
-    assert [cell.key for cell in shard.scan(1, 0, Range.of_key("k3"), after=("k3", 0))] == ["k3"]
+    assert [group_id.key for group_id in shard.scan(1, 0, Range.of_key("k3"), after=("k3", 0))] == ["k3"]
     assert shard.count(1, 0, Range(start_from=15_000)) == 5
 
 
@@ -106,14 +108,14 @@ def test_pages_go_on_where_the_last_one_ended(shard: Shard) -> None:
 def test_ranges_and_prefixes(shard: Shard, within: Range, expected: list[str]) -> None:
     keys = ["a", "ab", "a\U0010ffff", "b", "Z", "é", "%", "\ud7ff", "\ud7ffx", "\ue000"]
     shard.write(0, [row(key, "[1]") for key in keys])
-    assert sorted(cell.key for cell in shard.scan(0, 0, within)) == sorted(expected)
+    assert sorted(group_id.key for group_id in shard.scan(0, 0, within)) == sorted(expected)
     assert shard.count(0, 0, within) == len(expected)
-    found = [cell.key for cell in shard.scan(0, 0)]
+    found = [group_id.key for group_id in shard.scan(0, 0)]
     assert found == sorted(keys, key=lambda key: key.encode())
 
 
-def test_compaction_keeps_what_any_later_cut_shows(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.state.shard._COMPACT_ROWS", 3)
+def test_compaction_keeps_what_any_later_snapshot_shows(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.state.shard.shard._COMPACT_ROWS", 3)
     choose = random.Random(7)
     for batch in range(12):
         keys = choose.sample([f"k{number}" for number in range(15)], 6)
@@ -164,8 +166,8 @@ def test_the_checksum_survives_writing_again_and_compaction(shard: Shard) -> Non
 
 def test_a_value_that_was_changed_behind_its_back_is_found(shard: Shard) -> None:
     shard.write(0, [row("a", "[1]"), row("b", "[1]")])
-    shard._driver.execute("UPDATE cells SET value = '[9]' WHERE key = 'b'")
-    with pytest.raises(StateError, match="cell 0 of the key 'b' is not as it was written"):
+    shard._driver.execute("UPDATE state_rows SET value = '[9]' WHERE key = 'b'")
+    with pytest.raises(StateError, match="state row 0 of the key 'b' is not as it was written"):
         shard.verify(0)
 
 
@@ -185,13 +187,13 @@ def test_a_file_with_a_flipped_byte_is_found(tmp_path: Path) -> None:
     choose = random.Random(7)
     for _ in range(40):
         flipped = bytearray(data)
-        # Within the pages of the cells; their free space may hold anything.
+        # Within the pages of the state rows; their free space may hold anything.
         place = choose.randrange(len(data) // 4, len(data) // 2)
         flipped[place] ^= 1 << choose.randrange(8)
         file.write_bytes(flipped)
         with contextlib.closing(sqlite3.connect(file)) as database:
             try:
-                same = database.execute("SELECT * FROM cells").fetchall() == expected(20_000)
+                same = database.execute("SELECT * FROM state_rows").fetchall() == expected(20_000)
             except sqlite3.DatabaseError:
                 same = False
         if not same:
@@ -201,13 +203,13 @@ def test_a_file_with_a_flipped_byte_is_found(tmp_path: Path) -> None:
 
 def expected(number: int) -> list[tuple[int, str, int, int, int, str | None, int]]:
     names = [f"key {n}" for n in range(number)]
-    return sorted((0, key, NO_WINDOW, NO_WINDOW, 0, "[1]", cell_digest(row(key, "[1]"))) for key in names)
+    return sorted((0, key, NO_WINDOW, NO_WINDOW, 0, "[1]", row_digest(row(key, "[1]"))) for key in names)
 
 
 def test_arrow_rows_are_sorted_as_the_database_sorts(shard: Shard) -> None:
     columns: dict[str, list[int | str | None]] = {
         "value": ["[2]", "[1]", None],
-        "cell": [1, 0, 0],
+        "group_id": [1, 0, 0],
         "key": ["a", "b", "a"],
     }
     table = pa.table({**columns, "window_start": [0, 0, 0], "window_end": [5, 5, 5]})
@@ -264,6 +266,6 @@ def test_any_text_can_be_a_key(values: dict[str, int]) -> None:
 
     with tempfile.TemporaryDirectory() as folder, Shard.create(f"sqlite:///{folder}/s") as shard:
         shard.write(0, [row(key, f"[{value}]") for key, value in values.items()])
-        assert {cell.key: cell.value for cell in shard.scan(0, 0)} == {
+        assert {group_id.key: group_id.value for group_id in shard.scan(0, 0)} == {
             key: f"[{value}]" for key, value in values.items()
         }

@@ -8,9 +8,9 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.replay import Step, evenly, joined, steps_of
+from sluice.engine.job.replay import Step, evenly, joined, steps_of
 from sluice.plan import plan
-from sluice.state.history import Batch
+from sluice.state.ledger.history import Batch
 
 
 class Item(Struct):

@@ -28,11 +28,11 @@ export function age(seconds) {
 }
 
 // An age that goes on by itself until the next answer comes.
-export function running(cut, suffix = "") {
-  const node = element("span", "", age(cut.age_seconds) + suffix);
-  node.dataset.since = Date.now() - cut.age_seconds * 1000;
+export function running(snapshot, suffix = "") {
+  const node = element("span", "", age(snapshot.age_seconds) + suffix);
+  node.dataset.since = Date.now() - snapshot.age_seconds * 1000;
   node.dataset.suffix = suffix;
-  return titled(node, new Date(cut.published_at).toLocaleString());
+  return titled(node, new Date(snapshot.published_at).toLocaleString());
 }
 
 setInterval(() => {

@@ -24,11 +24,11 @@ async function refresh() {
     showFailures(pipelines);
     showStores(stores, new Set(failed(pipelines).map((one) => one.pipeline)));
     const ran = pipelines.filter((one) => one.jobs.length);
-    const cuts = await Promise.all(
-      ran.map((one) => ask(`/v1/pipelines/${encodeURIComponent(one.pipeline)}/cuts?limit=${RUNS}`)),
+    const snapshots = await Promise.all(
+      ran.map((one) => ask(`/v1/pipelines/${encodeURIComponent(one.pipeline)}/snapshots?limit=${RUNS}`)),
     );
     showFigures(stores, pipelines);
-    showCuts(cuts.flat());
+    showSnapshots(snapshots.flat());
     showTopologies(ran);
     await showOrders(stores);
     byId("trouble").hidden = true;
@@ -82,15 +82,15 @@ function failureLine(pipeline, failure) {
 
 function showFigures(stores, pipelines) {
   const workers = workersOf(stores);
-  const cuts = stores.map((store) => store.cut).filter(Boolean);
-  const newest = cuts.sort((one, other) => one.age_seconds - other.age_seconds)[0];
+  const snapshots = stores.map((store) => store.snapshot).filter(Boolean);
+  const newest = snapshots.sort((one, other) => one.age_seconds - other.age_seconds)[0];
   byId("stores-figure").textContent = number(stores.length);
   byId("stores-note").textContent = `in ${pipelines.length} ${pipelines.length === 1 ? "pipeline" : "pipelines"}`;
   byId("entries-figure").textContent = number(stores.reduce((sum, store) => sum + (store.entries ?? 0), 0));
   byId("workers-figure").textContent = `${workers.filter((one) => one.status === "ok").length} / ${workers.length}`;
   byId("workers-note").textContent = "can be read";
-  byId("cut-figure").replaceChildren(newest ? running(newest, " ago") : "–");
-  byId("cut-note").textContent = newest ? `cut ${newest.id}` : "before the first run";
+  byId("snapshot-figure").replaceChildren(newest ? running(newest, " ago") : "–");
+  byId("snapshot-note").textContent = newest ? `snapshot ${newest.id}` : "before the first run";
 }
 
 function showStores(stores, red) {
@@ -101,8 +101,8 @@ function showStores(stores, red) {
     cell(element("code", "", store.key)),
     cell(number(store.entries), "number"),
     cell(workerList(store.workers)),
-    cell(store.cut ? element("code", "", store.cut.id) : "–"),
-    cell(store.cut ? running(store.cut) : "–", "number"),
+    cell(store.snapshot ? element("code", "", store.snapshot.id) : "–"),
+    cell(store.snapshot ? running(store.snapshot) : "–", "number"),
   )));
 }
 
@@ -116,7 +116,7 @@ function workerList(workers) {
     titled(element("span", `worker ${worker.status}`, worker.number), `worker ${worker.number}: ${worker.reason || "ok"}`)));
 }
 
-// The counts of a cut are `read`, `applied`, `late/STORE`, `failed/STEP`, `dead_letter/REASON` and so on.
+// The counts of a snapshot are `read`, `applied`, `late/STORE`, `failed/STEP`, `dead_letter/REASON` and so on.
 const COUNTED = { dead_letter: (reason) => reason, late: (store) => `late for ${store}`, failed: (step) => `failed in ${step}` };
 
 function total(counts, name) {
@@ -125,20 +125,20 @@ function total(counts, name) {
     .reduce((sum, [, count]) => sum + count, 0);
 }
 
-function showCuts(cuts) {
-  const newest = cuts.sort((one, other) => one.cut.age_seconds - other.cut.age_seconds).slice(0, RUNS);
-  byId("cuts").replaceChildren(...newest.map(({ job, cut, counts }) => row(
-    cell(titled(element("code", "", cut.id), job)),
-    cell(running(cut, " ago")),
+function showSnapshots(snapshots) {
+  const newest = snapshots.sort((one, other) => one.snapshot.age_seconds - other.snapshot.age_seconds).slice(0, RUNS);
+  byId("snapshots").replaceChildren(...newest.map(({ job, snapshot, counts }) => row(
+    cell(titled(element("code", "", snapshot.id), job)),
+    cell(running(snapshot, " ago")),
     ...["read", "applied"].map((name) => cell(number(total(counts, name)), "number")),
     ...["late", "dead_letter"].map((name) => cell(number(total(counts, name)), total(counts, name) ? "number some" : "number")),
   )));
   showReasons(newest);
 }
 
-function showReasons(cuts) {
+function showReasons(snapshots) {
   const reasons = new Map();
-  for (const [key, count] of cuts.flatMap(({ counts }) => Object.entries(counts))) {
+  for (const [key, count] of snapshots.flatMap(({ counts }) => Object.entries(counts))) {
     const [what, reason] = key.split(/\/(.*)/s);
     if (!Object.hasOwn(COUNTED, what)) continue;
     const name = COUNTED[what](reason);
@@ -149,7 +149,7 @@ function showReasons(cuts) {
 }
 
 async function showOrders(stores) {
-  const shown = stores.some((store) => store.pipeline === "orders" && store.store === "general_orders_count" && store.cut);
+  const shown = stores.some((store) => store.pipeline === "orders" && store.store === "general_orders_count" && store.snapshot);
   byId("orders").hidden = !shown;
   if (!shown) return;
   const locations = new Map();

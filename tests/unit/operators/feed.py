@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sluice.operators.base import LEFT, RIGHT, Operator, Row, Window
 from sluice.operators.clock import Clock, JoinClock
 from sluice.operators.encoding import encode_state, state_decoder
-from sluice.operators.stream_join import StreamJoin
+from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.suppress import Suppress
 
 

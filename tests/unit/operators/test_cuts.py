@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.operators.aggregate import Aggregate, Hopping, WindowedAggregate
+from sluice.operators.aggregation.aggregate import Aggregate, Hopping, WindowedAggregate
+from sluice.operators.aggregation.calculation import Functions
+from sluice.operators.aggregation.functions import Function
+from sluice.operators.aggregation.sessions import Session, SessionAggregate
+from sluice.operators.aggregation.sliding import Sliding, SlidingAggregate
 from sluice.operators.base import LEFT, RIGHT, Operator
-from sluice.operators.calculation import Functions
 from sluice.operators.deduplicate import Deduplicate
-from sluice.operators.functions import Function
-from sluice.operators.joins import StreamTableJoin, TableJoin
+from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
+from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Firing, Record, StoreOptions
-from sluice.operators.session import Session, SessionAggregate
-from sluice.operators.sliding import Sliding, SlidingAggregate
-from sluice.operators.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress
 from sluice.operators.table import Latest
 from tests.unit.operators.feed import Given, run

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sluice.operators.aggregate import Aggregate
-from sluice.operators.calculation import Functions
-from sluice.operators.cells import ExactSum
+from sluice.operators.aggregation.accumulators import ExactSum
+from sluice.operators.aggregation.aggregate import Aggregate
+from sluice.operators.aggregation.calculation import Functions
+from sluice.operators.aggregation.exact_sums import Exact
+from sluice.operators.aggregation.functions import Function
 from sluice.operators.encoding import encode_state, state_decoder
-from sluice.operators.exact import Exact
-from sluice.operators.functions import Function
 from tests.unit.operators.feed import Given, run
 
 EDGES = [0.0, -0.0, 5e-324, -5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, -1.7976931348623157e308,
@@ -39,9 +39,9 @@ def exactly(values: list[float]) -> float | None:
         return None
 
 
-def read(cell: Any) -> float | None:
+def read(accumulator: Any) -> float | None:
     try:
-        return ExactSum().result(cell)
+        return ExactSum().result(accumulator)
     except OverflowError:
         return None
 
@@ -53,14 +53,14 @@ def test_any_order_any_batches_and_values_taken_back_give_the_same_sum(seed: int
     steps = [(value, 1) for value in values + gone] + [(value, -1) for value in gone]
     chance.shuffle(steps)
     sums, decode = ExactSum(), state_decoder(ExactSum().kind)
-    cell, other = sums.begin(), sums.begin()
+    accumulator, other = sums.begin(), sums.begin()
     for value, sign in steps:
         if chance.random() < 0.2:
-            cell, other = other, cell
-        cell = sums.add(cell, value) if sign == 1 else sums.subtract(cell, value)
+            accumulator, other = other, accumulator
+        accumulator = sums.add(accumulator, value) if sign == 1 else sums.subtract(accumulator, value)
         if chance.random() < 0.3:
-            cell = decode(encode_state(cell))
-    whole = sums.merge(cell, other)
+            accumulator = decode(encode_state(accumulator))
+    whole = sums.merge(accumulator, other)
     assert whole[0] == len(values)
     assert read(whole) == exactly(values)
     in_order = sums.begin()

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from sluice.operators.aggregate import Aggregate, Hopping, WindowedAggregate
+from sluice.operators.aggregation.aggregate import Aggregate, Hopping, WindowedAggregate
+from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
+from sluice.operators.aggregation.functions import Function
+from sluice.operators.aggregation.sessions import Session, SessionAggregate
+from sluice.operators.aggregation.sliding import Sliding, SlidingAggregate
 from sluice.operators.base import Operator, Row
-from sluice.operators.calculation import Calculation, Custom, Functions
 from sluice.operators.encoding import encode_state, state_decoder, to_json
-from sluice.operators.functions import Function
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Firing, Record, StoreOptions
-from sluice.operators.session import Session, SessionAggregate
-from sluice.operators.sliding import Sliding, SlidingAggregate
 from tests.unit.operators.feed import Given, Ran, run
 
 POISON = 13

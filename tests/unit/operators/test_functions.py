@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregate import Aggregate
+from sluice.operators.aggregation.aggregate import Aggregate
+from sluice.operators.aggregation.calculation import Custom, Functions
+from sluice.operators.aggregation.functions import Function
 from sluice.operators.base import Row
-from sluice.operators.calculation import Custom, Functions
-from sluice.operators.functions import Function
 from tests.unit.operators.feed import Given, Ran, run
 
 

@@ -41,7 +41,7 @@ def points(context: Context, record: Record) -> None:
     context.forward(record.key, {"total": total})
 
 
-def test_a_store_belongs_to_the_records_key_and_lasts_from_cut_to_cut() -> None:
+def test_a_store_belongs_to_the_records_key_and_lasts_from_snapshot_to_snapshot() -> None:
     rows = [Given("a", 1, 0), Given("b", 5, 1), Given("a", 2, 2)]
     ran = run(process(points, points=StoreOptions(int)), rows, cuts=[1, 2])
     assert [(result.key, result.value) for result in ran.results] == [
@@ -66,7 +66,7 @@ def test_items_come_by_key_and_prefix_and_deleted_ones_are_gone() -> None:
 
 
 @pytest.mark.parametrize(("time", "there"), [(10, 1), (11, None)])
-def test_an_entry_lives_for_its_stores_ttl_whatever_the_cuts(time: int, there: int | None) -> None:
+def test_an_entry_lives_for_its_stores_ttl_whatever_the_snapshots(time: int, there: int | None) -> None:
     def record(context: Context, record: Record) -> None:
         if record.value == "put":
             context.store("s").put("x", 1)

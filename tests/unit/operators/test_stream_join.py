@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sluice.operators.joins import How
-from sluice.operators.stream_join import StreamJoin
+from sluice.operators.joins.by_key import How
+from sluice.operators.joins.streams import StreamJoin
 from tests.unit.operators.feed import Given, Ran, right, run
 
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from sluice.operators.foreign_key_join import ForeignKeyJoin
-from sluice.operators.joins import How, StreamTableJoin, TableJoin
+from sluice.operators.joins.by_key import How, StreamTableJoin, TableJoin
+from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.table import Latest
 from tests.unit.operators.feed import Given, Result, right, run
 

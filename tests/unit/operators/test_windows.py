@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.operators.aggregate import Hopping, WindowedAggregate
+from sluice.operators.aggregation.aggregate import Hopping, WindowedAggregate
+from sluice.operators.aggregation.calculation import Custom, Functions
+from sluice.operators.aggregation.functions import Function
+from sluice.operators.aggregation.sessions import Session, SessionAggregate
+from sluice.operators.aggregation.sliding import Sliding, SlidingAggregate
 from sluice.operators.base import Window
-from sluice.operators.calculation import Custom, Functions
-from sluice.operators.functions import Function
-from sluice.operators.session import Session, SessionAggregate
-from sluice.operators.sliding import Sliding, SlidingAggregate
 from sluice.operators.suppress import Suppress
 from tests.unit.operators.feed import Given, Ran, run
 

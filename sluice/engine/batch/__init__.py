@@ -1,0 +1,1 @@
+"""What every part of a batch shares: side outputs, checkpoint, stream time, dead letters, accounting."""

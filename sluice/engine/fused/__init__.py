@@ -1,0 +1,1 @@
+"""Aggregations that Spark's own state keeps: windowing, partial aggregates, one stateful operator."""

@@ -1,0 +1,101 @@
+"""Whether Spark can run a pipeline, and whether it goes on from its state: found out without a record or a broker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sluice.engine.batch.storage import Storage
+from sluice.engine.job.compatibility import changed_functions, require_compatible, require_same_jobs, said_changed
+from sluice.engine.job.dataframes import Frames
+from sluice.engine.job.registration import job_info
+from sluice.engine.publish.store_changes import check_changes
+from sluice.engine.session import session
+from sluice.engine.steps.sql_errors import Unresolved, told
+from sluice.errors import EngineError, SluiceError, TopologyError
+from sluice.plan import Job, Plan
+from sluice.provision.checks import LOOPBACK
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.submission import QUIET_JVM
+
+_RECORD = (
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, headers STRING, "
+    "sequence BIGINT"
+)
+
+
+@dataclass(frozen=True)
+class NoRecords:
+    """Topics in which there is nothing."""
+
+    spark: SparkSession
+    interleaved = False
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """One each."""
+        return dict.fromkeys(topics, 1)
+
+    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+        """A frame of no rows."""
+        return self.spark.createDataFrame([], _RECORD)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a check has found, by pipeline.
+
+    An error is a TopologyError for an expression that Spark cannot take, or a CompatibilityError for a change that state
+    does not survive. A warning is a change that state survives, and that may mean something else than before.
+    """
+
+    errors: dict[str, SluiceError] = field(default_factory=dict)
+    warnings: dict[str, list[str]] = field(default_factory=dict)
+
+
+def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
+    """Have Spark look at every expression, and compare with the state that there is."""
+    found = Findings()
+    alone = {
+        "spark.master": "local[1]",
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.extraJavaOptions": " ".join(QUIET_JVM),
+    }
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    spark = session(replace(settings, spark_conf={**alone, **settings.spark_conf}), "sluice check")
+    try:
+        with Ledger.open(settings.ledger) as ledger:
+            for plan in planned:
+                try:
+                    require_same_jobs(ledger, plan)
+                    warnings = [check_job(spark, job, settings, ledger) for job in plan.jobs]
+                    found.warnings[plan.pipeline.name] = [one for one in warnings if one]
+                except (TopologyError, EngineError) as error:
+                    found.errors[plan.pipeline.name] = error
+    finally:
+        spark.stop()
+    return found
+
+
+def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
+    """The same for one job; a warning, if there is one."""
+    name = job.pipeline.name
+    generation = ledger.generation(name, job.name) or 1
+    storage = Storage.of(job, generation, settings)
+    source = NoRecords(spark)
+    frames = Frames(spark, job, storage, source, 1, source.partitions(job.topics))
+    frames.shared_out()
+    try:
+        check_changes(spark, job, frames.types)
+    except Unresolved as error:
+        raise told(job, error) from None
+    if ledger.last_batch(name, job.name, generation) is None:
+        return ""
+    before, now = ledger.job(name, job.name, generation), job_info(storage, frames)
+    require_compatible(before, now)
+    changed = changed_functions(before, now)
+    return said_changed(name, changed) if changed else ""

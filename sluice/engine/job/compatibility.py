@@ -1,0 +1,132 @@
+"""Whether a changed pipeline can go on with the state it has: found out before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+
+from sluice.errors import EngineError
+from sluice.plan import Job, Plan, is_of_processor
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo, StoreInfo
+
+_MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
+"""What of a store may not change while its state stays."""
+
+
+class CompatibilityError(EngineError):
+    """The pipeline was changed in a way in which it cannot go on with the state it has."""
+
+    status = 409
+    title = "The pipeline has changed"
+
+
+def require_compatible(before: JobInfo | None, now: JobInfo) -> None:
+    """Raise CompatibilityError if the state of `before` has not the meaning that it would have for `now`."""
+    if before is None:
+        return
+    _refuse(now.pipeline, list(_changes(before, now)))
+
+
+def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:
+    """The functions whose code is not what it was when the state was made. Their state goes on all the same.
+
+    Nobody can tell from code whether it means something else: it is for the author to know, and to rebuild.
+    """
+    known = {} if before is None else before.functions
+    return sorted(name for name, code in now.functions.items() if known.get(name, code) != code)
+
+
+def means_the_same(before: JobInfo, now: JobInfo) -> bool:
+    """Whether the same records come to the same state."""
+    return not [*_changes(before, now)] and not changed_functions(before, now)
+
+
+def said_changed(pipeline: str, functions: list[str]) -> str:
+    """The same in a sentence."""
+    return (
+        f"The code of {', '.join(functions)} has changed. State goes on as the old code made it; to have the new code "
+        f"make all of it: sluice rebuild {pipeline}."
+    )
+
+
+def require_same_jobs(ledger: Ledger, planned: Plan) -> None:
+    """Raise CompatibilityError if a job with state is gone, or a store would be kept by another job than its state."""
+    name = planned.pipeline.name
+    homes = {store: job.name for job in planned.jobs for store in _stores(job)}
+    names = {job.name for job in planned.jobs}
+    before = [info for info in ledger.jobs(name) if ledger.last_batch(name, info.job, info.generation) is not None]
+    moved = [
+        f"store {store.name} moves from job {info.job} to job {homes[store.name]}"
+        for info in before
+        for store in info.stores
+        if homes.get(store.name, info.job) != info.job
+    ]
+    gone = [f"job {info.job} is gone ({_holds(info)})" for info in before if info.job not in names]
+    _refuse(name, moved + gone)
+
+
+def _refuse(pipeline: str, changes: list[str]) -> None:
+    if changes:
+        raise CompatibilityError(
+            f"{pipeline} has changed since its state was made: {'; '.join(changes)}. Nothing was read.",
+            next_step="Build the state anew from the topics, while the old one goes on being read: "
+            f"sluice rebuild {pipeline}. Or undo the change, or give the pipeline another name.",
+        )
+
+
+def _stores(job: Job) -> set[str]:
+    of_operators = {operator.store for operator in job.operators if operator.store is not None}
+    of_operators |= {name for operator in job.operators for name in operator.entries}
+    return of_operators | {store_column.store for group in job.groups for store_column in group.store_columns}
+
+
+def _holds(info: JobInfo) -> str:
+    return ", ".join(store.name for store in info.stores) or "no store"
+
+
+def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
+    if len(before.workers) != len(now.workers):
+        yield f"{len(before.workers)} workers became {len(now.workers)}"
+    old, new = ({store.name: store for store in info.stores} for info in (before, now))
+    for name in sorted((old.keys() | new.keys()).difference(_coming_and_going(old, new))):
+        if name not in new:
+            yield f"store {name} is gone"
+        elif name not in old:
+            yield f"store {name} is new, and would lack what came before"
+        elif changed := _changed(old[name], new[name]):
+            yield f"store {name}: {changed}"
+    for name in sorted(before.operators.keys() | now.operators.keys()):
+        if name not in {*old, *new} and before.operators.get(name) != now.operators.get(name):
+            was, is_now = (one.operators.get(name, "nothing") for one in (before, now))
+            yield f"step {name} is another one, or in another place: {_difference(was, is_now)}"
+    if gone := sorted({*before.topics} - {*now.topics}):
+        yield f"{', '.join(gone)} is not read any more"
+    if added := sorted({*now.topics} - {*before.topics}):
+        yield f"{', '.join(added)} is read now"
+
+
+def _coming_and_going(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]) -> Iterator[str]:
+    """The stores that a processor has got or lost: a new one begins empty for the processor, too."""
+    for one, other in ((old, new), (new, old)):
+        yield from (name for name, store in one.items() if name not in other and is_of_processor(store.group_id))
+
+
+def _changed(old: StoreInfo, new: StoreInfo) -> str:
+    for name in _MEANING:
+        was, is_now = getattr(old, name), getattr(new, name)
+        if was != is_now and name == "made":
+            return f"made by {_difference(was, is_now)}"
+        if was != is_now:
+            return f"{_NAMES.get(name, name)} {was!r} became {is_now!r}"
+    return ""
+
+
+def _difference(was: str, is_now: str) -> str:
+    """The first of the steps that differs."""
+    steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
+    old, new = next((old, new) for old, new in steps if old != new)
+    return f"{old!r} became {new!r}"
+
+
+_NAMES = {"group_id": "its group", "store_column": "its place in the group", "value": "its value's type"}

@@ -1,0 +1,161 @@
+"""A job as Spark sees it: from records to the state rows of stores, and the rows of output, that a batch changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import _parse_datatype_string as parse_ddl
+
+from sluice.engine.batch.rows import ROW_DDL
+from sluice.engine.batch.storage import Storage
+from sluice.engine.fused.aggregate import fuse, slot_types
+from sluice.engine.fused.partial_aggregates import Combined, Combiner
+from sluice.engine.fused.windowing import STATE_KEY, Placer
+from sluice.engine.ordered.dataframes import Stages, with_layers
+from sluice.engine.ordered.ingest import Ingest
+from sluice.engine.publish.shards import share_out
+from sluice.engine.read.global_tables import TableReader
+from sluice.engine.read.streams import StreamReader
+from sluice.engine.steps.attempts import WITHOUT_SHARING
+from sluice.engine.steps.python_steps import register
+from sluice.engine.steps.sql_errors import Unresolved, told
+from sluice.plan import Job
+
+
+class Input(Protocol):
+    """Where a job's records come from: Kafka, or a test's own hands."""
+
+    interleaved: bool
+    """All topics' records come in one task, in an order of their own (column `sequence`)."""
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """How many partitions each topic has."""
+
+    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+        """The topics' records as a streaming frame with the columns of `source.RECORD`."""
+
+
+@dataclass
+class Frames:
+    """Builds the frames of one job on a session."""
+
+    spark: SparkSession
+    job: Job
+    storage: Storage
+    input: Input
+    max_records: int
+    partitions: Mapping[str, int]
+    epoch: int = 0
+    """Of the lease under which operators' states are written."""
+    types: dict[str, str] = field(default_factory=dict)
+    """Store → the type of its values; known once the state rows' frame is made."""
+    kept: dict[int, str] = field(default_factory=dict)
+    """Group or operator → the types of its inputs, from which its state is built; known at the same time."""
+
+    def shared_out(self) -> DataFrame:
+        """The changed state rows with their `worker`, each worker's in a partition of its own.
+
+        Raises TopologyError for an expression that Spark cannot take.
+        """
+        register(self.spark, self.job)
+        if self.job.tries:
+            for name, value in WITHOUT_SHARING.items():
+                self.spark.conf.set(name, value)
+        try:
+            records = self._records()
+            state_rows = self._fused(records) if self.job.groups else self._ordered(records)
+        except Unresolved as error:
+            raise told(self.job, error) from None
+        return share_out(self.job, state_rows, self._tables())
+
+    def _records(self) -> DataFrame:
+        """The streams' records, decoded and through every stateless step: only what is read of them from here on."""
+        job, storage = self.job, self.storage
+        interleaved = self.input.interleaved and not job.groups
+        reader = StreamReader.of(job, storage.side_outputs, storage.batches, interleaved=interleaved)
+        schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
+        frame = self.input.read([source.topic for source in job.streams], self.max_records)
+        return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers, job)
+
+    def _kept(self) -> list[str]:
+        """What every task after the stateless steps reads of a record."""
+        columns = ["_source", "_partition", "_time"]
+        if "_offset" in self.job.metadata:
+            columns.append("_offset")
+        for sink in self.job.stream_sinks:
+            columns += [f"o{sink.number}", f"o{sink.number}_key", f"o{sink.number}_value"]
+        failures = [failure for failure in self.job.failures if not failure.stage]
+        columns += [f"IF({failure.once}, {failure.error}, NULL) AS {failure.column}" for failure in failures]
+        if failures:
+            columns += ["_topic", "_timestamp", "_raw_key", "_raw_value", "_raw_headers"]
+        return columns
+
+    def _fused(self, records: DataFrame) -> DataFrame:
+        """State rows of the fused operator: records placed in time, added up in their task, then by the operator."""
+        columns = self._kept()
+        for group in self.job.groups:
+            columns += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
+            columns += [f"late{group.number}_{name}" for name in ("key", "value") if group.at.late is not None]
+        records = records.selectExpr(*dict.fromkeys(columns))
+        self.types = slot_types(self.job, records)
+        inputs = sorted({name for group in self.job.groups for name in group.inputs})
+        types = {name: to_arrow_type(records.schema[name].dataType, timezone="UTC") for name in inputs}
+        self.kept = {
+            group.number: ", ".join(records.schema[name].dataType.simpleString() for name in group.inputs)
+            for group in self.job.groups
+        }
+        placer = Placer.of(self.job, self.storage.side_outputs, self.storage.batches, self.partitions, types)
+        combiner = Combiner.of(self.job, types)
+        placed = records.mapInArrow(Combined(placer, combiner).__call__, _placed_schema(combiner))
+        return fuse(self.job, placed, combiner)
+
+    def _ordered(self, records: DataFrame) -> DataFrame:
+        """State rows and output rows of the ordered operators, stage after stage."""
+        job, storage = self.job, self.storage
+        ingest = Ingest.of(
+            job, storage.side_outputs, storage.batches, self.partitions, interleaved=self.input.interleaved
+        )
+        stages = Stages(job, storage, ingest, self.epoch)
+        fed = stages.fed(records)
+        columns = self._kept()
+        for operator in job.operators:
+            for edge in (edge for edge in operator.edges if edge.stage == 0):
+                columns += [edge.name, f"{edge.name}_key", f"{edge.name}_value"]
+                columns += [f"{edge.name}_foreign"] if edge.foreign is not None else []
+        if ingest.interleaved:
+            columns.append("_sequence")
+        if job.operators:
+            columns.append("_offset")
+        fed = fed.selectExpr(*dict.fromkeys(columns))
+        rows = stages.rows(fed.mapInArrow(ingest.__call__, ROW_DDL))
+        self.types, self.kept = stages.store_types(), stages.kept_types()
+        stores = [operator.number for operator in job.operators if operator.store is not None]
+        is_store = f"target IN ({', '.join(map(str, stores))})" if stores else "false"
+        value = f"IF({is_store}, concat('[', value, ']'), value) AS value"
+        order = ("sequence", "place", "sub", "time")
+        return rows.selectExpr("target AS group_id", "key", "window_start", "window_end", value, *order)
+
+    def _tables(self) -> DataFrame | None:
+        """The global tables' changes as state rows. Without a limit: a batch has all of them that there are."""
+        if not self.job.tables:
+            return None
+        reader = TableReader.of(self.job, self.storage.side_outputs, self.storage.batches)
+        source = self.input.read([table.source.topic for table in self.job.tables], None)
+        state_rows = source.mapInArrow(reader.__call__, TableReader.columns)
+        if self.job.groups:
+            return state_rows
+        rest = ("0L AS sequence", "position AS place", "0L AS sub", "0L AS time")
+        return state_rows.selectExpr(*STATE_KEY, "value", *rest)
+
+
+def _placed_schema(combiner: Combiner) -> StructType:
+    group_id = parse_ddl(", ".join(f"{name} {kind}" for name, kind in STATE_KEY.items()))
+    assert isinstance(group_id, StructType)
+    times = [StructField("expires_at", TimestampType()), StructField("closed_at", TimestampType())]
+    columns = [StructField(name, from_arrow_type(kind)) for name, kind in combiner.columns.items()]
+    return StructType([*group_id, *times, *columns])

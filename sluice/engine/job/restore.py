@@ -1,0 +1,60 @@
+"""A run that finds its state damaged restores it from the topics, where these still hold all that was read.
+
+Restoring is a rebuild: a new generation is built beside the damaged one, compared with what was published, and takes
+its place. Until then readers see what is left of the old one, and that it is not all. A driver that is killed in
+between leaves an unfinished generation, which the next run removes before it begins again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import structlog
+from pyspark.sql import SparkSession
+
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.run import JobRun
+from sluice.engine.read.identity import InputError
+from sluice.errors import DamagedState
+from sluice.plan import Job
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class RestoringRun:
+    """A run of a job, on the generation that readers see, that restores its state first if it is damaged."""
+
+    spark: SparkSession
+    job: Job
+    settings: Settings
+
+    def run(self) -> int:
+        """Read, compute and publish what there is to read; returns the number of records read.
+
+        Raises DamagedState if the state is damaged and the topics do not hold all that it was made of.
+        """
+        run = JobRun(self.spark, self.job, self.settings, max_records=self.settings.max_records)
+        of = (self.job.pipeline.name, self.job.name)
+        with Ledger.open(self.settings.ledger) as ledger:
+            generation = ledger.generation(*of)
+            try:
+                return run.run()
+            except DamagedState as damaged:
+                self._restore(generation, damaged)
+        return run.run()
+
+    def _restore(self, damaged: int | None, why: DamagedState) -> None:
+        of = {"pipeline": self.job.pipeline.name, "job": self.job.name}
+        begun = time.monotonic()
+        log.warning("state damaged, restoring it from the topics", **of, why=why.detail)
+        try:
+            generation = Rebuild(self.spark, self.job, self.settings, only=damaged, why=why.detail).run()
+        except InputError as lost:
+            raise DamagedState(
+                f"{why.detail} It cannot be restored from the topics. {lost.detail}", next_step=lost.next_step
+            ) from lost
+        log.warning("state restored", **of, generation=generation, seconds=round(time.monotonic() - begun, 1))

@@ -1,0 +1,84 @@
+"""What became of a batch's records, put together before anything of it can be seen; what does not balance stops it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice.engine.batch.checkpoint import batch_positions
+from sluice.engine.batch.storage import Storage
+from sluice.errors import EngineError
+from sluice.state.ledger.audits import Audit, SourceAudit
+
+Positions = Mapping[str, Mapping[str, int]]
+"""Topic → partition as text → offset."""
+
+
+@dataclass
+class Auditor:
+    """Makes the audits of one run's batches. `firsts` are the offsets at which the job's generation began."""
+
+    storage: Storage
+    run: str
+    epoch: int
+    firsts: Positions
+
+    def audit(self, batch: int) -> Audit:
+        """The audit of a batch whose shards are written; EngineError if it does not balance."""
+        sums = self.storage.checksums(batch)
+        job = self.storage.job
+        made = Audit(
+            pipeline=job.pipeline.name,
+            job=job.name,
+            generation=self.storage.generation,
+            batch=batch,
+            run=self.run,
+            epoch=self.epoch,
+            sources=self._sources(batch),
+            outputs={},
+            checksums={worker: one.state_rows for worker, one in sums.items()},
+            states={worker: one.states for worker, one in sums.items()},
+        )
+        if made.wrong:
+            raise EngineError(
+                f"The audit of batch {batch} of {job.pipeline.name} does not balance: {'; '.join(made.wrong)}.",
+                next_step="Nothing of the batch was published. This is an error in Sluice: keep the checkpoint, "
+                "and report it.",
+            )
+        return made
+
+    def _sources(self, batch: int) -> tuple[SourceAudit, ...]:
+        counts = self.storage.side_outputs.by_source(batch)
+        before = batch_positions(self.storage.checkpoint, batch - 1) if batch else {}
+        after = batch_positions(self.storage.checkpoint, batch)
+        places = [(topic, int(partition)) for topic, partitions in after.items() for partition in partitions]
+        made = []
+        for topic, partition in sorted({*places, *counts}):
+            end = after.get(topic, {}).get(str(partition), 0)
+            first = self.firsts.get(topic, {}).get(str(partition), 0)
+            start = before.get(topic, {}).get(str(partition), first)
+            if end > start or counts.get((topic, partition)):
+                made.append(_source(topic, partition, start, end, counts.get((topic, partition), Counter())))
+        return tuple(made)
+
+
+def _source(topic: str, partition: int, start: int, end: int, counts: Counter[str]) -> SourceAudit:
+    return SourceAudit(
+        topic=topic,
+        partition=partition,
+        start=start,
+        end=end,
+        **{name: counts[name] for name in ("read", "applied", "filtered")},
+        late=counts["late_everywhere"],
+        passed_over={name: number for name, number in counts.items() if name.startswith(_PASSED_OVER)},
+        dropped=_below("dropped/", counts),
+        dead_letters=_below("dead_letter/", counts),
+    )
+
+
+_PASSED_OVER = ("late/", "null_key/", "null_value/", "duplicate/", "failed/")
+
+
+def _below(prefix: str, counts: Counter[str]) -> dict[str, int]:
+    return {name.removeprefix(prefix): number for name, number in counts.items() if name.startswith(prefix)}

@@ -1,0 +1,167 @@
+"""A store's changes as output records: joined with global tables, mapped, written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from sluice.engine.batch.rejected import Row
+from sluice.engine.publish.shards import open_shard
+from sluice.engine.steps.attempts import rejection, with_attempt
+from sluice.engine.steps.sql_errors import Unresolved
+from sluice.plan import Attempt, Job, Lookup, Select, TableInput, TableSink
+from sluice.state.shard.shard import Shard
+from sluice.values import contracts
+from sluice.values.records import CHANGE_METADATA
+from sluice.values.sql import TO_JSON, VALUE_JSON, literal
+
+_PAGE = 10_000
+_HEADERS = "array({})".format(
+    ", ".join(
+        f"named_struct('key', '{name}', 'value', CAST(CAST(unix_millis(_{name}) AS STRING) AS BINARY))"
+        for name in ("window_start", "window_end")
+    )
+)
+
+
+@dataclass
+class GlobalTables:
+    """The global tables of a job as the driver holds them, for its output's joins: key → JSON of the value."""
+
+    values: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, job: Job, shard: str, as_of: int | None) -> GlobalTables:
+        """The tables as of a published batch, from the first worker's shard; empty before the first."""
+        tables = cls({table.group: {} for table in job.tables})
+        if job.tables and as_of is not None:
+            # What a global table's rows are joined to goes to topics: they are read once, and checked.
+            with open_shard(0, shard) as opened:
+                for group, values in tables.values.items():
+                    _load(opened, group, as_of, values)
+        return tables
+
+    def apply(self, changed: pa.Table) -> None:
+        """Take in the changes of a batch."""
+        for group_id, key, value in zip(
+            *(changed.column(name).to_pylist() for name in ("group_id", "key", "value")), strict=True
+        ):
+            if group_id not in self.values:
+                continue
+            if value is None:
+                self.values[group_id].pop(key, None)
+            else:
+                self.values[group_id][key] = value
+
+    def frame(self, spark: SparkSession, table: TableInput, name: str) -> DataFrame:
+        """`_key` and `name`, the value as the contract's struct."""
+        rows = self.values[table.group]
+        data = pa.table({"_key": pa.array(rows.keys(), pa.string()), "json": pa.array(rows.values(), pa.string())})
+        kind = literal(f"ARRAY<{contracts.sql_type(table.source.serde.contract)}>")
+        return spark.createDataFrame(data).selectExpr("_key", f"from_json(json, {kind})[0] AS {name}")
+
+
+def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
+    after = None
+    while page := shard.scan(group, as_of, after=after, limit=_PAGE, checked=True):
+        values.update((group_id.key, group_id.value) for group_id in page if group_id.value is not None)
+        after = (page[-1].key, page[-1].window_start)
+
+
+def change_records(
+    spark: SparkSession, job: Job, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
+) -> tuple[list[tuple[str, pa.Table]], list[Row]]:
+    """The output records of the batch's changes, and those for which a step failed, as rows of `rejected`.
+
+    Records are a table of `key` and `value` for each sink's topic.
+    """
+    outputs, rejected = [], list[Row]()
+    for sink in job.table_sinks:
+        mine = changed.filter(pc.equal(changed.column("group_id"), sink.group))
+        if mine.num_rows:
+            made = _records(spark, job, sink, mine, tables, types).toArrow()
+            if _REJECTED in made.column_names:
+                failed = made.filter(made.column(_REJECTED).is_valid())
+                rejected += [
+                    {"key": row["key"], "value": row[_REJECTED], "window_start": row["start"], "window_end": row["end"]}
+                    for row in failed.to_pylist()
+                ]
+                made = made.filter(made.column(_REJECTED).is_null()).drop_columns([_REJECTED, "start", "end"])
+            outputs.append((sink.topic, made))
+    return outputs, rejected
+
+
+def check_changes(spark: SparkSession, job: Job, types: Mapping[str, str]) -> None:
+    """Have Spark look at what is made of changes, without any; raises Unresolved."""
+    schema = {"key": pa.string(), "window_start": pa.int64(), "window_end": pa.int64(), "value": pa.string()}
+    tables = GlobalTables({table.group: {} for table in job.tables})
+    for sink in job.table_sinks:
+        try:
+            _records(spark, job, sink, pa.schema(schema.items()).empty_table(), tables, types)
+        except PySparkException as error:
+            raise Unresolved(sink.topic, error) from None
+
+
+def _records(
+    spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
+) -> DataFrame:
+    frame = _typed(spark, job, sink, changed, types)
+    kept = [*CHANGE_METADATA]
+    for number, step in enumerate(sink.steps):
+        if isinstance(step, Lookup):
+            right = tables.frame(spark, step.table, "r")
+            frame = frame.join(right, "_key", step.how)
+            frame = frame.selectExpr(*kept, "named_struct('left', v, 'right', r) AS v")
+        elif not step.causes:
+            frame = frame.selectExpr(*kept, f"{step.sql} AS v")
+        else:
+            frame = _tried(frame, step, f"t{step.node.number}_{number}", kept)
+            kept = [*CHANGE_METADATA, _REJECTED]
+    value = "CAST(v AS STRING)" if sink.scalar else TO_JSON.format("v")
+    headers = [f"{_HEADERS} AS headers"] if job.groups[sink.group].window else []
+    if _REJECTED in kept:
+        times = [f"coalesce(unix_millis(_window_{name}), -1) AS {name}" for name in ("start", "end")]
+        headers += [_REJECTED, *times]
+    return frame.selectExpr("_key AS key", f"{value} AS value", *headers)
+
+
+_REJECTED = "_rejected"
+
+
+def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:
+    """The frame after a step that may fail for a change; `_rejected` then says so, as JSON of `Rejected`."""
+    passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
+    attempt = Attempt(step.node.number, passed, (step.sql,), frozenset(), step.causes)
+    made = with_attempt(frame, name, attempt)
+    found = rejection(step.node.number, f"{name}_error", VALUE_JSON.format("v"))
+    rejected = f"IF({name}_error IS NULL, NULL, {found})"
+    if _REJECTED in kept:
+        rejected = f"coalesce({_REJECTED}, {rejected})"
+    return made.selectExpr(*CHANGE_METADATA, f"{rejected} AS {_REJECTED}", f"{name}.c0 AS v")
+
+
+def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, types: Mapping[str, str]) -> DataFrame:
+    """`_key`, the window's times and `v`: the changed values of the sink's store, as Spark typed them."""
+    group = job.groups[sink.group]
+    fields = ", ".join(f"`{i}` {types[store_column.store]}" for i, store_column in enumerate(group.store_columns))
+    # The state row's array becomes an object, since the values of one group differ in type.
+    objects = pa.array([_as_object(value) for value in changed.column("value").to_pylist()], pa.string())
+    state_rows = spark.createDataFrame(
+        changed.select(["key", "window_start", "window_end"]).append_column("json", objects)
+    )
+    return state_rows.selectExpr(
+        "key AS _key",
+        *(f"IF({name} < 0, NULL, timestamp_millis({name})) AS _{name}" for name in ("window_start", "window_end")),
+        f"from_json(json, 'STRUCT<{fields}>').`{sink.store_column}` AS v",
+    )
+
+
+def _as_object(array: str) -> str:
+    values = msgspec.json.decode(array, type=list[msgspec.Raw])
+    return msgspec.json.encode({str(i): value for i, value in enumerate(values)}).decode()

@@ -1,0 +1,1 @@
+"""Kafka's records become typed columns; what cannot be decoded becomes dead letters."""

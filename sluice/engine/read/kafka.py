@@ -1,0 +1,48 @@
+"""Kafka's topics as a streaming frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sluice.engine.publish.transaction import partition_counts
+from sluice.engine.read.streams import RECORD
+
+_KAFKA_OPTIONS = {
+    "startingOffsets": "earliest",
+    "failOnDataLoss": "true",
+    "includeHeaders": "true",
+    "kafka.isolation.level": "read_committed",
+    # At the end of the log a longer wait would hold up every batch.
+    "kafka.fetch.max.wait.ms": "10",
+    "kafka.max.poll.records": "20000",
+    "kafka.max.partition.fetch.bytes": "16777216",
+    "kafka.fetch.max.bytes": "67108864",
+    # A broker that is gone ends the run within a bound; the next one goes on.
+    "kafkaConsumer.pollTimeoutMs": "60000",
+    "kafka.default.api.timeout.ms": "30000",
+}
+
+
+@dataclass(frozen=True)
+class KafkaInput:
+    """The topics of a cluster. A task reads one partition, in the order of its offsets."""
+
+    spark: SparkSession
+    kafka: Mapping[str, str]
+
+    interleaved = False
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """How many partitions each topic has; EngineError for one that is not there."""
+        return partition_counts(self.kafka, topics)
+
+    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+        """The topics' committed records, at most so many a batch."""
+        options = {f"kafka.{name}": value for name, value in self.kafka.items()} | _KAFKA_OPTIONS
+        if max_records is not None:
+            options["maxOffsetsPerTrigger"] = str(max_records)
+        reader = self.spark.readStream.format("kafka").options(**options)
+        return reader.option("subscribe", ",".join(topics)).load().selectExpr(*RECORD)

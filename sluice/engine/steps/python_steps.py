@@ -1,0 +1,102 @@
+"""An author's Python functions as functions of Spark SQL, which the plan's columns call.
+
+Such a function takes whether the record got there, its key, and its value as JSON; it gives a struct whose `error` says
+what the author's function raised, so that the record can be set aside instead of ending the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from sluice.engine.batch.rejected import said
+from sluice.engine.steps.pickling import Pickled
+from sluice.operators.encoding import Declared, require_key, to_json
+from sluice.plan import Job
+from sluice.topology import nodes
+
+RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:string>>, error:string>"
+
+
+def register(spark: SparkSession, job: Job) -> None:
+    """Make the job's Python functions known to a session."""
+    for number, node in job.functions.items():
+        spark.udf.register(f"python_{number}", Step.of(node).call, RESULT)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One function and what it gives."""
+
+    function: Pickled
+    gives: str
+    takes: Pickled | None
+    returns: Pickled | None
+
+    @classmethod
+    def of(cls, node: nodes.Apply) -> Step:
+        """The step of a node."""
+        takes, returns = (None if one is None else Pickled.of(one) for one in (node.takes, node.returns))
+        return cls(Pickled.of(node.function), node.gives, takes, returns)
+
+    @cached_property
+    def _decode(self) -> Callable[[str], Any]:
+        return msgspec.json.Decoder(self.takes.value if self.takes else Any).decode
+
+    def call(self, passed: bool | None, key: str | None, value: str | None) -> dict[str, Any] | None:
+        """The function's result for one record."""
+        if not passed:
+            return None
+        try:
+            return self._result(key, None if value is None else self._decode(value))
+        except (Exception, SystemExit) as error:
+            return {"error": said(error)}
+
+    def _result(self, key: str | None, value: Any) -> dict[str, Any]:
+        function = self.function.value
+        match self.gives:
+            case "nothing":
+                function(key, value)
+                return {}
+            case "condition":
+                return {"value": "true" if function(value) else "false"}
+            case "key":
+                return {"key": _key(function(value))}
+            case "record":
+                return self._pair(function(key, value))
+            case "records":
+                return {"items": [self._pair(pair) for pair in function(key, value)]}
+            case "values":
+                return {"items": [{"value": self._json(one)} for one in function(value)]}
+            case _:
+                return {"value": self._json(function(value))}
+
+    def _pair(self, pair: tuple[Any, Any]) -> dict[str, Any]:
+        key, value = pair
+        return {"key": _key(key), "value": self._json(value)}
+
+    def _json(self, value: Any) -> str | None:
+        """The value as JSON. Raises an error if it is not of the type that the step says it returns."""
+        if value is None:
+            return None
+        text = to_json(value)
+        self._declared.require(value, text)
+        return text
+
+    @cached_property
+    def _declared(self) -> Declared:
+        return Declared(Any if self.returns is None else self.returns.value)
+
+
+def _key(key: Any) -> str | None:
+    """A key as text. Raises ValueError for one that is too long to be kept."""
+    if key is None:
+        return None
+    text = key if isinstance(key, str) else to_json(key)
+    require_key(text)
+    return text

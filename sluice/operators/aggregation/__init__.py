@@ -1,0 +1,1 @@
+"""Ordered aggregations: functions, accumulators, sessions and sliding windows."""

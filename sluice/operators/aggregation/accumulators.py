@@ -1,0 +1,352 @@
+"""What each aggregate function has seen of one argument, in a accumulator that msgspec can keep.
+
+Adding to a accumulator makes another one, so that what a record did can be withdrawn; only `count_distinct`, whose accumulator may be
+large while its result is not, changes its accumulator in place, and remembers how. Null arguments count for nothing, except
+that `count` without an argument counts rows.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Context, Decimal, Rounded
+from typing import Any
+
+from typing_extensions import override
+
+from sluice.errors import TopologyError
+from sluice.operators.aggregation.exact_sums import Exact
+
+_DIGITS = 38
+"""Of Spark's widest decimal."""
+_SUMS = Context(prec=_DIGITS, rounding=ROUND_HALF_UP, traps=[Rounded])
+_MEANS = Context(prec=100, rounding=ROUND_HALF_UP)
+
+
+class Accumulator:
+    """What one function does with its accumulator; `kind` is the accumulator's type."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def begin(self) -> Any:
+        """The accumulator before the first value."""
+        return None
+
+    def add(self, accumulator: Any, value: Any) -> Any:
+        """The accumulator with one more value."""
+        raise NotImplementedError
+
+    def subtract(self, accumulator: Any, value: Any) -> Any:
+        """The accumulator with one value less."""
+        raise TopologyError(f"{type(self).__name__} cannot take back a table's old value.")
+
+    def merge(self, earlier: Any, later: Any) -> Any:
+        """The accumulator of two sessions that have become one."""
+        return self.add(earlier, later)
+
+    def copy(self, accumulator: Any) -> Any:
+        """A accumulator of another window, with the same content."""
+        return accumulator
+
+    def result(self, accumulator: Any) -> Any:
+        """What SQL would answer."""
+        return accumulator
+
+    def keep(self) -> None:
+        """What was done in place stays."""
+
+    def undo(self) -> None:
+        """Withdraw what was done in place since `keep`."""
+
+
+class Count(Accumulator):
+    """`count(argument)`, or `count(*)` if it counts rows."""
+
+    def __init__(self, rows: bool) -> None:
+        super().__init__(int)
+        self.rows = rows
+
+    @override
+    def begin(self) -> int:
+        return 0
+
+    @override
+    def add(self, accumulator: int, value: Any) -> int:
+        return accumulator + 1 if self.rows or value is not None else accumulator
+
+    @override
+    def subtract(self, accumulator: int, value: Any) -> int:
+        return accumulator - 1 if self.rows or value is not None else accumulator
+
+    @override
+    def merge(self, earlier: int, later: int) -> int:
+        return earlier + later
+
+
+Large = int | str
+"""An integer of any size: text where 64 bits do not hold it, since a state can keep no larger numbers."""
+
+
+def _kept(number: int) -> Large:
+    return number if -(1 << 63) <= number < 1 << 63 else str(number)
+
+
+class Sum(Accumulator):
+    """The sum of integers, exact whatever its size, and how many there were: over none it is null."""
+
+    def __init__(self) -> None:
+        super().__init__(tuple[int, Large])
+
+    @override
+    def begin(self) -> tuple[int, Large]:
+        return 0, 0
+
+    @override
+    def add(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
+        return accumulator if value is None else (accumulator[0] + 1, _kept(int(accumulator[1]) + value))
+
+    @override
+    def subtract(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
+        return accumulator if value is None else (accumulator[0] - 1, _kept(int(accumulator[1]) - value))
+
+    @override
+    def merge(self, earlier: tuple[int, Large], later: tuple[int, Large]) -> tuple[int, Large]:
+        return earlier[0] + later[0], _kept(int(earlier[1]) + int(later[1]))
+
+    @override
+    def result(self, accumulator: tuple[int, Large]) -> int | None:
+        return int(accumulator[1]) if accumulator[0] else None
+
+
+class BigintSum(Sum):
+    """A sum of integers that has to fit 64 bits. Raises OverflowError where it does not."""
+
+    @override
+    def result(self, accumulator: tuple[int, Large]) -> int | None:
+        value = super().result(accumulator)
+        if value is not None and not -(2**63) <= value < 2**63:
+            raise OverflowError(f"the sum, {value}, does not fit BIGINT, as which the steps that follow read it")
+        return value
+
+
+class Average(Sum):
+    """The mean of integers, as a float."""
+
+    @override
+    def result(self, accumulator: tuple[int, Large]) -> Any:
+        return int(accumulator[1]) / accumulator[0] if accumulator[0] else None
+
+
+class ExactSum(Accumulator):
+    """The sum of doubles, rounded once, when it is read: the order of the values does not show in it."""
+
+    def __init__(self) -> None:
+        super().__init__(tuple[int, Exact])
+
+    @override
+    def begin(self) -> tuple[int, Exact]:
+        return 0, Exact()
+
+    @override
+    def add(self, accumulator: tuple[int, Exact], value: float | None) -> tuple[int, Exact]:
+        return accumulator if value is None else (accumulator[0] + 1, accumulator[1].add(value))
+
+    @override
+    def subtract(self, accumulator: tuple[int, Exact], value: float | None) -> tuple[int, Exact]:
+        return accumulator if value is None else (accumulator[0] - 1, accumulator[1].subtract(value))
+
+    @override
+    def merge(self, earlier: tuple[int, Exact], later: tuple[int, Exact]) -> tuple[int, Exact]:
+        return earlier[0] + later[0], earlier[1].merge(later[1])
+
+    @override
+    def result(self, accumulator: tuple[int, Exact]) -> float | None:
+        return float(accumulator[1]) if accumulator[0] else None
+
+
+class ExactAverage(ExactSum):
+    """The mean of doubles, rounded once as well."""
+
+    @override
+    def result(self, accumulator: tuple[int, Exact]) -> float | None:
+        return accumulator[1].divided(accumulator[0]) if accumulator[0] else None
+
+
+class DecimalSum(Accumulator):
+    """The sum of Decimals, which has at most 38 digits, as Spark's has."""
+
+    def __init__(self) -> None:
+        super().__init__(tuple[int, Decimal])
+
+    @override
+    def begin(self) -> tuple[int, Decimal]:
+        return 0, Decimal(0)
+
+    @override
+    def add(self, accumulator: tuple[int, Decimal], value: Decimal | None) -> tuple[int, Decimal]:
+        return accumulator if value is None else (accumulator[0] + 1, _within(_SUMS.add, accumulator[1], value))
+
+    @override
+    def subtract(self, accumulator: tuple[int, Decimal], value: Decimal | None) -> tuple[int, Decimal]:
+        return accumulator if value is None else (accumulator[0] - 1, _within(_SUMS.subtract, accumulator[1], value))
+
+    @override
+    def merge(self, earlier: tuple[int, Decimal], later: tuple[int, Decimal]) -> tuple[int, Decimal]:
+        return earlier[0] + later[0], _within(_SUMS.add, earlier[1], later[1])
+
+    @override
+    def result(self, accumulator: tuple[int, Decimal]) -> Decimal | None:
+        return accumulator[1] if accumulator[0] else None
+
+
+class DecimalAverage(DecimalSum):
+    """The mean of Decimals, with four places more than they have, half up."""
+
+    @override
+    def result(self, accumulator: tuple[int, Decimal]) -> Decimal | None:
+        count, total = accumulator
+        if not count:
+            return None
+        places = Decimal((0, (1,), int(total.as_tuple().exponent) - 4))
+        mean = _MEANS.divide(total, Decimal(count)).quantize(places, context=_MEANS)
+        return _within(_SUMS.plus, mean)
+
+
+def _within(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
+    try:
+        return calculate(*numbers)
+    except Rounded:
+        raise OverflowError(f"the result has more than {_DIGITS} digits") from None
+
+
+class Extreme(Accumulator):
+    """`min` or `max`."""
+
+    def __init__(self, argument: Any, better: Callable[[Any, Any], bool]) -> None:
+        super().__init__(argument | None)
+        self.better = better
+
+    @override
+    def add(self, accumulator: Any, value: Any) -> Any:
+        return value if accumulator is None or (value is not None and self.better(value, accumulator)) else accumulator
+
+
+class First(Accumulator):
+    """The first value that was not null."""
+
+    @override
+    def add(self, accumulator: Any, value: Any) -> Any:
+        return value if accumulator is None else accumulator
+
+
+class Last(Accumulator):
+    """The last value that was not null."""
+
+    @override
+    def add(self, accumulator: Any, value: Any) -> Any:
+        return accumulator if value is None else value
+
+
+class CollectList(Accumulator):
+    """All values, in order."""
+
+    @override
+    def begin(self) -> list[Any]:
+        return []
+
+    @override
+    def add(self, accumulator: list[Any], value: Any) -> list[Any]:
+        return accumulator if value is None else [*accumulator, value]
+
+    @override
+    def subtract(self, accumulator: list[Any], value: Any) -> list[Any]:
+        if value not in accumulator:
+            return accumulator
+        at = accumulator.index(value)
+        return accumulator[:at] + accumulator[at + 1 :]
+
+    @override
+    def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
+        return earlier + later
+
+
+class CollectSet(Accumulator):
+    """Every value once, in the order in which they first came."""
+
+    @override
+    def begin(self) -> dict[Any, None]:
+        return {}
+
+    @override
+    def add(self, accumulator: dict[Any, None], value: Any) -> dict[Any, None]:
+        return accumulator if value is None or value in accumulator else {**accumulator, value: None}
+
+    @override
+    def merge(self, earlier: dict[Any, None], later: dict[Any, None]) -> dict[Any, None]:
+        return earlier | later
+
+    @override
+    def result(self, accumulator: dict[Any, None]) -> list[Any]:
+        return list(accumulator)
+
+
+class CountDistinct(CollectSet):
+    """How many different values there were."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(kind)
+        self._added: list[tuple[dict[Any, None], Any]] = []
+
+    @override
+    def add(self, accumulator: dict[Any, None], value: Any) -> dict[Any, None]:
+        if value is not None and value not in accumulator:
+            accumulator[value] = None
+            self._added.append((accumulator, value))
+        return accumulator
+
+    @override
+    def copy(self, accumulator: dict[Any, None]) -> dict[Any, None]:
+        return dict(accumulator)
+
+    @override
+    def result(self, accumulator: dict[Any, None]) -> Any:
+        return len(accumulator)
+
+    @override
+    def keep(self) -> None:
+        self._added.clear()
+
+    @override
+    def undo(self) -> None:
+        for accumulator, value in self._added:
+            del accumulator[value]
+        self._added.clear()
+
+
+class Top(CollectList):
+    """The n largest, the largest first."""
+
+    def __init__(self, argument: Any, n: int) -> None:
+        super().__init__(list[argument])
+        self.n = n
+
+    @override
+    def add(self, accumulator: list[Any], value: Any) -> list[Any]:
+        if value is None:
+            return accumulator
+        added = list(accumulator)
+        insort(added, value)
+        return added[-self.n :]
+
+    @override
+    def subtract(self, accumulator: list[Any], value: Any) -> list[Any]:
+        return Accumulator.subtract(self, accumulator, value)  # type: ignore[no-any-return]
+
+    @override
+    def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
+        return sorted(earlier + later)[-self.n :]
+
+    @override
+    def result(self, accumulator: list[Any]) -> list[Any]:
+        return accumulator[::-1]

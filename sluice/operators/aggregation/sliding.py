@@ -1,0 +1,115 @@
+"""Aggregations over sliding windows: for every value the window that ends with it, and the one that starts after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.operators.aggregation.aggregate import Aggregation, State
+from sluice.operators.aggregation.calculation import Calculation
+from sluice.operators.base import Output, Row
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """Windows `[start, start + size]`, both inclusive, in ms."""
+
+    size: int
+    grace: int = 0
+
+
+class SlidingAggregate(Aggregation):
+    """An aggregate for each group and window that holds another set of values; null values are dropped.
+
+    A value at t has the window `[t - size, t]`, and `[t + 1, t + 1 + size]` if later values are in it; values before
+    `size` share `[0, size]`. A new window begins as a copy of the one that holds the same values. A value is late
+    for a window that ends before stream time - grace: such a window is neither made nor changed any more.
+    """
+
+    drops_null_values = True
+
+    def __init__(self, calculation: Calculation, window: Sliding, *, retracts: bool = False) -> None:
+        super().__init__(calculation, retracts=retracts)
+        self.window = window
+
+    def _take(self, state: State, row: Row, out: Output) -> None:
+        """Add the value to the windows that hold its time, and make those that only now differ from others."""
+        if row.key is None or row.value is None:
+            out.count("null_key" if row.key is None else "null_value")
+            return
+        time, size = row.time, self.window.size
+        if time + 1 <= self._open_from(row):
+            out.count("late")
+            return
+        starts = sorted((start for start in state if time - 2 * size <= start <= time + 1), reverse=True)
+        after = self._seed_after(state, starts, time)
+        join = self._join_first if time < size else self._join
+        counted = join(state, starts, row, out)
+        if after is not None:
+            state[time + 1] = after
+            window = (time + 1, time + 1 + size)
+            out.emit(row.key, self.calculation.result(after[1]), after[0], window=window)
+        if not counted:
+            out.count("late")
+
+    def _open_from(self, row: Row) -> int:
+        """The earliest start of a window that may still change."""
+        return row.after - self.window.grace - self.window.size
+
+    def _seed_after(self, state: State, starts: list[int], time: int) -> tuple[int, Any] | None:
+        """What the window that starts after the value holds, if there are such values and it is not there yet."""
+        first = 0 if time < self.window.size else time - self.window.size + 1
+        holding = next((start for start in starts if first <= start <= time), None)
+        if holding is None or state[holding][0] <= time or time + 1 in state:
+            return None
+        latest, aggregate = state[holding]
+        return latest, self.calculation.copy(aggregate)
+
+    def _join(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
+        """A value with a window of its own, which ends with it. `starts`: the windows near it, the latest first."""
+        own = row.time - self.window.size
+        has_own = own in state
+        before = next((start for start in starts if start < own), None)
+        previous = state[own][0] if has_own else None
+        seed = None
+        if before is not None and (previous is None or previous < row.time):
+            previous = state[before][0]
+            if not has_own and previous >= own:
+                seed = self.calculation.copy(state[before][1])
+        counted = self._add_each(state, [start for start in starts if own <= start <= row.time], row, out)
+        if previous is not None and own <= previous < row.time and previous + 1 not in state:
+            counted |= self._add_each(state, [previous + 1], row, out)
+        if not has_own:
+            counted |= self._add_each(state, [own], row, out, seed)
+        return counted
+
+    def _join_first(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
+        """A value so early that it shares the window from 0."""
+        previous = state[0][0] if 0 in state else row.time
+        touched = [start for start in starts if 0 < start <= row.time]
+        if previous < row.time and previous + 1 not in state:
+            touched.append(previous + 1)
+        return self._add_each(state, [*touched, 0], row, out)
+
+    def _add_each(self, state: State, starts: list[int], row: Row, out: Output, seed: Any | None = None) -> bool:
+        """Add the value to those windows that are open; says whether one is."""
+        open_from = self._open_from(row)
+        starts = [start for start in starts if start >= open_from]
+        value = self.calculation.read(row.value) if starts else None
+        for start in starts:
+            self._add(state, start, (start, start + self.window.size), row, value, out, seed)
+        return bool(starts)
+
+    def due(self, state: State) -> int | None:
+        """When the earliest window is too old to tell anything of a value that may still come."""
+        return min(state) + self._kept() if state else None
+
+    def close(
+        self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+    ) -> None:
+        """Forget the windows that no value can change or need any more."""
+        for start in [start for start in state if start + self._kept() <= closed]:
+            del state[start]
+
+    def _kept(self) -> int:
+        return 3 * self.window.size + self.window.grace + 1

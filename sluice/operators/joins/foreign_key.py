@@ -1,0 +1,91 @@
+"""A join of two tables where the left one names the right one's key."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from sluice.operators.base import RIGHT, Output, Row, Timeless
+from sluice.operators.joins.by_key import joined
+
+
+class Referred(msgspec.Struct, array_like=True):
+    """A key of the right table: its value, and the rows of the left table that name it."""
+
+    right: str | None = None
+    right_time: int = -1
+    left: dict[str, str] = {}
+    """Values by the left table's own key."""
+
+
+class ForeignKeyJoin(Timeless):
+    """Results have the left table's key. A right row's change gives them its time, a left one's the larger of both.
+
+    The rows' key is the foreign key. When a left row changes it, the old row goes to the old one's state, the new row
+    to the new one's; only the new row sends a result or a tombstone, so it does not matter which is seen first. A left
+    row that names no key has no result in an inner join, and one with null in a left join.
+    """
+
+    state_type: Any = Referred
+    drops_null_values = False
+
+    def __init__(self, how: Literal["inner", "left"], *, retracts: bool = False) -> None:
+        self.how = how
+        self.retracts = retracts
+
+    def begin(self) -> Referred:
+        """Neither side has a value."""
+        return Referred()
+
+    def process(self, state: Referred, row: Row, out: Output) -> None:
+        """Take the change of one side."""
+        if row.side == RIGHT:
+            self._process_right(state, row, out)
+        elif row.foreign is None:
+            out.count("null_key")
+        elif row.old:
+            self._forget_left(state, row.foreign, row, out)
+        else:
+            self._process_left(state, row.foreign, row, out)
+
+    def _process_right(self, state: Referred, row: Row, out: Output) -> None:
+        if row.key is None:
+            out.count("null_key")
+            return
+        if row.old:
+            return
+        old, state.right = state.right, row.value
+        state.right_time = -1 if row.value is None else row.time
+        if self.how == "inner" and old is None and row.value is None:
+            return
+        for key, left in state.left.items():
+            self._retract(key, left, old, row.time, out)
+            out.emit(key, self._result(left, row.value), row.time)
+
+    def _process_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
+        if row.value is None:
+            out.emit(key, None, row.time)
+            return
+        if row.key is not None:
+            state.left[key] = row.value
+        elif self.how == "inner":
+            out.count("null_key")
+        out.emit(key, self._result(row.value, state.right), max(row.time, state.right_time))
+
+    def _forget_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
+        state.left.pop(key, None)
+        if row.value is not None:
+            self._retract(key, row.value, state.right, max(row.time, state.right_time), out)
+
+    def _retract(self, key: str, left: str, right: str | None, time: int, out: Output) -> None:
+        old = self._result(left, right) if self.retracts else None
+        if old is not None:
+            out.emit(key, old, time, old=True)
+
+    def _result(self, left: str, right: str | None) -> str | None:
+        return joined(left, right) if right is not None or self.how == "left" else None
+
+    def is_empty(self, state: Referred) -> bool:
+        """Whether neither side has a value."""
+        return state.right is None and not state.left

@@ -1,0 +1,208 @@
+"""A job while it is being put together: the columns made so far, and what is known after each node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from sluice.plan.attempts import causes, may_fail
+from sluice.plan.jobs import Attempt, Failure, Transformation
+from sluice.plan.value_types import types_after
+from sluice.topology import nodes
+from sluice.topology.expressions import parse
+from sluice.topology.pipeline import Pipeline
+from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.sql import TO_JSON, VALUE_JSON, literal
+
+Layers = dict[int, list[tuple[str, str]]]
+
+
+@dataclass
+class PlanBuilder:
+    """A job while it is being put together."""
+
+    pipeline: Pipeline
+    stages: dict[int, Layers] = field(default_factory=dict)
+    used: dict[int, dict[str, None]] = field(default_factory=dict)
+    key_fields: dict[int, set[str]] = field(default_factory=dict)
+    metadata: set[str] = field(default_factory=set)
+    scopes: dict[tuple[int, bool], Scope] = field(default_factory=dict)
+    sources: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Column → the source and the field of its value that it holds."""
+    functions: dict[int, nodes.Apply] = field(default_factory=dict)
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    failing: list[tuple[Failure, Scope]] = field(default_factory=list)
+    """Where a step may fail, each with what is known before it."""
+    transforms: dict[int, Transformation] = field(default_factory=dict)
+    explosions: dict[int, list[int]] = field(default_factory=dict)
+    """Stage → the nodes there that make several records of one."""
+    explosion_depths: dict[int, int] = field(default_factory=dict)
+    """Such a node → the layer in which it does so."""
+    operators: dict[int, int] = field(default_factory=dict)
+    """Number of an ordered operator → its stage."""
+    inline: set[int] = field(default_factory=set)
+    """The operators that take another's results as they are, in the same stage."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is known after a node: where its columns are, the condition to get here, and where each field stands."""
+
+    stage: int
+    depth: int
+    passed: str
+    columns: Mapping[str, str]
+    scalar: bool = False
+    is_null: str = "false"
+    """Condition: the value is null, or the table's row is deleted."""
+    exploded: tuple[int, ...] = ()
+    """The nodes on the way that make several records of one."""
+    raw: int | None = None
+    """The operator whose result, JSON in the column `value`, is the value as it is; None if steps made another."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the value's fields."""
+        return tuple(name for name in self.columns if name not in METADATA and not name.startswith("_window_"))
+
+    def value(self, builder: PlanBuilder) -> str:
+        """SQL of the value: a struct of its fields, or the one value itself. Its fields are noted as used."""
+        if self.scalar:
+            return column_read(builder, self, TEXT_FIELD)
+        pairs = ", ".join(f"{literal(name)}, {column_read(builder, self, name)}" for name in self.fields)
+        return f"named_struct({pairs})"
+
+    def json(self, builder: PlanBuilder, condition: str = "true") -> str:
+        """SQL of the value as JSON, null where the condition is not met or the value is null."""
+        text = "value" if self.raw is not None else (VALUE_JSON if self.scalar else TO_JSON).format(self.value(builder))
+        conditions = [
+            one for one, trivial in ((condition, "true"), (f"NOT {self.is_null}", "NOT false")) if one != trivial
+        ]
+        return f"IF({' AND '.join(conditions)}, {text}, NULL)" if conditions else text
+
+
+def masked(builder: PlanBuilder, scope: Scope) -> str:
+    """The condition to get here, for a consumer: true for one copy of a record that others made several of."""
+    others = [number for number in builder.explosions.get(scope.stage, []) if number not in scope.exploded]
+    conditions = [scope.passed, *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
+    return " AND ".join(conditions)
+
+
+def sql_of(builder: PlanBuilder, scope: Scope, text: str) -> str:
+    """`text` over the job's columns; the fields it reads are noted as used."""
+    expression = parse(text)
+    return expression.on({name: column_read(builder, scope, name) for name in expression.fields})
+
+
+def tried(
+    builder: PlanBuilder, scope: Scope, node: nodes.Node, before: nodes.Node, texts: Mapping[str, str], *, key: str = ""
+) -> tuple[Scope, dict[str, str]]:
+    """SQL of the expressions of a step, and what is known after it: the records for which all have a result.
+
+    `before` is the node that the expressions' fields are of; `key` names the expression that becomes a key.
+    """
+    sqls = {name: sql_of(builder, scope, text) for name, text in texts.items()}
+    types = types_after(before) | METADATA | CHANGE_METADATA
+    risky = [
+        name
+        for name, text in texts.items()
+        if may_fail(text, types) or (name == key and not _is_checked(builder, scope, text))
+    ]
+    if not risky:
+        return scope, sqls
+    attempt = Attempt(
+        node.number,
+        scope.passed,
+        tuple(sqls[name] for name in risky),
+        frozenset(number for number, name in enumerate(risky) if name == key),
+        tuple((sql_of(builder, scope, part), why) for name in risky for part, why in causes(texts[name])),
+    )
+    column = next((name for name, made in builder.attempts.items() if made == attempt), None)
+    if column is None:
+        column = f"t{node.number}_{sum(made.node == node.number for made in builder.attempts.values())}"
+        builder.attempts[column] = attempt
+        add(builder, scope.stage, scope.depth + 1, column, "")
+        may_fail_here(builder, scope, node, f"{column}_error")
+    after = replace(scope, depth=scope.depth + 1, passed=f"({scope.passed} AND {column}_error IS NULL)")
+    return after, sqls | {name: f"{column}.c{number}" for number, name in enumerate(risky)}
+
+
+def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: str) -> None:
+    """Note that a step may fail for records that get to it; `error` is the SQL of what went wrong."""
+    if not scope.stage:
+        builder.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
+    key, value = ("", "") if not scope.stage else (column_read(builder, scope, "_key"), scope.json(builder))
+    column = f"error_{error.replace('.', '_')}"
+    builder.failing.append((Failure(node, column, scope.stage, error, "", key, value), scope))
+
+
+def failures(builder: PlanBuilder) -> tuple[Failure, ...]:
+    """Where steps may fail, once every step has its columns: a record that a step made several of fails once."""
+    return tuple(replace(failure, once=_once(builder, failure, scope)) for failure, scope in builder.failing)
+
+
+def _once(builder: PlanBuilder, failure: Failure, scope: Scope) -> str:
+    others = [number for number in builder.explosions.get(scope.stage, []) if number not in scope.exploded]
+    # A table's old value failed already when it was the new one.
+    conditions = [*(["NOT old"] if scope.stage else []), *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
+    return " AND ".join([f"{failure.error} IS NOT NULL", *conditions])
+
+
+def _is_checked(builder: PlanBuilder, scope: Scope, key: str) -> bool:
+    """Whether a key is one already, or a field whose size the reader of its topic is to look at."""
+    (name, start, stop), *more = parse(key).names or (("", 0, 0),)
+    if more or start != 0 or stop != len(key):
+        return False
+    if scope.columns[name] in builder.sources:
+        number, of_source = builder.sources[scope.columns[name]]
+        builder.key_fields.setdefault(number, set()).add(of_source)
+        return True
+    return name == "_key"
+
+
+def column_read(builder: PlanBuilder, scope: Scope, name: str) -> str:
+    """The column of a field, which is noted as used."""
+    column = scope.columns[name]
+    if column in METADATA:
+        builder.metadata.add(column)
+    elif column in builder.sources:
+        number, of_source = builder.sources[column]
+        builder.used.setdefault(number, {})[of_source] = None
+    return column
+
+
+def column_name(prefix: str, field: str) -> str:
+    """The job's column for a field, a name that needs no quotes in SQL."""
+    return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
+
+
+def add(builder: PlanBuilder, stage: int, depth: int, name: str, sql: str) -> None:
+    """Make a column in the layer of that depth."""
+    builder.stages.setdefault(stage, {}).setdefault(depth, []).append((name, sql))
+
+
+_FINAL = 1_000_000
+"""The depth of what is made of every other column."""
+
+
+def below(builder: PlanBuilder, stage: int) -> int:
+    """A layer below all there are, for a step that makes several rows of one: a layer may have one such."""
+    return max((depth for depth in builder.stages.get(stage, {}) if depth != _FINAL), default=0) + 1
+
+
+def final(builder: PlanBuilder, name: str, sql: str) -> None:
+    """Make a column of a record in the layer below all others."""
+    add(builder, 0, _FINAL, name, sql)
+
+
+def column_of(builder: PlanBuilder, scope: Scope, name: str, sql: str) -> str:
+    """The column of the layer below all others that holds `sql`, made once however often it is asked for."""
+    if sql.isidentifier() and sql != "false":
+        return sql
+    names = builder.stages.setdefault(scope.stage, {}).setdefault(_FINAL, [])
+    made = next((column for column, text in names if text == sql), None)
+    if made is None:
+        made = f"{name}_{len(names)}"
+        names.append((made, sql))
+    return made

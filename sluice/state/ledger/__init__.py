@@ -1,0 +1,1 @@
+"""The ledger: jobs, published snapshots, leases, audits, and where each worker's shard is."""

@@ -1,0 +1,69 @@
+"""Where shards lie: a file, a schema of a PostgreSQL database, or behind a state server."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from sluice.errors import SettingsError
+from sluice.state.database import database_url
+from sluice.state.shard.drivers import Driver, Mode
+from sluice.state.shard.passwords import with_password
+from sluice.state.shard.postgres import PostgresDriver, drop_schema
+from sluice.state.shard.sqlite import SqliteDriver
+
+_POSTGRES_NAME_BYTES = 63
+
+
+def drop(url: str) -> None:
+    """Remove a shard and all it holds; does nothing if it is not there."""
+    if is_remote(url):
+        from sluice.state.remote import RemoteShard
+
+        RemoteShard.open(url).drop()
+        return
+    parsed = with_password(database_url(url))
+    if parsed.get_backend_name() == "sqlite":
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
+    else:
+        drop_schema(parsed)
+
+
+def location(base_url: str, pipeline: str, job: str, generation: int, worker: int) -> str:
+    """The address of a worker's shard below `base_url`: a file in a folder, or a schema of a PostgreSQL database."""
+    base = database_url(base_url)
+    if base.get_backend_name() == "sqlite":
+        path = Path(base.database or "") / _name(pipeline) / _name(job) / f"g{generation}" / f"worker-{worker}.sqlite"
+        return base.set(database=str(path)).render_as_string(hide_password=False)
+    schema = f"sluice_{_name(pipeline)}_{_name(job)}_g{generation}_w{worker}"
+    if len(schema) > _POSTGRES_NAME_BYTES:
+        digest = hashlib.sha256(f"{pipeline}/{job}".encode()).hexdigest()[:16]
+        schema = f"sluice_{digest}_g{generation}_w{worker}"
+    return base.update_query_dict({"schema": schema}).render_as_string(hide_password=False)
+
+
+def is_remote(url: str) -> bool:
+    """Whether an address is that of a state server."""
+    return url.startswith(("http://", "https://"))
+
+
+def shown(url: str) -> str:
+    """An address as it may be shown: without a password."""
+    return url if is_remote(url) else database_url(url).render_as_string(hide_password=True)
+
+
+def open_driver(url: str, mode: Mode) -> Driver:
+    """A connection to the shard at an address."""
+    parsed = with_password(database_url(url))
+    if parsed.get_backend_name() == "sqlite":
+        return SqliteDriver(Path(parsed.database or ""), mode)
+    return PostgresDriver(parsed, mode)
+
+
+def _name(text: str) -> str:
+    # Part of a path or of a schema's name: what a topology's names may hold, and nothing else.
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
+        raise SettingsError(f"{text!r} cannot be part of a shard's address: letters, digits, _ and - only.")
+    return text

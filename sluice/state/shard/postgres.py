@@ -1,0 +1,204 @@
+"""A shard in a schema of a PostgreSQL database, through psycopg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL
+from typing_extensions import override
+
+from sluice.errors import DamagedState, StateError
+from sluice.state.database import first_line
+from sluice.state.deadlines import demand_time, seconds_left, too_slow
+from sluice.state.shard.drivers import PROBE, Driver, Mode, Row, demand_format, tables
+
+if TYPE_CHECKING:
+    import psycopg
+
+_BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint[]) AS n (group_id, key, window_start),
+    LATERAL (SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
+        WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start AND c.batch < %s
+        ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
+
+_TOLERANCE = 0.1
+"""A limit this much off is near enough: to set another one costs a round trip."""
+
+
+def escaped(text: str) -> str:
+    """Text without NUL, which PostgreSQL cannot hold: NUL and the sign after it become two signs each.
+
+    Escaped texts sort as the texts themselves do, and begin with each other where these do.
+    """
+    if "\0" in text or "\1" in text:
+        return text.replace("\1", "\1\2").replace("\0", "\1\1")
+    return text
+
+
+def unescaped(text: str) -> str:
+    """The text that `escaped` was given."""
+    return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
+
+
+class PostgresDriver(Driver):
+    """A shard in a schema of its own; `?schema=` of the address names it."""
+
+    blocking = True
+
+    def __init__(self, url: URL, mode: Mode) -> None:
+        self._url = url.difference_update_query(["schema"])
+        self._schema = str(url.query["schema"])
+        self._lock = RLock()
+        self._limit_ms = 0
+        with _postgres_errors():
+            self._connection = self._connect()
+            if mode == "create":
+                self._create()
+            demand_format(self._connection.execute(PROBE).fetchall())
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        import psycopg
+        from psycopg import sql
+
+        address = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+        connection: psycopg.Connection[Any] = psycopg.connect(address, autocommit=True, connect_timeout=5)
+        write, read = _key_adapters()
+        connection.adapters.register_dumper(str, write)
+        connection.adapters.register_loader("varchar", read)
+        connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema)))
+        return connection
+
+    def _create(self) -> None:
+        from psycopg import sql
+
+        with self._connection.transaction():
+            # Two `CREATE ... IF NOT EXISTS` at once collide in PostgreSQL's catalogue.
+            self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
+            self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
+            if self._has("state_rows") and not self._has("shard"):
+                demand_format(())
+            for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
+                self._connection.execute(statement.encode())
+
+    def _has(self, table: str) -> bool:
+        known = "SELECT to_regclass(format('%%I.%%I', %s::text, %s::text)) IS NOT NULL"
+        found = self._connection.execute(known, [self._schema, table]).fetchone()
+        return found is not None and bool(found[0])
+
+    @override
+    def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        with self._lock, _postgres_errors():
+            if self._connection.closed:
+                self._connection, self._limit_ms = self._connect(), 0
+            self._limit()
+            return self._connection.execute(sql.replace("?", "%s"), values).fetchall()
+
+    def _limit(self) -> None:
+        """Let PostgreSQL end the next statement when the time of this thread's query is over."""
+        demand_time()
+        left = seconds_left()
+        limit = 0 if left is None else max(1, int(left * 1_000))
+        if abs(self._limit_ms - limit) > limit * _TOLERANCE:
+            self._connection.execute(f"SET statement_timeout = {limit:d}")
+            self._limit_ms = limit
+
+    @override
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._lock, _postgres_errors():
+            if self._connection.closed:
+                self._connection = self._connect()
+            with self._connection.transaction():
+                yield
+
+    @override
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
+        return self._connection.execute(sql.replace("?", "%s"), values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s"), rows)
+            return max(cursor.rowcount, 0)
+
+    @override
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        copy_sql = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
+        with self._connection.cursor() as cursor, cursor.copy(copy_sql.encode()) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    @override
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
+        state_rows, keys, starts = ([row[place] for row in rows] for place in range(3))
+        yield from self._connection.execute(_BEFORE_ALL, (state_rows, keys, starts, batch))
+
+    @override
+    def check(self) -> None:
+        # PostgreSQL's own checksums of pages are its administrator's choice; reading everything finds what they find.
+        self.fetch("SELECT count(*), sum(length(value)) FROM state_rows", ())
+        self.fetch("SELECT count(*), sum(length(state)) FROM states", ())
+
+    @override
+    def is_current(self) -> bool:
+        return True
+
+    @override
+    def is_sealed(self) -> bool:
+        return False  # a database is never moved: whichever server reads it, it stays where it is
+
+    @override
+    def seal(self, sealed: bool) -> None:
+        raise StateError("A shard in PostgreSQL stays where it is.")
+
+    @override
+    def close(self) -> None:
+        self._connection.close()
+
+
+def drop_schema(url: URL) -> None:
+    """Remove the schema that an address names, and all it holds."""
+    import psycopg
+    from psycopg import sql
+
+    address = url.difference_update_query(["schema"]).set(drivername="postgresql")
+    with _postgres_errors(), psycopg.connect(address.render_as_string(hide_password=False)) as connection:
+        name = sql.Identifier(str(url.query["schema"]))
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
+
+
+@cache
+def _key_adapters() -> tuple[type[Any], type[Any]]:
+    """How psycopg writes and reads keys: columns of type VARCHAR, which nothing else is."""
+    from psycopg.adapt import Buffer, Loader
+    from psycopg.types.string import StrDumperUnknown
+
+    class Escaping(StrDumperUnknown):
+        def dump(self, obj: str) -> Buffer | None:
+            return super().dump(escaped(obj))
+
+    class Unescaping(Loader):
+        def load(self, data: Buffer) -> str:
+            return unescaped(bytes(data).decode())
+
+    return Escaping, Unescaping
+
+
+@contextmanager
+def _postgres_errors() -> Iterator[None]:
+    import psycopg
+    from psycopg import errors
+
+    try:
+        yield
+    except psycopg.errors.QueryCanceled as error:
+        if seconds_left() is None:
+            raise StateError(f"The shard cannot be used: {first_line(error)}") from error
+        raise too_slow() from None
+    except (errors.UndefinedTable, errors.UndefinedColumn, errors.DataCorrupted, errors.IndexCorrupted) as error:
+        raise DamagedState(f"The shard cannot be used: {first_line(error)}") from error
+    except psycopg.Error as error:
+        raise StateError(f"The shard cannot be used: {first_line(error)}") from error

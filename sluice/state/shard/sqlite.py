@@ -1,0 +1,165 @@
+"""A shard in a file of its own: SQLite, through the standard library."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from typing_extensions import override
+
+from sluice.errors import DamagedState, StateError
+from sluice.ownership import close_database, close_folders, make_file, make_folder
+from sluice.state.database import BUSY_SECONDS, first_line, use_wal
+from sluice.state.deadlines import is_over, seconds_left, too_slow
+from sluice.state.shard.drivers import PROBE, Driver, Mode, Row, demand_format, tables
+
+_BEFORE = """SELECT window_end, value, digest FROM state_rows WHERE group_id = ? AND key = ? AND window_start = ? AND batch < ?
+    ORDER BY batch DESC LIMIT 1"""
+
+_GENERATION = re.compile(r"g\d+")
+_STEPS = 20_000
+"""After as many steps of its machine, some milliseconds, SQLite looks whether a query's time is over."""
+
+
+class SqliteDriver(Driver):
+    """A shard in a file of its own."""
+
+    blocking = False
+
+    def __init__(self, path: Path, mode: Mode) -> None:
+        self._path = path
+        # One query or transaction at a time; those of other connections go on. SQLite holds its own lock while it calls
+        # the progress handler, which needs Python's: a second thread that has Python's and waits for SQLite's would
+        # never get it.
+        self._lock = RLock()
+        with self._errors():
+            if mode == "create":
+                make_folder(path.parent)
+                make_file(path)
+            close_database(path)
+            if _GENERATION.fullmatch(path.parent.name):
+                close_folders(path.parent, levels=3)  # of the generation, the job and the pipeline
+            self._connection = self._connect({"read": "ro", "write": "rw", "create": "rwc"}[mode])
+            if mode == "read":
+                self._connection.set_progress_handler(is_over, _STEPS)
+            else:
+                use_wal(self._connection)
+            if mode == "create":
+                self._create()
+            # An empty file is a valid database to SQLite, but not a shard.
+            demand_format(self._connection.execute(PROBE).fetchall())
+            self._identity = _identity(path)
+
+    def _create(self) -> None:
+        known = {name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "state_rows" in known and "shard" not in known:
+            demand_format(())
+        for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
+            self._connection.execute(statement)
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        address = f"{self._path.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+    @override
+    def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        left = seconds_left()
+        if not self._lock.acquire(timeout=-1 if left is None else max(left, 0)):
+            raise too_slow()
+        try:
+            with self._errors():
+                return self._connection.execute(sql, values).fetchall()
+        finally:
+            self._lock.release()
+
+    @override
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._lock, self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+
+    @override
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
+        return self._connection.execute(sql, values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        return max(self._connection.executemany(sql, rows).rowcount, 0)
+
+    @override
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        marks = ", ".join("?" * len(columns))
+        self._connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
+
+    @override
+    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
+        cursor = self._connection.cursor()
+        for group_id, key, start, _, _ in rows:
+            found = cursor.execute(_BEFORE, (group_id, key, start, batch)).fetchone()
+            if found is not None and found[1] is not None:
+                yield group_id, key, start, *found
+
+    @override
+    def check(self) -> None:
+        with self._errors():
+            (said,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if said != "ok":
+            raise DamagedState(f"The shard is damaged: {said}.")
+
+    @override
+    def is_current(self) -> bool:
+        return _identity(self._path) == self._identity
+
+    @override
+    def is_sealed(self) -> bool:
+        return bool(self.fetch("PRAGMA user_version", ())[0][0])
+
+    @override
+    def seal(self, sealed: bool) -> None:
+        with self.transaction():
+            self._connection.execute(f"PRAGMA user_version = {sealed:d}")
+
+    @override
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            if isinstance(error, sqlite3.OperationalError) and is_over():
+                raise too_slow() from None
+            kind = DamagedState if self._is_damage(error) else StateError
+            raise kind(f"The shard cannot be used: {first_line(error)}") from error
+
+    def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
+        """Whether trying again is of no use: as opposed to a full disk, or another process that holds the file."""
+        if isinstance(error, FileNotFoundError):
+            return True
+        code = getattr(error, "sqlite_errorcode", None)
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR_SHORT_READ):
+            return True
+        if code == sqlite3.SQLITE_CANTOPEN:
+            return not self._path.exists()
+        return code == sqlite3.SQLITE_ERROR and "no such" in str(error)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,44 @@
+"""The SQL of versioned state rows: what was there as of a batch, what it changed, what nobody can see any more.
+
+And of a shard's journal, which has a row for each batch of state rows, and of each operator's states.
+"""
+
+GET = "SELECT value FROM state_rows WHERE group_id = ? AND key = ? AND window_start = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"
+# The version of each state row that was the newest at a batch, unless it is a tombstone.
+AS_OF = """FROM state_rows AS c WHERE group_id = ? AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
+    AND n.batch > c.batch AND n.batch <= ?)"""
+PAGE_AS_OF = """SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
+    WHERE (group_id, key, window_start) > (?, ?, ?) AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
+        AND n.batch > c.batch AND n.batch <= ?)
+    ORDER BY group_id, key, window_start LIMIT ?"""
+# Versions that no snapshot from a batch on can show: superseded by then, or a tombstone with nothing under it.
+SUPERSEDED = """FROM state_rows AS c WHERE (group_id, key, window_start, batch) > (?, ?, ?, ?) AND batch <= ? AND (
+    value IS NULL OR EXISTS (
+        SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
+        AND n.batch > c.batch AND n.batch <= ?))"""
+CHANGED = """SELECT DISTINCT key, window_start FROM state_rows WHERE group_id = ? AND batch > ? AND batch <= ?
+    ORDER BY key, window_start LIMIT ?"""
+WRITTEN = 'INSERT INTO batches (operator, batch, "rows", checksum) VALUES (?, ?, ?, ?)'
+JOURNAL = 'SELECT operator, batch, "rows", checksum FROM batches ORDER BY batch, operator'
+BATCHES = 'SELECT batch, "rows" FROM batches WHERE operator = ? ORDER BY batch'
+CHECKSUM = "SELECT checksum FROM batches WHERE operator = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"
+CHECKSUMS = """SELECT b.operator, b.checksum FROM batches AS b JOIN (
+    SELECT operator, max(batch) AS batch FROM batches WHERE batch <= ? GROUP BY operator) AS n
+    ON n.operator = b.operator AND n.batch = b.batch"""
+FORGET_BATCH = "DELETE FROM batches WHERE operator = ? AND batch = ?"
+FORGET_SINCE = "DELETE FROM batches WHERE operator = ? AND batch >= ?"
+FORGET_BUT_LAST = """DELETE FROM batches WHERE operator = ? AND batch < (
+    SELECT max(batch) FROM batches WHERE operator = ?)"""
+FENCE = "UPDATE shard SET epoch = ? WHERE epoch <= ?"
+GROWN = "UPDATE shard SET state_rows = state_rows + ?, states = states + ?"
+ROWS = "SELECT state_rows, (SELECT count(*) FROM state_rows), states, (SELECT count(*) FROM states) FROM shard"
+COUNTED = """UPDATE shard SET epoch = ?, state_rows = (SELECT count(*) FROM state_rows),
+    states = (SELECT count(*) FROM states)"""
+VERSIONS = """SELECT group_id, key, window_start, window_end, batch, value, digest FROM state_rows
+    WHERE (group_id, key, window_start, batch) > (?, ?, ?, ?) AND batch >= ?
+    ORDER BY group_id, key, window_start, batch LIMIT ?"""
+NEXT_SUPERSEDED = f"""SELECT group_id, key, window_start, batch {SUPERSEDED}
+    ORDER BY group_id, key, window_start, batch LIMIT 1 OFFSET ?"""
+DELETE_SUPERSEDED = f"DELETE {SUPERSEDED} AND (group_id, key, window_start, batch) <= (?, ?, ?, ?)"
