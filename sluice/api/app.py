@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from sluice.api import changes, orders, page, pipelines, stores
-from sluice.api.routes import App
-
-STATIC = Path(__file__).parent / "static"
+from sluice.api import orders
+from sluice.api.http.routes import App
+from sluice.api.views import changes, page, pipelines, stores
 
 
 def generic_app() -> ASGIApp:
     """The app for `/sluice`."""
-    found = (page.routes, stores.routes, changes.routes, pipelines.routes)
-    return App([route for routes in found for route in routes.found], StaticFiles(directory=STATIC))
+    routers = (page.router, stores.router, changes.router, pipelines.router)
+    return App([route for router in routers for route in router.routes], StaticFiles(directory=page.STATIC))
 
 
 def orders_app() -> ASGIApp:
     """The app for `/v1`."""
-    return App(orders.routes.found)
+    return App(orders.routes.routes)

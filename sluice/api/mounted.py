@@ -1,4 +1,4 @@
-"""An app that is only imported where it is asked."""
+"""ASGI apps that are imported only in the process that serves them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from functools import cached_property
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-def settled() -> None:
-    """Have Python's collector leave alone what is loaded by now: it stays.
+def freeze_imports() -> None:
+    """Exclude everything loaded so far from garbage collection.
 
-    Airflow's API server holds some million objects. To look through them takes 0.4 s, in which nobody is answered, and
-    under load that happened every second; in a state server it takes 0.1 s and more.
+    Airflow's API server holds about a million objects. Scanning them takes 0.4 s, during which no request is answered,
+    and under load that happened every second; in a state server it takes 0.1 s and more.
     """
     gc.collect()
     gc.freeze()
 
 
 class Mounted:
-    """One of the apps of `sluice.api.app` behind Airflow's log-in, made at its first request.
+    """An app of `sluice.api.app` behind Airflow's log-in, created at its first request.
 
-    Airflow loads plugins in every process, each task's included; what an app needs would cost each of them two seconds.
-    To whoever is not logged in there is nothing, neither the app's description nor a 404.
+    Airflow loads plugins in every process, including each task's; importing the apps takes two seconds.
     """
 
     def __init__(self, factory: str) -> None:
@@ -30,12 +29,13 @@ class Mounted:
 
     @cached_property
     def app(self) -> ASGIApp:
-        """The app itself."""
-        from sluice.api import app, login
+        """The app, behind the log-in."""
+        from sluice.api import app
+        from sluice.api.auth.login import LoginRequired
 
-        made = login.LoginRequired(getattr(app, self._factory)())
-        settled()
-        return made
+        app_with_login = LoginRequired(getattr(app, self._factory)())
+        freeze_imports()
+        return app_with_login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

@@ -12,9 +12,9 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice.api.access import Access, access
-from sluice.api.replies import Told, body_reply, encoded, reply
-from sluice.api.routes import Routes
+from sluice.api.http.replies import JsonResponse, Payload, encoded, provenance, reply
+from sluice.api.http.routes import Router
+from sluice.api.views.access import Access, access
 from sluice.errors import NotFound, QueryError
 from sluice.query import Answer, AsOf, Entry, Pin
 from sluice.query.times import parse_time, time_text
@@ -26,7 +26,7 @@ Kind = Literal["GENERAL", "RESTAURANT"]
 KINDS: dict[str, Kind] = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
 """`order_type` of a path → `orderType` of an order."""
 
-routes = Routes("orders", "", 400, 404, 410, 429)
+routes = Router("orders", "", 400, 404, 410, 429)
 
 
 class UnknownOrderType(QueryError):
@@ -209,12 +209,12 @@ async def _type(request: Request, store: str, asked: TypeQuery, form: Form) -> R
         return await _everything(request, store, (order_type,), form, local=not asked.query_other_hosts)
     ask = await access(request)
     pin = await ask.pin(f"{order_type}_{store}", PIPELINE)
-    ask.demand_change([pin])
+    ask.require_change([pin])
     answer = await ask.reader.get(pin, asked.location_id)
     if not answer.entries:
         raise NotFound(f"There are no {order_type} of this location.")
     body = encoded(form(KINDS[order_type], answer.entries[0]))
-    return body_reply([pin], Told("", body, answer.workers))
+    return JsonResponse(body, provenance([pin], answer.workers))
 
 
 async def _windows(
@@ -234,16 +234,17 @@ async def _everything(
 ) -> Response:
     ask = await access(request)
     pins = await _pins(ask, [f"{order_type}_{store}" for order_type in order_types])
-    ask.demand_change(pins)
+    ask.require_change(pins)
 
-    async def make() -> Told:
+    async def make() -> Payload:
         found = await asyncio.gather(
             *(ask.reader.all(pin, within, workers=_here(ask, pin) if local else None) for pin in pins)
         )
         body = await asyncio.to_thread(_body, form, list(zip(order_types, found, strict=True)))
-        return Told("", body, tuple(one for answer in found for one in answer.workers))
+        return Payload("", body, tuple(one for answer in found for one in answer.workers))
 
-    return body_reply(pins, await ask.told(pins, make))
+    payload = await ask.cached(pins, make)
+    return JsonResponse(payload.content, provenance(pins, payload.workers))
 
 
 def _body(form: Form, told: list[tuple[str, Answer]]) -> bytes:

@@ -1,25 +1,40 @@
-"""A client of the REST view: `Client`, and `AsyncClient` with the same methods to be awaited.
+"""Clients of the REST view: `Client`, and `AsyncClient` with the same methods as coroutines.
 
     with Client("http://127.0.0.1:8080", user="admin", password=...) as client:
         client.get("general_orders_count", "store_1234").value
 
-Numbers with a point come as Decimal, with every digit they were published with.
+Numbers with a decimal point are `Decimal`, with every digit that was published.
 """
 
-from sluice.client.answers import Change, Count, Entries, Entry, Group, Groups, Snapshot, Store, Worker
-from sluice.client.awaited import AsyncClient
+from sluice.answers import (
+    Change,
+    ChangedKey,
+    Count,
+    Entries,
+    Entry,
+    Group,
+    Groups,
+    Snapshot,
+    Store,
+    WorkerStatus,
+)
+from sluice.client.asynchronous import AsyncClient
 from sluice.client.blocking import Client
+from sluice.client.queries import Part, ReadPoint
 
 __all__ = [
     "AsyncClient",
     "Change",
+    "ChangedKey",
     "Client",
     "Count",
     "Entries",
     "Entry",
     "Group",
     "Groups",
+    "Part",
+    "ReadPoint",
     "Snapshot",
     "Store",
-    "Worker",
-]  # fmt: skip
+    "WorkerStatus",
+]

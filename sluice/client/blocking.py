@@ -1,26 +1,80 @@
-"""The client that waits."""
+"""The blocking client, made from the asynchronous queries.
+
+Its transport blocks, so that the coroutines of `Queries` never suspend: one step runs each to its end, in the caller's
+thread and without an event loop.
+"""
 
 from __future__ import annotations
 
+import inspect
 import ssl
-from collections.abc import Iterable, Iterator
-from typing import Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import httpx
-from typing_extensions import Unpack
+from typing_extensions import override
 
-from sluice.client import asks
-from sluice.client.answers import Change, Count, Entries, Entry, Groups, Part, ReadPoint, Store
-from sluice.client.asks import Ask, Caller, Events, error_of, unreachable
+from sluice.client.queries import Connection, Queries, Query, error_of, unreachable
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-class Client(Caller):
-    """Asks the REST view at `address`, with a token or with a log-in of Airflow.
+def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return cast("T", end.value)
+    raise RuntimeError("A blocking query was suspended.")
 
-    An error is raised as what it is in the server: NotFound, Gone, NotReached, Busy, StateError, QueryError; Refused
-    without a log-in. The client may be used by several threads.
+
+def _blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    @wraps(method)
+    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _finish(method(client._queries, *args, **kwargs))
+
+    return _not_async(call)
+
+
+def _iterating(
+    method: Callable[Concatenate[Any, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    @wraps(method)
+    def iterate(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items = cast("AsyncGenerator[T, None]", method(client._queries, *args, **kwargs))
+        try:
+            while True:
+                try:
+                    item = _finish(items.__anext__())
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            _finish(items.aclose())
+
+    return _not_async(iterate)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _not_async(function: Function) -> Function:
+    """Correct the signature that `wraps` took over."""
+    signature = inspect.signature(function)
+    returns = str(signature.return_annotation).replace("AsyncIterator", "Iterator")
+    function.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
+    return function
+
+
+class Client:
+    """Queries the REST view at `address`, with a token or as a user of Airflow.
+
+    Raises the same errors as the server: NotFound, Gone, NotReached, Busy, StateError, QueryError; and Refused without
+    a valid log-in. Several threads may share a client.
     """
 
     def __init__(
@@ -33,8 +87,8 @@ class Client(Caller):
         timeout: float = 30.0,
         verify: ssl.SSLContext | bool = True,
     ) -> None:
-        super().__init__(address, token, user, password)
-        self._client = httpx.Client(timeout=timeout, verify=verify)
+        http = httpx.Client(timeout=timeout, verify=verify)
+        self._queries = _BlockingQueries(Connection(address, token, user, password), http)
 
     def __enter__(self) -> Self:
         return self
@@ -44,90 +98,51 @@ class Client(Caller):
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._queries.http.close()
 
-    def stores(self, *, entries: bool = False) -> list[Store]:
-        """All stores you may read; with `entries` they are counted."""
-        return self._run(asks.stores_of(entries))
+    stores = _blocking(Queries.stores)
+    get = _blocking(Queries.get)
+    multi_get = _blocking(Queries.multi_get)
+    windows = _blocking(Queries.windows)
+    page = _blocking(Queries.page)
+    range = _iterating(Queries.range)
+    count = _blocking(Queries.count)
+    top = _blocking(Queries.top)
+    combine = _blocking(Queries.combine)
+    changes = _iterating(Queries.changes)
 
-    def get(self, store: str, key: str, **moment: Unpack[ReadPoint]) -> Entries:
-        """The value of one key; of a store with windows the key's windows. NotFound if there is none."""
-        return self._run(asks.key_of(store, key, moment))
 
-    def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[ReadPoint]) -> Entries:
-        """The values of up to 1,000 keys, in the order asked; keys without one are left out."""
-        return self._run(asks.keys_of(store, keys, moment))
+class _BlockingQueries(Queries):
+    """Queries over a transport that blocks."""
 
-    def windows(self, store: str, key: str, **part: Unpack[Part]) -> Entries:
-        """The windows of a key that start from `start` to `end`, in order."""
-        return self._run(asks.key_of(store, key, part))
+    def __init__(self, connection: Connection, http: httpx.Client) -> None:
+        self.http = http
+        self._connection = connection
 
-    def page(
-        self,
-        store: str,
-        *,
-        limit: int = 100,
-        cursor: str = "",
-        worker: int | None = None,
-        **part: Unpack[Part],
-    ) -> Entries:
-        """A page of a part of a store, in order; `worker` alone, or all."""
-        return self._run(asks.page_of(store, limit, cursor, worker, part))
-
-    def range(
-        self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[Part]
-    ) -> Iterator[Entry]:
-        """All entries of a part of a store, in order, `limit` at a time, all of one snapshot."""
-        cursor = ""
-        while True:
-            found = self._run(asks.page_of(store, limit, cursor, worker, part))
-            yield from found.entries
-            cursor = found.cursor or ""
-            if not cursor:
-                return
-
-    def count(self, store: str, **part: Unpack[Part]) -> Count:
-        """How many entries there are."""
-        return self._run(asks.count_of(store, part))
-
-    def top(
-        self, store: str, field: str = "", *, limit: int = 10, smallest: bool = False, **part: Unpack[Part]
-    ) -> Entries:
-        """The entries with the largest numbers in a field, or with the smallest."""
-        return self._run(asks.top_of(store, part, field=field, limit=limit, smallest=smallest))
-
-    def combine(
-        self,
-        store: str,
-        field: str = "",
-        *,
-        group_by: str = "_all",
-        order: str = "group",
-        limit: int = 1_000,
-        **part: Unpack[Part],
-    ) -> Groups:
-        """Number of entries, and sum, least and greatest of a field, by group."""
-        more = {"field": field, "group_by": group_by, "order": order, "limit": limit}
-        return self._run(asks.figures_of(store, part, **more))
-
-    def changes(self, store: str, *, pipeline: str | None = None, since: str | None = None) -> Iterator[Change]:
-        """Every new snapshot, as it comes; begins with the newest, or with what came after the snapshot `since`. Never ends."""
-        self._run(asks.stores_of())  # logs in, if need be
-        request = self._request(asks.changes_of(store, pipeline), since)
-        with self._client.stream("GET", **request, timeout=None) as answer:
-            if answer.status_code != httpx.codes.OK:
-                answer.read()
-                raise error_of(answer)
-            reader = Events()
-            for line in answer.iter_lines():
-                yield from reader.read(line)
-
-    def _run(self, asked: Ask[T]) -> T:
+    @override
+    async def _send(self, query: Query[T]) -> T:
+        connection = self._connection
         try:
-            answer = self._client.get(**self._request(asked))
-            if answer.status_code == httpx.codes.UNAUTHORIZED and self._can_log_in:
-                self._logged_in(self._client.post(**self._log_in_request()))
-                answer = self._client.get(**self._request(asked))
+            response = self.http.get(**connection.request(query))
+            if response.status_code == httpx.codes.UNAUTHORIZED and connection.can_log_in:
+                connection.logged_in(self.http.post(**connection.log_in_request()))
+                response = self.http.get(**connection.request(query))
         except httpx.TransportError as error:
             raise unreachable(error) from error
-        return asked.read(answer)
+        return query.decode(response)
+
+    @override
+    @asynccontextmanager
+    async def _lines(self, query: Query[Any], headers: dict[str, str]) -> AsyncIterator[AsyncIterator[str]]:
+        request = self._connection.request(query)
+        request["headers"] = request["headers"] | headers
+        with self.http.stream("GET", **request, timeout=None) as response:
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                raise error_of(response)
+            yield _each(response.iter_lines())
+
+
+async def _each(lines: Iterator[str]) -> AsyncIterator[str]:
+    for line in lines:
+        yield line

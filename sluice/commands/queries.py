@@ -19,8 +19,9 @@ from sluice.settings import settings
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from sluice.answers import Answer
     from sluice.client import Client
-    from sluice.client.answers import Part, Reply
+    from sluice.client.queries import Part
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -196,7 +197,7 @@ def _part(**given: str | None) -> Part:
     return part
 
 
-def _entries(found: Reply, entries: Iterable[Any], form: Form) -> None:
+def _entries(found: Answer, entries: Iterable[Any], form: Form) -> None:
     _print([_row(one) for one in entries], form)
     _warn(found)
 
@@ -265,7 +266,7 @@ def _printable(text: str) -> Text:
     return Text("".join(letter if letter.isprintable() else "�" for letter in text))
 
 
-def _warn(found: Reply) -> None:
+def _warn(found: Answer) -> None:
     if found.partial:
         lost = [f"worker {one.number}: {one.reason}" for one in found.workers if one.status != "ok"]
         err.print("[yellow]Something is missing:[/]", _printable("; ".join(lost)), soft_wrap=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from sluice.answers import WorkerStatus
 from sluice.errors import StateError
 from sluice.state.model import JobInfo, Snapshot, StoreInfo, WorkerInfo
 
@@ -40,14 +41,6 @@ class Pin:
     def name(self) -> str:
         """What tells apart all that is pinned: pipeline, job and snapshot."""
         return f"{self.store.pipeline}/{self.store.job}/{self.snapshot.id}"
-
-
-class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one of the asked workers said."""
-
-    number: int
-    status: Literal["ok", "unavailable"]
-    reason: str = ""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):

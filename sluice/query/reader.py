@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from sluice.answers import WorkerStatus
 from sluice.errors import QueryError, StateError
-from sluice.query.answers import Answer, Changes, Combined, Counted, Entry, Page, Pin, WorkerStatus
+from sluice.query.answers import Answer, Changes, Combined, Counted, Entry, Page, Pin
 from sluice.query.catalogue import Catalogue
 from sluice.query.combine import Group, Groups, Order, largest
 from sluice.query.limits import Gate

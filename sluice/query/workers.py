@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Protocol, TypeVar
 
+from sluice.answers import WorkerStatus
 from sluice.errors import StateError
 from sluice.query import questions
-from sluice.query.answers import WorkerStatus
 from sluice.query.questions import Question
 from sluice.query.remote import RemoteWorker
 from sluice.state.deadlines import deadline

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.api.problems import of_error, problem
-from sluice.api.visitors import Visitor, let_in, unauthorized
+from sluice.api.auth.principals import Principal, authenticate, unauthorized
+from sluice.api.http.problems import problem, problem_of
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
 from sluice.query.questions import AnyQuestion
@@ -91,7 +91,7 @@ class _Page(msgspec.Struct, frozen=True):
     checked: bool = False
 
 
-class TokenRequired(Visitor):
+class TokenRequired(Principal):
     """ASGI middleware: 401 for every request that does not show the servers' token. Who has it may read everything."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -108,14 +108,14 @@ class TokenRequired(Visitor):
             refusal.headers["Connection"] = "close"  # whatever else was to come is not waited for
             await refusal(scope, receive, send)
             return
-        let_in(scope, self, self._again)
+        authenticate(scope, self, self._again)
         await self._app(scope, receive, send)
 
     async def may_read(self, pipeline: str) -> bool:
         """Whether the holder of the token may read a pipeline."""
         return True
 
-    async def _again(self) -> Visitor:
+    async def _again(self) -> Principal:
         return self
 
 
@@ -278,11 +278,11 @@ def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request]
         try:
             found = await answer(request)
         except SluiceError as error:
-            return of_error(error)
+            return problem_of(error)
         except ClientDisconnect:
             return problem(400, "The connection ended before the request did.")
         except OverflowError:
-            return of_error(QueryError("A number is larger than any database has room for."))
+            return problem_of(QueryError("A number is larger than any database has room for."))
         except Exception:
             log.exception("A request failed")
             return problem(500, "The answer could not be made.", "See the server's log.")

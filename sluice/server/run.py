@@ -9,9 +9,9 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.api.access import State
 from sluice.api.app import generic_app, orders_app
-from sluice.api.mounted import settled
+from sluice.api.mounted import freeze_imports
+from sluice.api.views.access import ApiState
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.query import Reader
 from sluice.server.app import LocalApp, TokenRequired, not_found
@@ -79,7 +79,7 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
     shards = OwnShards(ledger, known.shards, options.name, options.port)
     mounted: dict[str, ASGIApp] = {"/local": LocalApp(shards).app}
     if options.rest:
-        state = State(ledger, Reader(ledger, shards.here))
+        state = ApiState(ledger, Reader(ledger, shards.here))
         mounted |= {"/sluice": _With(generic_app(), state, "/sluice"), "/v1": _With(orders_app(), state, "/v1")}
     return TokenRequired(_Mounts(mounted), known.server_token)
 
@@ -87,7 +87,7 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
 def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
     """Answer until the process is told to end."""
     server = _Server(configuration(app, options), started)
-    settled()
+    freeze_imports()
     server.run()
     if not server.started:
         raise StateError(f"The server could not listen on {options.bind}:{options.port}.")
@@ -132,7 +132,7 @@ class _Server(uvicorn.Server):
 class _With:
     """An app that is given the process's own state, under its prefix."""
 
-    def __init__(self, app: ASGIApp, state: State, prefix: str) -> None:
+    def __init__(self, app: ASGIApp, state: ApiState, prefix: str) -> None:
         self._app = app
         self._state = state
         self._prefix = prefix

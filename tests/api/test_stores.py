@@ -12,7 +12,7 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from sluice.api.access import REMEMBER_SECONDS
+from sluice.api.views.access import CACHE_SECONDS
 from sluice.errors import EngineError, TopologyError
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import owner
@@ -228,7 +228,7 @@ def lost_worker(states: States) -> Iterator[int]:
     number = owner("store_1234", 2)
     shard = Path(make_url(states.location(number)).database or "")
     away = shard.rename(shard.with_suffix(".away"))
-    time.sleep(REMEMBER_SECONDS)
+    time.sleep(CACHE_SECONDS)
     yield number
     away.rename(shard)
 

@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sluice import AsyncClient, Client
-from sluice.api import changes as changes_module
+from sluice.api.views import changes as changes_module
 from sluice.cli import app
-from sluice.client import Change
+from sluice.client import Change, ChangedKey
 from sluice.errors import Gone, Incomplete, NotFound, NotReached, QueryError, Refused, StateError
 from sluice.settings import settings
 from tests.api.states import totals, windows
@@ -89,7 +89,7 @@ def test_a_refused_token_and_a_server_that_is_not_there() -> None:
 
 
 def test_a_wrong_token(hosts: list[Host]) -> None:
-    with Client(f"http://{hosts[0].address}", token="wrong") as client, pytest.raises(Refused, match="no log-in"):
+    with Client(f"http://{hosts[0].address}", token="wrong") as client, pytest.raises(Refused, match="no valid log-in"):
         client.stores()
 
 
@@ -131,7 +131,11 @@ def test_changes_tell_new_snapshots_and_the_keys_they_changed(client: Client, st
     listening.join(10)
     first, second = listening.found
     assert (first.snapshot.id, first.changed) == ("1.0", [])
-    assert (second.snapshot.id, second.changed, second.more) == ("1.1", [{"key": "store_1"}, {"key": "store_3"}], False)
+    assert (second.snapshot.id, [one.key for one in second.changed], second.more) == (
+        "1.1",
+        ["store_1", "store_3"],
+        False,
+    )
 
     # A stream that was cut off goes on behind the snapshot it had last.
     states.publish(totals("general", {"store_4": (52, "1.00")}))
@@ -139,7 +143,7 @@ def test_changes_tell_new_snapshots_and_the_keys_they_changed(client: Client, st
     again.start()
     again.join(10)
     assert [(one.event, one.snapshot.id, one.changed) for one in again.found] == [
-        ("snapshot", "1.2", [{"key": "store_4"}])
+        ("snapshot", "1.2", [ChangedKey("store_4")])
     ]
     unknown = Listening(client, 1, since="2.7")
     unknown.start()
@@ -165,15 +169,15 @@ def test_streams_of_changes_are_not_without_number(hosts: list[Host], states: St
                 await answer.aclose()
         return Counter(answer.status_code for answer in answers)
 
-    limit = changes_module.MOST_STREAMS
+    limit = changes_module.MAX_STREAMS
     assert asyncio.run(ask(300)) == {200: limit, 429: 300 - limit}
     deadline = time.monotonic() + 10
-    while changes_module._Stream.opened:
+    while changes_module._Stream.open_streams:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     for _ in range(3):
         assert hosts[0].ask("HEAD", f"/sluice/v1/stores/{COUNT}/changes").status_code == 200
-    assert changes_module._Stream.opened == 0, "HEAD opens no stream"
+    assert changes_module._Stream.open_streams == 0, "HEAD opens no stream"
     assert asyncio.run(ask(5)) == {200: 5}
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 
-from sluice.api.page import _description
+from sluice.api.views.page import description
 from tests.servers.hosts import TOKEN, Host
 
 LONGEST = 5_000
@@ -29,7 +29,7 @@ FITTING = ["2xx", "304", "400", "404", "410", "412"]
 
 @pytest.fixture
 def schema() -> schemathesis.BaseSchema:
-    document = {**_description(), "paths": {**_description()["paths"]}}
+    document = {**description(), "paths": {**description()["paths"]}}
     del document["paths"][ENDLESS]
     config = SchemathesisConfig.from_dict({
         "checks": {"positive_data_acceptance": {"expected-statuses": FITTING}},
@@ -39,13 +39,13 @@ def schema() -> schemathesis.BaseSchema:
 
 
 def test_the_description_is_valid() -> None:
-    schemathesis.openapi.from_dict(_description()).validate()
+    schemathesis.openapi.from_dict(description()).validate()
     validator = pytest.importorskip("openapi_spec_validator")
-    validator.validate(_description())
+    validator.validate(description())
 
 
 def test_what_is_one_of_a_few_values_is_an_enum() -> None:
-    paths, types = _description()["paths"], _description()["components"]["schemas"]
+    paths, types = description()["paths"], description()["components"]["schemas"]
     enums = {
         one["name"]: one["schema"]["enum"]
         for path in paths.values()
@@ -58,11 +58,11 @@ def test_what_is_one_of_a_few_values_is_an_enum() -> None:
         "format": ["mermaid", "svg", "text"],
         "order_type": ["general_orders", "restaurant_orders"],
     }
-    assert types["StoreReply"]["properties"]["kind"]["enum"] == ["global", "key-value", "window"]
-    for reply in ("WorkerReply", "WorkerStatus"):
+    assert types["Store"]["properties"]["kind"]["enum"] == ["global", "key-value", "window"]
+    for reply in ("Worker", "WorkerStatus"):
         assert types[reply]["properties"]["status"]["enum"] == ["ok", "unavailable"]
     assert types["OrderRevenue"]["properties"]["orderType"]["enum"] == ["GENERAL", "RESTAURANT"]
-    assert types["GroupReply"]["properties"]["sum"]["anyOf"][0] == {"type": "number"}
+    assert types["Group"]["properties"]["sum"]["anyOf"][0] == {"type": "number"}
     keys = next(one for one in paths["/sluice/v1/stores/{store}/keys"]["get"]["parameters"] if one["name"] == "key")
     assert keys["required"]
 
@@ -89,5 +89,5 @@ def test_every_route_keeps_to_its_description(
         hurried(given(case=operation.as_strategy(generation_mode=mode), is_there=st.booleans())(ask))()
     assert statuses >= ({200, 404} if mode is GenerationMode.POSITIVE else {422}), statuses
     assert httpx.get(f"{address}/sluice/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}).json() == (
-        _description()
+        description()
     )

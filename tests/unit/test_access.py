@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import Request
 from typing_extensions import override
 
-from sluice.api.access import Access, State
-from sluice.api.visitors import Visitor
+from sluice.api.auth.principals import Principal
+from sluice.api.views.access import Access, ApiState
 from sluice.errors import NotFound
 from sluice.query import Reader
 from tests.states import States
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 PIPELINES = ("orders", "payroll", "pensions")
 
 
-class Clerk(Visitor):
+class Clerk(Principal):
     """May read the orders; remembers what was looked up."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Clerk(Visitor):
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> State:
+def state(tmp_path: Path) -> ApiState:
     """Three pipelines; `salaries` is a store of the second only."""
     for name in PIPELINES:
         states = States(f"sqlite:///{tmp_path}", workers=1, pipeline=name)
@@ -41,10 +41,10 @@ def state(tmp_path: Path) -> State:
         if name == "payroll":
             states.stores = (*states.stores, states.store("salaries"))
             states.ledger.register(states.info())
-    return State(states.ledger, Reader(states.ledger))
+    return ApiState(states.ledger, Reader(states.ledger))
 
 
-def looked_up(state: State, store: str, pipeline: str | None) -> set[str]:
+def looked_up(state: ApiState, store: str, pipeline: str | None) -> set[str]:
     """What is looked up for somebody who asks for the first time, and gets nothing."""
     clerk = Clerk()
     ask = Access(Request({"type": "http", "headers": []}), state, clerk)
@@ -72,5 +72,5 @@ async def _ask(ask: Access, store: str, pipeline: str | None) -> None:
     ],
 )
 @pytest.mark.attack("S2", "measuring how long the answer for a name takes")
-def test_a_hidden_name_costs_the_look_ups_of_a_missing_one(state: State, store: str, pipeline: str | None) -> None:
+def test_a_hidden_name_costs_the_look_ups_of_a_missing_one(state: ApiState, store: str, pipeline: str | None) -> None:
     assert looked_up(state, store, pipeline) == set(PIPELINES)

@@ -21,6 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "sluice.plan": set(),
     "sluice.state.model": set(),
     "sluice.state.ledger.ledger": {"sqlalchemy"},
+    "sluice.answers": set(),
+    "sluice.client": set(),
     "sluice.query": {"sqlalchemy"},
     "sluice.samples": {"confluent_kafka"},
     "sluice.testing.kafka": {"confluent_kafka"},

@@ -1,4 +1,4 @@
-"""Every error as a problem document (RFC 9457)."""
+"""Errors as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.errors import SluiceError
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = "2"
-_FOR_A_WHILE = {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}
+_TEMPORARY = {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}
 
 
 def problem(
@@ -27,7 +27,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
     extensions: Mapping[str, Any] | None = None,
 ) -> Response:
-    """One problem document; `extensions` are further members of it."""
+    """A problem document; `extensions` are additional members."""
     members = {"type": "about:blank", "title": title or HTTPStatus(status).phrase, "status": status, "detail": detail}
     if next_step:
         members["nextStep"] = next_step
@@ -39,9 +39,9 @@ def problem(
     )
 
 
-def of_error(error: SluiceError) -> Response:
+def problem_of(error: SluiceError) -> Response:
     """The problem document of an error."""
-    headers = {"Retry-After": _RETRY_SECONDS} if error.status in _FOR_A_WHILE else {}
+    headers = {"Retry-After": _RETRY_SECONDS} if error.status in _TEMPORARY else {}
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("A request failed: %s", error)
     return problem(

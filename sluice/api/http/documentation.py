@@ -1,4 +1,4 @@
-"""The OpenAPI description: made of the routes, and of the types that parameters are read and answers written with."""
+"""The OpenAPI description, made from the routes and from the types of their parameters and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.api.routes import Route
+from sluice.api.http.routes import Route
 
 _REFERENCES = "#/components/schemas/{name}"
 _PROBLEM = {
@@ -29,9 +29,9 @@ _PROBLEM = {
 def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
     """The OpenAPI document of routes under their prefixes."""
     routes = [(prefix, route) for prefix, routes in mounted for route in routes if route.is_described]
-    types = [one for _, route in routes for one in route.answers]
+    types = [answer for _, route in routes for answer in route.answers]
     _, components = msgspec.json.schema_components(types, ref_template=_REFERENCES)
-    components = {name: _as_written(schema) for name, schema in components.items()}
+    components = {name: _as_encoded(schema) for name, schema in components.items()}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -49,17 +49,17 @@ def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    name = getattr(route.handler, "__name__", "")
-    found: dict[str, Any] = {"200": {"description": "The answer", "content": _content(route)}}
+    name = route.name or getattr(route.handler, "__name__", "")
+    responses: dict[str, Any] = {"200": {"description": "The answer", "content": _content(route)}}
     if route.has_etag:
-        found["304"] = {"description": "What was sent before, with this ETag, is still the answer"}
+        responses["304"] = {"description": "The response with this ETag is still current"}
     return {
         "tags": [route.tag],
         "operationId": name,
-        "summary": name.replace("_", " ").capitalize(),
-        "description": inspect.getdoc(route.handler) or "",
+        "summary": name.rpartition(".")[2].replace("_", " ").capitalize(),
+        "description": route.description or inspect.getdoc(route.handler) or "",
         "parameters": _parameters(route),
-        "responses": found | {str(status): _problem(status) for status in route.problems},
+        "responses": responses | {str(status): _problem(status) for status in route.problems},
     }
 
 
@@ -73,53 +73,53 @@ def _content(route: Route) -> dict[str, Any]:
         return {name: {"schema": {"type": "string"}} for name in route.media_types}
     schemas, _ = msgspec.json.schema_components(route.answers, ref_template=_REFERENCES)
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
-    return {name: {"schema": schema} for name in route.media_types}
+    return {name: {"schema": _as_encoded(schema)} for name in route.media_types}
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
     _, components = msgspec.json.schema_components([route.parameters], ref_template="{name}")
     schema = components[route.parameters.__name__]
-    of_path, required = set(re.findall(r"\{(\w+)", route.path)), set(schema.get("required", ()))
+    in_path, required = set(re.findall(r"\{(\w+)", route.path)), set(schema.get("required", ()))
     return [
-        _parameter(name, _resolved(one, components), name in of_path, name in required)
-        for name, one in schema["properties"].items()
+        _parameter(name, _resolved(parameter, components), name in in_path, name in required)
+        for name, parameter in schema["properties"].items()
     ]
 
 
 def _resolved(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's schema with everything in it: an enum stands by itself otherwise."""
+    """A parameter's schema without references: msgspec makes each enum a component of its own."""
     if "$ref" not in schema:
         return schema
     inner = {name: value for name, value in components[schema["$ref"]].items() if name not in ("title", "description")}
     return inner | {name: value for name, value in schema.items() if name != "$ref"}
 
 
-def _parameter(name: str, schema: dict[str, Any], of_path: bool, required: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {"name": name, "in": "path" if of_path else "query", "required": required}
-    known = {key: value for key, value in schema.items() if key not in ("description", "anyOf", "default")}
-    # Nothing in a query is null: a parameter that may be left out is simply not there.
-    known |= next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), {})
-    said["description"] = schema.get("description") or known.get("description") or ""
-    known.pop("description", None)
+def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool) -> dict[str, Any]:
+    plain = {key: value for key, value in schema.items() if key not in ("description", "anyOf", "default")}
+    # Nothing in a query is null: an optional parameter is left out.
+    plain |= next((variant for variant in schema.get("anyOf", ()) if variant.get("type") != "null"), {})
+    description = schema.get("description") or plain.get("description") or ""
+    plain.pop("description", None)
     if schema.get("default") not in (None, "", []):
-        known["default"] = schema["default"]
-    if of_path:
-        known["minLength"] = 1
-    return said | {"schema": known}
+        plain["default"] = schema["default"]
+    if in_path:
+        plain["minLength"] = 1
+    where = "path" if in_path else "query"
+    return {"name": name, "in": where, "required": required, "description": description, "schema": plain}
 
 
-def _as_written(schema: Any) -> Any:
-    """A schema as answers are written: decimals are numbers, and what is null is left out where it may be."""
+def _as_encoded(schema: Any) -> Any:
+    """A schema that fits the encoder: decimals are numbers, and optional members that are null are left out."""
     if isinstance(schema, dict):
         if schema.get("format") == "decimal":
             return {"type": "number"}
         optional = schema.get("default", ...) is None and "anyOf" in schema
-        found = {name: _as_written(one) for name, one in schema.items() if not (optional and name == "default")}
+        fitted = {name: _as_encoded(value) for name, value in schema.items() if not (optional and name == "default")}
         if optional:
-            (present,) = (one for one in found.pop("anyOf") if one != {"type": "null"})
-            found |= present
-        return found
-    return [_as_written(one) for one in schema] if isinstance(schema, list) else schema
+            (present,) = (variant for variant in fitted.pop("anyOf") if variant != {"type": "null"})
+            fitted |= present
+        return fitted
+    return [_as_encoded(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _plain(path: str) -> str:

@@ -28,7 +28,7 @@ async function refresh() {
       ran.map((one) => ask(`/v1/pipelines/${encodeURIComponent(one.pipeline)}/snapshots?limit=${RUNS}`)),
     );
     showFigures(stores, pipelines);
-    showSnapshots(snapshots.flat());
+    showCuts(snapshots.flat());
     showTopologies(ran);
     await showOrders(stores);
     byId("trouble").hidden = true;
@@ -125,7 +125,7 @@ function total(counts, name) {
     .reduce((sum, [, count]) => sum + count, 0);
 }
 
-function showSnapshots(snapshots) {
+function showCuts(snapshots) {
   const newest = snapshots.sort((one, other) => one.snapshot.age_seconds - other.snapshot.age_seconds).slice(0, RUNS);
   byId("snapshots").replaceChildren(...newest.map(({ job, snapshot, counts }) => row(
     cell(titled(element("code", "", snapshot.id), job)),

@@ -1,0 +1,194 @@
+"""What the REST view answers: one set of types, written by the server and read by the client."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The snapshot that an answer comes from; `positions` holds the next offsets: topic → partition → offset."""
+
+    id: str
+    published_at: datetime
+    age_seconds: float
+    positions: dict[str, dict[str, int]]
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether a worker that was queried answered."""
+
+    number: int
+    status: Literal["ok", "unavailable"]
+    reason: str = ""
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A key and its value; in a store with windows also the window's `start` and `end`."""
+
+    key: str
+    value: Any
+    start: datetime | None = None
+    end: datetime | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every answer about a store includes."""
+
+    pipeline: str
+    store: str
+    snapshot: Snapshot
+    workers: tuple[WorkerStatus, ...]
+    partial: bool
+    """Whether something may be missing because a worker is unavailable."""
+
+
+class Entries(Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """Entries of a store; with a `cursor` if there are more."""
+
+    entries: list[Entry]
+    cursor: str | None = None
+    """Pass it to get the next page; absent on the last one."""
+
+    @property
+    def value(self) -> Any:
+        """The value of the first entry: that of the key, where one key was queried."""
+        return self.entries[0].value
+
+
+class Count(Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """The number of entries."""
+
+    count: int
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Aggregates of one group; None where no entry of the group has the field."""
+
+    group: Any
+    entries: int
+    sum: Decimal | None
+    min: Decimal | None
+    max: Decimal | None
+
+
+class Groups(Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """Aggregates by group."""
+
+    groups: list[Group]
+
+
+class ChangedKey(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A key whose value was changed or deleted; in a store with windows also the window's start."""
+
+    key: str
+    start: datetime | None = None
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A new snapshot, and the keys that changed since the one before."""
+
+    event: Literal["snapshot", "reset"] = "snapshot"
+    """`reset` if the changed keys are unknown: read everything again."""
+    pipeline: str
+    store: str
+    snapshot: Snapshot
+    changed: list[ChangedKey]
+    more: bool
+    """Whether more keys changed than `changed` lists."""
+    workers: tuple[WorkerStatus, ...]
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """A store, its newest snapshot and the status of its workers."""
+
+    pipeline: str
+    store: str
+    kind: Literal["key-value", "window", "global"]
+    job: str
+    key: str
+    """The key, as an expression."""
+    value: str
+    """The value's type."""
+    window_ms: int | None
+    grace_ms: int | None
+    retention_ms: int | None
+    workers: tuple[WorkerStatus, ...]
+    snapshot: Snapshot | None
+    """None before the first one."""
+    partial: bool
+    entries: int | None
+    """The number of entries on the workers that answered; None unless the request asks to count them."""
+    topology: str
+    """Path of the pipeline's topology."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A job of a pipeline."""
+
+    job: str
+    generation: int
+    topics: tuple[str, ...]
+    stores: list[str]
+    workers: int
+    snapshot: Snapshot | None
+
+
+class Health(StrEnum):
+    """The health of a pipeline."""
+
+    OK = "ok"
+    """The last run of every job succeeded."""
+    FAILED = "failed"
+    """The last run of a job failed."""
+    BROKEN = "broken"
+    """Its file cannot be loaded: no job can run."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A failure after which there has been no success."""
+
+    job: str
+    """Empty for the pipeline's file, and for a run that failed before its first job."""
+    run: str
+    """Airflow's run; empty for a run that was started by hand."""
+    at: datetime
+    age_seconds: float
+    title: str
+    detail: str
+
+
+class PipelineStatus(msgspec.Struct, frozen=True):
+    """A pipeline, its health and its jobs; no jobs before its first run."""
+
+    pipeline: str
+    status: Health
+    failures: list[Failure]
+    jobs: list[Job]
+
+
+class CountedSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot of a job, and how many of its batch's records were read, applied, late or rejected."""
+
+    job: str
+    snapshot: Snapshot
+    run: str
+    """The run that published it."""
+    counts: dict[str, int]
+
+
+class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker of a job: its address, its stores and its status."""
+
+    job: str
+    number: int
+    host: str
+    port: int
+    """0 if it has no state server: readers open its shard directly."""
+    stores: list[str]
+    status: Literal["ok", "unavailable"]
+    reason: str = ""

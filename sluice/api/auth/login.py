@@ -1,0 +1,130 @@
+"""Airflow's log-in and Airflow's permissions: a user who may read a pipeline's DAG may read its stores.
+
+Everything else in an app is open to every user who is logged in, and closed to everybody else. The check runs before
+the routes, so it also covers paths that do not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
+from airflow.models.dag import DagModel
+from jwt import InvalidTokenError
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+from typing_extensions import override
+
+from sluice.api.auth.principals import Principal, authenticate, unauthorized
+from sluice.api.http.cache import SingleFlightCache
+from sluice.api.http.problems import problem
+
+REMEMBER_SECONDS = 5.0
+"""How long a checked token and its permissions are cached, and so how long a revoked one still works."""
+
+_MAX_USERS = 1_000
+_HOW = "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."
+_SAFE = {"GET", "HEAD", "OPTIONS"}
+
+_Headers = list[tuple[bytes, bytes]]
+
+
+class AirflowUser(Principal):
+    """A user of Airflow, and the permissions that have been looked up for them."""
+
+    def __init__(self, user: BaseUser) -> None:
+        self._user = user
+        self._permissions: dict[str, asyncio.Future[bool]] = {}
+
+    @override
+    async def may_read(self, pipeline: str) -> bool:
+        permission = self._permissions.get(pipeline)
+        if permission is None or (permission.done() and permission.exception() is not None):
+            # Auth managers query their databases, and block while they do.
+            lookup = asyncio.to_thread(_may_read, self._user, pipeline)
+            permission = self._permissions[pipeline] = asyncio.ensure_future(lookup)
+        return permission.result() if permission.done() else await asyncio.shield(permission)
+
+
+class LoginRequired:
+    """ASGI middleware: 401 for every request without a valid log-in, whatever its path."""
+
+    def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._users = SingleFlightCache[AirflowUser | None](REMEMBER_SECONDS, _MAX_USERS, clock=clock)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 401."""
+        if scope["type"] == "websocket":
+            await WebSocketClose()(scope, receive, send)
+            return
+        if scope["type"] == "http":
+            token = _token(scope)
+            user = await self._user(token)
+            if user is None:
+                await unauthorized(_HOW)(scope, receive, send)
+                return
+            if scope["method"] not in _SAFE and _bearer(scope["headers"]) is None and not _is_same_origin(scope):
+                await problem(403, "A page of another site sent this request with the browser's log-in.", _HOW)(
+                    scope, receive, send
+                )
+                return
+            authenticate(scope, user, partial(self._user, token))
+        await self._app(scope, receive, send)
+
+    async def _user(self, token: bytes) -> AirflowUser | None:
+        if not token:
+            return None
+        # The cache holds digests, never tokens.
+        digest = hashlib.sha256(token).digest()
+        return await self._users.get(digest, lambda: _check(token), keep=lambda user: user is not None)
+
+
+async def _check(token: bytes) -> AirflowUser | None:
+    try:
+        return AirflowUser(await get_auth_manager().get_user_from_token(token.decode()))
+    except (InvalidTokenError, UnicodeDecodeError):
+        return None
+
+
+def _token(scope: Scope) -> bytes:
+    """The bearer token or the browser's cookie, in Airflow's own order: an explicit token wins over the cookie."""
+    headers: _Headers = scope["headers"]
+    if (token := _bearer(headers)) is not None:
+        return token
+    cookie = _header(headers, b"cookie")
+    return cookie_parser(cookie.decode("latin-1")).get(COOKIE_NAME_JWT_TOKEN, "").encode("latin-1") if cookie else b""
+
+
+def _bearer(headers: _Headers) -> bytes | None:
+    """The token in the Authorization header, which no browser sends by itself."""
+    scheme, _, token = _header(headers, b"authorization").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
+
+
+def _is_same_origin(scope: Scope) -> bool:
+    """Whether the browser says that a page of this site sent the request: it attaches cookies to any site's."""
+    if site := _header(scope["headers"], b"sec-fetch-site"):
+        return site == b"same-origin"
+    origin = urlsplit(_header(scope["headers"], b"origin").decode("latin-1"))
+    return origin.netloc != "" and origin.netloc.encode("latin-1") == _header(scope["headers"], b"host")
+
+
+def _header(headers: _Headers, wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")
+
+
+def _may_read(user: BaseUser, pipeline: str) -> bool:
+    details = DagDetails(id=pipeline, team_name=DagModel.get_team_name(pipeline))
+    manager: Any = get_auth_manager()
+    return bool(manager.is_authorized_dag(method="GET", details=details, user=user))

@@ -1,0 +1,47 @@
+"""The principal of a request: whoever is logged in, and which pipelines they may read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from sluice.api.http.problems import problem
+
+_PRINCIPAL = "sluice_principal"
+_REFRESH = "sluice_principal_refresh"
+
+
+class Principal(Protocol):
+    """A user, or a program with a token."""
+
+    async def may_read(self, pipeline: str) -> bool:
+        """Whether they may read the pipeline and so its stores."""
+
+
+Refresh = Callable[[], Awaitable[Principal | None]]
+
+
+def authenticate(scope: Scope, principal: Principal, refresh: Refresh) -> None:
+    """Attach the principal to a request; `refresh` checks the log-in again, for responses that stream for long."""
+    scope.setdefault("state", {}).update({_PRINCIPAL: principal, _REFRESH: refresh})
+
+
+def principal(request: Request) -> Principal:
+    """The principal of a request."""
+    return cast("Principal", request.scope["state"][_PRINCIPAL])
+
+
+async def refresh_principal(request: Request) -> Principal | None:
+    """The principal of a request if the log-in is still valid."""
+    refresh: Refresh = request.scope["state"][_REFRESH]
+    return await refresh()
+
+
+def unauthorized(how_to_log_in: str) -> Response:
+    """A 401 response. Never shared: Airflow's middleware changes the headers of the response it gets."""
+    detail = "The request has no valid log-in."
+    return problem(401, detail, how_to_log_in, headers={"WWW-Authenticate": "Bearer"})

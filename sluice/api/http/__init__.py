@@ -1,0 +1,1 @@
+"""HTTP: routes, replies, problem documents, the response cache and the OpenAPI description."""

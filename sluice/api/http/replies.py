@@ -1,0 +1,128 @@
+"""JSON responses. Values are copied in the text in which they were published; nothing parses them on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from sluice import answers
+from sluice.answers import WorkerStatus
+from sluice.query import Entry, Pin
+from sluice.state.model import NO_WINDOW, Snapshot
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+Headers = tuple[tuple[bytes, bytes], ...]
+_JSON_HEADERS: Headers = ((b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff"))
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The part of a response that depends on the snapshot alone: encoded once, sent many times."""
+
+    member: str
+    """The response's member that it is; empty if it is the whole body."""
+    content: bytes
+    workers: tuple[WorkerStatus, ...]
+    cursor: str | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether something may be missing because a worker is unavailable."""
+        return any(worker.status != "ok" for worker in self.workers)
+
+
+class JsonResponse(Response):
+    """A response whose headers are encoded already; Starlette would encode them for every response."""
+
+    def __init__(self, body: bytes, headers: Headers) -> None:
+        self.status_code = 200
+        self.body = body
+        self.background = None
+        # A new list for each response: middleware appends to it.
+        self.raw_headers = [*headers, *_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
+
+
+def snapshot_answer(snapshot: Snapshot) -> answers.Snapshot:
+    """A snapshot with its age now."""
+    return answers.Snapshot(snapshot.id, snapshot.published_at, age_seconds(snapshot.published_at), snapshot.positions)
+
+
+def age_seconds(since: datetime) -> float:
+    """Seconds from a time until now, never below zero."""
+    return round(max((datetime.now(UTC) - since).total_seconds(), 0.0), 3)
+
+
+def window_time(ms: int) -> datetime | None:
+    """A window's start or end, given in epoch milliseconds; None in a store without windows."""
+    return None if ms == NO_WINDOW else datetime.fromtimestamp(ms / 1_000, UTC)
+
+
+def entries_payload(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Payload:
+    """Entries as they appear in a response."""
+    content = encoded(
+        [
+            answers.Entry(entry.key, entry.value, window_time(entry.window_start), window_time(entry.window_end))
+            for entry in entries
+        ]
+    )
+    return Payload("entries", content, workers, cursor)
+
+
+def store_reply(pin: Pin, payload: Payload) -> Response:
+    """A response about a store: the members of `Answer`, and the payload."""
+    members: dict[str, Any] = {
+        "pipeline": pin.store.pipeline,
+        "store": pin.store.name,
+        payload.member: msgspec.Raw(payload.content),
+        "snapshot": snapshot_answer(pin.snapshot),
+        "workers": payload.workers,
+        "partial": payload.partial,
+    }
+    if payload.cursor is not None:
+        members["cursor"] = payload.cursor
+    return JsonResponse(encoded(members), provenance([pin], payload.workers))
+
+
+def reply(value: Any) -> Response:
+    """A JSON response that does not come from a snapshot."""
+    return JsonResponse(encoded(value), ((b"cache-control", b"no-store"),))
+
+
+def encoded(value: Any) -> bytes:
+    """JSON; decimals become numbers with all their digits."""
+    return _ENCODER.encode(value)
+
+
+def provenance(pins: Sequence[Pin], workers: Iterable[WorkerStatus]) -> Headers:
+    """Headers with the snapshots and the unavailable workers, and the ETag of a complete response."""
+    unavailable = tuple(sorted({worker.number for worker in workers if worker.status != "ok"}))
+    return _provenance(tuple(pin.name for pin in pins), tuple(pin.snapshot.id for pin in pins), unavailable)
+
+
+@lru_cache(maxsize=1_000)
+def _provenance(names: tuple[str, ...], snapshots: tuple[str, ...], unavailable: tuple[int, ...]) -> Headers:
+    headers = {
+        "x-sluice-snapshot": ", ".join(dict.fromkeys(snapshots)),
+        "x-sluice-partial": "true" if unavailable else "false",
+    }
+    if unavailable:
+        headers |= {"x-sluice-unavailable": ", ".join(map(str, unavailable)), "cache-control": "no-store"}
+    else:
+        headers |= {"etag": _etag(names), "cache-control": "private, no-cache"}
+    return tuple((name.encode(), value.encode()) for name, value in headers.items())
+
+
+def etag(pins: Iterable[Pin]) -> str:
+    """Weak ETag of the snapshots that a response comes from; weak because `age_seconds` keeps changing."""
+    return _etag(pin.name for pin in pins)
+
+
+def _etag(names: Iterable[str]) -> str:
+    return 'W/"' + " ".join(names) + '"'

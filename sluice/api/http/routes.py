@@ -1,0 +1,210 @@
+"""Routes: a path, the parameters it takes as one Struct, and the function that answers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sluice.api.http.problems import problem, problem_of
+from sluice.errors import QueryError, SluiceError
+
+log = logging.getLogger(__name__)
+
+PATH_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+_ALWAYS_POSSIBLE = (401, 422, 503)
+_SEE_DOCS = "See /sluice/docs for all routes."
+_SHOWN_LENGTH = 100
+"""How much of an unknown parameter's name an error repeats."""
+
+Handler = Callable[[Request, Any], Awaitable[Response]]
+
+
+class InvalidParameters(QueryError):
+    """A parameter is missing, too big, or of the wrong type."""
+
+    status = 422
+    title = "Invalid parameters"
+    next_step = "See /sluice/docs for the route's parameters."
+
+
+class NoParameters(msgspec.Struct, frozen=True):
+    """The parameters of a route that takes none."""
+
+
+class Unchanged(Exception):
+    """Answer 304: the client has the current response already. Not an error, but the shortest way out of a handler."""
+
+    def __init__(self, etag: str) -> None:
+        super().__init__(etag)
+        self.etag = etag
+
+
+@dataclass(frozen=True)
+class Route:
+    """A path and its handler. `parameters` holds those of the path and of the query; `answers` are the JSON types."""
+
+    path: str
+    tag: str
+    handler: Handler
+    parameters: type[msgspec.Struct]
+    answers: tuple[Any, ...]
+    problems: tuple[int, ...]
+    """Status codes of its problem documents."""
+    media_types: tuple[str, ...] = ("application/json",)
+    has_etag: bool = False
+    is_described: bool = True
+    name: str = ""
+    """The operation in the OpenAPI description; the handler's name by default."""
+    description: str = ""
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """A regular expression for the path."""
+        parts = PATH_PARAMETER.sub(lambda part: f"(?P<{part[1]}>{'.+' if part[2] else '[^/]+'})", self.path)
+        return re.compile(parts, re.DOTALL)
+
+
+class Router:
+    """Routes under one prefix."""
+
+    def __init__(self, tag: str, prefix: str = "", *problems: int) -> None:
+        self._tag = tag
+        self._prefix = prefix
+        self._problems = tuple(sorted((*_ALWAYS_POSSIBLE, *problems)))
+        self.routes: list[Route] = []
+
+    def get(
+        self, path: str, *answers: Any, parameters: type[msgspec.Struct] = NoParameters, **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """Register the decorated function for GET and HEAD."""
+
+        def register(handler: Handler) -> Handler:
+            route = Route(self._prefix + path, self._tag, handler, parameters, answers, self._problems, **options)
+            self.routes.append(route)
+            return handler
+
+        return register
+
+
+class App:
+    """An ASGI app of routes. It answers GET and HEAD only, and every error is a problem document."""
+
+    def __init__(self, routes: Iterable[Route], static: ASGIApp | None = None) -> None:
+        routes = list(routes)
+        self._plain = {route.path: _ParameterReader(route) for route in routes if "{" not in route.path}
+        self._patterns = [(route.pattern, _ParameterReader(route)) for route in routes if "{" in route.path]
+        self._static = static
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        path = _path(scope)
+        if self._static is not None and path.startswith("/static/"):
+            await self._static({**scope, "root_path": _root(scope) + "/static"}, receive, send)
+            return
+        response = await self._answer(path, Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answer(self, path: str, request: Request) -> Response:
+        reader, path_values = self._match(path)
+        if reader is None:
+            return no_route()
+        if request.method not in ("GET", "HEAD"):
+            return problem(405, "Only GET and HEAD are allowed here.", _SEE_DOCS, headers={"Allow": "GET, HEAD"})
+        try:
+            return await reader.route.handler(request, reader.read(path_values, request.scope["query_string"]))
+        except Unchanged as unchanged:
+            return Response(status_code=304, headers={"ETag": unchanged.etag, "Cache-Control": "private, no-cache"})
+        except SluiceError as error:
+            return problem_of(error)
+        except Exception:
+            log.exception("A request failed")
+            return problem(500, "The request failed.", "See the server's log.")
+
+    def _match(self, path: str) -> tuple[_ParameterReader | None, dict[str, str]]:
+        if (plain := self._plain.get(path)) is not None:
+            return plain, {}
+        for pattern, reader in self._patterns:
+            if (match := pattern.fullmatch(path)) is not None:
+                return reader, match.groupdict()
+        return None, {}
+
+
+def no_route() -> Response:
+    """The response at a path without a route."""
+    return problem(404, "There is nothing at this path.", _SEE_DOCS)
+
+
+class _ParameterReader:
+    """Reads a route's parameters from the path and the query."""
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        fields = msgspec.structs.fields(route.parameters)
+        in_path = {part[1] for part in PATH_PARAMETER.finditer(route.path)}
+        self._lists = {field.encode_name for field in fields if "list" in str(field.type)}
+        self._booleans = {field.encode_name for field in fields if "bool" in str(field.type)}
+        self._names = {field.encode_name for field in fields} - in_path
+
+    def read(self, path_values: dict[str, Any], query: bytes) -> msgspec.Struct:
+        try:
+            pairs = _pairs(query.decode("ascii")) if query else ()
+        except ValueError:
+            raise InvalidParameters("The query is not UTF-8 text.") from None
+        values: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in self._lists:
+                values.setdefault(name, []).append(value)
+            elif name not in self._names:
+                # Other sites may add parameters to links to the page; elsewhere a typing error must not go unnoticed.
+                if self.route.is_described:
+                    raise self._unknown(name)
+            elif name in values:
+                raise InvalidParameters(f"The parameter {name} is given twice.")
+            elif name in self._booleans and value not in ("true", "false"):
+                raise InvalidParameters(f"{name}: Expected true or false.")
+            else:
+                values[name] = value
+        try:
+            return msgspec.convert(values | path_values, self.route.parameters, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidParameters(_without_values(str(error))) from None
+
+    def _unknown(self, name: str) -> InvalidParameters:
+        names = f"It takes {', '.join(sorted(self._names))}." if self._names else "It takes no parameters."
+        return InvalidParameters(f"The route has no parameter {name[:_SHOWN_LENGTH]!r}.", next_step=names)
+
+
+def _pairs(query: str) -> list[tuple[str, str]]:
+    if "%" not in query and "+" not in query and "&" not in query:
+        name, _, value = query.partition("=")  # the most frequent case, at a tenth of the cost
+        return [(name, value)]
+    return parse_qsl(query, keep_blank_values=True, errors="strict")
+
+
+def _without_values(error: str) -> str:
+    """A msgspec message that does not repeat the value that was sent: it can be anything."""
+    message, _, place = error.partition(" - at `$.")
+    if message.startswith("Invalid enum value"):
+        message = "Not one of the allowed values"
+    if message.startswith("Object missing required field"):
+        return message.replace("Object missing required field", "Missing parameter").replace("`", "")
+    return f"{place.rstrip('`') or 'parameters'}: {message.replace('`', '')}"
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(_root(scope))
+
+
+def _root(scope: Scope) -> str:
+    root: str = scope.get("root_path", "")
+    return root.rstrip("/")

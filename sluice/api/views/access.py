@@ -1,0 +1,200 @@
+"""From a request to a pinned store: which store, whether this user may read it, and at which snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from sluice.answers import WorkerStatus
+from sluice.api.auth.principals import Principal, principal
+from sluice.api.http.cache import SingleFlightCache
+from sluice.api.http.replies import Payload, etag
+from sluice.api.http.routes import Unchanged
+from sluice.errors import Incomplete, NotFound, QueryError
+from sluice.query import AsOf, Pin, Reader
+from sluice.query.read_point import parse_positions
+from sluice.settings import settings
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Places
+from sluice.state.model import JobInfo, StoreInfo
+
+_LIST_STORES = "GET /sluice/v1/stores lists all stores."
+_CACHE_BYTES = 32 * 2**20
+CACHE_SECONDS = 1.0
+"""How long a complete response is cached, and so how long an unavailable worker can go unnoticed."""
+
+
+class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The snapshot that a query reads, and whether the answer must be complete."""
+
+    pipeline: (
+        Annotated[str, Meta(description="The pipeline, if several have a store of this name.", max_length=200)] | None
+    ) = None
+    as_of: (
+        Annotated[
+            str,
+            Meta(
+                description="A snapshot (1.42), a run (run:NAME), or a time; by default the newest snapshot.",
+                max_length=300,
+            ),
+        ]
+        | None
+    ) = None
+    min_snapshot: (
+        Annotated[str, Meta(description="412 if the snapshot is older than this one.", max_length=30)] | None
+    ) = None
+    min_position: (
+        Annotated[
+            str,
+            Meta(
+                description="412 if less was read: TOPIC:PARTITION:OFFSET, several separated by commas.",
+                max_length=4_000,
+            ),
+        ]
+        | None
+    ) = None
+    require: (
+        Annotated[Literal["complete"], Meta(description="503 instead of a partial answer if a worker is unavailable.")]
+        | None
+    ) = None
+
+    @property
+    def when(self) -> AsOf:
+        """The same for the reader."""
+        return AsOf(self.as_of, self.min_snapshot, parse_positions(self.min_position) if self.min_position else {})
+
+
+class ApiState:
+    """What all requests of a process share: the reader, the response cache, and secrets from the ledger."""
+
+    def __init__(self, ledger: Ledger, reader: Reader) -> None:
+        self.reader = reader
+        self.responses = SingleFlightCache[Payload](
+            CACHE_SECONDS, _CACHE_BYTES, size=lambda payload: len(payload.content)
+        )
+        self._placement = Places(ledger)
+        self._secrets: dict[str, bytes] = {}
+
+    async def cached(self, key: tuple[object, ...], compute: Callable[[], Awaitable[Payload]]) -> Payload:
+        """The cached payload, or the computed one; a partial one is not cached."""
+        return await self.responses.get(key, compute, keep=lambda payload: not payload.partial)
+
+    async def secret(self, name: str) -> bytes:
+        """A key that all servers with this ledger share."""
+        if name not in self._secrets:
+            self._secrets[name] = await asyncio.to_thread(self._placement.secret, name)
+        return self._secrets[name]
+
+
+_states: dict[str, ApiState] = {}
+
+
+class Access:
+    """What one request may read.
+
+    The answer for a store that this user may not read is the same as for one that does not exist, timing included.
+    """
+
+    def __init__(self, request: Request, state: ApiState, user: Principal) -> None:
+        self.request = request
+        self.state = state
+        self.reader = state.reader
+        self._user = user
+
+    async def may_read(self, pipeline: str) -> bool:
+        """Whether the user may read a pipeline."""
+        return await self._user.may_read(pipeline)
+
+    async def stores(self) -> list[StoreInfo]:
+        """All stores that this user may read."""
+        return [store for store in await self.reader.catalogue.stores() if await self.may_read(store.pipeline)]
+
+    async def jobs(self, pipeline: str | None = None) -> list[JobInfo]:
+        """All jobs that this user may read, or those of one pipeline; NotFound if it has none."""
+        jobs = [job for job in await self.reader.catalogue.jobs() if pipeline in (None, job.pipeline)]
+        readable = [job for job in jobs if await self.may_read(job.pipeline)]
+        if pipeline is not None and not readable:
+            await self.look_up_all()
+            raise NotFound(
+                f"There is no pipeline {pipeline!r}.", next_step="GET /sluice/v1/pipelines lists all pipelines."
+            )
+        return readable
+
+    async def failures(self) -> list[Failure]:
+        """Unresolved failures of the pipelines that this user may read."""
+        failures = await self.reader.catalogue.failures()
+        return [failure for failure in failures if await self.may_read(failure.pipeline)]
+
+    async def pin(self, name: str, pipeline: str | None = None, when: AsOf | None = None) -> Pin:
+        """Find a store and pin it to a snapshot; QueryError if several pipelines have a store of that name."""
+        stores = [
+            store
+            for store in await self.reader.catalogue.named(name)
+            if pipeline in (None, store.pipeline) and await self.may_read(store.pipeline)
+        ]
+        if not stores:
+            await self.look_up_all()
+            raise NotFound(f"There is no store {name!r}.", next_step=_LIST_STORES)
+        if len(stores) > 1:
+            pipelines = ", ".join(store.pipeline for store in stores)
+            raise QueryError(
+                f"{len(stores)} pipelines have a store {name!r}.", next_step=f"Add pipeline= one of: {pipelines}."
+            )
+        return await self.reader.catalogue.pin(stores[0], when or AsOf())
+
+    async def look_up_all(self) -> None:
+        """Look up every permission, so that the time of a 404 does not reveal whether a hidden name exists."""
+        await self.stores()
+
+    async def pin_at(self, name: str, moment: ReadPoint) -> Pin:
+        """Find a store and pin it as requested; Unchanged if the client has the current response already."""
+        pin = await self.pin(name, moment.pipeline, moment.when)
+        self.require_change([pin])
+        return pin
+
+    def require_change(self, pins: list[Pin]) -> None:
+        """Raise Unchanged if the client has the response of these snapshots already."""
+        etags = self.request.headers.get("if-none-match")
+        if etags is not None and (current := etag(pins)) in etags:
+            raise Unchanged(current)
+
+    async def cached(
+        self, pins: list[Pin], compute: Callable[[], Awaitable[Payload]], *, complete: bool = False
+    ) -> Payload:
+        """The cached payload of this path, query and snapshots, or the computed one.
+
+        Raises Incomplete if it must be complete and a worker is unavailable.
+        """
+        scope = self.request.scope
+        payload = await self.state.cached((scope["path"], scope["query_string"], *(pin.name for pin in pins)), compute)
+        if complete:
+            require_complete(payload.workers)
+        return payload
+
+
+def require_complete(workers: Iterable[WorkerStatus]) -> None:
+    """Raise Incomplete, with the reasons, if a worker is unavailable."""
+    if reasons := [f"worker {worker.number}: {worker.reason}" for worker in workers if worker.status != "ok"]:
+        raise Incomplete(f"Not every worker can be read: {', '.join(reasons)}")
+
+
+async def access(request: Request) -> Access:
+    """The access of a request's user. The ledger is opened at the first request."""
+    return Access(request, await _state(request), principal(request))
+
+
+async def _state(request: Request) -> ApiState:
+    given: ApiState | None = request.scope["state"].get("sluice_state")
+    if given is not None:
+        return given
+    url = settings().ledger
+    if url not in _states:
+        ledger = await asyncio.to_thread(Ledger.open, url)
+        _states.setdefault(url, ApiState(ledger, Reader(ledger)))
+    return _states[url]

@@ -1,0 +1,146 @@
+"""Changes of a store as server-sent events: every new snapshot, and the keys that changed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+from typing_extensions import override
+
+from sluice import answers
+from sluice.api.auth.principals import refresh_principal
+from sluice.api.http.problems import problem_of
+from sluice.api.http.replies import Payload, encoded, snapshot_answer, window_time
+from sluice.api.http.routes import Router
+from sluice.api.views.access import Access, access
+from sluice.api.views.stores import Store
+from sluice.errors import Busy, SluiceError
+from sluice.query import Pin
+from sluice.query.read_point import parse_snapshot
+
+router = Router("stores", "/v1/stores", 400, 404, 429)
+
+POLL_SECONDS = 0.25
+"""How often the ledger is checked for a new snapshot."""
+HEARTBEAT_SECONDS = 5.0
+"""How often an idle stream sends a comment, and the log-in of every stream is checked again."""
+MAX_STREAMS = 100
+"""The most streams that one server process has open at a time."""
+SEND_SECONDS = 30.0
+"""How long a client may stop reading before its stream is closed."""
+
+_EVENTS = "text/event-stream"
+
+
+class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The store to follow."""
+
+    store: Store
+    pipeline: str | None = None
+
+
+@router.get("/{store}/changes", parameters=ChangesQuery, media_types=(_EVENTS,))
+async def stream_changes(request: Request, query: ChangesQuery) -> Response:
+    """Server-sent events `snapshot`, one for each new snapshot, with the keys that changed.
+
+    The id of an event is its snapshot's. With the header Last-Event-ID, as browsers send it, a stream continues after
+    that snapshot. `reset` instead of `snapshot` means that the changed keys are unknown: read everything again.
+    """
+    allowed = await access(request)
+    pin = await allowed.pin(query.store, query.pipeline)
+    since = request.headers.get("last-event-id")
+    if since is not None:
+        parse_snapshot(since)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    if request.method == "HEAD":
+        return Response(media_type=_EVENTS, headers=headers)
+    return _Stream(_events(allowed, pin, since), media_type=_EVENTS, headers=headers)
+
+
+class _Stream(StreamingResponse):
+    """One of at most `MAX_STREAMS` open streams; 429 if there are as many already."""
+
+    open_streams = 0
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # No await between the check and the count: the limit holds however many requests arrive at once.
+        if _Stream.open_streams >= MAX_STREAMS:
+            refusal = problem_of(Busy(f"{MAX_STREAMS} streams of changes are open."))
+            await refusal(scope, receive, send)
+            return
+        _Stream.open_streams += 1
+        try:
+            with suppress(ClientDisconnect):
+                await super().__call__(scope, receive, partial(_send_in_time, send))
+        finally:
+            _Stream.open_streams -= 1
+
+
+async def _send_in_time(send: Send, message: Message) -> None:
+    """Send, or end the stream if its client has read nothing for `SEND_SECONDS`."""
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await send(message)
+    except TimeoutError:
+        raise ClientDisconnect from None
+
+
+async def _events(allowed: Access, pin: Pin, since: str | None) -> AsyncIterator[bytes]:
+    try:
+        last, heartbeat = since, time.monotonic()
+        while True:
+            if pin.snapshot.id != last and (event := await _shared_event(allowed, pin, last)):
+                yield event
+                last = pin.snapshot.id
+            elif time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
+                yield b": still here\n\n"
+            else:
+                await asyncio.sleep(POLL_SECONDS)
+            if time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
+                heartbeat = time.monotonic()
+                user = await refresh_principal(allowed.request)
+                if user is None or not await user.may_read(pin.store.pipeline):
+                    return
+            pin = await allowed.reader.catalogue.pin(pin.store)
+    except SluiceError as error:
+        yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
+
+
+async def _shared_event(allowed: Access, pin: Pin, last: str | None) -> bytes | None:
+    """The event of a new snapshot, computed once for all streams of its store; None while too many queries run."""
+    try:
+        key = ("changes", pin.name, pin.store.name, last)
+        return (await allowed.state.cached(key, lambda: _event(allowed, pin, last))).content
+    except Busy:
+        return None
+
+
+async def _event(allowed: Access, pin: Pin, last: str | None) -> Payload:
+    """A new subscriber first receives the current snapshot without changed keys."""
+    generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
+    is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
+    event: Literal["snapshot", "reset"] = "snapshot" if is_continuation else "reset"
+    changes = await allowed.reader.changed(pin, batch if is_continuation else pin.snapshot.batch)
+    change = answers.Change(
+        pipeline=pin.store.pipeline,
+        store=pin.store.name,
+        snapshot=snapshot_answer(pin.snapshot),
+        changed=[answers.ChangedKey(key, window_time(start)) for key, start in changes.keys],
+        more=changes.more,
+        workers=changes.workers,
+    )
+    return Payload("", _encoded_event(event, pin.snapshot.id, change), changes.workers)
+
+
+def _encoded_event(name: str, number: str, data: Any) -> bytes:
+    id_line = f"id: {number}\n" if number else ""
+    return f"event: {name}\n{id_line}data: ".encode() + encoded(data) + b"\n\n"

@@ -1,0 +1,67 @@
+"""The page in Airflow's navigation, and the description of the REST view."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice.api import orders
+from sluice.api.http.documentation import describe
+from sluice.api.http.replies import reply
+from sluice.api.http.routes import Router
+from sluice.api.views import changes, pipelines, stores
+
+router = Router("page")
+
+STATIC = Path(__file__).parent / "static"
+
+# Everything on the page comes from its own server, and nothing that a store holds can run in it.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@router.get("/", is_described=False)
+async def show_page(request: Request, _query: object) -> Response:
+    """The page with stores, workers and snapshots; its script queries the REST view."""
+    return _html("page.html", request)
+
+
+@router.get("/docs", is_described=False)
+async def show_docs(request: Request, _query: object) -> Response:
+    """The description of the REST view for people."""
+    return _html("docs.html", request, api=description())
+
+
+@router.get("/openapi.json", is_described=False)
+async def get_openapi(_request: Request, _query: object) -> Response:
+    """The description of the REST view for programs."""
+    return reply(description())
+
+
+@cache
+def description() -> dict[str, Any]:
+    """The OpenAPI description."""
+    generic = [*stores.router.routes, *changes.router.routes, *pipelines.router.routes]
+    return describe(("/sluice", generic), ("/v1", orders.routes.routes))
+
+
+def _html(template: str, request: Request, **values: Any) -> Response:
+    # Prefix links with Airflow's root path.
+    base = request.scope.get("root_path", "").rstrip("/")
+    content = _TEMPLATES.get_template(template).render(base=base, **values)
+    return Response(content, media_type="text/html; charset=utf-8", headers=_HEADERS)

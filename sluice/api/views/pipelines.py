@@ -1,0 +1,143 @@
+"""Pipelines: their health, jobs, snapshots, workers and topology."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice import answers
+from sluice.answers import Health, WorkerStatus
+from sluice.api.http.replies import age_seconds, reply, snapshot_answer
+from sluice.api.http.routes import Router
+from sluice.api.views.access import Access, access
+from sluice.errors import NotFound
+from sluice.state.ledger.failures import Failure
+from sluice.state.model import JobInfo, Snapshot
+
+router = Router("pipelines", "/v1/pipelines", 404)
+
+_NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
+
+Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=200)]
+
+
+class Form(StrEnum):
+    """A form of a topology."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
+
+
+class PipelineQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """One pipeline."""
+
+    pipeline: Pipeline
+
+
+class SnapshotsQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The newest snapshots of a pipeline."""
+
+    limit: Annotated[int, Meta(description="Maximum number of snapshots of each job.", ge=1, le=1_000)] = 20
+
+
+class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The topology of a pipeline."""
+
+    form: Annotated[Form, Meta(description="The form of the topology.")] = msgspec.field(
+        default=Form.TEXT, name="format"
+    )
+
+
+@router.get("", list[answers.PipelineStatus])
+async def list_pipelines(request: Request, _query: object) -> Response:
+    """All pipelines you may read, each with its jobs and its unresolved failures."""
+    allowed = await access(request)
+    jobs, failures = await allowed.jobs(), await allowed.failures()
+    names = sorted({job.pipeline for job in jobs} | {failure.pipeline for failure in failures})
+    return reply([await _pipeline(allowed, name, jobs, failures) for name in names])
+
+
+@router.get("/{pipeline}/snapshots", list[answers.CountedSnapshot], parameters=SnapshotsQuery)
+async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
+    """The newest snapshots of each of the pipeline's jobs, newest first."""
+    allowed = await access(request)
+    snapshots = [
+        snapshot
+        for job in await allowed.jobs(query.pipeline)
+        for snapshot in await _snapshots(allowed, job, query.limit)
+    ]
+    return reply(
+        [
+            answers.CountedSnapshot(snapshot.job, snapshot_answer(snapshot), snapshot.run, snapshot.counts)
+            for snapshot in snapshots
+        ]
+    )
+
+
+@router.get("/{pipeline}/workers", list[answers.Worker], parameters=PipelineQuery)
+async def list_workers(request: Request, query: PipelineQuery) -> Response:
+    """The workers of each of the pipeline's jobs: address, stores and status."""
+    allowed = await access(request)
+    return reply([worker for job in await allowed.jobs(query.pipeline) for worker in await _workers(allowed, job)])
+
+
+@router.get(
+    "/{pipeline}/topology", parameters=TopologyQuery, media_types=("text/plain; charset=utf-8", "image/svg+xml")
+)
+async def get_topology(request: Request, query: TopologyQuery) -> Response:
+    """The pipeline's topology as text, as a Mermaid flowchart, or as an SVG drawing."""
+    allowed = await access(request)
+    job = (await allowed.jobs(query.pipeline))[0]  # every job of a pipeline stores the whole topology
+    content = {Form.TEXT: job.description, Form.MERMAID: job.drawing, Form.SVG: job.picture}[query.form]
+    if not content:
+        raise NotFound(f"Pipeline {query.pipeline!r} has no topology as {query.form}.", next_step="Use format=text.")
+    if query.form is Form.SVG:
+        # Names and expressions in a drawing come from an author: nothing in it may run.
+        headers = _NO_SNIFF | {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
+        return Response(content, media_type="image/svg+xml", headers=headers)
+    return Response(content, media_type="text/plain; charset=utf-8", headers=_NO_SNIFF)
+
+
+async def _pipeline(allowed: Access, name: str, jobs: list[JobInfo], failures: list[Failure]) -> answers.PipelineStatus:
+    own_failures = [failure for failure in failures if failure.pipeline == name]
+    kinds = {failure.kind for failure in own_failures}
+    return answers.PipelineStatus(
+        pipeline=name,
+        status=Health.BROKEN if "file" in kinds else Health.FAILED if kinds else Health.OK,
+        failures=[
+            answers.Failure(
+                failure.job, failure.run, failure.at, age_seconds(failure.at), failure.title, failure.detail
+            )
+            for failure in own_failures
+        ],
+        jobs=[await _job(allowed, job) for job in jobs if job.pipeline == name],
+    )
+
+
+async def _job(allowed: Access, job: JobInfo) -> answers.Job:
+    newest = await _snapshots(allowed, job, 1)
+    stores = [store.name for store in job.stores]
+    snapshot = snapshot_answer(newest[0]) if newest else None
+    return answers.Job(job.job, job.generation, job.topics, stores, len(job.workers), snapshot)
+
+
+async def _workers(allowed: Access, job: JobInfo) -> list[answers.Worker]:
+    if await _snapshots(allowed, job, 1):
+        statuses = await allowed.reader.statuses(job.workers)
+    else:
+        statuses = tuple(WorkerStatus(info.number, "unavailable", "Nothing is published yet.") for info in job.workers)
+    stores = [store.name for store in job.stores]
+    return [
+        answers.Worker(job.job, info.number, info.host, info.port, stores, status.status, status.reason)
+        for info, status in zip(job.workers, statuses, strict=True)
+    ]
+
+
+async def _snapshots(allowed: Access, job: JobInfo, limit: int) -> list[Snapshot]:
+    return await allowed.reader.catalogue.snapshots(job.pipeline, job.job, limit)

@@ -1,0 +1,287 @@
+"""Queries of any store of any pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice import answers
+from sluice.api.http.replies import Payload, encoded, entries_payload, reply, snapshot_answer, store_reply
+from sluice.api.http.routes import Router
+from sluice.api.views.access import Access, ReadPoint, access, require_complete
+from sluice.errors import NotFound, NotReady, QueryError, TooSlow
+from sluice.query import Answer, Pin
+from sluice.query.combine import GROUPINGS
+from sluice.query.cursors import SECRET, Cursor, read_cursor, write_cursor
+from sluice.query.fields import demand_field
+from sluice.query.read_point import AsOf
+from sluice.query.reader import MANY
+from sluice.query.times import parse_time
+from sluice.state.model import StoreInfo, WorkerInfo
+from sluice.state.shard.ranges import Range
+
+MAX_PAGE = 1_000
+LIST_SECONDS = 20.0
+"""Time limit for the list of stores: longer than the timeout of one worker that does not answer."""
+_MAX_KEY_LENGTH = 2_000
+
+router = Router("stores", "/v1/stores", 400, 404, 410, 412, 429)
+
+Store = Annotated[str, Meta(description="The store's name.", max_length=200)]
+Key = Annotated[str, Meta(description="The key.", max_length=_MAX_KEY_LENGTH)]
+Limit = Annotated[int, Meta(description="Maximum number of entries.", ge=1, le=MAX_PAGE)]
+Time = Annotated[str, Meta(max_length=100)]
+Field = Annotated[
+    str,
+    Meta(
+        description="A field of the value, with dots for nested fields; empty: the value itself.",
+        max_length=500,
+    ),
+]
+
+
+class ListQuery(msgspec.Struct, frozen=True):
+    """Parameters of the list of stores."""
+
+    entries: Annotated[bool, Meta(description="Count the entries.")] = False
+
+
+class WindowQuery(ReadPoint, frozen=True, kw_only=True):
+    """A store, and the windows that start between two times."""
+
+    store: Store
+    start_from: Annotated[Time, Meta(description="Windows that start at this time or later.")] | None = msgspec.field(
+        default=None, name="from"
+    )
+    to: Annotated[Time, Meta(description="Windows that start at this time or earlier.")] | None = None
+
+    @property
+    def times(self) -> tuple[int | None, int | None]:
+        """Both bounds in epoch milliseconds."""
+        return parse_time("from", self.start_from), parse_time("to", self.to)
+
+
+class KeyQuery(WindowQuery, frozen=True, kw_only=True):
+    """One key."""
+
+    key: Key
+
+
+class KeysQuery(ReadPoint, frozen=True, kw_only=True):
+    """Several keys."""
+
+    store: Store
+    key: Annotated[list[Key], Meta(description="A key; repeat it for several.", min_length=1, max_length=MAX_PAGE)]
+
+
+class RangeQuery(WindowQuery, frozen=True, kw_only=True):
+    """A range of keys."""
+
+    prefix: Annotated[str, Meta(description="Keys with this prefix.", max_length=_MAX_KEY_LENGTH)] = ""
+    first: Annotated[str, Meta(description="The smallest key.", max_length=_MAX_KEY_LENGTH)] | None = None
+    last: Annotated[str, Meta(description="The largest key.", max_length=_MAX_KEY_LENGTH)] | None = None
+
+    @property
+    def within(self) -> Range:
+        """The same for the reader."""
+        return Range(self.first, self.last, self.prefix, *self.times)
+
+
+class PageQuery(RangeQuery, frozen=True, kw_only=True):
+    """A page of a range."""
+
+    limit: Limit = 100
+    cursor: Annotated[str, Meta(description="The cursor of the page before.", max_length=16_000)] | None = None
+    worker: Annotated[int, Meta(description="Only this worker's entries.", ge=0, le=10_000)] | None = None
+
+
+class CombineQuery(RangeQuery, frozen=True, kw_only=True):
+    """Aggregates of a range."""
+
+    field: Field = ""
+    group_by: Annotated[
+        str,
+        Meta(
+            description="A field; _key; _start for the window's start in epoch ms; _all for one group.", max_length=500
+        ),
+    ] = "_all"
+    order: Annotated[
+        Literal["group", "entries", "sum", "min", "max"],
+        Meta(description="The order of the groups; by an aggregate, the largest comes first."),
+    ] = "group"
+    limit: Annotated[int, Meta(description="Maximum number of groups.", ge=1, le=10_000)] = 1_000
+
+
+class TopQuery(RangeQuery, frozen=True, kw_only=True):
+    """The largest or smallest values of a range."""
+
+    field: Field = ""
+    limit: Limit = 10
+    smallest: Annotated[bool, Meta(description="Sort ascending.")] = False
+
+
+@router.get("", list[answers.Store], parameters=ListQuery)
+async def list_stores(request: Request, query: ListQuery) -> Response:
+    """All stores you may read, each with its snapshot and its workers' status."""
+    allowed = await access(request)
+    try:
+        async with asyncio.timeout(LIST_SECONDS):
+            return reply([await _store(allowed, store, query.entries) for store in await allowed.stores()])
+    except TimeoutError:
+        raise TooSlow(f"Listing the stores took longer than {LIST_SECONDS:g} s.") from None
+
+
+@router.get("/{store}/keys/{key:path}", answers.Entries, parameters=KeyQuery, has_etag=True)
+async def get_key(request: Request, query: KeyQuery) -> Response:
+    """The value of one key, from the worker that owns it; in a store with windows, the key's windows in order."""
+    allowed = await access(request)
+    pin = await allowed.pin_at(query.store, query)
+    if pin.store.kind == "window" or query.start_from or query.to:
+        answer = await allowed.reader.windows(pin, query.key, *query.times)
+    else:
+        answer = await allowed.reader.get(pin, query.key)
+    if not answer.entries:
+        raise NotFound(f"Store {query.store!r} has no such key or window in snapshot {pin.snapshot.id}.")
+    if len(answer.entries) > MANY:
+        return await asyncio.to_thread(lambda: store_reply(pin, _payload(answer)))
+    return store_reply(pin, _payload(answer))
+
+
+@router.get("/{store}/keys", answers.Entries, parameters=KeysQuery, has_etag=True)
+async def get_keys(request: Request, query: KeysQuery) -> Response:
+    """The values of several keys in the given order, each from its owner; keys without a value are left out."""
+    allowed = await access(request)
+    pin = await allowed.pin_at(query.store, query)
+    answer = await allowed.reader.multi_get(pin, query.key)
+    if query.require is not None:
+        require_complete(answer.workers)
+    return store_reply(pin, _payload(answer))
+
+
+@router.get("/{store}", answers.Entries, parameters=PageQuery, has_etag=True)
+async def get_page(request: Request, query: PageQuery) -> Response:
+    """Entries of all workers sorted by key and window, page by page; all pages come from one snapshot."""
+    allowed = await access(request)
+    cursor = await _cursor(allowed, query)
+    if cursor:
+        pin = await allowed.pin(query.store, cursor.pipeline, AsOf(cursor.snapshot))
+    else:
+        pin = await allowed.pin(query.store, query.pipeline, query.when)
+    allowed.require_change([pin])
+
+    async def read_page() -> Payload:
+        after = (cursor.key, cursor.window_start) if cursor else None
+        page = await allowed.reader.scan(
+            pin, query.within, after=after, limit=query.limit, workers=_workers(pin, query.worker)
+        )
+        return _payload(page, None if page.after is None else await _next_cursor(allowed, pin, page.after))
+
+    return store_reply(pin, await allowed.cached([pin], read_page, complete=query.require is not None))
+
+
+@router.get("/{store}/count", answers.Count, parameters=RangeQuery, has_etag=True)
+async def count_entries(request: Request, query: RangeQuery) -> Response:
+    """The number of entries."""
+    allowed = await access(request)
+    pin = await allowed.pin_at(query.store, query)
+
+    async def count() -> Payload:
+        counted = await allowed.reader.count(pin, query.within)
+        return Payload("count", encoded(counted.entries), counted.workers)
+
+    return store_reply(pin, await allowed.cached([pin], count, complete=query.require is not None))
+
+
+@router.get("/{store}/combine", answers.Groups, parameters=CombineQuery, has_etag=True)
+async def combine_entries(request: Request, query: CombineQuery) -> Response:
+    """The number of entries, and sum, min and max of a field, over all workers, by group."""
+    allowed = await access(request)
+    pin = await allowed.pin_at(query.store, query)
+    demand_field(pin.store, "field", query.field)
+    if query.group_by not in GROUPINGS:
+        demand_field(pin.store, "group_by", query.group_by)
+
+    async def combine() -> Payload:
+        combined = await allowed.reader.combine(
+            pin, query.field, query.group_by, within=query.within, order=query.order, limit=query.limit
+        )
+        groups = await asyncio.to_thread(
+            lambda: encoded(
+                [
+                    answers.Group(group.group, group.entries, group.sum, group.min, group.max)
+                    for group in combined.groups
+                ]
+            )
+        )
+        return Payload("groups", groups, combined.workers)
+
+    return store_reply(pin, await allowed.cached([pin], combine, complete=query.require is not None))
+
+
+@router.get("/{store}/top", answers.Entries, parameters=TopQuery, has_etag=True)
+async def get_top(request: Request, query: TopQuery) -> Response:
+    """The entries with the largest numbers in a field, or with the smallest, over all workers."""
+    allowed = await access(request)
+    pin = await allowed.pin_at(query.store, query)
+    demand_field(pin.store, "field", query.field)
+
+    async def top() -> Payload:
+        reader = allowed.reader
+        return _payload(await reader.top(pin, query.field, query.limit, within=query.within, smallest=query.smallest))
+
+    return store_reply(pin, await allowed.cached([pin], top, complete=query.require is not None))
+
+
+def _payload(answer: Answer, cursor: str | None = None) -> Payload:
+    return entries_payload(answer.entries, answer.workers, cursor)
+
+
+def _workers(pin: Pin, number: int | None) -> list[WorkerInfo] | None:
+    if number is None:
+        return None
+    if number >= len(pin.workers):
+        raise NotFound(f"There is no worker {number}.", next_step=f"There are {len(pin.workers)}, numbered from 0.")
+    return [pin.workers[number]]
+
+
+async def _cursor(allowed: Access, query: PageQuery) -> Cursor | None:
+    if query.cursor is None:
+        return None
+    cursor = read_cursor(query.cursor, await allowed.state.secret(SECRET), query.store)
+    if query.pipeline not in (None, cursor.pipeline):
+        raise QueryError("The cursor belongs to another pipeline.", next_step="Leave it out to start again.")
+    return cursor
+
+
+async def _next_cursor(allowed: Access, pin: Pin, after: tuple[str, int]) -> str:
+    cursor = Cursor(pin.store.pipeline, pin.store.name, pin.snapshot.id, *after)
+    return write_cursor(cursor, await allowed.state.secret(SECRET))
+
+
+async def _store(allowed: Access, store: StoreInfo, count_entries: bool) -> answers.Store:
+    try:
+        pin = await allowed.pin(store.name, store.pipeline)
+    except NotReady:
+        pin = None
+    workers = () if pin is None else await allowed.reader.statuses(pin.workers)
+    return answers.Store(
+        pipeline=store.pipeline,
+        store=store.name,
+        kind=store.kind,
+        job=store.job,
+        key=store.key,
+        value=store.value,
+        window_ms=store.window_ms,
+        grace_ms=store.grace_ms,
+        retention_ms=store.retention_ms,
+        workers=workers,
+        snapshot=None if pin is None else snapshot_answer(pin.snapshot),
+        partial=any(worker.status != "ok" for worker in workers),
+        entries=None if pin is None or not count_entries else (await allowed.reader.count(pin)).entries,
+        topology=f"/sluice/v1/pipelines/{store.pipeline}/topology",
+    )

@@ -1,0 +1,65 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Self, TypeVar
+
+import httpx
+from typing_extensions import override
+
+from sluice.client.queries import Connection, Queries, Query, error_of, unreachable
+
+T = TypeVar("T")
+
+
+class AsyncClient(Queries):
+    """The same as `Client`, with coroutines for methods."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        timeout: float = 30.0,
+        verify: ssl.SSLContext | bool = True,
+    ) -> None:
+        self._connection = Connection(address, token, user, password)
+        self._http = httpx.AsyncClient(timeout=timeout, verify=verify)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    @override
+    async def _send(self, query: Query[T]) -> T:
+        connection = self._connection
+        try:
+            response = await self._http.get(**connection.request(query))
+            if response.status_code == httpx.codes.UNAUTHORIZED and connection.can_log_in:
+                connection.logged_in(await self._http.post(**connection.log_in_request()))
+                response = await self._http.get(**connection.request(query))
+        except httpx.TransportError as error:
+            raise unreachable(error) from error
+        return query.decode(response)
+
+    @override
+    @asynccontextmanager
+    async def _lines(self, query: Query[Any], headers: dict[str, str]) -> AsyncIterator[AsyncIterator[str]]:
+        request = self._connection.request(query)
+        request["headers"] = request["headers"] | headers
+        async with self._http.stream("GET", **request, timeout=None) as response:
+            if response.status_code != httpx.codes.OK:
+                await response.aread()
+                raise error_of(response)
+            yield response.aiter_lines()

@@ -1,0 +1,237 @@
+"""The queries of the REST view, without a way to send them: `AsyncClient` and `Client` add one each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Generic, Literal, TypedDict, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from typing_extensions import Unpack
+
+from sluice.answers import Change, Count, Entries, Entry, Groups, Store
+from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SluiceError, StateError
+
+T = TypeVar("T")
+
+STORES = "/sluice/v1/stores"
+_ERRORS: dict[int, type[SluiceError]] = {
+    401: Refused, 403: Refused, 404: NotFound, 410: Gone, 412: NotReached, 429: Busy, 502: StateError, 503: StateError,
+}  # fmt: skip
+_OTHER_NAMES = {"start": "from", "end": "to"}
+"""Parameters that have another name in the REST view."""
+
+
+class ReadPoint(TypedDict, total=False):
+    """The snapshot that a query reads; the same parameters as in the REST view."""
+
+    pipeline: str
+    as_of: str
+    min_snapshot: str
+    min_position: str
+    require: Literal["complete"]
+
+
+class Part(ReadPoint, total=False):
+    """A range of keys from `first` to `last`, or with a prefix; windows that start from `start` to `end`."""
+
+    first: str
+    last: str
+    prefix: str
+    start: str
+    end: str
+
+
+@dataclass(frozen=True)
+class Query(Generic[T]):
+    """A request, and the type of its answer."""
+
+    path: str
+    type: type[T]
+    parameters: list[tuple[str, str]]
+
+    def decode(self, response: httpx.Response) -> T:
+        """The answer; raises the error that the response reports."""
+        if response.status_code == httpx.codes.OK:
+            return _decode(response.content, self.type)
+        raise error_of(response)
+
+
+class Queries:
+    """The methods of both clients."""
+
+    async def stores(self, *, entries: bool = False) -> list[Store]:
+        """All stores you may read; `entries=True` counts their entries."""
+        return await self._send(_query(STORES, list[Store], entries=entries))
+
+    async def get(self, store: str, key: str, **moment: Unpack[ReadPoint]) -> Entries:
+        """The value of one key; in a store with windows, the key's windows. Raises NotFound if there is none."""
+        return await self._send(_query(_path(store, "keys", key), Entries, moment))
+
+    async def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[ReadPoint]) -> Entries:
+        """The values of up to 1,000 keys, in the given order; keys without a value are left out."""
+        return await self._send(_query(_path(store, "keys"), Entries, moment, key=list(keys)))
+
+    async def windows(self, store: str, key: str, **part: Unpack[Part]) -> Entries:
+        """The windows of a key that start from `start` to `end`, in order."""
+        return await self._send(_query(_path(store, "keys", key), Entries, part))
+
+    async def page(
+        self,
+        store: str,
+        *,
+        limit: int = 100,
+        cursor: str = "",
+        worker: int | None = None,
+        **part: Unpack[Part],
+    ) -> Entries:
+        """A page of entries, in order; of all workers, or of one."""
+        query = _query(_path(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker)
+        return await self._send(query)
+
+    async def range(
+        self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[Part]
+    ) -> AsyncIterator[Entry]:
+        """All entries in order, all from one snapshot; requests `limit` at a time."""
+        cursor = ""
+        while True:
+            page = await self.page(store, limit=limit, cursor=cursor, worker=worker, **part)
+            for entry in page.entries:
+                yield entry
+            cursor = page.cursor or ""
+            if not cursor:
+                return
+
+    async def count(self, store: str, **part: Unpack[Part]) -> Count:
+        """The number of entries."""
+        return await self._send(_query(_path(store, "count"), Count, part))
+
+    async def top(
+        self, store: str, field: str = "", *, limit: int = 10, smallest: bool = False, **part: Unpack[Part]
+    ) -> Entries:
+        """The entries with the largest numbers in a field, or with the smallest."""
+        query = _query(_path(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest)
+        return await self._send(query)
+
+    async def combine(
+        self,
+        store: str,
+        field: str = "",
+        *,
+        group_by: str = "_all",
+        order: str = "group",
+        limit: int = 1_000,
+        **part: Unpack[Part],
+    ) -> Groups:
+        """The number of entries, and sum, min and max of a field, by group."""
+        options = {"field": field, "group_by": group_by, "order": order, "limit": limit}
+        return await self._send(_query(_path(store, "combine"), Groups, part, **options))
+
+    async def changes(
+        self, store: str, *, pipeline: str | None = None, since: str | None = None
+    ) -> AsyncIterator[Change]:
+        """Every new snapshot as it is published, starting with the newest, or after the snapshot `since`. Endless."""
+        await self.stores()  # logs in if necessary
+        query = _query(_path(store, "changes"), Change, pipeline=pipeline)
+        async with self._lines(query, {"Last-Event-ID": since} if since else {}) as lines:
+            events = _Events()
+            async for line in lines:
+                for change in events.read(line):
+                    yield change
+
+    async def _send(self, query: Query[T]) -> T:
+        raise NotImplementedError
+
+    def _lines(self, query: Query[Any], headers: dict[str, str]) -> AbstractAsyncContextManager[AsyncIterator[str]]:
+        raise NotImplementedError
+
+
+class Connection:
+    """The address of a REST view, and the log-in."""
+
+    def __init__(self, address: str, token: str | None, user: str | None, password: str | None) -> None:
+        self._address = address.rstrip("/")
+        self._user, self._password = user, password
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    @property
+    def can_log_in(self) -> bool:
+        """Whether there is a user and a password."""
+        return self._user is not None and self._password is not None
+
+    def log_in_request(self) -> dict[str, Any]:
+        """Arguments of the POST request that logs in."""
+        return {"url": f"{self._address}/auth/token", "json": {"username": self._user, "password": self._password}}
+
+    def logged_in(self, response: httpx.Response) -> None:
+        """Keep the token of a log-in."""
+        if response.status_code not in (httpx.codes.OK, httpx.codes.CREATED):
+            raise Refused(f"Airflow refused the log-in of {self._user}: {response.status_code}.")
+        self._headers = {"Authorization": f"Bearer {response.json()['access_token']}"}
+
+    def request(self, query: Query[Any]) -> dict[str, Any]:
+        """Arguments of the GET request of a query."""
+        return {"url": self._address + query.path, "params": query.parameters or None, "headers": self._headers}
+
+
+class _Events:
+    """Reads server-sent events line by line."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, str] = {}
+
+    def read(self, line: str) -> Iterator[Change]:
+        """The change that a line completes, if it does."""
+        if line:
+            name, _, value = line.partition(":")
+            self._fields[name] = value.removeprefix(" ")
+            return
+        event, data = self._fields.get("event", ""), self._fields.get("data", "")
+        self._fields.clear()
+        if event == "trouble":
+            raise StateError(msgspec.json.decode(data)["detail"])
+        if data:
+            yield msgspec.structs.replace(_decode(data.encode(), Change), event=event)
+
+
+def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Query[T]:
+    """A query with its parameters; those that are None are left out."""
+    given = {_OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()} | options
+    pairs = [
+        (name, str(item).lower() if isinstance(item, bool) else str(item))
+        for name, value in given.items()
+        if value is not None
+        for item in (value if isinstance(value, list) else [value])
+    ]
+    return Query(path, answer, pairs)
+
+
+def _path(store: str, *parts: str) -> str:
+    return "/".join((STORES, *(quote(part, safe="") for part in (store, *parts))))
+
+
+def _decode(content: bytes, answer: type[T]) -> T:
+    try:
+        return msgspec.convert(msgspec.json.Decoder(float_hook=Decimal).decode(content), answer)
+    except msgspec.MsgspecError as error:
+        raise StateError(f"Unexpected response body: {error}") from None
+
+
+def error_of(response: httpx.Response) -> SluiceError:
+    """The error that a problem document reports."""
+    try:
+        problem = msgspec.json.decode(response.content, type=dict[str, Any])
+        detail, next_step = str(problem["detail"]), str(problem.get("nextStep", ""))
+    except (msgspec.MsgspecError, KeyError):
+        problem, detail, next_step = {}, f"The server answered {response.status_code}.", ""
+    kind = _ERRORS.get(response.status_code, QueryError)
+    return kind(detail, next_step=next_step, extensions=problem)
+
+
+def unreachable(error: httpx.TransportError) -> StateError:
+    """The error of a server that does not answer."""
+    return StateError(f"The REST view cannot be reached ({type(error).__name__}).", next_step="Check that it runs.")
