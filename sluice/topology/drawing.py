@@ -109,7 +109,7 @@ def svg(pipeline: Pipeline) -> str:
     height = max(y for _, y in place.values()) + _HEIGHT + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-group="system-ui, sans-serif" font-size="12" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="12" role="img" '
         f'aria-label="topology of {escape(pipeline.name)}">'
     ]
     for node in pipeline.nodes:

@@ -13,7 +13,7 @@ from tests.states import States
 TOPOLOGY = "pipeline orders\n  stream orders\n    store general_orders_count"
 DRAWING = 'flowchart LR\n  n0(["orders"]) --> n1[("general_orders_count")]'
 PICTURE = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 420 60" width="420" height="60" font-group="sans-serif">'
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 420 60" width="420" height="60" font-family="sans-serif">'
     '<rect x="10" y="10" width="150" height="40" rx="8" fill="#dbeafe"/><text x="24" y="35">stream orders</text>'
     '<path d="M160 30H230" stroke="#94a3b8"/><rect x="230" y="10" width="180" height="40" rx="8" fill="#dcfce7"/>'
     '<text x="240" y="35">store general_orders_count</text></svg>'
