@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -198,26 +197,18 @@ def rebuild(
 def _submit(pipeline: str, master: str, *options: str) -> None:
     from sluice.brokers import require_brokers
     from sluice.state.ledger.run_ends import note_killed, noted, now
-    from sluice.submission import connector_jars, submission
-    from sluice.submission import run as submit
+    from sluice.submission import submission
 
     with said():
         _load(pipeline)
-        known, begun = settings(), now()
-        connector_jars(known.jars)
-        with noted(known, pipeline):
-            require_brokers(known.kafka)
-        with submission(known, known.kafka, master) as told:
-            command = [
-                *(str(Path(sys.executable).parent / "spark-submit"), "--master", master),
-                *(("--jars", told.jars) if told.jars else ()),
-                *(("--driver-class-path", told.driver_class_path) if told.driver_class_path else ()),
-                *(("--driver-java-options", told.driver_java_options) if told.driver_java_options else ()),
-                *(str(known.pipelines / "run.py"), *options, pipeline),
-            ]
-            status = submit(command, told.environment)
+        started_at = now()
+        with submission(settings(), settings().kafka, master, [*options, pipeline]) as submitted:
+            with noted(settings(), pipeline):
+                require_brokers(settings().kafka)
+            status = submitted.run()
         if status and not options:
-            note_killed(known, pipeline, "", "", begun, f"The driver ended with status {status} without saying why.")
+            detail = f"The driver ended with status {status} and without an error message."
+            note_killed(settings(), pipeline, "", "", started_at, detail)
     raise typer.Exit(status)
 
 

@@ -1,4 +1,4 @@
-"""The program that spark-submit runs."""
+"""The program that spark-submit starts: `main.py PIPELINE [JOB ...]` runs jobs until they have read everything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [argument for argument in arguments if not argument.startswith("-")]
     if not names or not {*options} <= {REBUILD, FROM_TOPICS}:
-        print(f"usage: run.py [{REBUILD} [{FROM_TOPICS}]] PIPELINE [JOB ...]", file=sys.stderr)
+        print(f"usage: main.py [{REBUILD} [{FROM_TOPICS}]] PIPELINE [JOB ...]", file=sys.stderr)
         return 2
     try:
         with ThreadPoolExecutor(1) as aside:
@@ -84,3 +84,7 @@ def rebuild(
         Rebuild(spark.result(), job, configuration, from_topics).run()
     if not chosen:
         forget_gone(planned, configuration)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The operator that runs a pipeline's jobs: spark-submit of one program, `spark_jobs/run.py`."""
+"""The operator that runs a pipeline's jobs with spark-submit."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sluice.errors import BrokersUnreachable, PreflightError, SettingsError
 from sluice.orchestration.connections import KAFKA, SPARK, kafka_config, spark_master
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_killed, now
-from sluice.submission import Submission, is_noise, submission
+from sluice.submission import APPLICATION, is_noise, submission
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
 class SluiceJobOperator(SparkSubmitOperator):
-    """Submits jobs of one pipeline, all if none is named, to the Spark of one connection with the Kafka of another.
+    """Submits jobs of one pipeline, by default all, to the Spark and with the Kafka of two connections.
 
-    The jobs take no parameters from whoever triggers a run.
+    A run's parameters do not change what is submitted.
     """
 
     template_fields: Sequence[str] = ()
@@ -41,7 +41,7 @@ class SluiceJobOperator(SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            application=str(settings().pipelines / "run.py"),
+            application=str(APPLICATION),
             application_args=[pipeline, *jobs],
             name=".".join(("sluice", pipeline, *jobs)),
             conn_id=conn_id,
@@ -49,59 +49,57 @@ class SluiceJobOperator(SparkSubmitOperator):
         )
         self.kafka_conn_id = kafka_conn_id
         self.pipeline = pipeline
-        self.jobs_of_run = list(jobs)
+        self.pipeline_jobs = list(jobs)
 
     def execute(self, context: Context) -> None:
-        """Submit, and wait until the jobs have read what there was. What is set up wrongly fails without retries."""
-        since = now()
+        """Submit, and wait until the jobs have read everything. Mistakes in the set-up fail without retries."""
+        started_at = now()
         try:
             master = spark_master(self._conn_id)
             kafka = kafka_config(self.kafka_conn_id)
-            with submission(settings(), kafka, master) as told:
+            with submission(settings(), kafka, master, [self.pipeline, *self.pipeline_jobs]) as submitted:
                 require_brokers(kafka)
-                self._submit(told, context)
+                self.jars = submitted.jars
+                self.driver_class_path = submitted.driver_class_path
+                java_options = submitted.driver_java_options
+                self.conf = {"spark.driver.extraJavaOptions": java_options} if java_options else {}
+                # Not by the parameter env_vars: for some masters the hook turns those into arguments.
+                with added_to_environment(submitted.environment | {"SLUICE_RUN": _run(context)}):
+                    super().execute(context)
         except (SettingsError, PreflightError) as error:
-            self._note(context, since, error.detail)
+            self._note_failure(context, started_at, error.detail)
             raise AirflowFailException(str(error)) from None
         except BrokersUnreachable as error:
-            self._note(context, since, error.detail)
+            self._note_failure(context, started_at, error.detail)
             raise AirflowException(str(error)) from None
         except BaseException:
-            self._note(context, since, "The driver ended without saying why: see the task's log.")
+            self._note_failure(context, started_at, "The driver ended without an error message: see the task's log.")
             raise
 
     def _get_hook(self) -> SparkSubmitHook:
         hook = super()._get_hook()
         log = hook._process_spark_submit_log
 
-        def without_noise(lines: Iterator[str]) -> None:
+        def log_without_noise(lines: Iterator[str]) -> None:
             log(line for line in lines if not is_noise(line))
 
-        hook._process_spark_submit_log = without_noise  # type: ignore[assignment]
+        hook._process_spark_submit_log = log_without_noise  # type: ignore[assignment]
         return hook
 
-    def _note(self, context: Context, since: datetime, what: str) -> None:
-        job = self.jobs_of_run[0] if len(self.jobs_of_run) == 1 else ""
-        note_killed(settings(), self.pipeline, job, _run(context), since, what)
-
-    def _submit(self, told: Submission, context: Context) -> None:
-        self.jars = told.jars
-        self.driver_class_path = told.driver_class_path
-        self.conf = {"spark.driver.extraJavaOptions": told.driver_java_options} if told.driver_java_options else {}
-        # Not the parameter env_vars: for some masters the hook makes arguments of those.
-        with added_to_environment(told.environment | {"SLUICE_RUN": _run(context)}):
-            super().execute(context)
+    def _note_failure(self, context: Context, started_at: datetime, detail: str) -> None:
+        job = self.pipeline_jobs[0] if len(self.pipeline_jobs) == 1 else ""
+        note_killed(settings(), self.pipeline, job, _run(context), started_at, detail)
 
 
 def _run(context: Context) -> str:
-    """The run and its task, the same for every try: so a try knows the driver that the one before has left behind."""
+    """The run and its task, the same for every try: a retry recognizes the driver that an earlier try left behind."""
     task = context["ti"]
     return f"{task.dag_id}/{task.run_id}/{task.task_id}"
 
 
 @contextmanager
 def added_to_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process, and put back what was there."""
+    """Set environment variables of this process within the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

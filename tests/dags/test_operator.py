@@ -20,6 +20,7 @@ from sluice.orchestration import operator
 from sluice.orchestration.operator import SluiceJobOperator
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.submission import APPLICATION
 from tests.ports import free_port
 
 SECRET = "hunter2-of-kafka"
@@ -80,7 +81,7 @@ def submit(record: Path, *, given: dict[str, Any] | None = None, **arguments: An
 def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     said = submit(recorder)
-    assert said.arguments[-2:] == [str(settings().pipelines / "run.py"), "orders"]
+    assert said.arguments[-2:] == [str(APPLICATION), "orders"]
     assert said.after("--master") == "local[2]"
     assert submit(recorder, jobs=["one", "two"]).arguments[-3:] == ["orders", "one", "two"]
 
@@ -217,7 +218,7 @@ def test_a_driver_that_ends_without_a_word_is_a_failed_run(recorder: Path, monke
     program.write_text("#!/bin/sh\nexit 137\n")
     with pytest.raises(AirflowException, match="137"):
         submit(recorder, jobs=["main"])
-    assert failures() == [("orders", "main", "orders/manual__1/main", "The driver ended without saying why")]
+    assert failures() == [("orders", "main", "orders/manual__1/main", "The driver ended without an error message")]
 
 
 def failures() -> list[tuple[str, str, str, str]]:

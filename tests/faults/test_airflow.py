@@ -66,7 +66,7 @@ class Scheduled:
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:
-            if "run.py" not in " ".join(process.cmdline()):
+            if "engine/main.py" not in " ".join(process.cmdline()):
                 return False
             return process.environ().get("SLUICE_HOME") == str(self.orders.home)
         except psutil.Error:

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +62,9 @@ class Driver:
 
     def python(self) -> psutil.Process | None:
         """The Python program that drives."""
-        return next((one for one in self.members() if "run.py" in " ".join(_command(one)) and not _is_java(one)), None)
+        return next(
+            (one for one in self.members() if "engine/main.py" in " ".join(_command(one)) and not _is_java(one)), None
+        )
 
     def java(self) -> psutil.Process | None:
         """The JVM."""
@@ -143,19 +144,13 @@ class World:
         """Start a driver."""
         known = self.settings
         submitted = self._submitted.enter_context(contextlib.ExitStack())
-        told = submitted.enter_context(submission(known, known.kafka, "local[2]"))
-        command = [
-            *(str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"),
-            *("--driver-class-path", told.driver_class_path),
-            *("--driver-java-options", told.driver_java_options),
-            *(str(known.pipelines / "run.py"), *arguments, self.name),
-        ]
+        spark_submit = submitted.enter_context(submission(known, known.kafka, "local[2]", [*arguments, self.name]))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
         log = self.folder / f"driver-{len(self.drivers)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env=inherited | told.environment | self.environment | environment,
+                spark_submit.command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env=inherited | spark_submit.environment | self.environment | environment,
             )  # fmt: skip
         driver = Driver(process, log, submitted)
         self.drivers.append(driver)

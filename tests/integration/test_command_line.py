@@ -40,7 +40,6 @@ def test_a_run_that_succeeds_warns_of_nothing(tmp_path: Path, kafka: EmbeddedKaf
     name = "quiet"
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "quiet.py").write_text(PIPELINE.format(name=name))
-    (tmp_path / "pipelines" / "run.py").write_text((ROOT / "spark_jobs" / "run.py").read_text())
     (tmp_path / "pipelines" / "broken.py").write_text("import nothing_like_this")
     kafka.create_topics({name: 2})
     environment = {

@@ -1,12 +1,16 @@
-"""What `sluice run` passes on of the program that it starts."""
+"""The command line of spark-submit, and how it is run."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import pytest
+from typing_extensions import override
 
-from sluice.submission import run
+from sluice.submission import APPLICATION, Submission
+
+pytestmark = pytest.mark.unit
 
 PROGRAM = """
 import os, sys
@@ -17,7 +21,25 @@ sys.exit(3)
 """
 
 
-def test_what_is_run_is_heard_without_javas_warning_of_sparks_own_module(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run([sys.executable, "-c", PROGRAM], {"SLUICE_RUN": "r1"}) == 3
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ("out\n", "error r1\n")
+def test_options_that_are_empty_are_left_out() -> None:
+    cluster = Submission("spark://host:7077", ("orders", "main"), {}, jars="a.jar,b.jar").command
+    assert cluster[1:] == ["--master", "spark://host:7077", "--jars", "a.jar,b.jar", str(APPLICATION), "orders", "main"]
+    local = Submission("local[2]", ("orders",), {}, driver_class_path="jars/*", driver_java_options="-X").command
+    assert local[3:7] == ["--driver-class-path", "jars/*", "--driver-java-options", "-X"]
+    assert APPLICATION.is_file()
+
+
+@dataclass(frozen=True)
+class Program(Submission):
+    """Another program in place of spark-submit."""
+
+    @property
+    @override
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", PROGRAM]
+
+
+def test_output_is_passed_on_without_javas_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    assert Program("local[2]", (), {"SLUICE_RUN": "r1"}).run() == 3
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("out\n", "error r1\n")

@@ -13,7 +13,8 @@ from sluice.topology.loading.file import LOAD_SECONDS, load_file
 from sluice.topology.loading.isolation import Outcome, outcomes
 from sluice.topology.pipeline import Pipeline
 
-_NOT_PIPELINES = {"run", "__init__"}
+_ROUTES = "_routes"
+"""End of the name of a file with routes of one's own: see `sluice.routes`."""
 _NAMED = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1")
 
 
@@ -40,7 +41,7 @@ def pipeline_files(folder: Path) -> list[Path]:
         raise TopologyError(
             f"{folder} is not a folder.", next_step="Set SLUICE_PIPELINES to the folder of your pipelines."
         )
-    return sorted(file for file in folder.glob("*.py") if file.stem not in _NOT_PIPELINES and file.stem[0] not in "_.")
+    return sorted(file for file in folder.glob("*.py") if file.stem[0] not in "_." and not file.stem.endswith(_ROUTES))
 
 
 def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
