@@ -90,7 +90,7 @@ def join(name: str) -> Pipeline:
     return pipeline
 
 
-def _one_more(key: str, value: Any, count: int) -> int:
+def _one_more(count: int, value: Any) -> int:
     return count + 1
 
 

@@ -29,7 +29,7 @@ PUBLIC: dict[str, list[Any]] = {
         topology.sliding, topology.session, topology.within, topology.Window, contracts.Digits,
         topology.load_pipeline, topology.load_pipelines,
     ],
-    "Processors": [processor.Processor, processor.Record, processor.Context, processor.Store, processor.Firing],
+    "Processors": [processor.Processor, processor.Record, processor.Context, processor.Store, processor.Timer],
     "Asking the REST view from Python": [
         Client, client.Entries, client.Entry, client.Groups, client.Group, client.Change,
     ],

@@ -1,6 +1,6 @@
-"""Greetings in two languages: merged, cleaned, in capitals; and taken apart into words and letters.
+"""Greetings in two languages: merged, cleaned, in capitals; and split into words and letters.
 
-A greeting is a plain text, or JSON that says when it was sent. It goes out in the form in which it came.
+A greeting is plain text, or JSON with the time at which it was sent. It is written in the form in which it was read.
 """
 
 import logging
@@ -15,33 +15,31 @@ log = logging.getLogger("greetings")
 
 
 class Greeting(msgspec.Struct):
-    """What someone said, and when; a plain text does not say when."""
+    """A greeting; a plain text has no time."""
 
     message: str
     timeStamp: datetime | None = None
 
 
 def decode(data: bytes) -> Greeting:
-    """A greeting of the bytes of a record, text or JSON."""
     if data.startswith(b"{"):
         return msgspec.json.decode(data, type=Greeting)
     return Greeting(data.decode())
 
 
 def encode(greeting: dict[str, Any]) -> bytes:
-    """The bytes of a greeting: JSON if it has a time, which names no zone here as it did not when it came."""
+    """Write JSON if the greeting has a time, without a zone as it was read; else plain text."""
     if greeting["timeStamp"] is None:
         return str(greeting["message"]).encode()
     return msgspec.json.encode(greeting | {"timeStamp": greeting["timeStamp"].removesuffix("Z")})
 
 
 def note(key: str | None, greeting: Greeting) -> None:
-    """Tell the task's log of a greeting."""
     log.debug("%s: %s", key, greeting.message)
 
 
 def letters(key: str | None, word: str) -> list[tuple[str | None, str]]:
-    """The letters of a word, each under the word's key in capitals."""
+    """The letters of a word, each with the word's key in capitals."""
     return [(key and key.upper(), letter) for letter in word]
 
 
@@ -56,9 +54,9 @@ greetings = (
     .peek(note)
     .filter("length(message) > 5")
     .filter_not("message LIKE 'Transient %'")
-    .map_values("timeStamp", message="trim(message)")
+    .select("timeStamp", message="trim(message)")
 )
-greetings.map(key="upper(_key)", message="upper(message)", timeStamp="timeStamp").to(
+greetings.select(_key="upper(_key)", message="upper(message)", timeStamp="timeStamp").to(
     "greetings_uppercase", value=GREETING
 )
 

@@ -1,4 +1,4 @@
-"""Retail orders: split by type, counted and summed per store, joined with each store's address."""
+"""Retail orders: split by type, counted and summed per store, and joined with the store's address."""
 
 from datetime import datetime
 from typing import Literal
@@ -28,7 +28,7 @@ class Order(Struct):
 
 
 class Address(Struct):
-    """Where a store is."""
+    """A store's address."""
 
     addressLine1: str
     addressLine2: str
@@ -50,19 +50,20 @@ orders = pipeline.stream("orders", value=Order, key="locationId", event_time="or
 stores = pipeline.global_table("stores", value=Store, key="locationId")
 
 for kind in ("general", "restaurant"):
-    mine = orders.filter(f"orderType = '{kind.upper()}'")
-    mine.map_values("locationId", "finalAmount").to(f"{kind}_orders")
+    of_kind = orders.filter(f"orderType = '{kind.upper()}'")
+    of_kind.select("locationId", "finalAmount").to(f"{kind}_orders")
 
-    by_store = mine.group_by("locationId")
+    by_store = of_kind.group_by("locationId")
     by_store.count(store=f"{kind}_orders_count")
     revenue = by_store.aggregate(
         store=f"{kind}_orders_revenue", runningOrderCount="count(*)", runningRevenue="sum(finalAmount)"
     )
-    revenue.join(stores).map_values(
-        totalRevenue=(
-            "named_struct('locationId', _key, 'runnuingOrderCount', left.runningOrderCount,"
-            " 'runningRevenue', left.runningRevenue)"
-        ),
+    revenue.join(stores).select(
+        totalRevenue={
+            "locationId": "_key",
+            "runnuingOrderCount": "left.runningOrderCount",
+            "runningRevenue": "left.runningRevenue",
+        },
         store="right",
     ).to(f"{kind}_orders_revenue")
 

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from sluice import Context, Decimal2, Digits, Pipeline, Record
+from sluice import Context, Decimal2, Digits, Pipeline, Record, struct
 
 Points = Annotated[Decimal, Digits(16, 4)]
 
 
 class Address(Struct):
-    """Where an order is brought."""
+    """A delivery address."""
 
     AddressLine: str
     City: str
@@ -31,7 +31,7 @@ class LineItem(Struct):
 
 
 class Invoice(Struct):
-    """What a till sends, keyed by its store. `CreatedTime` is in epoch ms."""
+    """An invoice as a till sends it, keyed by store. `CreatedTime` is in epoch ms."""
 
     InvoiceNumber: str
     CreatedTime: int
@@ -53,7 +53,7 @@ class Invoice(Struct):
 
 
 class Notification(Struct):
-    """What a customer of the loyalty programme is told."""
+    """A message to a customer of the loyalty programme."""
 
     InvoiceNumber: str
     CustomerCardNo: str
@@ -63,15 +63,13 @@ class Notification(Struct):
 
 
 class Loyalty:
-    """Adds up each card's points; keyed by card, so that invoices of several stores count together."""
+    """Adds up each card's points. The stream is keyed by card, so that invoices of several stores count together."""
 
     def init(self, context: Context) -> None:
-        """Keep the context."""
         self.context = context
 
-    def process(self, record: Record) -> None:
-        """Tell of the points of one invoice, and of all so far."""
-        invoice: Invoice = record.value
+    def process(self, record: Record[Invoice]) -> None:
+        invoice = record.value
         earned = invoice.TotalAmount * Decimal("0.02")
         points = self.context.store("points")
         total = points.get("total", Decimal(0)) + earned
@@ -91,16 +89,15 @@ invoices.filter(at_home).to("shipment")
 prime = invoices.filter("CustomerType = 'PRIME'").select_key("CustomerCardNo")
 prime.process(Loyalty, stores={"points": Decimal}, returns=Notification).output.to("loyalty")
 
-named = ("InvoiceNumber", "CreatedTime", "StoreID", "PosID", "CustomerType", "PaymentMethod", "DeliveryType")
-masked = invoices.map_values(
-    *named,
+header = ("InvoiceNumber", "CreatedTime", "StoreID", "PosID", "CustomerType", "PaymentMethod", "DeliveryType")
+place = {name: f"DeliveryAddress.{name}" for name in ("City", "State", "PinCode")}
+hidden = dict.fromkeys(("AddressLine", "ContactNumber"), "CAST(NULL AS STRING)")
+masked = invoices.select(
+    *header,
     "InvoiceLineItems",
     CustomerCardNo="CAST(NULL AS STRING)",
-    DeliveryAddress=f"IF({at_home}, named_struct('AddressLine', CAST(NULL AS STRING), 'City', DeliveryAddress.City, "
-    "'State', DeliveryAddress.State, 'PinCode', DeliveryAddress.PinCode, 'ContactNumber', CAST(NULL AS STRING)), NULL)",
+    DeliveryAddress=f"IF({at_home}, {struct(hidden | place)}, NULL)",
 )
-of_invoice = ", ".join(f"'{name}', {name}" for name in named)
-of_address = ", ".join(f"'{name}', DeliveryAddress.{name}" for name in ("City", "State", "PinCode"))
-of_line = ", ".join(f"'{name}', line.{name}" for name in LineItem.__struct_fields__)
-flat = f"named_struct({of_invoice}, {of_address}, {of_line})"
+line = {name: f"line.{name}" for name in LineItem.__struct_fields__}
+flat = struct({name: name for name in header} | place | line)
 masked.flat_map_values(f"transform(InvoiceLineItems, line -> {flat})").to("hadoop-sink")

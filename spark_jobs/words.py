@@ -1,4 +1,4 @@
-"""Words by letter: the latest, counted, put together and collected, and joined with descriptions of the letters."""
+"""Words by letter: the latest one, counted, concatenated and collected, and joined with descriptions of the letters."""
 
 import msgspec
 
@@ -6,26 +6,24 @@ from sluice import Pipeline, within
 
 
 class DeadLetter(msgspec.Struct):
-    """What is known of a letter's words."""
+    """The words of a letter."""
 
     key: str = ""
     valueList: set[str] = msgspec.field(default_factory=set)
     runningCount: int = 0
 
 
-def joined(so_far: str, word: str) -> str:
-    """One more word after a hyphen."""
-    return f"{so_far}-{word}"
+def joined(words: str, word: str) -> str:
+    return f"{words}-{word}"
 
 
-def with_word(key: str, word: str, letter: DeadLetter) -> DeadLetter:
-    """What is known of the letter with one more word."""
+def with_word(key: str, letter: DeadLetter, word: str) -> DeadLetter:
     return DeadLetter(key, letter.valueList | {word}, letter.runningCount + 1)
 
 
 pipeline = Pipeline("words", workers=2)
 
-# The latest word of each key, and of these the ones that are words.
+# The latest value of each key, and those of them that are words.
 latest = pipeline.table("words", value=str, store="words_latest")
 latest.filter("value RLIKE '^[A-Za-z]{3,}$'").to_stream().to_table(store="words_clean").to("words_clean", value=str)
 
@@ -35,7 +33,7 @@ by_letter.count(store="letters_count")
 by_letter.reduce(joined, store="letters_joined")
 by_letter.aggregate(DeadLetter, with_word, store="letters", returns=DeadLetter)
 
-# The same words by their length.
+# The same words counted by length.
 alphabet.select_key("length(value)").group_by_key().count(store="lengths_count")
 
 described = pipeline.stream("alphabet_descriptions", value=str, nulls="keep")

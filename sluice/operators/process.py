@@ -9,14 +9,14 @@ import msgspec
 
 from sluice.operators.base import FAILURES, Output, Row
 from sluice.operators.encoding import to_json
-from sluice.operators.processor import Context, Firing, Kept, Processor, Record, StoreOptions, Timer
+from sluice.operators.processor import Context, Kept, Processor, Record, Schedule, StoreOptions, Timer
 
 
 class Process:
     """Shows an author's processor its records and timers. `make` makes the processor.
 
     An event timer fires after the record that brings stream time to it, whichever key that record has: so before the
-    next record of its own key. A processor that sets timers has a method `on_timer(firing)`. Where the author's code
+    next record of its own key. A processor that sets timers has a method `on_timer(timer)`. Where the author's code
     fails for a record, that record is rejected; where it fails for a timer, the timer is, and it has fired.
     """
 
@@ -103,10 +103,10 @@ class Process:
                 continue
             if timer.every:
                 passed = (now - timer.time) // timer.every + 1
-                state.wall[name] = Timer(timer.time + passed * timer.every, timer.every)
+                state.wall[name] = Schedule(timer.time + passed * timer.every, timer.every)
             else:
                 del state.wall[name]
-            self._call(state, Firing(key, name, "wall", timer.time), stream_time, out)
+            self._call(state, Timer(key, name, "wall", timer.time), stream_time, out)
 
     def is_empty(self, state: Kept) -> bool:
         """Whether there are neither entries nor timers."""
@@ -123,17 +123,17 @@ class Process:
             if timer.time > stream_time:
                 return
             if timer.every:
-                state.event[name] = Timer(timer.time + timer.every, timer.every)
+                state.event[name] = Schedule(timer.time + timer.every, timer.every)
             else:
                 del state.event[name]
-            self._call(state, Firing(key, name, "event", timer.time), timer.time, out)
+            self._call(state, Timer(key, name, "event", timer.time), timer.time, out)
 
-    def _call(self, state: Kept, firing: Firing, stream_time: int, out: Output) -> None:
-        self._context.turn_to(state, firing.key, firing.time, stream_time, out)
-        self._attempt(self._on_timer, firing, out, firing.key, None, firing.time, firing.name)
+    def _call(self, state: Kept, timer: Timer, stream_time: int, out: Output) -> None:
+        self._context.turn_to(state, timer.key, timer.time, stream_time, out)
+        self._attempt(self._on_timer, timer, out, timer.key, None, timer.time, timer.name)
 
-    def _on_timer(self, firing: Firing) -> None:
-        self._processor.on_timer(firing)  # type: ignore[attr-defined]
+    def _on_timer(self, timer: Timer) -> None:
+        self._processor.on_timer(timer)  # type: ignore[attr-defined]
 
 
 def _object(entries: dict[str, tuple[int, Any]]) -> str:
@@ -155,7 +155,7 @@ def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
         entries.append((f"s{number}", dict[str, kind], msgspec.field(default_factory=dict)))
     names = {f"s{number}": name for number, name in enumerate(stores)}
     held = msgspec.defstruct("Stores", entries, rename=names)
-    timers = dict[str, Timer]
+    timers = dict[str, Schedule]
     return msgspec.defstruct(
         "Kept",
         [

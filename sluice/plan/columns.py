@@ -58,9 +58,9 @@ def _step_scope(builder: PlanBuilder, node: nodes.Node, scope: Scope) -> Scope:
     match node:
         case nodes.Filter(where=where):
             return _filter(builder, node, scope, where)
-        case nodes.MapValues(columns=texts):
+        case nodes.Select(columns=texts):
             return _map(builder, node, scope, texts)
-        case nodes.MapValue(value=text):
+        case nodes.MapValues(value=text):
             return replace(_map(builder, node, scope, {TEXT_FIELD: text}), scalar=True)
         case nodes.SelectKey(parent=parent, key=key):
             scope, sqls = tried(builder, scope, node, parent, {"key": key}, key="key")
@@ -181,7 +181,7 @@ def _rekeyed(builder: PlanBuilder, node: nodes.Node, scope: Scope, sql: str) -> 
     return replace(scope, depth=scope.depth + 1, columns={**scope.columns, "_key": f"key{node.number}"})
 
 
-def _map(builder: PlanBuilder, node: nodes.MapValues | nodes.MapValue, scope: Scope, texts: Mapping[str, str]) -> Scope:
+def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scope, texts: Mapping[str, str]) -> Scope:
     columns = {name: sql for name, sql in scope.columns.items() if name not in scope.fields}
     scope, sqls = tried(builder, scope, node, node.parent, texts)
     for name, sql in sqls.items():

@@ -117,7 +117,7 @@ def _orders(texts: Iterable[str]) -> bool:
 
 def _ends_plainly(pipeline: Pipeline, node: nodes.Node) -> bool:
     """Whether a table's changes just go to a topic from here on, perhaps mapped and looked up."""
-    plain = isinstance(node, nodes.Sink | nodes.MapValues) or (isinstance(node, nodes.Join) and node.kind == "lookup")
+    plain = isinstance(node, nodes.Sink | nodes.Select) or (isinstance(node, nodes.Join) and node.kind == "lookup")
     return plain and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
 
 
@@ -276,7 +276,7 @@ class Planner:
         """Whether anything that takes the node's results needs the old values too."""
         return any(
             (takes_old(child) and node is nodes.parents(child)[0])
-            or (isinstance(child, nodes.Filter | nodes.MapValues | nodes.MapValue) and self._is_retracted(child))
+            or (isinstance(child, nodes.Filter | nodes.Select | nodes.MapValues) and self._is_retracted(child))
             for child in children(self.pipeline, node)
         )
 

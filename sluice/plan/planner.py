@@ -252,7 +252,7 @@ def _table_sink(
         if isinstance(node, nodes.Join):
             steps.append(Lookup(next(t for t in tables if t.source is node.right), node.how))
             columns = {"left": "v.left", "right": "v.right"}
-        elif isinstance(node, nodes.MapValues):
+        elif isinstance(node, nodes.Select):
             made = ", ".join(
                 f"{literal(name)}, {parse(text).on(columns | _TABLE)}" for name, text in node.columns.items()
             )

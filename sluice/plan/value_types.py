@@ -85,10 +85,10 @@ def _types_after(node: nodes.Node) -> dict[str, str]:
             return dict(fields)
         case nodes.Transform(fields=fields) | nodes.FlatMapValues(fields=fields) if fields:
             return dict(fields)
-        case nodes.MapValues(parent=parent, columns=columns):
+        case nodes.Select(parent=parent, columns=columns):
             known = types_after(parent) | METADATA
             return {name: type_of(text, known) for name, text in columns.items()}
-        case nodes.MapValue(parent=parent, value=value):
+        case nodes.MapValues(parent=parent, value=value):
             return {TEXT_FIELD: type_of(value, types_after(parent) | METADATA)}
         case nodes.Merge(streams=streams):
             first, *rest = map(types_after, streams)

@@ -1,23 +1,35 @@
 """What an author writes: a pipeline is data, so building one needs neither Spark nor Airflow."""
 
-from sluice.topology.dsl import GlobalTable, GroupedStream, GroupedTable, Stream, Table, WindowedStream
+from sluice.topology.dsl import (
+    GlobalTable,
+    GroupedStream,
+    GroupedTable,
+    Processed,
+    Stream,
+    Table,
+    WindowedStream,
+)
+from sluice.topology.expressions import Column, struct
 from sluice.topology.loading import Broken, Loaded, load_pipeline, load_pipelines
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import Serde
-from sluice.topology.windows import hopping, session, sliding, tumbling, within
+from sluice.topology.windows import Duration, hopping, session, sliding, tumbling, within
 from sluice.values.contracts import Decimal2, Digits
 from sluice.values.windows import JoinWindow, SessionWindow, SlidingWindow, Window
 
 __all__ = [
     "Broken",
+    "Column",
     "Decimal2",
     "Digits",
+    "Duration",
     "GlobalTable",
     "GroupedStream",
     "GroupedTable",
     "JoinWindow",
     "Loaded",
     "Pipeline",
+    "Processed",
     "Serde",
     "SessionWindow",
     "SlidingWindow",
@@ -30,6 +42,7 @@ __all__ = [
     "load_pipelines",
     "session",
     "sliding",
+    "struct",
     "tumbling",
     "within",
 ]

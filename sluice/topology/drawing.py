@@ -50,13 +50,13 @@ def _detail(node: nodes.Node) -> str:
             return node.where
         case nodes.SelectKey():
             return node.key
-        case nodes.MapValue():
+        case nodes.MapValues():
             return node.value
         case nodes.FlatMapValues():
             return node.items
         case nodes.Apply() | nodes.Transform():
             return getattr(node.function, "__name__", "")
-        case nodes.MapValues():
+        case nodes.Select():
             return ", ".join(name if name == text else f"{name} = {text}" for name, text in node.columns.items())
         case nodes.Aggregate():
             by = f"by {node.key}" + (f", {node.window}" if node.window else "")

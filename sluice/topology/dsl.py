@@ -1,58 +1,77 @@
-"""What an author builds a pipeline with: streams, tables and groups. Every method adds a node to the pipeline."""
+"""The handles with which an author builds a pipeline: streams, tables and groups. Every method adds nodes to its graph.
+
+Wherever a Python function is given, it is called with the record's value, or with key and value if it takes two
+arguments. A function that aggregates takes the aggregate so far before the value. A value is an object of the type that
+the stream declares; where only SQL made it (`select`, `join`), it is what JSON gives: a dict, a list, a str, a number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, TypeAlias, overload
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, overload
 
 from sluice.errors import TopologyError
+from sluice.operators.processor import Processor
 from sluice.topology import arguments, expression_checks, expressions, nodes
+from sluice.topology.expressions import Column
+from sluice.topology.functions import Function, Not, require_callable, with_key
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, fields_of, is_object, serde_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, kept_for, milliseconds
-from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD, Delivery, How, OnError
 from sluice.values.sql import quoted
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 
-Function: TypeAlias = Callable[..., Any]
+V = TypeVar("V")
+"""A stream's or a table's values."""
+R = TypeVar("R")
+"""What an author's function returns."""
+Key: TypeAlias = str | None
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known of a value: its fields with their types (empty if unknown), and its Python type if it has one."""
+    """The fields of a value, each with its Spark SQL type (empty if unknown), and the value's Python type, if any."""
 
     fields: dict[str, str]
     contract: type | None = None
     scalar: bool = False
-    """The value is no object: its one field `value` is the value itself."""
+    """The value is not an object: its one field `value` is the value itself."""
 
     @property
     def kind(self) -> str:
-        """The type of the whole value, with what is known of its fields; empty if nothing is."""
+        """The Spark SQL type of the whole value; empty if nothing is known of it."""
         if self.scalar:
             return self.fields.get(TEXT_FIELD, "")
-        inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in self.fields.items())
-        return f"STRUCT<{inner}>" if inner else ""
+        return _struct_type(self.fields)
 
     @classmethod
     def joined(cls, left: Shape, right: Shape) -> Shape:
-        """The shape of a join's results."""
         return cls({"left": left.kind, "right": right.kind})
 
     @classmethod
     def of(cls, contract: type | None, fields: dict[str, str]) -> Shape:
-        """The shape of values of a declared type; of None nothing is known."""
         return cls(fields, contract, scalar=not is_object(contract))
 
+    @classmethod
+    def single(cls, sql_type: str = "") -> Shape:
+        """The shape of a value that is not an object."""
+        return cls({TEXT_FIELD: sql_type}, scalar=True)
 
-class Handle:
+
+def _struct_type(fields: Mapping[str, str]) -> str:
+    inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in fields.items())
+    return f"STRUCT<{inner}>" if inner else ""
+
+
+class Handle(Generic[V]):
     """A node of the pipeline, and the shape of the values there."""
 
     metadata: ClassVar[dict[str, str]] = METADATA
-    """What expressions may use beside the fields."""
+    """What SQL can read beside the value's fields."""
 
     def __init__(self, pipeline: Graph, node: nodes.Node, shape: Shape) -> None:
         self.pipeline = pipeline
@@ -61,27 +80,28 @@ class Handle:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields that an expression may use here, each with its Spark SQL type if that is known."""
+        """The value's fields, each with its Spark SQL type, or an empty string if that is not known."""
         return self.shape.fields
 
     def _where(self, step: str) -> str:
         return f"{self.pipeline.name}: {step} at {source_line()}"
 
-    def _together(self, where: str, other: Handle) -> None:
+    def _require_same_pipeline(self, where: str, other: Handle[Any]) -> None:
         if other.pipeline is not self.pipeline:
-            raise TopologyError(f"{where}: the other one is of another pipeline, {other.pipeline.name!r}.")
+            raise TopologyError(f"{where}: the other side belongs to another pipeline, {other.pipeline.name!r}.")
 
     def _returned(self, step: str, returns: type | None) -> Shape:
-        """The shape of what a function returns; TopologyError if `returns` is no type of values."""
+        """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
         try:
             return Shape.of(returns, fields_of(returns))
         except TopologyError as error:
             raise TopologyError(f"{self._where(step)}: returns={error.detail}", next_step=error.next_step) from None
 
     def _check(self, text: str, step: str, need: expression_checks.Need = "", *, aggregate: bool = False) -> None:
+        """Raise TopologyError unless `text` is an SQL expression over these fields that gives what the step needs."""
         known = self.fields | self.metadata
         where = self._where(step)
-        arguments.instance(where, text, str, "Write an expression of Spark SQL as a text, such as 'amount > 1'.")
+        arguments.instance(where, text, str, "an SQL expression (str)")
         try:
             expression = expressions.parse(text)
         except TopologyError as error:
@@ -89,42 +109,57 @@ class Handle:
         expressions.check(expression, known, where, aggregate=aggregate)
         expression_checks.require(text, known, where, need)
 
-    def _columns(self, picked: tuple[Any, ...], named: dict[str, str]) -> dict[str, str]:
-        where = self._where("map_values")
-        for text in (*picked, *named.values()):
-            arguments.instance(where, text, str, "Take one function alone, or names of fields and name='expression'.")
-        columns = {name: expressions.reference(name) for name in picked} | named
-        if taken := columns.keys() & self.metadata.keys():
-            raise TopologyError(f"{where}: the names {', '.join(sorted(taken))} are Sluice's own.")
+    def _columns(
+        self, step: str, picked: tuple[str | Mapping[str, Column], ...], named: Mapping[str, Column]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """The SQL of every column, and its type. Nested mappings become structs."""
+        columns: dict[str, Column] = {}
+        for names in (*picked, named):
+            columns |= names if isinstance(names, Mapping) else {names: expressions.reference(names)}
         if not columns:
-            raise TopologyError(f"{where} names no field and no function.")
-        for text in columns.values():
-            self._check(text, "map_values")
-        return columns
+            raise TopologyError(f"{self._where(step)} names no column.")
+        self._check_columns(step, columns)
+        return (
+            {name: expressions.column_sql(column) for name, column in columns.items()},
+            {name: self._type(column) for name, column in columns.items()},
+        )
 
-    def _mapped(self, columns: dict[str, str]) -> Shape:
-        return Shape({name: self.fields.get(text, "") for name, text in columns.items()})
+    def _check_columns(self, step: str, columns: Mapping[str, Column]) -> None:
+        for column in columns.values():
+            if isinstance(column, Mapping):
+                self._check_columns(step, column)
+            else:
+                self._check(column, step)
 
-    def _sink(self, topic: str, value: Value | None, key: Function | None, **how: Any) -> None:
+    def _type(self, column: Column) -> str:
+        if isinstance(column, Mapping):
+            return _struct_type({name: self._type(part) for name, part in column.items()})
+        return self.fields.get(column, "")
+
+    def _require_own_names(self, step: str, columns: Mapping[str, str]) -> None:
+        if reserved := columns.keys() & METADATA.keys():
+            raise TopologyError(f"{self._where(step)}: the names {', '.join(sorted(reserved))} are reserved by Sluice.")
+
+    def _sink(self, topic: str, value: Value[Any] | None, key: Function | None, **options: Any) -> None:
         where = self._where(f"to({topic!r})")
         self.pipeline.claim("topic", topic)
         encode = None if value is None else self._encoder(where, serde_of(value))
         for name, function in (("value", encode), ("key", key)):
             if function is not None:
-                arguments.callable_with(where, function, name)
-        arguments.choice(where, "delivery", how["delivery"], nodes.Delivery)
-        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, **how)
+                require_callable(where, function, name)
+        arguments.choice(where, "delivery", options["delivery"], Delivery)
+        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, **options)
 
-    def _encoder(self, where: str, serde: Serde) -> Function:
-        """The function that makes a record's bytes; TopologyError if the serde has none for the values here."""
+    def _encoder(self, where: str, serde: Serde[Any]) -> Function:
         if serde.is_text and not self.shape.scalar:
             raise TopologyError(
-                f"{where}: the value is an object, not a text.", next_step="Make one with map_value('...')."
+                f"{where}: value=str cannot write an object.",
+                next_step="Make one value of it with map_values('...').",
             )
         if serde.encode is None and not serde.is_text:
             raise TopologyError(
-                f"{where}: {serde.contract!r} has no function that encodes.",
-                next_step="Give a Serde with encode=, or leave value= out for JSON.",
+                f"{where}: the serde of {serde.name} has no encode function.",
+                next_step="Give a Serde with encode=, or leave value= out to write JSON.",
             )
         return serde.encode or _encode_text
 
@@ -133,221 +168,331 @@ def _encode_text(value: Any) -> bytes:
     return str(value).encode()
 
 
-def one_value(text_type: str = "") -> Shape:
-    """The shape of a value that is no object."""
-    return Shape({TEXT_FIELD: text_type}, scalar=True)
-
-
-class Stream(Handle):
-    """Records one after the other."""
+class Stream(Handle[V]):
+    """Records in sequence, with values of type V."""
 
     def to(
         self,
         topic: str,
         *,
-        value: Value | None = None,
-        key: Function | None = None,
-        delivery: nodes.Delivery = "exactly_once",
-        on_error: nodes.OnError | None = None,
+        value: type[str] | Serde[Any] | None = None,
+        key: Callable[[str], bytes] | None = None,
+        delivery: Delivery = "exactly_once",
+        on_error: OnError | None = None,
     ) -> None:
-        """Write every record to `topic`: the key as text, the value as JSON.
+        """Write every record to `topic`, the key as text and the value as JSON.
 
-        `value=str` writes a text as it is, a Serde by its `encode`; `key` makes the key's bytes of its text. `on_error`
-        says what becomes of a record that cannot be encoded, or is larger than the topic takes.
+        `value=str` writes a str as plain text, a Serde writes with its `encode`; `key` turns the key into bytes.
+        `on_error` applies to records that cannot be encoded or are too large for the topic.
         """
         self._sink(topic, value, key, delivery=delivery, on_error=on_error)
 
-    def filter(self, where: str | Function, *, on_error: nodes.OnError | None = None) -> Stream:
-        """Keep the records for which the Spark SQL condition, or the Python function of the value, is true."""
+    @overload
+    def filter(self, where: str | Callable[[V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    @overload
+    def filter(self, where: Callable[[Key, V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def filter(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
+        """Keep the records for which an SQL condition, or a Python function, is true."""
         if not isinstance(where, str):
-            return self._apply(where, "condition", self.shape, on_error=on_error)
+            return self._apply("filter", where, "condition", self.shape, on_error=on_error)
         self._check(where, "filter", "condition")
         return self._next(self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error))
 
-    def filter_not(self, where: str | Function, *, on_error: nodes.OnError | None = None) -> Stream:
-        """Keep the records for which the condition is not true."""
+    @overload
+    def filter_not(self, where: str | Callable[[V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    @overload
+    def filter_not(self, where: Callable[[Key, V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def filter_not(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
+        """Drop the records for which an SQL condition, or a Python function, is true."""
         if not isinstance(where, str):
-            return self._apply(_Not(where), "condition", self.shape, on_error=on_error)
+            negated = Not(with_key(self._where("filter_not"), where, "value"))
+            return self._add_function(negated, "condition", self.shape, on_error=on_error)
         self._check(where, "filter_not", "condition")
         return self.filter(f"NOT coalesce({where}, false)", on_error=on_error)
 
+    def select(
+        self, *picked: str | Mapping[str, Column], on_error: OnError | None = None, **named: Column
+    ) -> Stream[dict[str, Any]]:
+        """Make the value of the picked fields and of columns `name="SQL expression"`.
+
+        A mapping in place of an expression makes a nested object: `shop={"id": "store_id", "city": "address.city"}`.
+        Columns can also be given as one mapping. A column `_key` becomes the record's key.
+        """
+        columns, types = self._columns("select", picked, named)
+        key = columns.pop("_key", None)
+        self._require_own_names("select", columns)
+        if key is None:
+            return self._select(columns, types, on_error)
+        # The new key is a field until the value is made, so that both are made of the old record.
+        both = self._select({**columns, _NEW_KEY: key}, {**types, _NEW_KEY: ""}, on_error)
+        rekeyed = both.select_key(_NEW_KEY, on_error=on_error)
+        return rekeyed._select({name: expressions.reference(name) for name in columns}, types, on_error)
+
+    def _select(
+        self, columns: dict[str, str], types: Mapping[str, str], on_error: OnError | None
+    ) -> Stream[dict[str, Any]]:
+        node = self.pipeline.add(nodes.Select, parent=self.node, columns=columns, on_error=on_error)
+        return self._next(node, Shape({name: types[name] for name in columns}))
+
+    @overload
     def map_values(
-        self, *picked: str | Function, returns: type | None = None, on_error: nodes.OnError | None = None, **named: str
-    ) -> Stream:
-        """The value becomes the picked fields and the named expressions, or what a Python function makes of it.
+        self, function: str | Callable[[V], object], *, returns: None = None, on_error: OnError | None = None
+    ) -> Stream[Any]: ...
+    @overload
+    def map_values(
+        self, function: Callable[[Key, V], object], *, returns: None = None, on_error: OnError | None = None
+    ) -> Stream[Any]: ...
+    @overload
+    def map_values(
+        self, function: Callable[[V], R | None], *, returns: type[R], on_error: OnError | None = None
+    ) -> Stream[R]: ...
+    @overload
+    def map_values(
+        self, function: Callable[[Key, V], R | None], *, returns: type[R], on_error: OnError | None = None
+    ) -> Stream[R]: ...
+    def map_values(
+        self, function: str | Function, *, returns: type | None = None, on_error: OnError | None = None
+    ) -> Stream[Any]:
+        """Replace the value by a Python function's result, or by the value of an SQL expression; the key stays.
 
-        A function takes the value as its contract's Struct, or as JSON gives it, and says with `returns` of which type
-        its result is, so that later expressions know its fields. The key stays.
+        `returns` is the type of the function's result. Without it, later functions are given what JSON gives, and later
+        SQL knows no fields. SQL calls a value that is not an object `value`.
         """
-        if len(picked) == 1 and callable(picked[0]) and not named:
-            return self._apply(picked[0], "value", self._returned("map_values", returns), returns, on_error=on_error)
-        columns = self._columns(picked, named)
-        node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns, on_error=on_error)
-        return self._next(node, self._mapped(columns))
+        if not isinstance(function, str):
+            shape = self._returned("map_values", returns)
+            return self._apply("map_values", function, "value", shape, returns, on_error=on_error)
+        self._require_no_returns("map_values", returns)
+        self._check(function, "map_values")
+        node = self.pipeline.add(nodes.MapValues, parent=self.node, value=function, on_error=on_error)
+        return self._next(node, Shape.single(self.fields.get(function, "")))
 
-    def transform(self, function: Function, *, returns: type) -> Stream:
-        """The value becomes columns that `function(frame)` makes of a Spark DataFrame of the value's fields.
+    def transform(self, function: Function, *, returns: type[R]) -> Stream[R]:
+        """Replace the value by columns that `function(frame)` computes in a Spark DataFrame of the value's fields.
 
-        `returns`, a Struct, says which columns. The function may compute columns with all that Spark has, but not add,
-        drop or reorder rows, and it leaves the column `_row` alone: that is for filters, flat_map_values and stores. It
-        is given a row for every record, with nulls for those that did not get here. What fails in it ends the run.
+        `returns`, a Struct, names the columns. The function must not add, drop or reorder rows, nor touch the column
+        `_row`. The frame has a row for every record; records that were filtered out have nulls. An error in the
+        function ends the run.
         """
-        arguments.callable_with(self._where("transform"), function, "frame")
+        require_callable(self._where("transform"), function, "frame")
         shape = self._returned("transform", returns)
         if shape.scalar:
-            raise TopologyError(f"{self._where('transform')}: returns={returns!r} names no columns; a Struct does.")
+            raise TopologyError(
+                f"{self._where('transform')}: returns={returns!r} has no columns.", next_step="Give a Struct."
+            )
         node = self.pipeline.add(nodes.Transform, parent=self.node, function=function, fields=shape.fields)
         return self._next(node, shape)
 
-    def map_value(self, value: str, *, on_error: nodes.OnError | None = None) -> Stream:
-        """The value becomes the expression's own, no object: later expressions call it `value`."""
-        self._check(value, "map_value")
-        node = self.pipeline.add(nodes.MapValue, parent=self.node, value=value, on_error=on_error)
-        return self._next(node, one_value(self.fields.get(value, "")))
-
+    @overload
     def map(
-        self,
-        function: Function | None = None,
-        *,
-        returns: type | None = None,
-        key: str = "_key",
-        on_error: nodes.OnError | None = None,
-        **named: str,
-    ) -> Stream:
-        """Key and value become the expressions' values, or what `function(key, value)` returns: the two of them."""
-        if function is not None:
-            if named:
-                raise TopologyError(f"{self._where('map')} has a function and expressions.", next_step="Give either.")
-            return self._apply(function, "record", self._returned("map", returns), returns, on_error=on_error)
-        self._check(key, "map")
-        columns = self._columns((), named)
-        # The new key is a field until the value is made, so that both are made of the old record.
-        both = self.pipeline.add(
-            nodes.MapValues, parent=self.node, columns={**columns, _NEW_KEY: key}, on_error=on_error
-        )
-        mapped = self._next(both, Shape(dict.fromkeys([*columns, _NEW_KEY], ""))).select_key(
-            _NEW_KEY, on_error=on_error
-        )
-        return mapped.map_values(*columns)
+        self, function: Callable[[V], tuple[Any, object]], *, returns: None = None, on_error: OnError | None = None
+    ) -> Stream[Any]: ...
+    @overload
+    def map(
+        self, function: Callable[[Key, V], tuple[Any, object]], *, returns: None = None, on_error: OnError | None = None
+    ) -> Stream[Any]: ...
+    @overload
+    def map(
+        self, function: Callable[[V], tuple[Any, R | None]], *, returns: type[R], on_error: OnError | None = None
+    ) -> Stream[R]: ...
+    @overload
+    def map(
+        self, function: Callable[[Key, V], tuple[Any, R | None]], *, returns: type[R], on_error: OnError | None = None
+    ) -> Stream[R]: ...
+    def map(self, function: Function, *, returns: type | None = None, on_error: OnError | None = None) -> Stream[Any]:
+        """Replace key and value by the pair that a Python function returns; `returns` is the type of the value.
 
+        In SQL: `select(_key="...", ...)`.
+        """
+        return self._apply("map", function, "record", self._returned("map", returns), returns, on_error=on_error)
+
+    @overload
     def flat_map_values(
-        self, items: str | Function, *, returns: type | None = None, on_error: nodes.OnError | None = None
-    ) -> Stream:
-        """A record for each element of the array, or of what the function of the value returns; the key stays.
+        self, items: str | Callable[[V], Iterable[object]], *, returns: None = None, on_error: OnError | None = None
+    ) -> Stream[Any]: ...
+    @overload
+    def flat_map_values(
+        self, items: Callable[[Key, V], Iterable[object]], *, returns: None = None, on_error: OnError | None = None
+    ) -> Stream[Any]: ...
+    @overload
+    def flat_map_values(
+        self, items: Callable[[V], Iterable[R]], *, returns: type[R], on_error: OnError | None = None
+    ) -> Stream[R]: ...
+    @overload
+    def flat_map_values(
+        self, items: Callable[[Key, V], Iterable[R]], *, returns: type[R], on_error: OnError | None = None
+    ) -> Stream[R]: ...
+    def flat_map_values(
+        self, items: str | Function, *, returns: type | None = None, on_error: OnError | None = None
+    ) -> Stream[Any]:
+        """Make a record of each element of an SQL array, or of what a Python function returns; the key stays.
 
-        Elements that are structs become the value; anything else is called `value`.
+        An element that is a struct becomes the value; SQL calls any other `value`. `returns` is the type of the
+        function's elements.
         """
         if not isinstance(items, str):
-            return self._apply(items, "values", self._returned("flat_map_values", returns), returns, on_error=on_error)
+            shape = self._returned("flat_map_values", returns)
+            return self._apply("flat_map_values", items, "values", shape, returns, on_error=on_error)
+        self._require_no_returns("flat_map_values", returns)
         self._check(items, "flat_map_values", "array")
-        fields = expressions.element_fields(self.fields.get(items, ""))
-        return self._flat(items, fields, on_error)
+        return self._elements(items, expressions.element_fields(self.fields.get(items, "")), on_error)
 
+    @overload
     def flat_map(
-        self, items: str | Function, *, returns: type | None = None, on_error: nodes.OnError | None = None
-    ) -> Stream:
-        """A record for each element: structs of `key` and `value`, or the pairs that `function(key, value)` returns."""
-        if not isinstance(items, str):
-            return self._apply(items, "records", self._returned("flat_map", returns), returns, on_error=on_error)
-        self._check(items, "flat_map", "array")
-        elements = self._flat(items, {"key": "", "value": ""}, on_error)
-        return elements.select_key("key", on_error=on_error).map_value("value", on_error=on_error)
+        self,
+        items: str | Callable[[V], Iterable[tuple[Any, object]]],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
+    ) -> Stream[Any]: ...
+    @overload
+    def flat_map(
+        self,
+        items: Callable[[Key, V], Iterable[tuple[Any, object]]],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
+    ) -> Stream[Any]: ...
+    @overload
+    def flat_map(
+        self, items: Callable[[V], Iterable[tuple[Any, R]]], *, returns: type[R], on_error: OnError | None = None
+    ) -> Stream[R]: ...
+    @overload
+    def flat_map(
+        self, items: Callable[[Key, V], Iterable[tuple[Any, R]]], *, returns: type[R], on_error: OnError | None = None
+    ) -> Stream[R]: ...
+    def flat_map(
+        self, items: str | Function, *, returns: type | None = None, on_error: OnError | None = None
+    ) -> Stream[Any]:
+        """Make a record of each pair of key and value that a Python function returns; `returns` is the values' type.
 
-    def select_key(self, key: str | Function, *, on_error: nodes.OnError | None = None) -> Stream:
-        """The key becomes the expression's value as text, or what the function of the value returns."""
+        In SQL: an array of structs with the fields `key` and `value`.
+        """
+        if not isinstance(items, str):
+            shape = self._returned("flat_map", returns)
+            return self._apply("flat_map", items, "records", shape, returns, on_error=on_error)
+        self._require_no_returns("flat_map", returns)
+        self._check(items, "flat_map", "array")
+        elements = self._elements(items, {"key": "", "value": ""}, on_error)
+        return elements.select_key("key", on_error=on_error).map_values("value", on_error=on_error)
+
+    @overload
+    def select_key(self, key: str | Callable[[V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    @overload
+    def select_key(self, key: Callable[[Key, V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def select_key(self, key: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
+        """Replace the key by the value of an SQL expression as text, or by a Python function's result."""
         if not isinstance(key, str):
-            return self._apply(key, "key", self.shape, on_error=on_error)
+            return self._apply("select_key", key, "key", self.shape, on_error=on_error)
         self._check(key, "select_key")
         return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error))
 
-    def peek(self, function: Function, *, on_error: nodes.OnError | None = None) -> Stream:
-        """Call `function(key, value)` for every record, in the tasks, for what it does: to log, or to count.
+    @overload
+    def peek(self, function: Callable[[V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    @overload
+    def peek(self, function: Callable[[Key, V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def peek(self, function: Function, *, on_error: OnError | None = None) -> Stream[V]:
+        """Call a Python function for every record for its side effect, in Spark's tasks, and pass the record on.
 
-        A batch that is done again after a failure calls it again.
+        A batch that is retried after a failure calls it again.
         """
-        return self._apply(function, "nothing", self.shape, on_error=on_error)
+        return self._apply("peek", function, "nothing", self.shape, on_error=on_error)
 
-    def foreach(self, function: Function, *, on_error: nodes.OnError | None = None) -> None:
+    @overload
+    def foreach(self, function: Callable[[V], object], *, on_error: OnError | None = None) -> None: ...
+    @overload
+    def foreach(self, function: Callable[[Key, V], object], *, on_error: OnError | None = None) -> None: ...
+    def foreach(self, function: Function, *, on_error: OnError | None = None) -> None:
         """`peek` as a stream's last step."""
-        self._apply(function, "nothing", self.shape, on_error=on_error, step="foreach")
+        self._apply("foreach", function, "nothing", self.shape, on_error=on_error)
 
-    def repartition(self) -> Stream:
-        """The same stream. Grouping and joining shuffle by key as they need: this is here for who looks for it."""
+    def repartition(self) -> Stream[V]:
+        """Return the same stream: grouping and joining shuffle by key on their own."""
         return self
 
-    def merge(self, *others: Stream) -> Stream:
-        """The records of this stream and the others, whose values have the same fields."""
+    @overload
+    def merge(self, *others: Stream[V]) -> Stream[V]: ...
+    @overload
+    def merge(self, *others: Stream[Any]) -> Stream[Any]: ...
+    def merge(self, *others: Stream[Any]) -> Stream[Any]:
+        """The records of this stream and of the others, whose values must have the same fields.
+
+        Where the types of the values differ, later Python functions are given what JSON gives.
+        """
+        where = self._where("merge")
         for other in others:
-            arguments.instance(self._where("merge"), other, Stream, "Streams are merged with streams.")
-            self._together(self._where("merge"), other)
+            arguments.instance(where, other, Stream, "a stream")
+            self._require_same_pipeline(where, other)
             if other.fields.keys() != self.fields.keys() or other.shape.scalar != self.shape.scalar:
                 raise TopologyError(
-                    f"{self._where('merge')}: one stream has the fields {', '.join(self.fields)}, another "
-                    f" {', '.join(other.fields)}.",
-                    next_step="Bring them to the same fields with map_values, or to one value with map_value.",
+                    f"{where}: the streams have different fields: {', '.join(self.fields)}, and "
+                    f"{', '.join(other.fields)}.",
+                    next_step="Give them the same fields with select, or one value with map_values.",
                 )
         node = self.pipeline.add(nodes.Merge, streams=(self.node, *(other.node for other in others)))
         same = all(other.shape.contract is self.shape.contract for other in others)
         return self._next(node, Shape(self.fields, self.shape.contract if same else None, self.shape.scalar))
 
-    def split(self, *, on_error: nodes.OnError | None = None, **branches: str) -> dict[str, Stream]:
-        """A stream for each condition, by its name: a record goes to the first whose condition is true, or nowhere.
+    def split(
+        self, branches: Mapping[str, str] | None = None, /, *, on_error: OnError | None = None, **named: str
+    ) -> dict[str, Stream[V]]:
+        """A stream for each named SQL condition. A record goes to the first whose condition is true, or to none.
 
-        A last branch `rest="true"` takes what the others leave.
+        A last branch `rest="true"` takes the remaining records.
         """
-        streams, left = {}, self
-        for name, where in branches.items():
-            streams[name] = left.filter(where, on_error=on_error)
-            left = left.filter_not(where, on_error=on_error)
+        streams, remaining = {}, self
+        for name, where in ({**(branches or {})} | named).items():
+            streams[name] = remaining.filter(where, on_error=on_error)
+            remaining = remaining.filter_not(where, on_error=on_error)
         return streams
 
-    def to_table(self, *, store: str, on_error: nodes.OnError | None = None) -> Table:
-        """The latest value of each key, as a table with a store; a record with the value null deletes."""
+    def to_table(self, *, store: str, on_error: OnError | None = None) -> Table[V]:
+        """A table of the latest value of each key, kept in a store; a record with a null value deletes its key."""
         self.pipeline.claim("store", store)
         node = self.pipeline.add(nodes.ToTable, parent=self.node, store=store, on_error=on_error)
         return Table(self.pipeline, node, self.shape)
 
-    def group_by_key(self) -> GroupedStream:
+    def group_by_key(self) -> GroupedStream[V]:
         """Group by the record's key."""
         return self.group_by("_key")
 
-    def group_by(self, key: str) -> GroupedStream:
-        """Group by an expression; its value as text is the key of the stores that follow."""
+    @overload
+    def group_by(self, key: str | Callable[[V], object]) -> GroupedStream[V]: ...
+    @overload
+    def group_by(self, key: Callable[[Key, V], object]) -> GroupedStream[V]: ...
+    def group_by(self, key: str | Function) -> GroupedStream[V]:
+        """Group by an SQL expression or a Python function, whose value as text is the key of the following stores."""
+        if not isinstance(key, str):
+            return self._apply("group_by", key, "key", self.shape, on_error=None).group_by_key()
         self._check(key, "group_by", "key")
         return GroupedStream(self, key, None)
 
     @overload
     def join(
-        self, other: Stream, window: JoinWindow, *, how: nodes.How = "inner", on_error: nodes.OnError | None = None
-    ) -> Stream: ...
+        self, other: Stream[Any], window: JoinWindow, *, how: How = "inner", on_error: OnError | None = None
+    ) -> Stream[dict[str, Any]]: ...
     @overload
     def join(
-        self,
-        other: Table,
-        *,
-        how: nodes.How = "inner",
-        on: str | None = None,
-        on_error: nodes.OnError | None = None,
-    ) -> Stream: ...
+        self, other: Table[Any], *, how: How = "inner", on: str | None = None, on_error: OnError | None = None
+    ) -> Stream[dict[str, Any]]: ...
     def join(
         self,
-        other: Handle,
+        other: Stream[Any] | Table[Any],
         window: JoinWindow | None = None,
         *,
-        how: nodes.How = "inner",
+        how: How = "inner",
         on: str | None = None,
-        on_error: nodes.OnError | None = None,
-    ) -> Stream:
-        """Each record beside those of the other with the same key: the value has the fields `left` and `right`.
+        on_error: OnError | None = None,
+    ) -> Stream[dict[str, Any]]:
+        """Join records of the same key; the value has the fields `left` and `right`.
 
-        With a stream: all within the `window`. With a table: its value at that moment. With a global table `on` may
-        name an expression as the key to look up. `how`: inner; left, where what has no match has a `right` of null;
-        outer (of two streams), where it may be the `left` too.
+        With a stream: every pair of records within the `window`. With a table: the table's row at the record's time.
+        `on` is an SQL expression for the key to look up in a global table. `how` is "inner", "left" (`right` is null
+        if there is no match), or for two streams "outer" (either side can be null).
         """
         where = self._where("join")
-        arguments.instance(where, other, (Stream, Table), "A stream is joined with a stream or a table.")
-        arguments.choice(where, "how", how, nodes.How)
-        self._together(where, other)
+        arguments.instance(where, other, (Stream, Table), "a stream or a table")
+        arguments.choice(where, "how", how, How)
+        self._require_same_pipeline(where, other)
         if isinstance(other, Stream):
             if not isinstance(window, JoinWindow) or on is not None:
                 raise TopologyError(
@@ -360,118 +505,126 @@ class Stream(Handle):
         if on is not None:
             if not isinstance(other, GlobalTable):
                 raise TopologyError(
-                    f"{where}: on= is for global tables.", next_step="Re-key the stream with select_key first."
+                    f"{where}: on= needs a global table.", next_step="Change the stream's key with select_key first."
                 )
             self._check(on, "join")
         return self._joined(other, "stream-table", how, on=on, on_error=on_error)
 
-    def left_join(self, other: Any, *window: JoinWindow, **more: Any) -> Stream:
+    def left_join(self, other: Stream[Any] | Table[Any], *window: JoinWindow, **options: Any) -> Stream[dict[str, Any]]:
         """`join` with `how="left"`."""
-        return self.join(other, *window, how="left", **more)
+        return self.join(other, *window, how="left", **options)
 
-    def outer_join(self, other: Stream, window: JoinWindow, **more: Any) -> Stream:
+    def outer_join(self, other: Stream[Any], window: JoinWindow, **options: Any) -> Stream[dict[str, Any]]:
         """`join` with `how="outer"`."""
-        return self.join(other, window, how="outer", **more)
+        return self.join(other, window, how="outer", **options)
 
+    @overload
     def process(
         self,
-        processor: type,
+        processor: type[Processor[V]],
         *,
+        returns: type[R],
         stores: Mapping[str, Any] | None = None,
-        returns: type | None = None,
-        outputs: dict[str, type | None] | None = None,
+        outputs: Mapping[str, type | None] | None = None,
         queryable: bool = True,
-        on_error: nodes.OnError | None = None,
-    ) -> Processed:
-        """Run an author's processor over each key's records, in order: see `sluice.Processor`.
+        on_error: OnError | None = None,
+    ) -> Processed[R]: ...
+    @overload
+    def process(
+        self,
+        processor: type[Processor[V]],
+        *,
+        returns: None = None,
+        stores: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, type | None] | None = None,
+        queryable: bool = True,
+        on_error: OnError | None = None,
+    ) -> Processed[Any]: ...
+    def process(
+        self,
+        processor: type[Processor[V]],
+        *,
+        returns: type | None = None,
+        stores: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, type | None] | None = None,
+        queryable: bool = True,
+        on_error: OnError | None = None,
+    ) -> Processed[Any]:
+        """Run a `sluice.Processor` over each key's records, in order.
 
-        `stores` names its key-value stores, each with the type of its values (`Any`: what JSON gives), or with type
-        and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. What it forwards is the stream's next
-        value, of type `returns`; `outputs` names further outputs with their types.
+        `stores` declares key-value stores by name, with the type of their values (`Any` for what JSON gives), or with
+        type and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values that
+        the processor forwards; `outputs` names further outputs with their types.
 
-        The stores are queried like any other, unless they are not `queryable`: by the record's key, the value is an
-        object of the entries that the store holds for it.
+        The stores can be queried by the record's key, which gives an object of the key's entries, unless
+        `queryable=False`.
         """
         _check_processor(self._where("process"), processor)
         for name in (stores or {}) if queryable else ():
             self.pipeline.claim("store", name)
-        kept = {name: _kept(given) for name, given in (stores or {}).items()}
-        named = {"output": returns, **(outputs or {})}
         node = self.pipeline.add(
-            nodes.Process, parent=self.node, processor=processor, stores=kept, takes=self.shape.contract,
-            returns=named, queryable=queryable, on_error=on_error,
+            nodes.Process, parent=self.node, processor=processor,
+            stores={name: _store_type(declared) for name, declared in (stores or {}).items()},
+            takes=self.shape.contract, returns={"output": returns, **(outputs or {})}, queryable=queryable,
+            on_error=on_error,
         )  # fmt: skip
         return Processed(self.pipeline, node)
 
-    def deduplicate(self, by: str, *, within: Duration, on_error: nodes.OnError | None = None) -> Stream:
-        """Let the first record of each id, the expression `by`, go on; drop and count others `within` that time."""
+    def deduplicate(self, by: str, *, within: Duration, on_error: OnError | None = None) -> Stream[V]:
+        """Pass on the first record of each id, the SQL expression `by`; drop and count repeats `within` that time."""
         self._check(by, "deduplicate")
         within_ms = milliseconds(within)
         arguments.at_least(self._where("deduplicate"), "within", within_ms, 0)
         node = self.pipeline.add(nodes.Deduplicate, parent=self.node, by=by, within_ms=within_ms, on_error=on_error)
         return self._next(node)
 
-    def _joined(self, other: Handle, kind: Any, how: nodes.How, **more: Any) -> Stream:
-        node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, **more)
+    def _joined(self, other: Handle[Any], kind: str, how: How, **options: Any) -> Stream[dict[str, Any]]:
+        node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, **options)
         return self._next(node, Shape.joined(self.shape, other.shape))
 
-    def _flat(self, items: str, fields: dict[str, str], on_error: nodes.OnError | None) -> Stream:
+    def _elements(self, items: str, fields: dict[str, str], on_error: OnError | None) -> Stream[Any]:
         node = self.pipeline.add(nodes.FlatMapValues, parent=self.node, items=items, fields=fields, on_error=on_error)
-        return self._next(node, Shape(fields) if fields else one_value())
+        return self._next(node, Shape(fields) if fields else Shape.single())
 
     def _apply(
         self,
-        function: Any,
+        step: str,
+        function: Function,
         gives: str,
         shape: Shape,
         returns: type | None = None,
         *,
-        on_error: nodes.OnError | None,
-        step: str = "",
-    ) -> Stream:
-        known, given = _ARGUMENTS[gives]
-        arguments.callable_with(self._where(step or known), getattr(function, "condition", function), *given)
+        on_error: OnError | None,
+    ) -> Stream[Any]:
+        keyed = with_key(self._where(step), function, "value")
+        return self._add_function(keyed, gives, shape, returns, on_error=on_error)
+
+    def _add_function(
+        self, function: Function, gives: str, shape: Shape, returns: type | None = None, *, on_error: OnError | None
+    ) -> Stream[Any]:
         node = self.pipeline.add(
             nodes.Apply, parent=self.node, function=function, gives=gives, takes=self.shape.contract, returns=returns,
             fields=shape.fields, on_error=on_error,
         )  # fmt: skip
         return self._next(node, shape)
 
-    def _next(self, node: nodes.Node, shape: Shape | None = None) -> Stream:
+    def _require_no_returns(self, step: str, returns: type | None) -> None:
+        if returns is not None:
+            raise TopologyError(f"{self._where(step)}: returns= goes with a Python function, not with SQL.")
+
+    def _next(self, node: nodes.Node, shape: Shape | None = None) -> Stream[Any]:
         return Stream(self.pipeline, node, shape or self.shape)
 
 
 _NEW_KEY = "__key"
 
 
-_ARGUMENTS = {
-    "value": ("map_values", ("value",)),
-    "values": ("flat_map_values", ("value",)),
-    "record": ("map", ("key", "value")),
-    "records": ("flat_map", ("key", "value")),
-    "condition": ("filter", ("value",)),
-    "key": ("select_key", ("value",)),
-    "nothing": ("peek", ("key", "value")),
-}
-"""What a function gives → the step that it is of, and what it is given."""
-
-
-class _Not:
-    """The opposite of a condition."""
-
-    def __init__(self, condition: Function) -> None:
-        self.condition = condition
-
-    def __call__(self, value: Any) -> bool:
-        return not self.condition(value)
-
-
-def _kept(given: Any) -> tuple[Any, int | None]:
-    """A store's type and its time to live in ms."""
-    kind, ttl = given if isinstance(given, tuple) else (given, None)
+def _store_type(declared: Any) -> tuple[Any, int | None]:
+    """A store's type, and its time to live in ms."""
+    kind, ttl = declared if isinstance(declared, tuple) else (declared, None)
     if kind is None or isinstance(kind, str | int | timedelta):
         raise TopologyError(
-            f"process at {source_line()}: {given!r} is not the type of a store's values.",
+            f"process at {source_line()}: {declared!r} is not the type of a store's values.",
             next_step='Write for example {"points": Decimal} or {"points": (Decimal, "7 days")}.',
         )
     return kind, None if ttl is None else milliseconds(ttl)
@@ -481,14 +634,14 @@ def _check_processor(where: str, processor: Any) -> None:
     process = getattr(processor, "process", None)
     if not (isinstance(processor, type) and callable(process)):
         raise TopologyError(
-            f"{where}: {processor!r} is no class with a method process(self, record).",
-            next_step="Give the class itself: one object of it is made in every task.",
+            f"{where}: expected a class with a method process(self, record), got {processor!r}.",
+            next_step="Give the class itself: every task makes one object of it.",
         )
-    arguments.callable_with(f"{where}: process", process, "self", "record")
+    require_callable(f"{where}: process", process, "self", "record")
 
 
-class Table(Handle):
-    """The latest value of each key; its changes can be filtered, joined, grouped and written to a topic."""
+class Table(Handle[V]):
+    """The latest value of each key. Its changes can be filtered, joined, grouped and written to a topic."""
 
     metadata = CHANGE_METADATA
 
@@ -496,134 +649,134 @@ class Table(Handle):
         self,
         topic: str,
         *,
-        value: Value | None = None,
-        key: Function | None = None,
-        delivery: nodes.Delivery = "exactly_once",
-        on_error: nodes.OnError | None = None,
+        value: type[str] | Serde[Any] | None = None,
+        key: Callable[[str], bytes] | None = None,
+        delivery: Delivery = "exactly_once",
+        on_error: OnError | None = None,
     ) -> None:
-        """Write every change to `topic`: the key as text, the value as JSON; a deletion is a tombstone.
+        """Write every change to `topic`, the key as text and the value as JSON; a deletion is a tombstone.
 
-        The window of a windowed store's change is in the headers `window_start` and `window_end`, as epoch ms.
-        `on_error` says what becomes of a record that cannot be encoded, or is larger than the topic takes.
+        A windowed table's changes have their window in the headers `window_start` and `window_end`, in epoch ms.
+        `on_error` applies to records that cannot be encoded or are too large for the topic.
         """
         self._sink(topic, value, key, delivery=delivery, on_error=on_error)
 
-    def to_stream(self) -> Stream:
-        """The changes as records, a deletion as a record whose value is null."""
+    def to_stream(self) -> Stream[V]:
+        """The changes as records; a deletion is a record with a null value."""
         return Stream(self.pipeline, self.pipeline.add(nodes.ToStream, parent=self.node), self.shape)
 
-    def filter(self, where: str, *, on_error: nodes.OnError | None = None) -> Table:
-        """Keep the rows for which the condition is true; a row for which it is no longer true is deleted."""
+    def filter(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
+        """Keep the rows for which the SQL condition is true; a row for which it turns false is deleted."""
         self._check(where, "filter", "condition")
         node = self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error)
         return Table(self.pipeline, node, self.shape)
 
-    def filter_not(self, where: str, *, on_error: nodes.OnError | None = None) -> Table:
-        """Keep the rows for which the condition is not true."""
+    def filter_not(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
+        """Keep the rows for which the SQL condition is not true."""
         self._check(where, "filter_not", "condition")
         return self.filter(f"NOT coalesce({where}, false)", on_error=on_error)
 
-    def map_values(self, *picked: str, on_error: nodes.OnError | None = None, **named: str) -> Table:
-        """The value becomes the picked fields and the named expressions."""
-        columns = self._columns(picked, named)
-        node = self.pipeline.add(nodes.MapValues, parent=self.node, columns=columns, on_error=on_error)
-        return Table(self.pipeline, node, self._mapped(columns))
+    def select(
+        self, *picked: str | Mapping[str, Column], on_error: OnError | None = None, **named: Column
+    ) -> Table[dict[str, Any]]:
+        """Make the value of the picked fields and of columns `name="SQL expression"`, as `Stream.select` does."""
+        columns, types = self._columns("select", picked, named)
+        self._require_own_names("select", columns)
+        node = self.pipeline.add(nodes.Select, parent=self.node, columns=columns, on_error=on_error)
+        return Table(self.pipeline, node, Shape(types))
 
-    def map_value(self, value: str, *, on_error: nodes.OnError | None = None) -> Table:
-        """The value becomes the expression's own, no object: later expressions call it `value`."""
-        self._check(value, "map_value")
-        node = self.pipeline.add(nodes.MapValue, parent=self.node, value=value, on_error=on_error)
-        return Table(self.pipeline, node, one_value(self.fields.get(value, "")))
+    def map_values(self, value: str, *, on_error: OnError | None = None) -> Table[Any]:
+        """Replace the value by the value of an SQL expression, which later SQL calls `value`."""
+        self._check(value, "map_values")
+        node = self.pipeline.add(nodes.MapValues, parent=self.node, value=value, on_error=on_error)
+        return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))
 
-    def group_by(self, key: str) -> GroupedTable:
-        """Group the rows by an expression, to be aggregated with each row counted where it is now."""
+    def group_by(self, key: str) -> GroupedTable[V]:
+        """Group the rows by an SQL expression. A row whose key changes moves from one group to the other."""
         self._check(key, "group_by", "key")
         if nodes.window_of(self.node) is not None:
             raise TopologyError(
-                f"{self.pipeline.name}: group_by at {source_line()}: the table is windowed.",
-                next_step="Take its changes with to_stream() and group these.",
+                f"{self._where('group_by')}: the table is windowed.",
+                next_step="Group its changes instead: to_stream().group_by(...).",
             )
         return GroupedTable(self, key, None)
 
     def join(
-        self,
-        other: Table,
-        *,
-        how: nodes.How = "inner",
-        on: str | None = None,
-        on_error: nodes.OnError | None = None,
-    ) -> Table:
-        """Each row beside the other table's row of the same key: the value has the fields `left` and `right`.
+        self, other: Table[Any], *, how: How = "inner", on: str | None = None, on_error: OnError | None = None
+    ) -> Table[dict[str, Any]]:
+        """Join rows of the same key; the value has the fields `left` and `right`.
 
-        Both tables' changes count. With `on`, an expression over this table's value, the other's key is that: a
-        foreign key. A global table is looked up when a row of this one changes.
+        A change of either table updates the result. `on`, an SQL expression over this table's value, is a foreign key:
+        the key of the other table's row. A global table is looked up only when a row of this table changes.
         """
         where = self._where("join")
-        arguments.instance(where, other, Table, "A table is joined with a table; make one of a stream with to_table().")
-        arguments.choice(where, "how", how, nodes.How)
-        self._together(where, other)
+        arguments.instance(where, other, Table, "a table, such as stream.to_table() makes")
+        arguments.choice(where, "how", how, How)
+        self._require_same_pipeline(where, other)
         for table in (self, other):
             if nodes.window_of(table.node) is not None:
-                raise TopologyError(f"{where}: {table.node.name!r} is windowed; its key matches no table's.")
+                raise TopologyError(f"{where}: {table.node.name!r} is windowed, and its keys match no other table's.")
         if on is not None:
             self._check(on, "join")
-        kind: Any = "table-table" if on is None else "foreign-key"
+        kind = "table-table" if on is None else "foreign-key"
         if isinstance(other, GlobalTable):
             kind = "lookup"
         if how == "outer" and kind != "table-table":
-            raise TopologyError(f"{where}: this join is inner or left.")
+            raise TopologyError(f"{where}: how='outer' needs two tables joined by key.", next_step="Use inner or left.")
         if kind == "lookup" and on is not None:
-            raise TopologyError(f"{where}: on= is for tables.", next_step="Read the topic with table() instead.")
+            raise TopologyError(
+                f"{where}: on= does not work with a global table.", next_step="Read the topic with table() instead."
+            )
         node = self.pipeline.add(
             nodes.Join, left=self.node, right=other.node, how=how, kind=kind, on=on, on_error=on_error
         )
         return Table(self.pipeline, node, Shape.joined(self.shape, other.shape))
 
-    def left_join(self, other: Table, **more: Any) -> Table:
+    def left_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
         """`join` with `how="left"`."""
-        return self.join(other, how="left", **more)
+        return self.join(other, how="left", **options)
 
-    def outer_join(self, other: Table, **more: Any) -> Table:
+    def outer_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
         """`join` with `how="outer"`."""
-        return self.join(other, how="outer", **more)
+        return self.join(other, how="outer", **options)
 
-    def suppress_until_window_closes(self, **buffer: Any) -> Table:
-        """Exactly one result for each window: its last, once no record can be added to it any more.
+    def suppress_until_window_closes(self, *, max_records: int | None = None, max_bytes: int | None = None) -> Table[V]:
+        """Emit only the final result of each window, once the window has closed.
 
-        `max_records` and `max_bytes` limit what is held back; when it is full the run is ended, since a result that
-        comes early would not be the only one.
+        The run ends with an error if more than `max_records` or `max_bytes` are held back.
         """
         if nodes.window_of(self.node) is None:
-            raise TopologyError(f"{self.pipeline.name}: suppress at {source_line()}: the table is not windowed.")
-        return self._suppress("window_close", 0, **({"when_full": "shut_down"} | buffer))
+            raise TopologyError(f"{self._where('suppress')}: the table is not windowed.")
+        return self._suppress("window_close", 0, max_records, max_bytes, "shut_down")
 
-    def suppress_until_time_limit(self, limit: Duration, **buffer: Any) -> Table:
-        """A key's latest result at most once in `limit`, counted in stream time from its first update held back.
+    def suppress_until_time_limit(
+        self,
+        limit: Duration,
+        *,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        when_full: Literal["emit_early", "shut_down"] = "emit_early",
+    ) -> Table[V]:
+        """Emit a key's latest result at most once per `limit`, counted in stream time from the first update held back.
 
-        `max_records` and `max_bytes` limit what is held back; when it is full the oldest comes out early, or with
-        `when_full="shut_down"` the run is ended.
+        If more than `max_records` or `max_bytes` are held back, the oldest result is emitted early, or with
+        `when_full="shut_down"` the run ends with an error.
         """
-        return self._suppress("time_limit", milliseconds(limit), **({"when_full": "emit_early"} | buffer))
+        return self._suppress("time_limit", milliseconds(limit), max_records, max_bytes, when_full)
 
     def _suppress(
         self,
         until: Literal["window_close", "time_limit"],
         limit_ms: int,
-        *,
-        max_records: int | None = None,
-        max_bytes: int | None = None,
+        max_records: int | None,
+        max_bytes: int | None,
         when_full: Literal["emit_early", "shut_down"],
-    ) -> Table:
+    ) -> Table[V]:
         where = self._where("suppress")
         arguments.choice(where, "when_full", when_full, Literal["emit_early", "shut_down"])
         arguments.at_least(where, "max_records", max_records, 1)
         arguments.at_least(where, "max_bytes", max_bytes, 1)
         arguments.at_least(where, "limit", limit_ms, 0)
-        if until == "window_close" and when_full != "shut_down":
-            raise TopologyError(
-                f"{where}: a window's only result cannot come early.",
-                next_step='Leave when_full="shut_down", or take suppress_until_time_limit.',
-            )
         node = self.pipeline.add(
             nodes.Suppress, parent=self.node, until=until, limit_ms=limit_ms, max_records=max_records,
             max_bytes=max_bytes, when_full=when_full,
@@ -631,89 +784,104 @@ class Table(Handle):
         return Table(self.pipeline, node, self.shape)
 
 
-class GlobalTable(Table):
-    """The latest value of each key of a topic, whole on every worker."""
+class GlobalTable(Table[V]):
+    """The latest value of each key of a topic, complete on every worker."""
 
     node: nodes.Source
 
 
-_AGGREGATE_ARGUMENTS = {
-    "initializer": (),
-    "adder": ("key", "value", "aggregate"),
-    "subtractor": ("key", "value", "aggregate"),
-    "merger": ("key", "one", "other"),
-}
-"""The functions of an aggregate, and what each is given."""
+class _Grouped(Generic[V]):
+    """Shared by grouped streams and tables."""
 
-
-class _Grouped:
-    """What grouped streams and tables have in common."""
-
-    def __init__(self, parent: Handle, key: str, window: AnyWindow | None) -> None:
+    def __init__(self, parent: Handle[V], key: str, window: AnyWindow | None) -> None:
         self.parent = parent
         self.key = key
         self.window = window
         self.late: nodes.Late | None = None
         self.retention_ms: int | None = None
 
-    def count(self, *, store: str, on_error: nodes.OnError | None = None) -> Table:
-        """The number of records: a JSON number."""
-        return self._aggregate(store, {"count": "count(*)"}, scalar=True, on_error=on_error)
+    def count(self, *, store: str, on_error: OnError | None = None) -> Table[int]:
+        """Count the records of each group."""
+        columns = {"count": "count(*)"}
+        return self._add(store, columns, Shape.single("BIGINT"), scalar=True, on_error=on_error)
 
-    def _functions(self, store: str, columns: dict[str, str], functions: Mapping[str, Any]) -> None:
-        """TopologyError unless an aggregate by functions has all it needs, and no expressions."""
-        where = self.parent._where(f"aggregate into {store!r}")
+    def _sql(self, store: str, columns: Mapping[str, str], on_error: OnError | None) -> Table[dict[str, Any]]:
+        step = f"aggregate into {store!r}"
+        if not columns:
+            raise TopologyError(f"{self.parent._where(step)} names no column.")
+        for text in columns.values():
+            self.parent._check(text, step, aggregate=True)
+        return self._add(store, dict(columns), Shape(dict.fromkeys(columns, "")), scalar=False, on_error=on_error)
+
+    def _python(
+        self, store: str, functions: Mapping[str, Any], returns: type | None, columns: Mapping[str, str],
+        on_error: OnError | None,
+    ) -> Table[Any]:  # fmt: skip
+        """Aggregate by Python functions; TopologyError if one is missing or takes other arguments."""
+        step = f"aggregate into {store!r}"
+        where = self.parent._where(step)
         if columns:
-            raise TopologyError(
-                f"{where} has functions and expressions.", next_step="Give either; two stores can have one each."
-            )
+            raise TopologyError(f"{where} has both Python functions and SQL.", next_step="Make two stores of them.")
+        called = {}
         for name, function in functions.items():
             if function is None:
-                raise TopologyError(f"{where} needs a function {name}{_AGGREGATE_ARGUMENTS[name]}.")
-            arguments.callable_with(f"{where}: {name}", function, *_AGGREGATE_ARGUMENTS[name])
-
-    def _columns(self, store: str, columns: dict[str, str], on_error: nodes.OnError | None) -> Table:
-        if not columns:
-            raise TopologyError(
-                f"{self.parent.pipeline.name}: aggregate into {store!r} at {source_line()} names no column."
-            )
-        return self._aggregate(store, columns, scalar=False, on_error=on_error)
-
-    def _aggregate(self, store: str, columns: dict[str, str], *, scalar: bool, on_error: nodes.OnError | None) -> Table:
-        for text in columns.values():
-            self.parent._check(text, f"aggregate into {store!r}", aggregate=True)
-        shape = one_value("BIGINT") if scalar else Shape(dict.fromkeys(columns, ""))
-        return self._add(store, columns, shape, scalar=scalar, on_error=on_error)
-
-    def _python(self, store: str, python: nodes.PythonAggregate, on_error: nodes.OnError | None) -> Table:
-        shape = Shape.of(python.returns, python.fields)
+                raise TopologyError(f"{where} needs a function {name}({', '.join(_AGGREGATE_ARGUMENTS[name])}).")
+            if name == "initializer":
+                require_callable(f"{where}: {name}", function)
+                called[name] = function
+            else:
+                called[name] = with_key(f"{where}: {name}", function, *_AGGREGATE_ARGUMENTS[name])
+        shape = self.parent._returned(step, returns)
+        python = nodes.PythonAggregate(
+            called["initializer"], called["adder"], called.get("subtractor"), called.get("merger"),
+            self.parent.shape.contract, returns, shape.fields,
+        )  # fmt: skip
         return self._add(store, {}, shape, scalar=shape.scalar, python=python, on_error=on_error)
 
-    def _add(self, store: str, columns: dict[str, str], shape: Shape, **more: Any) -> Table:
+    def _reduce(self, store: str, reducer: Function, subtractor: Function | None, on_error: OnError | None) -> Table[V]:
+        where = self.parent._where(f"reduce into {store!r}")
+        add = with_key(where, reducer, "aggregate", "value")
+        subtract = None if subtractor is None else with_key(where, subtractor, "aggregate", "value")
+        contract = self.parent.shape.contract
+        fields = self.parent.shape.fields if contract is not None else fields_of(None)
+        # Two sessions that become one are reduced like two values.
+        merge = add if subtractor is None else None
+        python = nodes.PythonAggregate(None, add, subtract, merge, contract, contract, fields)
+        shape = Shape.of(contract, fields)
+        return self._add(store, {}, shape, scalar=shape.scalar, python=python, on_error=on_error)
+
+    def _add(self, store: str, columns: dict[str, str], shape: Shape, **options: Any) -> Table[Any]:
         pipeline = self.parent.pipeline
         pipeline.claim("store", store)
         node = pipeline.add(
             nodes.Aggregate, parent=self.parent.node, key=self.key, window=self.window, store=store, columns=columns,
-            late=self.late, retention_ms=self.retention_ms, **more,
+            late=self.late, retention_ms=self.retention_ms, **options,
         )  # fmt: skip
         return Table(pipeline, node, shape)
 
 
-class GroupedStream(_Grouped):
-    """Records grouped by a key."""
+_AGGREGATE_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "initializer": (),
+    "adder": ("aggregate", "value"),
+    "subtractor": ("aggregate", "value"),
+    "merger": ("earlier", "later"),
+}
+
+
+class GroupedStream(_Grouped[V]):
+    """Records grouped by a key. Every aggregation is a store that can be queried by its name."""
 
     def windowed_by(
         self, window: AnyWindow, *, late: str | None = None, retention: Duration | None = None
-    ) -> WindowedStream:
-        """Aggregate each window of event time by itself.
+    ) -> WindowedStream[V]:
+        """Aggregate each window of event time separately.
 
-        Records that are late for every window are counted; to the topic `late` they are written too, with the value
-        that they have here. A window can be queried until stream time is more than `retention` past its end; without
-        it, for ever.
+        Records that are late for every window are counted, and written to the topic `late` if one is given. A window
+        can be queried until stream time is more than `retention` past its end; without `retention`, for ever.
         """
         where = self.parent._where("windowed_by")
         arguments.instance(
-            where, window, (Window, SlidingWindow, SessionWindow), 'Give for example tumbling("1 minute").'
+            where, window, (Window, SlidingWindow, SessionWindow), 'a window, such as tumbling("1 minute")'
         )
         windowed = WindowedStream(self.parent, self.key, window)
         if retention is not None:
@@ -723,105 +891,156 @@ class GroupedStream(_Grouped):
             windowed.late = self.parent.pipeline.add(nodes.Late, parent=self.parent.node, topic=late)
         return windowed
 
+    @overload
+    def aggregate(
+        self, columns: Mapping[str, str] = ..., /, *, store: str, on_error: OnError | None = None, **named: str
+    ) -> Table[dict[str, Any]]: ...
+    @overload
     def aggregate(
         self,
-        initializer: Callable[[], Any] | None = None,
-        adder: Callable[[str, Any, Any], Any] | None = None,
+        initializer: Callable[[], R],
+        adder: Callable[[R, V], R],
+        *,
+        store: str,
+        returns: type[R] | None = None,
+        merger: Callable[[R, R], R] | Callable[[str, R, R], R] | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[R]: ...
+    @overload
+    def aggregate(
+        self,
+        initializer: Callable[[], R],
+        adder: Callable[[str, R, V], R],
+        *,
+        store: str,
+        returns: type[R] | None = None,
+        merger: Callable[[R, R], R] | Callable[[str, R, R], R] | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[R]: ...
+    def aggregate(  # type: ignore[misc]  # a column with a parameter's name goes into the mapping
+        self,
+        initializer: Mapping[str, str] | Function | None = None,
+        adder: Function | None = None,
         *,
         store: str,
         returns: type | None = None,
-        merger: Callable[[str, Any, Any], Any] | None = None,
-        on_error: nodes.OnError | None = None,
+        merger: Function | None = None,
+        on_error: OnError | None = None,
         **columns: str,
-    ) -> Table:
-        """A JSON object with one field for each named Spark SQL aggregate, such as `total="sum(amount)"`.
+    ) -> Table[Any]:
+        """Aggregate each group into an object with a column for every SQL aggregate, such as `total="sum(amount)"`.
 
-        Or by Python functions, called in the order of the records: `initializer()` makes the first aggregate,
-        `adder(key, value, aggregate)` the next; of session windows `merger(key, one, other)` makes one of two.
-        `returns` is the aggregate's type, a Struct perhaps.
+        Columns can also be given as one mapping, `{"store": "count(*)"}`, which allows any name.
+
+        Or aggregate by Python functions, called in the order of the records: `initializer()` makes the first aggregate,
+        `adder(aggregate, value)` the next; session windows need `merger(earlier, later)` too. `returns` is the
+        aggregate's type.
         """
-        if initializer is None and adder is None:
-            return self._columns(store, columns, on_error)
-        merges = isinstance(self.window, SessionWindow)
-        given = {"initializer": initializer, "adder": adder} | ({"merger": merger} if merges else {})
-        self._functions(store, columns, given)
-        assert adder is not None
-        fields = self.parent._returned(f"aggregate into {store!r}", returns).fields
-        takes = self.parent.shape.contract
-        python = nodes.PythonAggregate(initializer, adder, None, merger, takes, returns, fields)
-        return self._python(store, python, on_error)
+        if adder is None and (initializer is None or isinstance(initializer, Mapping)):
+            return self._sql(store, {**(initializer or {}), **columns}, on_error)
+        functions = {"initializer": initializer, "adder": adder}
+        if isinstance(self.window, SessionWindow):
+            functions["merger"] = merger
+        return self._python(store, functions, returns, columns, on_error)
 
-    def reduce(self, reducer: Callable[[Any, Any], Any], *, store: str, on_error: nodes.OnError | None = None) -> Table:
-        """The values put together two at a time, in order: `reducer(so_far, value)` is of the values' own type."""
-        arguments.callable_with(self.parent._where(f"reduce into {store!r}"), reducer, "so_far", "value")
-        shape = self.parent.shape
-        fields = shape.fields if shape.contract is not None else fields_of(None)
-        python = nodes.PythonAggregate(None, reducer, None, reducer, shape.contract, shape.contract, fields)
-        return self._python(store, python, on_error)
+    @overload
+    def reduce(self, reducer: Callable[[V, V], V], *, store: str, on_error: OnError | None = None) -> Table[V]: ...
+    @overload
+    def reduce(self, reducer: Callable[[str, V, V], V], *, store: str, on_error: OnError | None = None) -> Table[V]: ...
+    def reduce(self, reducer: Function, *, store: str, on_error: OnError | None = None) -> Table[V]:
+        """Combine each group's values in order: `reducer(aggregate, value)` returns a value of the same type."""
+        return self._reduce(store, reducer, None, on_error)
 
 
-class WindowedStream(GroupedStream):
-    """A grouped stream whose aggregations are kept for each window."""
+class WindowedStream(GroupedStream[V]):
+    """A grouped stream that is aggregated per window."""
 
 
-class GroupedTable(_Grouped):
-    """A table's rows grouped by a key: a row that changes is taken from its group and added to the new one."""
+class GroupedTable(_Grouped[V]):
+    """A table's rows grouped by a key. A row that changes is subtracted from its old group and added to the new one."""
 
+    @overload
+    def aggregate(
+        self, columns: Mapping[str, str] = ..., /, *, store: str, on_error: OnError | None = None, **named: str
+    ) -> Table[dict[str, Any]]: ...
+    @overload
     def aggregate(
         self,
-        initializer: Callable[[], Any] | None = None,
-        adder: Callable[[str, Any, Any], Any] | None = None,
-        subtractor: Callable[[str, Any, Any], Any] | None = None,
+        initializer: Callable[[], R],
+        adder: Callable[[R, V], R],
+        subtractor: Callable[[R, V], R],
+        *,
+        store: str,
+        returns: type[R] | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[R]: ...
+    @overload
+    def aggregate(
+        self,
+        initializer: Callable[[], R],
+        adder: Callable[[str, R, V], R],
+        subtractor: Callable[[str, R, V], R],
+        *,
+        store: str,
+        returns: type[R] | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[R]: ...
+    def aggregate(  # type: ignore[misc]  # a column with a parameter's name goes into the mapping
+        self,
+        initializer: Mapping[str, str] | Function | None = None,
+        adder: Function | None = None,
+        subtractor: Function | None = None,
         *,
         store: str,
         returns: type | None = None,
-        on_error: nodes.OnError | None = None,
+        on_error: OnError | None = None,
         **columns: str,
-    ) -> Table:
-        """A JSON object of named Spark SQL aggregates that can be taken back: `count`, `sum`, `avg`, `collect_list`.
+    ) -> Table[Any]:
+        """Aggregate each group into an object with a column for every SQL aggregate: count, sum, avg, collect_list.
 
-        Or by Python functions: `adder(key, value, aggregate)` and `subtractor(key, value, aggregate)`.
+        Columns can also be given as one mapping, which allows any name. Or aggregate by Python functions:
+        `initializer()`, `adder(aggregate, value)` and `subtractor(aggregate, value)`.
         """
-        given = {"initializer": initializer, "adder": adder, "subtractor": subtractor}
-        if not any(given.values()):
-            return self._columns(store, columns, on_error)
-        self._functions(store, columns, given)
-        assert adder is not None
-        fields = self.parent._returned(f"aggregate into {store!r}", returns).fields
-        takes = self.parent.shape.contract
-        python = nodes.PythonAggregate(initializer, adder, subtractor, None, takes, returns, fields)
-        return self._python(store, python, on_error)
+        if adder is None and subtractor is None and (initializer is None or isinstance(initializer, Mapping)):
+            return self._sql(store, {**(initializer or {}), **columns}, on_error)
+        functions = {"initializer": initializer, "adder": adder, "subtractor": subtractor}
+        return self._python(store, functions, returns, columns, on_error)
 
+    @overload
     def reduce(
         self,
-        adder: Callable[[Any, Any], Any],
-        subtractor: Callable[[Any, Any], Any],
+        adder: Callable[[V, V], V],
+        subtractor: Callable[[V, V], V],
         *,
         store: str,
-        on_error: nodes.OnError | None = None,
-    ) -> Table:
-        """The values put together: `adder(so_far, value)`, and `subtractor(so_far, value)` for one that goes."""
-        for function in (adder, subtractor):
-            arguments.callable_with(self.parent._where(f"reduce into {store!r}"), function, "so_far", "value")
-        shape = self.parent.shape
-        fields = shape.fields if shape.contract is not None else fields_of(None)
-        python = nodes.PythonAggregate(None, adder, subtractor, None, shape.contract, shape.contract, fields)
-        return self._python(store, python, on_error)
+        on_error: OnError | None = None,
+    ) -> Table[V]: ...
+    @overload
+    def reduce(
+        self,
+        adder: Callable[[str, V, V], V],
+        subtractor: Callable[[str, V, V], V],
+        *,
+        store: str,
+        on_error: OnError | None = None,
+    ) -> Table[V]: ...
+    def reduce(self, adder: Function, subtractor: Function, *, store: str, on_error: OnError | None = None) -> Table[V]:
+        """Combine each group's values: `adder(aggregate, value)`, and `subtractor` for a row that leaves the group."""
+        return self._reduce(store, adder, subtractor, on_error)
 
 
-class Processed:
-    """What a processor forwards: its outputs by name."""
+class Processed(Generic[R]):
+    """The outputs of a processor, by name."""
 
     def __init__(self, pipeline: Graph, node: nodes.Process) -> None:
         self.pipeline = pipeline
         self.node = node
 
-    def __getitem__(self, output: str) -> Stream:
-        """The stream of a named output."""
+    def __getitem__(self, output: str) -> Stream[Any]:
         if output not in self.node.returns:
             raise TopologyError(
                 f"{self.pipeline.name} at {source_line()}: the processor has no output {output!r}.",
-                next_step=f"There are: {', '.join(self.node.returns)}.",
+                next_step=f"Its outputs: {', '.join(self.node.returns)}.",
             )
         returns = self.node.returns[output]
         fields = fields_of(returns)
@@ -829,6 +1048,6 @@ class Processed:
         return Stream(self.pipeline, branch, Shape.of(returns, fields))
 
     @property
-    def output(self) -> Stream:
-        """The stream of what is forwarded to no output by name."""
+    def output(self) -> Stream[R]:
+        """The records that the processor forwards without naming an output."""
         return self["output"]

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from sluice.errors import TopologyError
-from sluice.values.sql import quoted
+from sluice.values.sql import literal, quoted
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,25 @@ def _in_order(node: exp.Expr) -> tuple[str, str | None, int] | None:
     if name is None or isinstance(node.this, exp.Distinct | exp.Order):
         return None
     return name, node.this.sql(dialect="spark"), 0
+
+
+Column: TypeAlias = "str | Mapping[str, Column]"
+"""An SQL expression, or the columns of a nested object by name."""
+
+
+def struct(fields: Mapping[str, Column]) -> str:
+    """SQL that makes an object of these fields, to be used inside other SQL; nested mappings make nested objects.
+
+    `struct({"id": "store_id", "city": "address.city"})` is `named_struct('id', store_id, 'city', address.city)`.
+    """
+    for column in fields.values():
+        if isinstance(column, str):
+            parse(column)  # so that a mistake is found in its own field
+    return f"named_struct({', '.join(f'{literal(name)}, {column_sql(column)}' for name, column in fields.items())})"
+
+
+def column_sql(column: Column) -> str:
+    return struct(column) if isinstance(column, Mapping) else column
 
 
 def reference(name: str) -> str:

@@ -18,6 +18,8 @@ from decimal import Decimal
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from sluice.topology.functions import Wrapper
+
 _PLAIN = (type(None), bool, int, float, str, bytes, Decimal)
 _DIGITS = 16
 
@@ -37,6 +39,9 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
             yield "partial"
             for part in (value.func, *value.args, *(one for pair in sorted(value.keywords.items()) for one in pair)):
                 yield from _described(part, seen)
+        case Wrapper():
+            yield type(value).__name__
+            yield from _described(value.function, seen)
         case MethodType():
             yield from _described(value.__func__, seen)
         case FunctionType():

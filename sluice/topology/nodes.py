@@ -38,7 +38,7 @@ class Source(Node):
 
     topic: str
     kind: Literal["stream", "table", "global_table"]
-    serde: Serde
+    serde: Serde[Any]
     key: str | None
     key_decode: Callable[[bytes], str] | None
     event_time: str | None
@@ -65,7 +65,7 @@ class Filter(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class MapValues(Node):
+class Select(Node):
     """The value becomes these fields, each an expression over the old ones."""
 
     parent: Node
@@ -73,7 +73,7 @@ class MapValues(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class MapValue(Node):
+class MapValues(Node):
     """The value becomes this expression itself, which later steps call `value`."""
 
     parent: Node
@@ -298,7 +298,7 @@ def is_table(node: Node) -> bool:
             return True
         case Join(kind=kind):
             return kind in ("table-table", "foreign-key", "lookup")
-        case Filter(parent=parent) | MapValues(parent=parent) | MapValue(parent=parent):
+        case Filter(parent=parent) | Select(parent=parent) | MapValues(parent=parent):
             return is_table(parent)
         case _:
             return False
@@ -316,7 +316,7 @@ def window_of(node: Node) -> AnyWindow | None:
     match node:
         case Aggregate(window=window):
             return window
-        case Suppress(parent=parent) | Filter(parent=parent) | MapValues(parent=parent) | MapValue(parent=parent):
+        case Suppress(parent=parent) | Filter(parent=parent) | Select(parent=parent) | MapValues(parent=parent):
             return window_of(parent)
         case ToStream(parent=parent):
             return window_of(parent)

@@ -11,8 +11,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
 from sluice.topology.dsl import GlobalTable, Shape, Stream, Table
+from sluice.topology.functions import require_callable
 from sluice.topology.graph import Graph
-from sluice.topology.serdes import Serde, Value, fields_of, serde_of
+from sluice.topology.serdes import Serde, V, Value, fields_of, serde_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, milliseconds
 from sluice.values.records import METADATA
@@ -82,13 +83,13 @@ class Pipeline(Graph):
         self,
         topic: str,
         *,
-        value: Value,
+        value: Value[V],
         key: str | Callable[[bytes], str] | None = None,
         event_time: str | None = None,
         nulls: nodes.OnNull = "dead_letter",
         invalid_time: nodes.OnTime | None = None,
         on_error: nodes.OnError | None = None,
-    ) -> Stream:
+    ) -> Stream[V]:
         """Read a topic as a stream.
 
         `value` is the contract of JSON values, `str` for plain text, or a Serde. `key` names the field that is the
@@ -106,11 +107,11 @@ class Pipeline(Graph):
         self,
         topic: str,
         *,
-        value: Value,
+        value: Value[V],
         key: str | Callable[[bytes], str] | None = None,
         store: str | None = None,
         on_error: nodes.OnError | None = None,
-    ) -> Table:
+    ) -> Table[V]:
         """Read a topic as a table: the latest value per key, in the order of offsets; a null value deletes.
 
         Its store has the topic's name, or that of `store`.
@@ -125,10 +126,10 @@ class Pipeline(Graph):
         self,
         topic: str,
         *,
-        value: Value,
+        value: Value[V],
         key: str | Callable[[bytes], str] | None = None,
         on_error: nodes.OnError | None = None,
-    ) -> GlobalTable:
+    ) -> GlobalTable[V]:
         """Read a topic as a table: the latest value per key, whole on every worker; its store has the topic's name."""
         self.claim("store", topic)
         source = self._source(topic, "global_table", value, key, nulls="keep", on_error=on_error)
@@ -138,7 +139,7 @@ class Pipeline(Graph):
         self,
         topic: str,
         kind: Any,
-        value: Value,
+        value: Value[V],
         key: str | Callable[[bytes], str] | None,
         *,
         event_time: str | None = None,
@@ -153,9 +154,9 @@ class Pipeline(Graph):
         on_time = on_time or on_error or self.on_error
         arguments.choice(where, "invalid_time", on_time, nodes.OnTime)
         if key is not None and not isinstance(key, str):
-            arguments.callable_with(where, key, "key")
+            require_callable(where, key, "key")
         if serde.decode is not None:
-            arguments.callable_with(where, serde.decode, "data")
+            require_callable(where, serde.decode, "data")
         try:
             fields = fields_of(serde.contract)
         except TopologyError as error:
@@ -195,7 +196,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_fields(
-    where: str, serde: Serde, fields: dict[str, str], named: list[str | None], event_time: str | None
+    where: str, serde: Serde[Any], fields: dict[str, str], named: list[str | None], event_time: str | None
 ) -> None:
     for name in named:
         if name is not None and name not in fields:

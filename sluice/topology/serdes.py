@@ -1,10 +1,10 @@
-"""How a topic's values are read and written: JSON that keeps to a contract, plain text, or an author's functions."""
+"""Serdes: how a topic's values are read and written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -12,41 +12,40 @@ from sluice.errors import TopologyError
 from sluice.values import contracts
 from sluice.values.records import TEXT_FIELD
 
+V = TypeVar("V")
+
 
 @dataclass(frozen=True)
-class Serde:
-    """Values of type `contract`, or text if that is `str`.
+class Serde(Generic[V]):
+    """How values of type `contract` are read from a topic and written to one: by default as JSON, a str as plain text.
 
-    `decode` makes such a value of a record's bytes, and raises whatever it likes for those that are none: they are set
-    aside as dead letters, with what it says. `encode` makes a record's bytes of a value, for sinks.
+    `decode` makes a value of a record's bytes; a record for which it raises an error becomes a dead letter. `encode`
+    makes bytes of a value, for sinks.
     """
 
-    contract: type
-    decode: Callable[[bytes], Any] | None = None
+    contract: type[V]
+    decode: Callable[[bytes], V] | None = None
     encode: Callable[[Any], bytes] | None = None
 
     @property
     def is_text(self) -> bool:
-        """Whether the values are plain text."""
         return self.contract is str
 
     @property
     def name(self) -> str:
-        """The contract in words."""
         return self.contract.__name__ if isinstance(self.contract, type) else str(self.contract)
 
 
-Value: TypeAlias = type | Serde
-"""What an author says of a topic's values: a msgspec Struct, `str`, or a Serde."""
+Value: TypeAlias = type[V] | Serde[V]
+"""The type of a topic's values: a msgspec Struct, `str`, or a Serde."""
 
 
-def serde_of(value: Value) -> Serde:
-    """The serde that an author means."""
+def serde_of(value: Value[V]) -> Serde[V]:
     return value if isinstance(value, Serde) else Serde(value)
 
 
 def fields_of(contract: type | None) -> dict[str, str]:
-    """The fields of a value of this type, each with its Spark SQL type; of one that is no object just `value`."""
+    """The fields of such a value, each with its Spark SQL type; just `value` if it is not an object."""
     if contract is None:
         return {TEXT_FIELD: ""}
     if isinstance(contract, type) and issubclass(contract, msgspec.Struct):
@@ -60,5 +59,4 @@ def fields_of(contract: type | None) -> dict[str, str]:
 
 
 def is_object(contract: type | None) -> bool:
-    """Whether values of this type have fields."""
     return isinstance(contract, type) and issubclass(contract, msgspec.Struct)

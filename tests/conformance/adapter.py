@@ -141,8 +141,8 @@ def _step(node: dict[str, Any], parent: Any) -> Any:
         case "map_values":
             operation, columns = node["value"][0], node["value"][1]
             if operation != "struct":
-                return parent.map_value(sql(node["value"]))
-            return parent.map_values(**{name: sql(one) for name, one in columns.items()})
+                return parent.map_values(sql(node["value"]))
+            return parent.select(**{name: sql(one) for name, one in columns.items()})
         case "select_key":
             return parent.select_key(sql(node["key"]))
         case "flat_map_values":
@@ -172,7 +172,7 @@ def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
     if "window" in node:
         grouped = grouped.windowed_by(window(node["window"]))
     columns = {one["name"]: _aggregation(one) for one in node["aggs"]}
-    return grouped.aggregate(store=f"{built.prefix}_{node['id']}", **columns)
+    return grouped.aggregate(columns, store=f"{built.prefix}_{node['id']}")
 
 
 def _aggregation(one: dict[str, Any]) -> str:

@@ -67,11 +67,11 @@ class Names:
 Build = Callable[[Names], Pipeline]
 
 
-def sales_of(pipeline: Pipeline, names: Names) -> Stream:
+def sales_of(pipeline: Pipeline, names: Names) -> Stream[Sale]:
     return pipeline.stream(names("sales"), value=Sale, key="shop", event_time="at")
 
 
-def by_shop(pipeline: Pipeline, names: Names) -> GroupedStream:
+def by_shop(pipeline: Pipeline, names: Names) -> GroupedStream[Sale]:
     return sales_of(pipeline, names).group_by("shop")
 
 
@@ -80,12 +80,12 @@ def shop(names: Names) -> Pipeline:
     pipeline = names.pipeline()
     sales = sales_of(pipeline, names)
     shops = pipeline.global_table(names("shops"), value=Shop, key="shop")
-    sales.map_values("shop", "amount").to(names("copies"))
+    sales.select("shop", "amount").to(names("copies"))
     groups = sales.group_by("shop")
     groups.count(store="n")
     total = groups.aggregate(store="total", n="count(*)", amount="sum(amount)")
-    total.join(shops).map_values(shop="_key", amount="left.amount", city="right.city").to(names("with_city"))
-    total.join(shops, how="left").map_values(amount="left.amount", city="right.city").to(names("with_any_city"))
+    total.join(shops).select(shop="_key", amount="left.amount", city="right.city").to(names("with_city"))
+    total.join(shops, how="left").select(amount="left.amount", city="right.city").to(names("with_any_city"))
     groups.windowed_by(GRACE).count(store="n_window")
     return pipeline
 

@@ -74,7 +74,7 @@ def careful(names: Names) -> Pipeline:
     sales = sales_of(pipeline, names)
     sales.group_by("shop").aggregate(store="all", items="sum(quantity)")
     some = sales.filter("quantity <> 0")
-    some.map_values(price="amount / quantity").filter("price > 1").to(names("prices"))
+    some.select(price="amount / quantity").filter("price > 1").to(names("prices"))
     groups = some.group_by("shop || (10 div quantity)")
     groups.aggregate(store="each", dearest="max(amount / quantity)")
     groups.windowed_by(GRACE).aggregate(store="each_window", dearest="max(amount / quantity)")
@@ -130,7 +130,7 @@ def odd_names(names: Names) -> Pipeline:
     bills = pipeline.stream(names("bills"), value=Bill)
     groups = bills.filter("`bill-no` > 1 AND tags['x'] = 1").group_by("`from`")
     groups.aggregate(store="sums", items="sum(size(lines))", best="max(best.price)", dearest="max(lines[0].`item-no`)")
-    mapped = bills.map_values("bill-no", "from", "lines", "tags", "kind", "note", twice="`bill-no` * 2")
+    mapped = bills.select("bill-no", "from", "lines", "tags", "kind", "note", twice="`bill-no` * 2")
     mapped.to(names("copies"))
     return pipeline
 
@@ -201,7 +201,7 @@ def test_a_windowed_stores_changes_name_their_window(start: Start) -> None:
         windows = sales_of(pipeline, names).group_by("shop").windowed_by(GRACE)
         windows.count(store="n").to(names("counts"))
         table = windows.aggregate(store="total", amount="sum(amount)")
-        table.map_values("amount", minute="date_format(_window_start, 'HH:mm')").to(names("minutes"))
+        table.select("amount", minute="date_format(_window_start, 'HH:mm')").to(names("minutes"))
         return pipeline
 
     running = start(build, sales=1)
@@ -227,7 +227,7 @@ def test_branches_keys_and_hopping_windows(start: Start) -> None:
         for name, branch in branches.items():
             by_minute = branch.select_key("date_format(at, 'HH:mm')")
             by_minute.group_by_key().count(store=name)
-            by_minute.map_values("shop").to(names(name))
+            by_minute.select("shop").to(names(name))
         hops = hopping("2 minutes", advance="1 minute")
         branches["large"].group_by("shop").windowed_by(hops).aggregate(store="hops", total="sum(amount)")
         return pipeline

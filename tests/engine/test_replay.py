@@ -66,7 +66,7 @@ def in_order(names: Names) -> Pipeline:
     by_shop.windowed_by(session("3 minutes", grace="1 minute")).count(store="visits")
     by_shop.reduce(larger, store="largest")
     shops.group_by("city").count(store="shops_in_city")
-    sales.join(shops).map_values(amount="left.amount", city="right.city").to(names("with_city"))
+    sales.join(shops).select(amount="left.amount", city="right.city").to(names("with_city"))
     return pipeline
 
 

@@ -204,7 +204,7 @@ def shares(on_error: OnError) -> Build:
 
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
-        sales_of(pipeline, names).map_values(share="1 / amount", on_error=on_error).to(names("shares"))
+        sales_of(pipeline, names).select(share="1 / amount", on_error=on_error).to(names("shares"))
         return pipeline
 
     return build
@@ -222,7 +222,7 @@ def test_a_record_for_which_an_expression_has_no_result_is_a_dead_letter(start: 
 def test_or_it_ends_the_run_where_the_step_says_so(start: Start) -> None:
     running = start(shares("fail"))
     running.send("sales", sale("a"), sale("b", "0.00"))
-    with pytest.raises(EngineError, match=r"map values at test_run.py:\d+ failed .*DIVIDE_BY_ZERO in 1 / amount"):
+    with pytest.raises(EngineError, match=r"select at test_run.py:\d+ failed .*DIVIDE_BY_ZERO in 1 / amount"):
         running.run()
     assert running.snapshots() == []
     assert running.output("shares") == []

@@ -29,7 +29,7 @@ def copied(on_error: OnError, note: str = "repeat('n', quantity)") -> Build:
         pipeline = names.pipeline()
         sales = sales_of(pipeline, names)
         sales.group_by("shop").count(store="n")
-        sales.map_values("shop", note=note).to(names("copies"), on_error=on_error)
+        sales.select("shop", note=note).to(names("copies"), on_error=on_error)
         return pipeline
 
     return build
@@ -98,7 +98,7 @@ def encoding(on_error: OnError) -> Build:
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         even = Serde(dict, encode=no_odd_amounts)
-        sales_of(pipeline, names).map_values("amount").to(names("copies"), value=even, on_error=on_error)
+        sales_of(pipeline, names).select("amount").to(names("copies"), value=even, on_error=on_error)
         return pipeline
 
     return build

@@ -236,10 +236,10 @@ def copied(*, more: bool = False) -> Callable[[Names], Pipeline]:
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         sales = sales_of(pipeline, names)
-        sales.map_values("amount").to(names("copies"))
+        sales.select("amount").to(names("copies"))
         sales.group_by("shop").count(store="n")
         if more:
-            sales.map_values("shop").to(names("more"))
+            sales.select("shop").to(names("more"))
         return pipeline
 
     return build

@@ -166,7 +166,7 @@ def version(
         if more:
             groups.count(store="n")
         if copies:
-            sales.map_values("shop").to(names("copies"))
+            sales.select("shop").to(names("copies"))
         return pipeline
 
     return build

@@ -14,7 +14,7 @@ from msgspec import Struct
 from pyspark.sql import SparkSession
 from sqlglot import exp
 
-from sluice import Pipeline, Record, session, within
+from sluice import Context, Pipeline, Record, session, within
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.check import NoRecords, check_job
 from sluice.engine.job.compatibility import CompatibilityError
@@ -41,10 +41,10 @@ def check(spark: SparkSession, pipeline: Pipeline, home: Path) -> list[str]:
         return [check_job(spark, job, settings, ledger) for job in plan(pipeline).jobs]
 
 
-WRONG: dict[str, tuple[Callable[[Stream], object], str]] = {
+WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
     "a step": (
-        lambda s: s.map_values(x="tags.foo").to("out"),
-        r"map values at .*'x = tags\.foo'.* resolve \"tags\[foo\]",
+        lambda s: s.select(x="tags.foo").to("out"),
+        r"select at .*'x = tags\.foo'.* resolve \"tags\[foo\]",
     ),
     "syntax": (lambda s: s.filter("item in ['a']").to("out"), r"filter at .*Spark says: Syntax error"),
     "a fused aggregate": (
@@ -61,8 +61,8 @@ WRONG: dict[str, tuple[Callable[[Stream], object], str]] = {
     ),
     "a key": (lambda s: s.deduplicate("item[0]", within=1).to("out"), r"deduplicate at .*\"item\""),
     "a table's output": (
-        lambda s: s.group_by("item").count(store="n").map_values(x="value[0]").to("out"),
-        r"map values at .*Can't extract a value",
+        lambda s: s.group_by("item").count(store="n").select(x="value[0]").to("out"),
+        r"select at .*Can't extract a value",
     ),
 }
 
@@ -114,7 +114,7 @@ def counted(key: str = "item", *, value: type = Sale, keyed: str = "item") -> Pi
     return pipeline
 
 
-def joined(value: type = Sale, keyed: str = "item") -> Pipeline:
+def joined(value: type[Any] = Sale, keyed: str = "item") -> Pipeline:
     pipeline = Pipeline("changing", workers=1)
     sales = pipeline.stream("sales", value=value, key=keyed)
     sales.join(pipeline.stream("returns", value=Sale, key="item"), within("1 minute")).to("both")
@@ -192,6 +192,9 @@ def _is_anybodys(name: str) -> bool:
 
 class Nothing:
     """A processor."""
+
+    def init(self, context: Context) -> None:
+        pass
 
     def process(self, record: Record) -> None:
         pass

@@ -58,19 +58,19 @@ def added(so_far: Reading, reading: Reading) -> Reading:
     return Reading(so_far.value + checked(reading.value))
 
 
-def listed(key: str, reading: Reading, so_far: list[int]) -> list[int]:
+def listed(so_far: list[int], reading: Reading) -> list[int]:
     so_far.append(reading.value)
     checked(reading.value)
     return so_far
 
 
-def unlisted(key: str, reading: Reading, so_far: list[int]) -> list[int]:
+def unlisted(so_far: list[int], reading: Reading) -> list[int]:
     so_far.remove(reading.value)
     checked(reading.value + 1)
     return so_far
 
 
-def both(key: str, one: list[int], other: list[int]) -> list[int]:
+def both(one: list[int], other: list[int]) -> list[int]:
     one.extend(other)
     checked(sum(one))
     return one

@@ -35,18 +35,18 @@ def send(driver: TopologyTestDriver, trips: list[Trip], cut: str) -> None:
 def with_every_step(name: str) -> Pipeline:
     pipeline = Pipeline(name)
     trips = pipeline.stream("trips", value=Trip)
-    trips.map_values(speed="km / hours").to("speeds")
-    trips.filter("km DIV hours > 1").map_value("km").to("fast")
-    trips.select_key("CAST(CAST(people AS INT) AS STRING)").map_value("km").to("by_people")
+    trips.select(speed="km / hours").to("speeds")
+    trips.filter("km DIV hours > 1").map_values("km").to("fast")
+    trips.select_key("CAST(CAST(people AS INT) AS STRING)").map_values("km").to("by_people")
     trips.flat_map_values("array(km DIV hours, 0)").to("elements")
     trips.group_by("km DIV hours").count(store="trips_by_speed")
     trips.group_by_key().aggregate(store="fastest", speed="max(km DIV hours)", all="sum(km)")
     trips.group_by_key().count(store="all_trips")
     towns = pipeline.table("towns", value=Trip)
-    seen = trips.left_join(towns).map_values(km="left.km", speed="left.km DIV left.hours")
-    seen.map_value("speed").to("speeds_seen")
+    seen = trips.left_join(towns).select(km="left.km", speed="left.km DIV left.hours")
+    seen.map_values("speed").to("speeds_seen")
     seen.group_by_key().aggregate(store="last_speed", speed="last(speed)", share="sum(km / (km - 6))")
-    trips.map_values(root="sqrt(km - 6)").map_value("root").to("roots")
+    trips.select(root="sqrt(km - 6)").map_values("root").to("roots")
     return pipeline
 
 
@@ -77,8 +77,8 @@ def test_every_kind_of_step_goes_on_without_the_record(drive: Drive, cut: str) -
 def test_a_dead_letter_says_which_step_failed_and_what_is_to_blame(drive: Drive, cut: str) -> None:
     pipeline = Pipeline("letters")
     trips = pipeline.stream("trips", value=Trip)
-    trips.map_values(speed="1 + km / hours").to("speeds")
-    trips.deduplicate("km", within=1).map_values(people="1 + CAST(people AS INT)").to("people")
+    trips.select(speed="1 + km / hours").to("speeds")
+    trips.deduplicate("km", within=1).select(people="1 + CAST(people AS INT)").to("people")
     driver = drive(pipeline)
     send(driver, [GOOD[0], NO_TIME, MISTYPED], cut)
     before, behind = driver.dead_letters()
@@ -86,7 +86,7 @@ def test_a_dead_letter_says_which_step_failed_and_what_is_to_blame(drive: Drive,
     assert before.value == {"km": 5, "hours": 0, "people": "1"}
     assert before.headers["sluice.reason"] == "processing"
     assert before.headers["sluice.detail"] == "DIVIDE_BY_ZERO in km / hours"
-    assert before.headers["sluice.step"] == "map values"
+    assert before.headers["sluice.step"] == "select"
     assert before.headers["sluice.at"].startswith("test_failing_expressions.py:")
     assert (before.headers["sluice.topic"], before.headers["sluice.offset"]) == ("trips", "1")
     assert behind.value == {"km": 9, "hours": 3, "people": "two"}
@@ -103,12 +103,12 @@ def test_a_step_may_skip_the_record_or_end_the_run(drive: Drive, step: str, on_e
     trips = pipeline.stream("trips", value=Trip)
     match step:
         case "before an ordered step":
-            trips.map_values(speed="km DIV hours", on_error=on_error).to("out")
+            trips.select(speed="km DIV hours", on_error=on_error).to("out")
         case "behind one":
-            trips.deduplicate("km", within=1).map_values(speed="km DIV hours", on_error=on_error).to("out")
+            trips.deduplicate("km", within=1).select(speed="km DIV hours", on_error=on_error).to("out")
         case _:
             counts = trips.group_by("people").count(store="n")
-            counts.map_values(inverse="1 DIV CAST(_key AS INT)", on_error=on_error).to("out")
+            counts.select(inverse="1 DIV CAST(_key AS INT)", on_error=on_error).to("out")
     driver = drive(pipeline)
     send(driver, [GOOD[0], MISTYPED if step.startswith("between") else NO_TIME], "one batch")
     if on_error == "fail":
@@ -123,7 +123,7 @@ def test_a_step_may_skip_the_record_or_end_the_run(drive: Drive, step: str, on_e
 def test_a_number_that_json_does_not_have_is_no_result(drive: Drive) -> None:
     pipeline = Pipeline("finite")
     trips = pipeline.stream("trips", value=Trip)
-    trips.map_values(root="sqrt(km - 6)", all="array(struct(ln(hours - 1) AS log))").to("out")
+    trips.select(root="sqrt(km - 6)", all="array(struct(ln(hours - 1) AS log))").to("out")
     driver = drive(pipeline)
     send(driver, [Trip(7, 2), Trip(5, 2), Trip(7, 1), Trip(7, 0)], "one batch")
     assert len(driver.output("out")) == 1 + 2  # Spark's ln gives null for what has no logarithm
@@ -152,8 +152,8 @@ def test_a_key_too_long_to_store_is_rejected_wherever_it_comes_from(drive: Drive
 def test_what_two_steps_have_in_common_fails_for_each_by_itself(drive: Drive) -> None:
     pipeline = Pipeline("common")
     trips = pipeline.stream("trips", value=Trip)
-    trips.map_values(one="km DIV hours").to("one")
-    trips.map_values(other="1 + km DIV hours").to("other")
+    trips.select(one="km DIV hours").to("one")
+    trips.select(other="1 + km DIV hours").to("other")
     driver = drive(pipeline)
     send(driver, [NO_TIME, GOOD[0]], "one batch")
     assert [record.value for record in driver.output("one")] == [{"one": 2}]
@@ -169,7 +169,7 @@ def test_a_sum_of_whole_numbers_is_exact_beyond_64_bits_but_not_where_a_step_rea
     trips.aggregate(store="fused", km="sum(km)")
     trips.aggregate(store="ordered", km="sum(km)", last="last(km)")
     read = trips.aggregate(store="read", km="sum(km)", last="last(km)")
-    read.map_values(half="km DIV 2").to("halves")
+    read.select(half="km DIV 2").to("halves")
     driver = drive(pipeline)
     most = 2**63 - 1
     send(driver, [Trip(most, 1), Trip(1, 1), Trip(-7, 1)], cut)

@@ -37,7 +37,7 @@ def test_a_record_and_what_a_step_made_of_others_come_in_the_order_of_time(drive
     balances = paid.process(Balance, stores={"sum": (int, None)}, returns=Payment).output
     merged = cash.merge(balances, paid.filter("amount > 100"))
     merged.to("merged")
-    merged.map_values(twice="amount * 2").group_by_key().aggregate(store="twice", last="last(twice)", n="count(*)")
+    merged.select(twice="amount * 2").group_by_key().aggregate(store="twice", last="last(twice)", n="count(*)")
     driver = drive(pipeline)
     for time, (topic, amount) in enumerate((("cash", 1), ("paid", 2), ("cash", 3), ("paid", 104), ("cash", 5))):
         driver.pipe(topic, {"account": topic, "amount": amount}, key="k", timestamp=time)
@@ -55,7 +55,7 @@ def test_streams_of_values_of_two_types_are_not_merged(drive: Drive) -> None:
     pipeline = Pipeline("mixed", workers=1)
     paid = pipeline.stream("paid", value=Payment)
     sums = paid.group_by_key().aggregate(store="sums", amount="sum(amount)", account="max(account)").to_stream()
-    sums.merge(paid.map_values("account", amount="CAST(amount AS STRING)")).to("merged")
+    sums.merge(paid.select("account", amount="CAST(amount AS STRING)")).to("merged")
     with pytest.raises(TopologyError, match=r"merge at test_merge.py:58: the values of one .*amount:bigint") as raised:
         drive(pipeline)
     assert "CAST" in raised.value.next_step

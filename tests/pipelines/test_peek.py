@@ -61,7 +61,7 @@ ALONE: dict[str, tuple[Callable[[Any, Noted], Any], dict[str, int]]] = {
     "behind a filter": (lambda sales, noted: sales.filter("amount > 1").foreach(noted), {"b=2": 1, "a=3": 1}),
     "before a step that leads nowhere": (lambda sales, noted: sales.peek(noted).filter("amount > 1"), BEFORE),
     "behind a mapping": (
-        lambda sales, noted: sales.map_value("amount * 10").foreach(noted), {"a=10": 1, "b=20": 1, "a=30": 1}
+        lambda sales, noted: sales.map_values("amount * 10").foreach(noted), {"a=10": 1, "b=20": 1, "a=30": 1}
     ),
     "behind elements": (
         lambda sales, noted: sales.flat_map_values("array(amount, -amount)").foreach(noted),
@@ -86,7 +86,7 @@ ALONE: dict[str, tuple[Callable[[Any, Noted], Any], dict[str, int]]] = {
     "behind a table": (lambda sales, noted: sales.to_table(store="newest").to_stream().foreach(noted), BEFORE),
     "beside a step that makes several records of one": (
         lambda sales, noted: (
-            sales.flat_map_values("array(1, 2, 3)").to("many"), sales.map_value("amount").foreach(noted)
+            sales.flat_map_values("array(1, 2, 3)").to("many"), sales.map_values("amount").foreach(noted)
         ),
         BEFORE,
     ),

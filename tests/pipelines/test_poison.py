@@ -50,7 +50,7 @@ def largest(so_far: Order, order: Order) -> Order:
     return max(so_far, order, key=lambda one: one.amount)
 
 
-def last_few(key: str, order: Order, so_far: list[float]) -> list[float]:
+def last_few(key: str, so_far: list[float], order: Order) -> list[float]:
     so_far.append(order.amount)
     del so_far[:-3]
     refuse("aggregate", order)
@@ -98,7 +98,7 @@ def exchange(name: str) -> Pipeline:
     of = {kind: orders.filter(f"kind IN ('', '{kind}')") for kind in KINDS}
     of["encode"].to("amounts", value=Serde(Order, encode=encode))
     of["function"].map_values(passed, returns=float).group_by_key().count(store="function")
-    inverse = of["expression"].map_value("1 / IF(kind = 'expression', 0, amount)")
+    inverse = of["expression"].map_values("1 / IF(kind = 'expression', 0, amount)")
     inverse.group_by_key().aggregate(store="expression", sum="sum(value)")
     of["reduce"].group_by_key().reduce(largest, store="reduce")
     groups = of["aggregate"].group_by_key()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Context, Decimal2, Firing, Pipeline, Record
+from sluice import Context, Decimal2, Pipeline, Record, Timer
 from sluice.errors import TopologyError
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
@@ -41,8 +41,8 @@ class Account:
         since = None if last is None else (now - last).total_seconds()
         self.context.forward(record.key, {"total": total, "since": since})
 
-    def on_timer(self, firing: Firing) -> None:
-        self.context.forward(firing.key, firing.name, to=firing.clock)
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, timer.name, to=timer.clock)
 
 
 def accounts() -> Pipeline:

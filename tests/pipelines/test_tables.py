@@ -17,7 +17,7 @@ def test_a_tables_record_without_a_key_changes_no_row_and_is_written_nowhere(dri
     pipeline = Pipeline("towns", workers=1)
     shops = pipeline.table("shops", value=Shop)
     shops.filter("floors > 1").to("tall")
-    shops.map_values("city").to("cities")
+    shops.select("city").to("cities")
     driver = drive(pipeline)
     for key in ("a", None, "b"):
         driver.pipe("shops", {"city": "Ulm", "floors": 3}, key=key)

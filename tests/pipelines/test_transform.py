@@ -41,7 +41,7 @@ def test_a_frame_gets_further_columns_and_other_branches_do_not_notice(drive: Dr
     pipeline = Pipeline("sensors")
     readings = pipeline.stream("readings", value=Reading)
     readings.filter("size(samples) > 1").transform(summarized, returns=Summary).filter("mean > 1").to("means")
-    readings.map_values("sensor").to("all")
+    readings.select("sensor").to("all")
     driver = drive(pipeline)
     driver.pipe("readings", {"sensor": "a", "samples": [1, 2]})
     driver.pipe("readings", {"sensor": "b", "samples": [1]})

@@ -47,7 +47,7 @@ def test_values_may_be_numbers_and_lists(drive: Drive) -> None:
         encode=lambda number: number.to_bytes(4, "big", signed=True),
     )
     numbers, amounts = pipeline.stream("numbers", value=int), pipeline.stream("amounts", value=Decimal2)
-    numbers.filter("value > 1").map_value("value * 2").to("doubled")
+    numbers.filter("value > 1").map_values("value * 2").to("doubled")
     amounts.group_by_key().reduce(lambda one, other: one + other, store="sum")
     pipeline.stream("lists", value=list[int]).flat_map_values("value").to("elements")
     pipeline.stream("words", value=four_bytes).to("words_copied", value=four_bytes)
@@ -87,7 +87,7 @@ def test_a_global_tables_key_is_the_text_by_which_a_stream_looks_it_up(drive: Dr
     visits = pipeline.stream("visits", value=Visit)
     for field in ("at", "day", "price"):
         table = pipeline.global_table(f"by_{field}", value=Visit, key=field)
-        visits.join(table, on=field).map_value("right.place.city").to(f"city_by_{field}")
+        visits.join(table, on=field).map_values("right.place.city").to(f"city_by_{field}")
     driver = drive(pipeline)
     for field in ("at", "day", "price"):
         driver.pipe(f"by_{field}", VISIT)
@@ -106,7 +106,7 @@ def read_sale(data: bytes) -> Sale | dict[str, str]:
 
 def test_what_a_serde_or_a_function_cannot_take_is_one_dead_letter(drive: Drive) -> None:
     pipeline = Pipeline("refusals", workers=1)
-    commas = pipeline.stream("commas", value=Serde(Sale, decode=read_sale))
+    commas = pipeline.stream("commas", value=Serde(Sale, decode=read_sale))  # type: ignore[arg-type]
     commas.to("read")
     sales = pipeline.stream("sales", value=Sale)
     sales.flat_map_values("tags").to("tags")
@@ -129,7 +129,7 @@ def test_what_a_serde_or_a_function_cannot_take_is_one_dead_letter(drive: Drive)
 def test_a_counts_value_is_called_value_as_that_of_any_store_that_holds_no_object(drive: Drive) -> None:
     pipeline = Pipeline("counts", workers=1)
     by_item = pipeline.stream("sales", value=Sale).group_by("item")
-    by_item.count(store="fused").map_values(n="value").to("numbers")
+    by_item.count(store="fused").select(n="value").to("numbers")
     by_item.count(store="ordered").filter("value > 1").to("often")
     driver = drive(pipeline)
     driver.pipe("sales", {"item": "pear", "amount": 1})

@@ -201,7 +201,7 @@ def test_late_records_are_counted_and_kept_in_a_topic_of_their_own(drive: Drive,
     ticks = pipeline.stream("ticks", value=Tick).filter("n > 0").group_by_key()
     windowed = ticks.windowed_by(tumbling(10), late="late_ticks")
     columns = {"n": "count(*)"} if kind != "in order" else {"n": "count(*)", "all": "collect_list(n)"}
-    windowed.aggregate(None, None, store="per_window", returns=None, merger=None, on_error=None, **columns)
+    windowed.aggregate(columns, store="per_window")
     driver = drive(pipeline)
     for n, at in ((1, 5), (2, 25), (3, 7), (0, 1), (4, 29)):
         driver.pipe("ticks", {"n": n}, "a", timestamp=at)

@@ -30,9 +30,7 @@ class Sale(Struct):
 def job(**columns: str) -> Job:
     pipeline = Pipeline("p")
     shops = pipeline.stream("sales", value=Sale).group_by("shop")
-    shops.windowed_by(tumbling(100)).aggregate(
-        None, None, store="of", returns=None, merger=None, on_error=None, **columns
-    )
+    shops.windowed_by(tumbling(100)).aggregate(columns, store="of")
     return plan(pipeline).jobs[0]
 
 

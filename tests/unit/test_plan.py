@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import Struct, field
@@ -33,16 +34,16 @@ class Shop(Struct):
     city: str
 
 
-def sales(key: str | None = "shop") -> Stream:
+def sales(key: str | None = "shop") -> Stream[Sale]:
     return Pipeline("p", workers=3).stream("sales", value=Sale, key=key, event_time="at")
 
 
-def pipeline_of(stream: Stream) -> Pipeline:
+def pipeline_of(stream: Stream[Any]) -> Pipeline:
     assert isinstance(stream.pipeline, Pipeline)
     return stream.pipeline
 
 
-def job(stream: Stream) -> Job:
+def job(stream: Stream[Any]) -> Job:
     (only,) = plan(pipeline_of(stream)).jobs
     return only
 
@@ -97,8 +98,8 @@ def test_a_step_is_computed_once_however_many_follow_it(orders: Job) -> None:
 
 def test_columns_are_computed_from_layers_before_them(orders: Job) -> None:
     stream = sales()
-    mapped = stream.filter("amount > 1").map_values(double="amount * 2", shop="upper(shop)").filter("double > 3")
-    mapped.map_values(four="double * 2", key="_key").to("out")
+    mapped = stream.filter("amount > 1").select(double="amount * 2", shop="upper(shop)").filter("double > 3")
+    mapped.select(four="double * 2", key="_key").to("out")
     mapped.group_by("shop || double").aggregate(store="s", total="sum(double)")
     for each in (orders, job(stream)):
         known = {"_source", "_partition", "_time", *each.metadata}
@@ -123,7 +124,7 @@ def test_only_columns_are_rewritten() -> None:
 
 def test_a_field_of_any_name_is_a_column_that_needs_no_quotes() -> None:
     stream = sales()
-    stream.filter("`order-no` > 1").map_values("order-no", "case", copy="`order-no` + 1").to("out")
+    stream.filter("`order-no` > 1").select("order-no", "case", copy="`order-no` + 1").to("out")
     made = job(stream)
     assert set(made.fields[0]) == {"shop", "order-no", "case"}
     assert any("s0_order_x2d_no > 1" in sql for sql in columns(made).values())
@@ -133,7 +134,7 @@ def test_a_field_of_any_name_is_a_column_that_needs_no_quotes() -> None:
 
 def test_a_renamed_field_is_not_computed_again() -> None:
     stream = sales()
-    stream.map_values(what="amount").map_values(price="what").to("out")
+    stream.select(what="amount").select(price="what").to("out")
     made = job(stream)
     assert "'price', s0_amount" in columns(made)["o3_value"]
     assert made.fields[0] == ("shop", "amount")
@@ -142,7 +143,7 @@ def test_a_renamed_field_is_not_computed_again() -> None:
 def test_nothing_is_evaluated_for_records_that_a_filter_took_out() -> None:
     stream = sales()
     kept = stream.filter("quantity <> 0")
-    kept.map_values(each="amount / quantity").filter("each > 1").to("out")
+    kept.select(each="amount / quantity").filter("each > 1").to("out")
     kept.group_by("100 div quantity").count(store="n")
     made = columns(job(stream))
     assert made["n1"] == "coalesce((_source <=> 0) AND (s0_quantity <> 0), false)"
@@ -211,7 +212,7 @@ def test_a_tables_changes_are_looked_up_mapped_and_written() -> None:
     stream = sales()
     shops = pipeline_of(stream).global_table("shops", value=Shop, key="shop")
     total = stream.group_by("shop").aggregate(store="total", amount="sum(amount)")
-    total.join(shops, how="left").map_values(amount="left.amount", city="right.city", shop="_key").to("out")
+    total.join(shops, how="left").select(amount="left.amount", city="right.city", shop="_key").to("out")
     made = job(stream)
     (sink,) = made.table_sinks
     lookup, select = sink.steps
@@ -226,7 +227,7 @@ def test_a_scalar_is_written_as_it_is_unless_it_is_mapped() -> None:
     stream = sales()
     count = stream.group_by("shop").count(store="n")
     count.to("n")
-    count.map_values(n="value", twice="2 * value").to("n_mapped")
+    count.select(n="value", twice="2 * value").to("n_mapped")
     plain, mapped = job(stream).table_sinks
     assert (plain.scalar, plain.steps) == (True, ())
     (select,) = mapped.steps
@@ -263,7 +264,7 @@ def test_explain_says_what_is_read_held_and_written(orders: Job) -> None:
 @pytest.mark.parametrize("text", ["`order", "it's", "a\\", "a b"])
 def test_a_fields_name_in_the_output_is_a_literal(text: str) -> None:
     stream = sales()
-    stream.map_values(returns=None, on_error=None, **{text: "amount"}).to("out")
+    stream.select({text: "amount"}).to("out")
     value = columns(job(stream))["o2_value"]
     assert parse(value).fields == {"_source", "s0_amount"}
 
@@ -284,7 +285,7 @@ def test_the_selected_key_is_the_key_from_there_on() -> None:
     stream = sales()
     chosen = stream.filter("amount > 0").select_key("upper(`case`)")
     chosen.group_by_key().count(store="by_case")
-    chosen.map_values("amount").to("by_case_topic")
+    chosen.select("amount").to("by_case_topic")
     stream.group_by_key().count(store="by_shop")
     made = job(stream)
     number = chosen.node.number

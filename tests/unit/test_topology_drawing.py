@@ -33,7 +33,7 @@ def build(where: str = "amount > 1") -> PipelineType:
     sales = pipeline.stream("sales", value=Sale, key="shop", event_time="at")
     shops = pipeline.global_table("shops", value=Shop, key="shop")
     big = sales.filter(where)
-    big.map_values("shop", cents="amount * 100").to("big_sales")
+    big.select("shop", cents="amount * 100").to("big_sales")
     groups = big.group_by("shop")
     groups.count(store="n").join(shops, how="left").to("n_with_city")
     groups.windowed_by(tumbling("15 seconds", grace="1 second")).count(store="n_window")
@@ -47,7 +47,7 @@ def test_text_shows_each_step_below_what_it_follows() -> None:
 pipeline shop, 3 workers
   stream sales: Sale, event time at
     filter: amount > 1
-      map values: shop, cents = amount * 100
+      select: shop, cents = amount * 100
         topic big_sales
       store n: count(*) by shop
         left join with shops

@@ -40,7 +40,8 @@ class Pickled:
     @classmethod
     def of(cls, value: Any) -> Pickled:
         """Make it ready to travel."""
-        owner = value if hasattr(value, "__qualname__") else type(value)
+        inner = inspect.unwrap(value) if callable(value) else value
+        owner = inner if hasattr(inner, "__qualname__") else type(inner)
         module = getattr(owner, "__module__", "builtins") or "builtins"
         try:
             file = inspect.getsourcefile(owner) or ""

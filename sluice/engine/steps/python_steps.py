@@ -64,17 +64,17 @@ class Step:
                 function(key, value)
                 return {}
             case "condition":
-                return {"value": "true" if function(value) else "false"}
+                return {"value": "true" if function(key, value) else "false"}
             case "key":
-                return {"key": _key(function(value))}
+                return {"key": _key(function(key, value))}
             case "record":
                 return self._pair(function(key, value))
             case "records":
                 return {"items": [self._pair(pair) for pair in function(key, value)]}
             case "values":
-                return {"items": [{"value": self._json(one)} for one in function(value)]}
+                return {"items": [{"value": self._json(one)} for one in function(key, value)]}
             case _:
-                return {"value": self._json(function(value))}
+                return {"value": self._json(function(key, value))}
 
     def _pair(self, pair: tuple[Any, Any]) -> dict[str, Any]:
         key, value = pair

@@ -158,10 +158,10 @@ def _spliced(result: str | list[str] | None) -> Any:
 
 
 class Custom:
-    """An author's Python functions. Without an initializer they reduce: the first value first.
+    """An author's Python functions. Without an initializer the first value is the first aggregate.
 
-    `adder(key, value, aggregate)` and `subtractor` get values decoded as `argument_type`, `merger(key, one, other)` two
-    sessions' aggregates; what they return is kept as `value_type`. A reducer's arguments are `(aggregate, value)`.
+    `adder(key, aggregate, value)` and `subtractor` get values decoded as `argument_type`, `merger(key, earlier, later)`
+    two sessions' aggregates. Aggregates are kept as `value_type`.
     """
 
     def __init__(
@@ -197,16 +197,14 @@ class Custom:
         if self._initializer is None and aggregate is None:
             return self._checked(value)
         self._remember(aggregate)
-        made = self._adder(key, value, aggregate) if self._initializer else self._adder(aggregate, value)
-        return self._checked(made)
+        return self._checked(self._adder(key, aggregate, value))
 
     def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
         """What the subtractor makes of it."""
         if not self._subtractor:
             raise TopologyError("An aggregation over a table needs a subtractor.")
         self._remember(aggregate)
-        made = self._subtractor(key, value, aggregate) if self._initializer else self._subtractor(aggregate, value)
-        return self._checked(made)
+        return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
         """What the merger makes of both; the reducer reduces them."""
@@ -214,11 +212,9 @@ class Custom:
             return later if earlier is None else earlier
         self._remember(earlier)
         self._remember(later)
-        if self._merger:
-            return self._checked(self._merger(key, earlier, later))
-        if self._initializer:
+        if not self._merger:
             raise TopologyError("An aggregation over sessions needs a merger.")
-        return self._checked(self._adder(earlier, later))
+        return self._checked(self._merger(key, earlier, later))
 
     def copy(self, aggregate: Any) -> Any:
         """All of it anew."""

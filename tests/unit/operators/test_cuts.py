@@ -19,7 +19,7 @@ from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
-from sluice.operators.processor import Context, Firing, Record, StoreOptions
+from sluice.operators.processor import Context, Record, StoreOptions, Timer
 from sluice.operators.suppress import Suppress
 from sluice.operators.table import Latest
 from tests.unit.operators.feed import Given, run
@@ -42,8 +42,8 @@ class Watch:
             self.context.schedule("tell", record.time + 7)
         self.store.put("n", self.store.get("n", 0) + 1)
 
-    def on_timer(self, firing: Firing) -> None:
-        self.context.forward(firing.key, self.store.get("n"))
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, self.store.get("n"))
         self.store.delete("n")
 
 

@@ -17,7 +17,7 @@ from sluice.operators.aggregation.sliding import Sliding, SlidingAggregate
 from sluice.operators.base import Operator, Row
 from sluice.operators.encoding import encode_state, state_decoder, to_json
 from sluice.operators.process import Process
-from sluice.operators.processor import Context, Firing, Record, StoreOptions
+from sluice.operators.processor import Context, Record, StoreOptions, Timer
 from tests.unit.operators.feed import Given, Ran, run
 
 POISON = 13
@@ -27,14 +27,14 @@ class Poison(Exception):
     """What the functions of these tests raise."""
 
 
-def adds(key: str, value: int, so_far: list[int]) -> list[int]:
+def adds(key: str, so_far: list[int], value: int) -> list[int]:
     so_far.append(value)
     if value == POISON:
         raise Poison("13")
     return so_far
 
 
-def takes_out(key: str, value: int, so_far: list[int]) -> list[int]:
+def takes_out(key: str, so_far: list[int], value: int) -> list[int]:
     so_far.remove(value)
     if value == POISON:
         raise Poison("13")
@@ -48,7 +48,7 @@ def joins(key: str, one: list[int], other: list[int]) -> list[int]:
     return one
 
 
-def reduces(so_far: int, value: int) -> int:
+def reduces(key: str, so_far: int, value: int) -> int:
     return so_far + 26 // (value - POISON)
 
 
@@ -77,8 +77,8 @@ class Author:
             self.context.schedule("never", 0)
             raise Poison("13")
 
-    def on_timer(self, firing: Firing) -> None:
-        self.context.forward(firing.key, "the timer of a record that was rejected")
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, "the timer of a record that was rejected")
 
 
 def author() -> Operator[Any]:
@@ -129,7 +129,7 @@ def test_a_merger_that_fails_leaves_both_sessions_as_they_were() -> None:
 
 
 def test_a_subtractor_that_fails_leaves_the_group_as_it_was() -> None:
-    operator = Aggregate(Custom(list, lambda key, value, so_far: [*so_far, value], takes_out, None, list[int], int),
+    operator = Aggregate(Custom(list, lambda key, so_far, value: [*so_far, value], takes_out, None, list[int], int),
                          subtracts=True)  # fmt: skip
     ran = run(operator, [Given("g", POISON, 0), Given("g", 1, 1), Given("g", POISON, 2, old=True), Given("g", 2, 3)])
     assert ran.values == [[POISON], [POISON, 1], [POISON, 1, 2]]
@@ -154,13 +154,13 @@ class Alarm(Author):
         self.context.store("lists").put("all", [record.value])
         self.context.schedule(f"t{record.value}", record.time + 2, clock="wall" if record.time > 50 else "event")
 
-    def on_timer(self, firing: Firing) -> None:
-        self.context.store("lists").get("all").append(99)
-        self.context.schedule(firing.name, firing.time + 1)
-        self.context.forward(firing.key, firing.name)
-        if firing.name == f"t{POISON}":
+    def on_timer(self, timer: Timer) -> None:
+        self.context.store("lists").get("all", []).append(99)
+        self.context.schedule(timer.name, timer.time + 1)
+        self.context.forward(timer.key, timer.name)
+        if timer.name == f"t{POISON}":
             raise Poison("13")
-        self.context.cancel(firing.name)
+        self.context.cancel(timer.name)
 
 
 def test_a_timer_that_fails_has_fired_and_changes_nothing() -> None:
@@ -224,7 +224,7 @@ def test_integers_add_up_exactly_beyond_64_bits() -> None:
     ],
 )
 def test_what_json_cannot_say_is_not_guessed(value: Any, why: str) -> None:
-    made = Custom(lambda: None, lambda key, given, so_far: value, value_type=Any)
+    made = Custom(lambda: None, lambda key, so_far, given: value, value_type=Any)
     assert why in run(Aggregate(made), [Given("a", 1, 0)]).rejected[0].why
 
     class Sends(Author):
@@ -235,9 +235,9 @@ def test_what_json_cannot_say_is_not_guessed(value: Any, why: str) -> None:
 
 
 def test_what_the_next_batch_could_not_read_is_refused_at_once() -> None:
-    wrong = Custom(int, lambda key, value, so_far: str(value), value_type=int)
+    wrong = Custom(int, lambda key, so_far, value: str(value), value_type=int)
     assert "Expected `int | null`, got `str`" in run(Aggregate(wrong), [Given("a", 1, 0)]).rejected[0].why
-    large = Custom(int, lambda key, value, so_far: 2**64, value_type=int)
+    large = Custom(int, lambda key, so_far, value: 2**64, value_type=int)
     assert "OverflowError" in run(Aggregate(large), [Given("a", 1, 0)]).rejected[0].why
 
 
@@ -245,8 +245,8 @@ MISTAKES: dict[str, Callable[[Context], None]] = {
     "Expected `int`, got `str`": lambda context: context.store("n").put("x", "1"),
     "a key of store 'n' must be a str, not int": lambda context: context.store("n").put(1, 1),  # type: ignore[arg-type]
     "can't serialize ints": lambda context: context.store("n").put("x", 2**64),
-    "1.5 is no time in ms": lambda context: context.schedule("t", 1.5),  # type: ignore[arg-type]
-    "there is no output 'typo'; there are output": lambda context: context.forward("k", 1, to="typo"),
+    "1.5 is not a time in ms": lambda context: context.schedule("t", 1.5),  # type: ignore[arg-type]
+    "unknown output 'typo'; the outputs are output": lambda context: context.forward("k", 1, to="typo"),
     "a record's key must be a str, not int": lambda context: context.forward(1, 1),  # type: ignore[arg-type]
     "Expected `int`, got `array`": lambda context: context.forward("k", [1]),
     "has a whole number of more than 64 bits": lambda context: context.forward("k", 2**63),
@@ -266,14 +266,14 @@ def test_a_processors_mistakes_reject_the_record_that_shows_them(why: str, mista
 
 
 def test_an_author_who_leaves_the_process_leaves_the_record() -> None:
-    def leaves(key: str, value: int, so_far: int) -> int:
+    def leaves(key: str, so_far: int, value: int) -> int:
         raise SystemExit(3)
 
     assert run(Aggregate(Custom(int, leaves)), [Given("a", 1, 0)]).rejected[0].why == "SystemExit: 3"
 
 
 def test_a_lack_of_memory_is_no_records_fault() -> None:
-    def exhausts(key: str, value: int, so_far: int) -> int:
+    def exhausts(key: str, so_far: int, value: int) -> int:
         raise MemoryError
 
     with pytest.raises(MemoryError):

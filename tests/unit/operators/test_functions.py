@@ -113,14 +113,14 @@ class Letters(msgspec.Struct):
 
 
 def test_reduce_begins_with_the_first_value() -> None:
-    reduce = Custom(None, lambda words, word: f"{words}-{word}", value_type=str)
+    reduce = Custom(None, lambda key, words, word: f"{words}-{word}", value_type=str)
     words = [Given("A", "Apple", 0), Given("A", "Alpha", 1), Given("B", "Bus", 2), Given("A", "Ant", 3)]
     ran = run(Aggregate(reduce), [*words, Given("B", "Baby", 4)], cuts=[2])
     assert ran.windows == {("A", None): "Apple-Alpha-Ant", ("B", None): "Bus-Baby"}
 
 
 def test_an_authors_aggregate_is_kept_in_its_own_type() -> None:
-    def add(key: str, word: str, letters: Letters) -> Letters:
+    def add(key: str, letters: Letters, word: str) -> Letters:
         return Letters([*letters.words, word], letters.running + 1)
 
     ran = run(Aggregate(Custom(Letters, add, value_type=Letters)), [Given("A", w, 0) for w in ("x", "y")], cuts=[1])
@@ -128,7 +128,7 @@ def test_an_authors_aggregate_is_kept_in_its_own_type() -> None:
 
 
 def test_an_authors_subtractor_takes_back() -> None:
-    custom = Custom(int, lambda key, n, total: total + n, lambda key, n, total: total - n, value_type=int)
+    custom = Custom(int, lambda key, total, n: total + n, lambda key, total, n: total - n, value_type=int)
     rows = [Given("a", 5, 0), Given("a", 5, 1, old=True), Given("a", 3, 1)]
     assert run(Aggregate(custom, subtracts=True), rows).values == [5, 0, 3]
 
@@ -136,7 +136,7 @@ def test_an_authors_subtractor_takes_back() -> None:
 @pytest.mark.parametrize("call", ["subtract", "merge"])
 def test_a_missing_function_of_an_author_is_named(call: str) -> None:
     with pytest.raises(TopologyError, match="subtractor" if call == "subtract" else "merger"):
-        getattr(Custom(int, lambda key, n, total: total + n), call)("a", 1, 2)
+        getattr(Custom(int, lambda key, total, n: total + n), call)("a", 1, 2)
 
 
 def test_unwindowed_null_keys_and_values_are_dropped_and_counted() -> None:

@@ -10,7 +10,7 @@ import pytest
 from sluice.operators.base import Row
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.process import Process
-from sluice.operators.processor import Context, Firing, Processor, Record, StoreOptions
+from sluice.operators.processor import Context, Processor, Record, StoreOptions, Timer
 from tests.unit.operators.feed import Given, Ran, run
 
 
@@ -26,8 +26,8 @@ class Author:
     def process(self, record: Record) -> None:
         self.record(self.context, record)
 
-    def on_timer(self, firing: Firing) -> None:
-        self.timer(self.context, firing)
+    def on_timer(self, timer: Timer) -> None:
+        self.timer(self.context, timer)
 
 
 def process(record: Any, timer: Any = None, **stores: StoreOptions) -> Process:
@@ -97,8 +97,8 @@ def once(context: Context, record: Record) -> None:
         context.cancel("t")
 
 
-def told(context: Context, firing: Firing) -> None:
-    context.forward(firing.key, f"{firing.name} {firing.time}")
+def told(context: Context, timer: Timer) -> None:
+    context.forward(timer.key, f"{timer.name} {timer.time}")
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3]])
@@ -175,7 +175,7 @@ def repeats_backwards(context: Context, record: Record) -> None:
     ("make", "message"),
     [
         (lambda: Author(asks_for_a_store), "TopologyError: The processor has no store 'nothing'"),
-        (lambda: Author(repeats_backwards), "ValueError: Timer 't' is to fire every -1 ms"),
+        (lambda: Author(repeats_backwards), "ValueError: timer 't': every=-1 must be at least 0"),
         (Silent, "TypeError: a processor that sets timers needs a method on_timer"),
     ],
 )

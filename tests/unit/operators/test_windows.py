@@ -182,7 +182,7 @@ def test_a_closed_session_takes_no_more_values_however_near() -> None:
 
 
 def test_sessions_of_an_author_merge_with_their_merger() -> None:
-    custom = Custom(list, lambda key, n, seen: [*seen, n], None, lambda key, one, other: one + other, list[int])
+    custom = Custom(list, lambda key, seen, n: [*seen, n], None, lambda key, one, other: one + other, list[int])
     rows = [Given("a", 1, 10), Given("a", 2, 20), Given("a", 3, 15)]
     assert run(SessionAggregate(custom, Session(5, grace=20)), rows).values[-1] == [1, 2, 3]
 

@@ -1,0 +1,79 @@
+"""Authors' Python functions, as the engine calls them: always with the key as the first argument."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from sluice.errors import TopologyError
+
+Function: TypeAlias = Callable[..., Any]
+
+
+def with_key(where: str, function: Any, *arguments: str) -> Function:
+    """`function` as a function of the key and `arguments`, whether or not it takes the key.
+
+    Raises TopologyError if it can be called neither way.
+    """
+    if _accepts(where, function, arguments):
+        return WithoutKey(function)
+    if _accepts(where, function, ("key", *arguments)):
+        return function  # type: ignore[no-any-return]
+    taken = ", ".join(arguments)
+    raise TopologyError(
+        f"{where}: {_signature(function)} must take ({taken}) or (key, {taken}).", next_step="Change its parameters."
+    )
+
+
+def require_callable(where: str, function: Any, *arguments: str) -> None:
+    """Raise TopologyError unless `function` can be called with these arguments."""
+    if not _accepts(where, function, arguments):
+        raise TopologyError(
+            f"{where}: {_signature(function)} must take ({', '.join(arguments)}).", next_step="Change its parameters."
+        )
+
+
+def _accepts(where: str, function: Any, arguments: tuple[str, ...]) -> bool:
+    if not callable(function):
+        raise TopologyError(
+            f"{where}: expected a function of ({', '.join(arguments)}), got {type(function).__name__}: {function!r}."
+        )
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # some built-in functions have no signature
+    return True
+
+
+def _signature(function: Function) -> str:
+    return f"{getattr(function, '__name__', repr(function))}{inspect.signature(function)}"
+
+
+class Wrapper:
+    """A function around an author's function, under the author's name.
+
+    `__wrapped__` leads pickling and fingerprints to the author's own module and code.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = self.__wrapped__ = function
+        for name in ("__module__", "__name__", "__qualname__"):
+            if hasattr(function, name):
+                setattr(self, name, getattr(function, name))
+
+
+class WithoutKey(Wrapper):
+    """Leaves the key out."""
+
+    def __call__(self, key: str | None, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+class Not(Wrapper):
+    """The opposite of a condition."""
+
+    def __call__(self, *arguments: Any) -> bool:
+        return not self.function(*arguments)
