@@ -31,7 +31,9 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def test_every_file_of_the_folder_is_a_pipeline_but_those_of_routes_and_hidden_ones(tmp_path: Path) -> None:
-    write(tmp_path, b=GOOD.format(name="two"), a=GOOD.format(name="one"), one_routes="1/0", _shared="1/0", __init__="1/0")
+    write(
+        tmp_path, b=GOOD.format(name="two"), a=GOOD.format(name="one"), one_routes="1/0", _shared="1/0", __init__="1/0"
+    )
     (tmp_path / "notes.txt").write_text("no pipeline")
     assert [file.name for file in pipeline_files(tmp_path)] == ["a.py", "b.py"]
     assert [pipeline.name for pipeline in load_pipelines(tmp_path).pipelines] == ["one", "two"]
