@@ -17,9 +17,11 @@ from typing import IO
 
 import httpx
 
+from tests.airflow_database import provide_database
 from tests.ports import free_port
 
 START_SECONDS = 90.0
+DATABASE_URL = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 JWT_SECRET = "tests" * 16
 
 
@@ -59,7 +61,10 @@ class AirflowServer:
             folder.mkdir(parents=True, exist_ok=True)
         self._password_file.write_text(json.dumps(self.passwords))
         try:
-            self._run("db", "migrate")
+            if DATABASE_URL in self._env:
+                self._run("db", "migrate")
+            else:
+                provide_database(self.home / "airflow.db")
             for component in self.components:
                 self._processes.append(self._start(component))
             self._wait()
@@ -95,7 +100,7 @@ class AirflowServer:
                 "AIRFLOW__CORE__PARALLELISM": "4",
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{n}:{role}" for n, role in self._users.items()),
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self._password_file),
-                "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db",
+                DATABASE_URL: f"sqlite:///{self.home}/airflow.db",
             }
             | self._env
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,8 @@ import pytest
 
 from sluice.settings import settings
 from sluice.testing.kafka import EmbeddedKafka
-from tests import airflow_home as airflow_home
+from tests import airflow_home
+from tests.airflow_database import provide_database
 
 ROOT = Path(__file__).parents[2]
 JARS = ROOT / ".sluice" / "jars" / "spark"
@@ -33,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def airflow_database() -> None:
     """A database for `dag.test()`."""
-    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
+    provide_database(Path(airflow_home.HOME) / "airflow.db")
 
 
 @dataclass(frozen=True)
