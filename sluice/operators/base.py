@@ -1,7 +1,7 @@
-"""What every ordered operator is: records of one key in, in order, with the key's state; results out.
+"""The contract of ordered operators: the rows of a key come in order, with the key's state; results go to an Output.
 
-No Spark here, no database: an operator sees one row after the other and changes the state it is given. Whoever hosts it
-(`engine.hosts`) brings the rows in order, loads the states of the keys at hand and keeps them with the snapshot.
+An operator is plain Python and knows neither Spark nor a database. Its runner (`engine/ordered/runner.py`) sorts the
+rows, loads the states of their keys and stores the changed ones with the snapshot.
 """
 
 from __future__ import annotations
@@ -11,42 +11,40 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 Window = tuple[int, int]
-"""Start and end in ms; whether the end belongs to the window depends on its kind."""
+"""Start and end, ms. The end is exclusive for tumbling and hopping windows, inclusive for sessions and sliding ones."""
 
 LEFT, RIGHT = 0, 1
 
 FAILURES = (Exception, SystemExit)
-"""What an author's code may raise for a record. KeyboardInterrupt and the like are about the process."""
+"""Errors of an author's code that concern one record. KeyboardInterrupt and the like concern the whole process."""
 
 
 class Row(msgspec.Struct):
-    """One record, or one half of a table's change, as it gets to an operator."""
+    """One record, or the old or the new value of a table's change, on its way to an operator."""
 
     key: str | None
     value: str | None
-    """JSON text; None is a tombstone, or the null value of a stream's record."""
+    """JSON text; None is a table's tombstone or a stream's null value."""
     time: int
     """Event time, ms."""
     before: int
-    """Stream time of the operator just before this row, ms; -1 before the first (`clock` says which rows move it)."""
+    """Stream time of the operator just before this row, ms; -1 before the first (`stream_time` defines it)."""
     after: int
     """Stream time with this row."""
     side: int = LEFT
-    """Which input of a join: LEFT (also the only one) or RIGHT."""
+    """The input of a join: LEFT or RIGHT. Operators with one input use LEFT."""
     old: bool = False
-    """Takes back a table's old value. A table's change is up to two rows: the old value, then the new one, at the
-    same time, with the same `before` and `after`."""
+    """Whether this row withdraws a table's old value. A table's change is up to two rows with the same `time`, `before`
+    and `after`: the old value, then the new one."""
     window: Window | None = None
     reached: tuple[int, int] = (-1, -1)
-    """Of a join of two streams: the largest event time of the left and of the right stream, with this row."""
+    """In a join of two streams: the largest event times of the left and the right stream, this row included."""
     foreign: str | None = None
-    """The record's own key where `key` is another: of a foreign-key join's left side, of a stream joined by a mapped
-    key, of a stream whose duplicates are dropped by an id."""
+    """The record's own key where `key` is a different one: the left side of a foreign-key join, a stream joined by a
+    mapped key, a stream deduplicated by an id."""
 
 
 class Output(Protocol):
-    """Where an operator's results go."""
-
     def emit(
         self,
         key: str | None,
@@ -57,24 +55,24 @@ class Output(Protocol):
         old: bool = False,
         to: str = "output",
     ) -> None:
-        """Send a result on: a record of a stream; of a table the old value (`old`), then the new one or a tombstone.
+        """Send a result. For a table, the old value (`old=True`) comes before the new one or the tombstone.
 
-        Only an author's processor has other outputs (`to`) than the one.
+        Only an author's processor has outputs (`to`) besides the default.
         """
 
     def count(self, reason: str) -> None:
-        """Count the row at hand as dropped: `late`, `null_key`, `null_value`, `duplicate`."""
+        """Count the current row as dropped: `late`, `null_key`, `null_value`, `duplicate`."""
 
     def hold(self) -> None:
-        """Something begins that may fail: what is sent from here on may be withdrawn."""
+        """Buffer results from here on, until `release` sends or `reject` discards them."""
 
     def release(self) -> None:
-        """It has succeeded: what was sent since `hold` stays."""
+        """Send the results buffered since `hold`."""
 
     def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
-        """It has failed: withdraw what was sent since `hold`, and reject the row, or the key's timer, that it was.
+        """Discard the results buffered since `hold` and reject the current row, or the key's timer if one is named.
 
-        `value` is what the step was given. Raises EngineError where the author wants the run to end then.
+        `value` is the step's input. Raises EngineError if the step's `on_error` ends the run.
         """
 
 
@@ -82,40 +80,39 @@ S = TypeVar("S")
 
 
 class Operator(Protocol[S]):
-    """One ordered operator. `state_type` is what msgspec keeps a key's state as; states are changed in place.
+    """An ordered operator. `state_type` is the msgspec type of a key's state; operators change states in place.
 
-    A row whose key is null comes with a state from `begin` that nobody keeps.
+    A row with a null key comes with a new state from `begin`, which is not stored.
     """
 
     state_type: Any
     drops_null_values: bool
-    """Whether rows with a null value leave stream time where it is; those with a null key always do."""
+    """Whether rows with a null value do not advance stream time. Rows with a null key never do."""
 
     def begin(self) -> S:
-        """The state of a key that has none."""
+        """Return the state of a key that has none yet."""
 
     def process(self, state: S, row: Row, out: Output) -> None:
-        """Take in one row; rows of a key come in order. One that fails is rejected, and leaves the state as it was."""
+        """Apply one row. A row that fails is rejected and leaves the state unchanged."""
 
     def due(self, state: S) -> int | None:
-        """The stream time at which `close` has something to do for this state; None if nothing is waited for."""
+        """Stream time at which this state needs `close`; None if it never does."""
 
     def close(self, state: S, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)) -> None:
-        """Stream time has reached `closed` everywhere: send what waited for it, forget what cannot change any more.
+        """Send the results that are due at stream time `closed`, and drop state that can no longer change.
 
-        `reached`: of a join of two streams, as in `Row`.
+        All partitions have reached `closed`. `reached` is that of `Row`, for a join of two streams.
         """
 
     def is_empty(self, state: S) -> bool:
-        """Whether the state need not be kept."""
+        """Whether the state need not be stored."""
 
 
 class Timeless:
-    """What an operator has in which nothing waits for stream time."""
+    """Mixin for operators in which nothing waits for stream time."""
 
     def due(self, state: Any) -> int | None:
-        """Never."""
         return None
 
     def close(self, state: Any, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)) -> None:
-        """There is nothing to send and nothing to forget."""
+        pass

@@ -1,4 +1,4 @@
-"""Deduplication: of the records with one id, the first within a time passes."""
+"""Deduplication: of records with the same id, only the first within a time passes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sluice.operators.base import Output, Row
 
 
 class Deduplicate:
-    """The rows' key is the id, the record's own key is in `foreign`. A record without an id passes.
+    """A row's key is the id; the record's own key is in `foreign`. A record without an id passes.
 
-    A record is a duplicate if one of its id passed whose event time is at most `within` ms away. What has passed is
-    remembered until stream time is more than `within` ms beyond it.
+    A record is a duplicate if a record of the same id has passed whose event time is at most `within` ms away. The
+    state has the event times of passed records, each until stream time is more than `within` ms past it.
     """
 
     state_type: Any = list[int]
@@ -21,11 +21,9 @@ class Deduplicate:
         self.within = within
 
     def begin(self) -> list[int]:
-        """No record."""
         return []
 
     def process(self, state: list[int], row: Row, out: Output) -> None:
-        """Pass the record on, or count it as a `duplicate`."""
         if row.key is not None:
             self.close(state, row.key, row.after, out)
             if any(abs(row.time - passed) <= self.within for passed in state):
@@ -35,15 +33,12 @@ class Deduplicate:
         out.emit(row.foreign, row.value, row.time)
 
     def due(self, state: list[int]) -> int | None:
-        """When the first record is forgotten."""
         return min(state) + self.within + 1 if state else None
 
     def close(
         self, state: list[int], key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        """Forget the records that are too far behind."""
         state[:] = [passed for passed in state if passed + self.within >= closed]
 
     def is_empty(self, state: list[int]) -> bool:
-        """Whether none is remembered."""
         return not state

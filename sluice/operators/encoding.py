@@ -1,4 +1,4 @@
-"""How operators keep their states, and write their results: nothing is guessed, what cannot be written raises."""
+"""Encoding of operators' states (MessagePack) and results (JSON). Values that cannot be encoded exactly raise."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from uuid import UUID
 
 import msgspec
 
-from sluice.operators.aggregation.exact_sums import Exact
+from sluice.operators.exact_sums import Exact
 from sluice.values.records import MOST_KEY_BYTES
 
 IMMUTABLE = frozenset(
     {int, float, str, bool, type(None), bytes, Decimal, datetime, date, time, timedelta, UUID},
 )
-"""Types whose values nobody can change in place."""
+"""Types whose values cannot be changed in place."""
 
 _encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def to_json(value: Any) -> str:
-    """JSON text. Raises ValueError where it would not say what the value is: for NaN and infinity."""
+    """Encode as JSON text. Raises ValueError for NaN and infinity, which JSON cannot express."""
     data = _encode_json(value)
-    # msgspec writes NaN and infinity as null; of Decimals it writes the names.
+    # msgspec writes a float's NaN and infinity as null, and a Decimal's by name.
     if b"null" in data or b"NaN" in data or b"Infinity" in data:
         _require_finite(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True))
     return data.decode()
@@ -46,7 +46,7 @@ def _require_finite(value: Any) -> None:
 
 
 def require_key(key: str) -> None:
-    """Raise ValueError for a key that cannot be kept: one that is too long, or has no UTF-8."""
+    """Raise ValueError for a key that is too long or has no UTF-8 encoding."""
     if len(key) * 4 > MOST_KEY_BYTES or not key.isascii():
         size = len(key.encode())
         if size > MOST_KEY_BYTES:
@@ -54,20 +54,20 @@ def require_key(key: str) -> None:
 
 
 class Declared:
-    """What values of a type that an author declares have to be, so that the steps that follow can read them."""
+    """A type declared by an author. Later steps decode values as that type, so each value is checked against it."""
 
     def __init__(self, kind: Any) -> None:
         self._decode = msgspec.json.Decoder(kind).decode if kind is not Any and kind is not None else None
         self._plain = kind if kind in IMMUTABLE else None
 
     def require(self, value: Any, text: str) -> None:
-        """Raise an error unless a value, and its JSON, are of the type, with whole numbers of at most 64 bits."""
+        """Raise unless the value's JSON text decodes as the type and its integers fit 64 bits."""
         if self._decode is None:
             return
         if type(value) is not self._plain:
             value = self._decode(text)
         if not _fits_64_bits(value):
-            raise OverflowError(f"{text[:100]} has a whole number of more than 64 bits")
+            raise OverflowError(f"{text[:100]} contains an integer of more than 64 bits")
 
 
 def _fits_64_bits(value: Any) -> bool:
@@ -99,9 +99,9 @@ def _decode_hook(kind: type, value: Any) -> Any:
 
 
 encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_hook).encode
-"""A state, or a part of one, as bytes."""
+"""Encode a state, or a part of it, as bytes."""
 
 
 def state_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """What makes a state of that type of its bytes."""
+    """Return the decoder of states of that type."""
     return msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook).decode

@@ -1,4 +1,4 @@
-"""Merge: streams that have come differently far, in order again."""
+"""Merge: several streams become one, in stream-time order."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from sluice.operators.base import Output, Row, Timeless
 
 
 class Merge(Timeless):
-    """Passes every record on as it is. Nothing is remembered: the host has brought the records in order."""
+    """Passes every record on unchanged, without state: the runner has already sorted the records."""
 
     state_type: Any = None
     drops_null_values = False
 
     def begin(self) -> None:
-        """There is no state."""
+        pass
 
     def process(self, state: None, row: Row, out: Output) -> None:
-        """Pass the record on."""
         out.emit(row.key, row.value, row.time, window=row.window)
 
     def is_empty(self, state: None) -> bool:
-        """Nothing is kept."""
         return True

@@ -1,4 +1,4 @@
-"""Functions with state: an author's class that sees one record after the other, with stores and timers of each key."""
+"""Runs an author's Processor: one record after the other, with stores and timers for each key."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sluice.operators.processor import Context, Kept, Processor, Record, Schedul
 
 
 class Process:
-    """Shows an author's processor its records and timers. `make` makes the processor.
+    """Calls an author's processor with records and timers. `make` creates the processor.
 
-    An event timer fires after the record that brings stream time to it, whichever key that record has: so before the
-    next record of its own key. A processor that sets timers has a method `on_timer(timer)`. Where the author's code
-    fails for a record, that record is rejected; where it fails for a timer, the timer is, and it has fired.
+    An event timer fires after the record that advances stream time to it, whichever key that record has, and so before
+    the next record of its own key. A processor that sets timers has a method `on_timer(timer)`. If the author's code
+    fails for a record or a timer, that record or timer is rejected; the timer counts as fired.
     """
 
     drops_null_values = False
@@ -32,18 +32,19 @@ class Process:
     ) -> None:
         options = dict(stores or {})
         self.state_type = _state_type(options)
-        self._ttls = [(f"s{number}", one.ttl) for number, one in enumerate(options.values()) if one.ttl is not None]
+        self._ttls = [
+            (f"s{number}", store.ttl) for number, store in enumerate(options.values()) if store.ttl is not None
+        ]
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._processor = make()
         self._context = Context(options, outputs, timers=hasattr(self._processor, "on_timer"))
         self._processor.init(self._context)
 
     def begin(self) -> Kept:
-        """No entries, no timers."""
         return self.state_type()  # type: ignore[no-any-return]
 
     def process(self, state: Kept, row: Row, out: Output) -> None:
-        """Fire what was due before the record, hand it over, fire what is due with it."""
+        """Fire the timers due before the record, pass the record on, then fire the timers due with it."""
         if row.key is None:
             out.count("null_key")
             return
@@ -58,14 +59,14 @@ class Process:
         self._processor.process(Record(row.key, value, row.time))
 
     def _attempt(
-        self, call: Callable[[Any], None], given: Any, out: Output, key: str, value: str | None, time: int,
+        self, call: Callable[[Any], None], argument: Any, out: Output, key: str, value: str | None, time: int,
         timer: str = "",
     ) -> None:  # fmt: skip
-        """Call the author's code: where it fails, the key's stores and timers are as they were before."""
+        """Call the author's code. If it fails, restore the key's stores and timers."""
         self._context.begin()
         out.hold()
         try:
-            call(given)
+            call(argument)
             self._context.check()
         except MemoryError:
             raise
@@ -76,8 +77,8 @@ class Process:
             out.release()
 
     def due(self, state: Kept) -> int | None:
-        """The earliest event timer, or when the first entry outlives its store's TTL."""
-        times = [timer.time for timer in state.event.values()]
+        """Time of the earliest event timer, or of the first entry's expiry."""
+        times = [schedule.time for schedule in state.event.values()]
         for field, ttl in self._ttls:
             times += [written + ttl + 1 for written, _ in getattr(state.stores, field).values()]
         return min(times) if times else None
@@ -85,7 +86,7 @@ class Process:
     def close(
         self, state: Kept, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        """Fire event timers, forget what has outlived its TTL."""
+        """Fire event timers and remove expired entries."""
         if key is None:
             return
         self._fire(state, key, closed, out)
@@ -93,40 +94,39 @@ class Process:
         self._context.expire()
 
     def wall_due(self, state: Kept) -> int | None:
-        """The earliest wall-clock timer, epoch ms."""
+        """Time of the earliest wall-clock timer, epoch ms."""
         return min(timer.time for timer in state.wall.values()) if state.wall else None
 
     def tick(self, state: Kept, key: str, now: int, stream_time: int, out: Output) -> None:
-        """Fire the wall-clock timers that are due by now, each once; the host calls it in every run."""
-        for name, timer in sorted(state.wall.items(), key=lambda one: (one[1].time, one[0])):
-            if timer.time > now or state.wall.get(name) is not timer:
+        """Fire each wall-clock timer that is due by `now` once. The runner calls this in every batch."""
+        for name, schedule in sorted(state.wall.items(), key=_by_time):
+            if schedule.time > now or state.wall.get(name) is not schedule:
                 continue
-            if timer.every:
-                passed = (now - timer.time) // timer.every + 1
-                state.wall[name] = Schedule(timer.time + passed * timer.every, timer.every)
+            if schedule.every:
+                passed = (now - schedule.time) // schedule.every + 1
+                state.wall[name] = Schedule(schedule.time + passed * schedule.every, schedule.every)
             else:
                 del state.wall[name]
-            self._call(state, Timer(key, name, "wall", timer.time), stream_time, out)
+            self._call(state, Timer(key, name, "wall", schedule.time), stream_time, out)
 
     def is_empty(self, state: Kept) -> bool:
-        """Whether there are neither entries nor timers."""
         return not (state.event or state.wall or any(getattr(state.stores, f) for f in state.stores.__struct_fields__))
 
     def shown(self, state: Kept) -> list[str | None]:
-        """What each store holds for a key, for queries: an object of its entries as JSON; None if there are none."""
+        """Each store's entries for a key as a JSON object, for queries; None for an empty store."""
         stores = [getattr(state.stores, field) for field in state.stores.__struct_fields__]
         return [_object(entries) if entries else None for entries in stores]
 
     def _fire(self, state: Kept, key: str, stream_time: int, out: Output) -> None:
         while state.event:
-            name, timer = min(state.event.items(), key=lambda one: (one[1].time, one[0]))
-            if timer.time > stream_time:
+            name, schedule = min(state.event.items(), key=_by_time)
+            if schedule.time > stream_time:
                 return
-            if timer.every:
-                state.event[name] = Schedule(timer.time + timer.every, timer.every)
+            if schedule.every:
+                state.event[name] = Schedule(schedule.time + schedule.every, schedule.every)
             else:
                 del state.event[name]
-            self._call(state, Timer(key, name, "event", timer.time), timer.time, out)
+            self._call(state, Timer(key, name, "event", schedule.time), schedule.time, out)
 
     def _call(self, state: Kept, timer: Timer, stream_time: int, out: Output) -> None:
         self._context.turn_to(state, timer.key, timer.time, stream_time, out)
@@ -134,6 +134,11 @@ class Process:
 
     def _on_timer(self, timer: Timer) -> None:
         self._processor.on_timer(timer)  # type: ignore[attr-defined]
+
+
+def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:
+    name, schedule = entry
+    return schedule.time, name
 
 
 def _object(entries: dict[str, tuple[int, Any]]) -> str:
@@ -144,11 +149,11 @@ def _value(value: Any) -> str:
     try:
         return to_json(value)
     except (TypeError, ValueError, OverflowError):
-        return to_json(str(value))  # what a state can keep and JSON cannot, such as NaN
+        return to_json(str(value))  # a state can hold values that JSON cannot, such as NaN
 
 
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
-    """A struct whose fields are the stores, by name: stores may be added and taken away between runs."""
+    """A struct with a field for each store, encoded by name: stores may be added and removed between runs."""
     entries: list[Any] = []
     for number, options in enumerate(stores.values()):
         kind: Any = tuple[int, options.value_type]  # type: ignore[name-defined]

@@ -10,16 +10,14 @@ from sluice.operators.base import Output, Row, Timeless
 
 
 class Held(msgspec.Struct, array_like=True):
-    """The value that a key has."""
-
     value: str | None = None
     time: int = -1
 
 
 class Latest(Timeless):
-    """A table of a topic's records: the last one wins, whatever its time; a null value deletes the key.
+    """A table of a topic's records: the last record wins, whatever its time; a null value deletes the key.
 
-    `retracts`: whoever comes next subtracts or compares, so send an old value before the new one.
+    `retracts`: the next operator subtracts or compares, so the old value is sent before the new one.
     """
 
     state_type: Any = Held
@@ -29,11 +27,10 @@ class Latest(Timeless):
         self.retracts = retracts
 
     def begin(self) -> Held:
-        """No value."""
         return Held()
 
     def process(self, state: Held, row: Row, out: Output) -> None:
-        """Take the new value for the old one. A tombstone for a key that has none changes nothing."""
+        """Replace the key's value. A tombstone for a key without a value changes nothing."""
         if row.key is None:
             out.count("null_key")
             return
@@ -45,5 +42,4 @@ class Latest(Timeless):
         out.emit(row.key, row.value, row.time)
 
     def is_empty(self, state: Held) -> bool:
-        """Whether the key has no value."""
         return state.value is None

@@ -91,10 +91,10 @@ class Sensor:
         if clock:
             self.context.schedule(clock, record.time + 1, clock=clock)
 
-    def on_timer(self, firing: Any) -> None:
+    def on_timer(self, timer: Any) -> None:
         self.context.store("total").put("sum", -1)
-        self.context.forward(firing.key, -1)
-        raise KeyError(firing.name)
+        self.context.forward(timer.key, -1)
+        raise KeyError(timer.name)
 
 
 def encoded(value: dict[str, int]) -> bytes:

@@ -28,7 +28,7 @@ class Balance:
         store.put("sum", store.get("sum", 0) + record.value.amount)
         self.context.forward(record.key, Payment("all", store.get("sum")))
 
-    def on_timer(self, firing: Any) -> None: ...
+    def on_timer(self, timer: Any) -> None: ...
 
 
 def test_a_record_and_what_a_step_made_of_others_come_in_the_order_of_time(drive: Drive) -> None:

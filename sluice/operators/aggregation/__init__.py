@@ -1,1 +1,1 @@
-"""Ordered aggregations: functions, accumulators, sessions and sliding windows."""
+"""Ordered aggregations: functions, accumulators, windows."""

@@ -1,8 +1,8 @@
-"""What each aggregate function has seen of one argument, in a accumulator that msgspec can keep.
+"""Accumulators of the aggregate functions, one per function and argument.
 
-Adding to a accumulator makes another one, so that what a record did can be withdrawn; only `count_distinct`, whose accumulator may be
-large while its result is not, changes its accumulator in place, and remembers how. Null arguments count for nothing, except
-that `count` without an argument counts rows.
+`add` returns a new value, so that a failed record can be undone; only `count_distinct`, whose accumulated value may be
+large while its result is not, changes it in place and keeps an undo log. Null arguments are ignored, except that
+`count` without an argument counts rows.
 """
 
 from __future__ import annotations
@@ -15,49 +15,45 @@ from typing import Any
 from typing_extensions import override
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation.exact_sums import Exact
+from sluice.operators.exact_sums import Exact
 
-_DIGITS = 38
-"""Of Spark's widest decimal."""
+_DIGITS = 38  # of Spark's widest decimal
 _SUMS = Context(prec=_DIGITS, rounding=ROUND_HALF_UP, traps=[Rounded])
 _MEANS = Context(prec=100, rounding=ROUND_HALF_UP)
 
 
 class Accumulator:
-    """What one function does with its accumulator; `kind` is the accumulator's type."""
+    """The operations of one function. `kind` is the msgspec type of its accumulated value, `accumulator` below."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
 
     def begin(self) -> Any:
-        """The accumulator before the first value."""
         return None
 
     def add(self, accumulator: Any, value: Any) -> Any:
-        """The accumulator with one more value."""
         raise NotImplementedError
 
     def subtract(self, accumulator: Any, value: Any) -> Any:
-        """The accumulator with one value less."""
-        raise TopologyError(f"{type(self).__name__} cannot take back a table's old value.")
+        raise TopologyError(f"{type(self).__name__} cannot subtract a table's old value.")
 
     def merge(self, earlier: Any, later: Any) -> Any:
-        """The accumulator of two sessions that have become one."""
+        """Combine the accumulators of two sessions."""
         return self.add(earlier, later)
 
     def copy(self, accumulator: Any) -> Any:
-        """A accumulator of another window, with the same content."""
+        """Return an independent copy for another window."""
         return accumulator
 
     def result(self, accumulator: Any) -> Any:
-        """What SQL would answer."""
+        """Return the function's result as SQL defines it."""
         return accumulator
 
     def keep(self) -> None:
-        """What was done in place stays."""
+        """Make the changes in place final."""
 
     def undo(self) -> None:
-        """Withdraw what was done in place since `keep`."""
+        """Undo the changes in place since `keep`."""
 
 
 class Count(Accumulator):
@@ -85,15 +81,15 @@ class Count(Accumulator):
 
 
 Large = int | str
-"""An integer of any size: text where 64 bits do not hold it, since a state can keep no larger numbers."""
+"""An integer of any size, as text where it does not fit 64 bits: msgspec's MessagePack has no larger integers."""
 
 
-def _kept(number: int) -> Large:
+def _large(number: int) -> Large:
     return number if -(1 << 63) <= number < 1 << 63 else str(number)
 
 
 class Sum(Accumulator):
-    """The sum of integers, exact whatever its size, and how many there were: over none it is null."""
+    """The exact sum of integers, and their count: the sum of no values is null."""
 
     def __init__(self) -> None:
         super().__init__(tuple[int, Large])
@@ -104,15 +100,15 @@ class Sum(Accumulator):
 
     @override
     def add(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
-        return accumulator if value is None else (accumulator[0] + 1, _kept(int(accumulator[1]) + value))
+        return accumulator if value is None else (accumulator[0] + 1, _large(int(accumulator[1]) + value))
 
     @override
     def subtract(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
-        return accumulator if value is None else (accumulator[0] - 1, _kept(int(accumulator[1]) - value))
+        return accumulator if value is None else (accumulator[0] - 1, _large(int(accumulator[1]) - value))
 
     @override
     def merge(self, earlier: tuple[int, Large], later: tuple[int, Large]) -> tuple[int, Large]:
-        return earlier[0] + later[0], _kept(int(earlier[1]) + int(later[1]))
+        return earlier[0] + later[0], _large(int(earlier[1]) + int(later[1]))
 
     @override
     def result(self, accumulator: tuple[int, Large]) -> int | None:
@@ -120,13 +116,13 @@ class Sum(Accumulator):
 
 
 class BigintSum(Sum):
-    """A sum of integers that has to fit 64 bits. Raises OverflowError where it does not."""
+    """A sum of integers that later steps read as BIGINT. `result` raises OverflowError if it does not fit."""
 
     @override
     def result(self, accumulator: tuple[int, Large]) -> int | None:
         value = super().result(accumulator)
         if value is not None and not -(2**63) <= value < 2**63:
-            raise OverflowError(f"the sum, {value}, does not fit BIGINT, as which the steps that follow read it")
+            raise OverflowError(f"the sum {value} does not fit BIGINT, the type in which later steps read it")
         return value
 
 
@@ -139,7 +135,7 @@ class Average(Sum):
 
 
 class ExactSum(Accumulator):
-    """The sum of doubles, rounded once, when it is read: the order of the values does not show in it."""
+    """The sum of doubles, rounded once, in `result`: it does not depend on the order of the values."""
 
     def __init__(self) -> None:
         super().__init__(tuple[int, Exact])
@@ -166,7 +162,7 @@ class ExactSum(Accumulator):
 
 
 class ExactAverage(ExactSum):
-    """The mean of doubles, rounded once as well."""
+    """The mean of doubles, rounded once, in `result`."""
 
     @override
     def result(self, accumulator: tuple[int, Exact]) -> float | None:
@@ -174,7 +170,7 @@ class ExactAverage(ExactSum):
 
 
 class DecimalSum(Accumulator):
-    """The sum of Decimals, which has at most 38 digits, as Spark's has."""
+    """The sum of Decimals, of at most 38 digits as in Spark. Raises OverflowError beyond that."""
 
     def __init__(self) -> None:
         super().__init__(tuple[int, Decimal])
@@ -201,7 +197,7 @@ class DecimalSum(Accumulator):
 
 
 class DecimalAverage(DecimalSum):
-    """The mean of Decimals, with four places more than they have, half up."""
+    """The mean of Decimals, rounded half up to four decimal places more than they have."""
 
     @override
     def result(self, accumulator: tuple[int, Decimal]) -> Decimal | None:
@@ -233,7 +229,7 @@ class Extreme(Accumulator):
 
 
 class First(Accumulator):
-    """The first value that was not null."""
+    """The first value that is not null."""
 
     @override
     def add(self, accumulator: Any, value: Any) -> Any:
@@ -241,7 +237,7 @@ class First(Accumulator):
 
 
 class Last(Accumulator):
-    """The last value that was not null."""
+    """The last value that is not null."""
 
     @override
     def add(self, accumulator: Any, value: Any) -> Any:
@@ -249,8 +245,6 @@ class Last(Accumulator):
 
 
 class CollectList(Accumulator):
-    """All values, in order."""
-
     @override
     def begin(self) -> list[Any]:
         return []
@@ -272,7 +266,7 @@ class CollectList(Accumulator):
 
 
 class CollectSet(Accumulator):
-    """Every value once, in the order in which they first came."""
+    """The distinct values, in the order of their first records."""
 
     @override
     def begin(self) -> dict[Any, None]:
@@ -292,7 +286,7 @@ class CollectSet(Accumulator):
 
 
 class CountDistinct(CollectSet):
-    """How many different values there were."""
+    """The number of distinct values."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)
@@ -325,7 +319,7 @@ class CountDistinct(CollectSet):
 
 
 class Top(CollectList):
-    """The n largest, the largest first."""
+    """The n largest values, in descending order."""
 
     def __init__(self, argument: Any, n: int) -> None:
         super().__init__(list[argument])
@@ -335,9 +329,9 @@ class Top(CollectList):
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
         if value is None:
             return accumulator
-        added = list(accumulator)
-        insort(added, value)
-        return added[-self.n :]
+        values = list(accumulator)
+        insort(values, value)
+        return values[-self.n :]
 
     @override
     def subtract(self, accumulator: list[Any], value: Any) -> list[Any]:

@@ -1,7 +1,7 @@
-"""Aggregations over a group, over its tumbling or hopping windows; sessions and sliding windows have their own modules.
+"""Aggregations without windows and over tumbling or hopping windows.
 
-The state of a group is one dict for all kinds: a window's start (0 without windows) to the time of its aggregate and
-the aggregate. A result's time is the largest of its values'.
+The state of a key is a dict for all kinds of windows: from a window's start (0 without windows) to the time of its
+aggregate and the aggregate. A result's time is the largest of its records' times.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class Hopping:
 
 
 class Aggregation:
-    """What all aggregations share. `retracts`: whoever comes next subtracts, so send an old value before the new."""
+    """Base of all aggregations.
+
+    `retracts`: the next operator subtracts, so the old value is sent before the new one.
+    """
 
     drops_null_values = False
 
@@ -35,11 +38,9 @@ class Aggregation:
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
 
     def begin(self) -> State:
-        """No window."""
         return {}
 
     def process(self, state: State, row: Row, out: Output) -> None:
-        """Take in one row."""
         before = state.copy()
         self.calculation.keep()
         out.hold()
@@ -53,7 +54,7 @@ class Aggregation:
             out.release()
 
     def _reject(self, state: State, before: State, row: Row, error: BaseException, out: Output) -> None:
-        """Leave everything as it was before the row."""
+        """Restore the state from before the row and reject the row."""
         state.clear()
         state.update({start: (time, self.calculation.undo(held)) for start, (time, held) in before.items()})
         out.reject(error, row.key, row.value, row.time)
@@ -62,15 +63,14 @@ class Aggregation:
         raise NotImplementedError
 
     def is_empty(self, state: State) -> bool:
-        """Whether there is no window."""
         return not state
 
     def _add(
         self, state: State, start: int, window: Window | None, row: Row, value: Any, out: Output, seed: Any = None
     ) -> None:
-        """Add the row's value to the window's aggregate and send it. A new window begins with `seed`, if given.
+        """Add `value` to the window's aggregate and send the result. A new window begins with `seed`, if given.
 
-        `value`: what `calculation` has read.
+        `value` is the row's value as `calculation.read` returns it.
         """
         assert row.key is not None
         calculation = self.calculation
@@ -89,7 +89,7 @@ class Aggregation:
 
 
 class Aggregate(Timeless, Aggregation):
-    """One aggregate for each group. Over a table (`subtracts`) an old row is taken out and a new one added."""
+    """One aggregate per key. Over a table (`subtracts`), old values are subtracted and new ones added."""
 
     def __init__(self, calculation: Calculation, *, subtracts: bool = False, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)
@@ -97,7 +97,7 @@ class Aggregate(Timeless, Aggregation):
         self.drops_null_values = not subtracts
 
     def change(self, state: State, old: Row, new: Row, out: Output) -> None:
-        """Take a table's old value out and add the new one: where either fails, neither is done."""
+        """Subtract a table's old value and add the new one. If either fails, neither takes effect."""
         before = state.copy()
         self.calculation.keep()
         out.hold()
@@ -112,7 +112,7 @@ class Aggregate(Timeless, Aggregation):
             out.release()
 
     def _take(self, state: State, row: Row, out: Output) -> None:
-        """Add the value, or take it out. A stream's null value is dropped; a table's tombstone has nothing to add."""
+        """Add or subtract the value. A stream's null value is dropped; a table's tombstone adds nothing."""
         if row.value is None:
             if not self.subtracts:
                 out.count("null_key" if row.key is None else "null_value")
@@ -137,9 +137,10 @@ class Aggregate(Timeless, Aggregation):
 
 
 class WindowedAggregate(Aggregation):
-    """An aggregate for each group and tumbling or hopping window; null values are processed.
+    """An aggregate per key and tumbling or hopping window. Null values are processed.
 
-    A record is late for a window whose end + grace stream time has reached; it is counted if all its windows are.
+    A record is late for a window once stream time has reached the window's end + grace. It counts as `late` if it is
+    late for all of its windows.
     """
 
     def __init__(self, calculation: Calculation, window: Hopping, *, retracts: bool = False) -> None:
@@ -165,13 +166,11 @@ class WindowedAggregate(Aggregation):
             out.count("late")
 
     def due(self, state: State) -> int | None:
-        """When the earliest window closes."""
         return min(state) + self.window.size + self.window.grace if state else None
 
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        """Forget the windows that are closed."""
         last_closed = closed - self.window.grace - self.window.size
         for start in [start for start in state if start <= last_closed]:
             del state[start]

@@ -1,4 +1,4 @@
-"""The aggregate functions: which there are, of what, and what keeps their values."""
+"""The aggregate functions, their argument types and their accumulators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.operators.aggregation import accumulators
 from sluice.operators.aggregation.accumulators import Accumulator
 
 SUBTRACTABLE = frozenset({"count", "sum", "avg", "collect_list"})
-"""The functions that can take back a table's old value."""
+"""The functions that can subtract a table's old value."""
 
 NAMES = SUBTRACTABLE | {"min", "max", "collect_set", "count_distinct", "first", "last", "top"}
 
@@ -25,29 +25,29 @@ _ORDERED = (*_NUMBERS, str, bool)
 
 @dataclass(frozen=True)
 class Function:
-    """One aggregate function of a step: `top(3)` of a Decimal is `Function("top", Decimal, 3)`."""
+    """An aggregate function of a step: `top(3)` of a Decimal is `Function("top", Decimal, 3)`."""
 
     name: str
     argument: type | None = None
-    """The argument's type: int, float, Decimal, str, bool, or msgspec.Raw for anything else; None: `count(*)`."""
+    """The argument's type: int, float, Decimal, str, bool, or msgspec.Raw for anything else. None for `count(*)`."""
     n: int = 0
-    """How many `top` keeps."""
+    """The number of values that `top` keeps."""
     bigint: bool = False
-    """A sum of integers has to fit 64 bits, since expressions read it as a BIGINT."""
+    """Whether a sum of integers must fit 64 bits, because expressions read it as BIGINT."""
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise TopologyError(
-                f"There is no aggregate function {self.name}.", next_step=f"Use {', '.join(sorted(NAMES))}."
+                f"Unknown aggregate function {self.name}.", next_step=f"Use {', '.join(sorted(NAMES))}."
             )
         allowed = {"sum": _NUMBERS, "avg": _NUMBERS, "min": _ORDERED, "max": _ORDERED, "top": _ORDERED}.get(self.name)
         if allowed and self.argument not in allowed:
             raise TopologyError(
-                f"{self.name} needs {' or '.join(kind.__name__ for kind in allowed)} here, not an object or a list.",
-                next_step="Take a field of it, or Python functions.",
+                f"{self.name} needs {' or '.join(kind.__name__ for kind in allowed)}, not an object or a list.",
+                next_step="Aggregate a field of it, or use Python functions.",
             )
         if self.name == "top" and self.n < 1:
-            raise TopologyError(f"top needs how many to keep, at least 1, not {self.n}.")
+            raise TopologyError(f"top needs the number of values to keep, at least 1, not {self.n}.")
 
 
 _SUMS: dict[Any, Callable[[], Accumulator]] = {float: accumulators.ExactSum, Decimal: accumulators.DecimalSum}
@@ -57,8 +57,8 @@ _AVERAGES: dict[Any, Callable[[], Accumulator]] = {
 }
 
 
-def row_of(function: Function) -> Accumulator:
-    """What keeps the function's values. JSON of another type than the simple ones is kept as its text."""
+def accumulator_of(function: Function) -> Accumulator:
+    """The function's accumulator. Objects and lists are kept as their JSON text."""
     kind: Any = str if function.argument is msgspec.Raw else function.argument
     makers: dict[str, Callable[[], Accumulator]] = {
         "count": lambda: accumulators.Count(kind is None),

@@ -1,4 +1,4 @@
-"""Aggregations over sliding windows: for every value the window that ends with it, and the one that starts after it."""
+"""Aggregations over sliding windows: for each record the window that ends with it, and the one that starts after it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Sliding:
 
 
 class SlidingAggregate(Aggregation):
-    """An aggregate for each group and window that holds another set of values; null values are dropped.
+    """An aggregate per key and distinct window. Null values are dropped.
 
-    A value at t has the window `[t - size, t]`, and `[t + 1, t + 1 + size]` if later values are in it; values before
-    `size` share `[0, size]`. A new window begins as a copy of the one that holds the same values. A value is late
-    for a window that ends before stream time - grace: such a window is neither made nor changed any more.
+    A record at t has the window `[t - size, t]`, and `[t + 1, t + 1 + size]` if that contains later records; records
+    before `size` share `[0, size]`. A new window begins as a copy of the window with the same records. A record is late
+    for a window that ends before stream time - grace: such a window is neither created nor changed.
     """
 
     drops_null_values = True
@@ -33,7 +33,6 @@ class SlidingAggregate(Aggregation):
         self.window = window
 
     def _take(self, state: State, row: Row, out: Output) -> None:
-        """Add the value to the windows that hold its time, and make those that only now differ from others."""
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
@@ -57,7 +56,7 @@ class SlidingAggregate(Aggregation):
         return row.after - self.window.grace - self.window.size
 
     def _seed_after(self, state: State, starts: list[int], time: int) -> tuple[int, Any] | None:
-        """What the window that starts after the value holds, if there are such values and it is not there yet."""
+        """Time and aggregate of the window that starts right after `time`, if it has records and does not exist yet."""
         first = 0 if time < self.window.size else time - self.window.size + 1
         holding = next((start for start in starts if first <= start <= time), None)
         if holding is None or state[holding][0] <= time or time + 1 in state:
@@ -66,7 +65,10 @@ class SlidingAggregate(Aggregation):
         return latest, self.calculation.copy(aggregate)
 
     def _join(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
-        """A value with a window of its own, which ends with it. `starts`: the windows near it, the latest first."""
+        """Add a record that has a window of its own, which ends with it. Returns whether any window was open.
+
+        `starts`: the windows near it, the latest first.
+        """
         own = row.time - self.window.size
         has_own = own in state
         before = next((start for start in starts if start < own), None)
@@ -84,7 +86,7 @@ class SlidingAggregate(Aggregation):
         return counted
 
     def _join_first(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
-        """A value so early that it shares the window from 0."""
+        """Add a record before `size`, which shares the window from 0. Returns whether any window was open."""
         previous = state[0][0] if 0 in state else row.time
         touched = [start for start in starts if 0 < start <= row.time]
         if previous < row.time and previous + 1 not in state:
@@ -92,7 +94,7 @@ class SlidingAggregate(Aggregation):
         return self._add_each(state, [*touched, 0], row, out)
 
     def _add_each(self, state: State, starts: list[int], row: Row, out: Output, seed: Any | None = None) -> bool:
-        """Add the value to those windows that are open; says whether one is."""
+        """Add the value to the windows that are open. Returns whether any was."""
         open_from = self._open_from(row)
         starts = [start for start in starts if start >= open_from]
         value = self.calculation.read(row.value) if starts else None
@@ -101,15 +103,14 @@ class SlidingAggregate(Aggregation):
         return bool(starts)
 
     def due(self, state: State) -> int | None:
-        """When the earliest window is too old to tell anything of a value that may still come."""
-        return min(state) + self._kept() if state else None
+        return min(state) + self._lifetime() if state else None
 
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        """Forget the windows that no value can change or need any more."""
-        for start in [start for start in state if start + self._kept() <= closed]:
+        for start in [start for start in state if start + self._lifetime() <= closed]:
             del state[start]
 
-    def _kept(self) -> int:
+    def _lifetime(self) -> int:
+        """How long after its start a window can still be changed or seed another one, ms of stream time."""
         return 3 * self.window.size + self.window.grace + 1

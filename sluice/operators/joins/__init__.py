@@ -1,1 +1,1 @@
-"""Joins of tables and streams, by key, by foreign key, and within a time."""
+"""Joins of streams and tables: by key, by foreign key, within a time window."""

@@ -1,4 +1,4 @@
-"""Joins of tables, and of a stream with a table: a result is `{"left": ..., "right": ...}`, the values as they are."""
+"""Joins by key: table with table, and stream with table. A result is `{"left": LEFT_VALUE, "right": RIGHT_VALUE}`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def joined(left: str | None, right: str | None) -> str:
 
 
 class Pair(msgspec.Struct, array_like=True):
-    """What both tables hold for a key."""
+    """Both tables' values of a key."""
 
     left: str | None = None
     left_time: int = -1
@@ -26,9 +26,10 @@ class Pair(msgspec.Struct, array_like=True):
 
 
 class TableJoin(Timeless):
-    """Two tables, key by key: either side triggers, the time is the larger of both.
+    """Joins two tables by key. A change of either side sends a result; its time is the larger of both sides' times.
 
-    Inner: there is a result while both have a value; left: while the left has; outer: while either has.
+    An inner join has a result while both sides have a value; a left join while the left side has; an outer join while
+    either has.
     """
 
     state_type: Any = Pair
@@ -39,11 +40,9 @@ class TableJoin(Timeless):
         self.retracts = retracts
 
     def begin(self) -> Pair:
-        """Neither side has a value."""
         return Pair()
 
     def process(self, state: Pair, row: Row, out: Output) -> None:
-        """Take the new value of one side; old ones are known."""
         if row.key is None:
             out.count("null_key")
             return
@@ -63,7 +62,6 @@ class TableJoin(Timeless):
         out.emit(row.key, new, time)
 
     def is_empty(self, state: Pair) -> bool:
-        """Whether neither side has a value."""
         return state.left is None and state.right is None
 
     def _result(self, state: Pair) -> str | None:
@@ -73,32 +71,30 @@ class TableJoin(Timeless):
         return joined(left, right) if left is not None and (right is not None or self.how == "left") else None
 
 
-class Looked(msgspec.Struct, array_like=True):
-    """What a table holds for a key that a stream looks up."""
+class Entry(msgspec.Struct, array_like=True):
+    """The table's value of a key."""
 
     value: str | None = None
 
 
 class StreamTableJoin(Timeless):
-    """A stream looks up each record's key in a table, as the table is at that moment in the order of the rows.
+    """Joins each record of a stream with the table's value of its key, as of that point in the order of the rows.
 
-    `mapped`: the rows' key is what an expression makes of the record, whose own key is in `foreign`. A left join sends
-    a record without a key on with null.
+    `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A left join sends a
+    record without a key with null.
     """
 
-    state_type: Any = Looked
+    state_type: Any = Entry
     drops_null_values = False
 
     def __init__(self, how: How, *, mapped: bool = False) -> None:
         self.how = how
         self.mapped = mapped
 
-    def begin(self) -> Looked:
-        """No value."""
-        return Looked()
+    def begin(self) -> Entry:
+        return Entry()
 
-    def process(self, state: Looked, row: Row, out: Output) -> None:
-        """Look up, or take the table's new value."""
+    def process(self, state: Entry, row: Row, out: Output) -> None:
         if row.side == RIGHT:
             if row.key is None:
                 out.count("null_key")
@@ -109,6 +105,5 @@ class StreamTableJoin(Timeless):
         elif state.value is not None or self.how == "left":
             out.emit(row.foreign if self.mapped else row.key, joined(row.value, state.value), row.time)
 
-    def is_empty(self, state: Looked) -> bool:
-        """Whether the table has no value."""
+    def is_empty(self, state: Entry) -> bool:
         return state.value is None

@@ -1,4 +1,4 @@
-"""A join of two tables where the left one names the right one's key."""
+"""A join of two tables in which the left table's rows refer to keys of the right table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice.operators.joins.by_key import joined
 
 
 class Referred(msgspec.Struct, array_like=True):
-    """A key of the right table: its value, and the rows of the left table that name it."""
+    """A key of the right table: its value, and the rows of the left table that refer to it."""
 
     right: str | None = None
     right_time: int = -1
@@ -20,11 +20,12 @@ class Referred(msgspec.Struct, array_like=True):
 
 
 class ForeignKeyJoin(Timeless):
-    """Results have the left table's key. A right row's change gives them its time, a left one's the larger of both.
+    """Results have the left table's key. A right row's results have its time, a left row's the larger of both times.
 
-    The rows' key is the foreign key. When a left row changes it, the old row goes to the old one's state, the new row
-    to the new one's; only the new row sends a result or a tombstone, so it does not matter which is seen first. A left
-    row that names no key has no result in an inner join, and one with null in a left join.
+    A row's key is the foreign key. When a left row's foreign key changes, its old value goes to the state of the old
+    foreign key and its new value to that of the new one. Only the new value sends a result or a tombstone, so it does
+    not matter which is processed first. A left row without a foreign key has no result in an inner join, and a result
+    with null in a left join.
     """
 
     state_type: Any = Referred
@@ -35,17 +36,18 @@ class ForeignKeyJoin(Timeless):
         self.retracts = retracts
 
     def begin(self) -> Referred:
-        """Neither side has a value."""
         return Referred()
 
     def process(self, state: Referred, row: Row, out: Output) -> None:
-        """Take the change of one side."""
         if row.side == RIGHT:
             self._process_right(state, row, out)
         elif row.foreign is None:
             out.count("null_key")
         elif row.old:
-            self._forget_left(state, row.foreign, row, out)
+            state.left.pop(row.foreign, None)
+            if row.value is not None:
+                time = max(row.time, state.right_time)
+                self._retract(row.foreign, row.value, state.right, time, out)
         else:
             self._process_left(state, row.foreign, row, out)
 
@@ -73,11 +75,6 @@ class ForeignKeyJoin(Timeless):
             out.count("null_key")
         out.emit(key, self._result(row.value, state.right), max(row.time, state.right_time))
 
-    def _forget_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
-        state.left.pop(key, None)
-        if row.value is not None:
-            self._retract(key, row.value, state.right, max(row.time, state.right_time), out)
-
     def _retract(self, key: str, left: str, right: str | None, time: int, out: Output) -> None:
         old = self._result(left, right) if self.retracts else None
         if old is not None:
@@ -87,5 +84,4 @@ class ForeignKeyJoin(Timeless):
         return joined(left, right) if right is not None or self.how == "left" else None
 
     def is_empty(self, state: Referred) -> bool:
-        """Whether neither side has a value."""
         return state.right is None and not state.left

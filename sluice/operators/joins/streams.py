@@ -1,4 +1,4 @@
-"""A join of two streams: records of one key whose times are near each other."""
+"""A join of two streams: pairs of records with the same key and event times near each other."""
 
 from __future__ import annotations
 
@@ -16,51 +16,52 @@ _TIME = attrgetter("time")
 
 
 class Record(msgspec.Struct, array_like=True):
-    """A record that others may still match."""
+    """A record that records of the other side may still match."""
 
     time: int
     value: str
     waits: bool
-    """Whether it comes out unmatched if none does."""
+    """Whether it is sent unmatched if no match comes."""
 
 
 class Side(msgspec.Struct, array_like=True):
-    """The records of one stream, by time."""
-
     records: list[Record] = []
+    """Sorted by time."""
     waits_from: int = _NEVER
-    """No record before this time waits."""
+    """Time of the earliest record that waits."""
 
 
 class Sides(msgspec.Struct, array_like=True):
-    """Both streams' records of a key."""
-
     left: Side
     right: Side
 
 
 class Watch(msgspec.Struct, array_like=True):
-    """When to look for records without a match, over all keys: as seldom as a task of Kafka Streams does.
+    """Decides when to look for unmatched records of all keys: as rarely as a Kafka Streams task does.
 
-    It looks when stream time moves past `since` and the window of the side at hand, and remembers how far it looked. A
-    record that it has passed over waits until it looks again, and a late match that comes before then still counts.
+    It looks when stream time passes `since` plus the window of the current record's side. A record that was not due
+    then waits until the next look, so a late match before that still counts.
     """
 
     since: int = _NEVER
     looked: int = -1
+    """Stream time of the last look, ms."""
     waiting: tuple[list[int], list[int]] = msgspec.field(default_factory=lambda: ([], []))
-    """The times of each side's waiting records, in order."""
+    """Each side's times of waiting records, sorted."""
 
-    def look(self, stream_time: int, overs: tuple[int, int]) -> None:
-        """Let go of what waits from before `overs`, the side's times whose windows are over by stream time."""
+    def look(self, stream_time: int, ends: tuple[int, int]) -> None:
+        """Remove the times before each side's `ends`: the windows of these records are over at `stream_time`."""
         last = [times[-1] for times in self.waiting if times]
-        for times, over in zip(self.waiting, overs, strict=True):
-            del times[: bisect_left(times, over)]
-        self.since = self._stopped() if all(self.waiting) else max(last, default=_NEVER)
+        for times, end in zip(self.waiting, ends, strict=True):
+            del times[: bisect_left(times, end)]
+        self.since = self._next_look() if all(self.waiting) else max(last, default=_NEVER)
         self.looked = stream_time
 
-    def _stopped(self) -> int:
-        """Where it stops: at the record behind the first of each side. At the same time the right ones come first."""
+    def _next_look(self) -> int:
+        """Time of the record after the first one of each side, where Kafka Streams' iteration stops.
+
+        Of records with the same time, those of the right side come first.
+        """
         left, right = self.waiting
         if left[0] >= right[0]:
             behind = left[1:2] + right[bisect_right(right, left[0]) :][:1]
@@ -69,25 +70,25 @@ class Watch(msgspec.Struct, array_like=True):
         return min(behind, default=right[0])
 
     def wait(self, side: int, time: int) -> None:
-        """A record waits."""
+        """Add a record that waits."""
         insort(self.waiting[side], time)
         self.since = min(self.since, time)
 
     def matched(self, side: int, time: int) -> None:
-        """A record no longer waits."""
+        """Remove a record that has been matched."""
         times = self.waiting[side]
         del times[bisect_left(times, time)]
 
 
 class StreamJoin:
-    """Matches when `left.time - before <= right.time <= left.time + after`; a result's time is the larger of both.
+    """Matches records where `left.time - before <= right.time <= left.time + after`, all in ms.
 
-    A record can be matched until `before + after + grace` behind the largest time of its own stream. Where its side may
-    go unmatched, it comes out with null once stream time has passed the end of its window (left: time + after, right:
-    time + before) by more than grace; at once if stream time has passed that end when it comes, or if it has no key.
-    All in ms; `JoinClock` says what `before`, `after` and `closed` are here.
+    A result's time is the larger of both times. A record can be matched until the largest time of its own stream is
+    `before + after + grace` past it. On a side that may stay unmatched, a record without a match is sent with null once
+    stream time has passed the end of its window (left: time + after, right: time + before) by more than grace. It is
+    sent immediately if stream time has already passed that end when the record comes, or if it has no key.
 
-    `watch` has it look for unmatched records as Kafka Streams does, where all keys share one stream time.
+    After `watch`, it looks for unmatched records when Kafka Streams does; this needs one stream time for all keys.
     """
 
     state_type: Any = Sides
@@ -101,22 +102,20 @@ class StreamJoin:
         self.shared: Watch | None = None
 
     def watch(self) -> None:
-        """Look for unmatched records over all keys."""
+        """Look for unmatched records of all keys."""
         if self.outer[LEFT] or self.outer[RIGHT]:
             self.shared = Watch()
 
     def begin(self) -> Sides:
-        """No records."""
         return Sides(Side(), Side())
 
     def process(self, state: Sides, row: Row, out: Output) -> None:
-        """Match the record with those of the other side."""
         if row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
         if row.key is None:
             if self.outer[row.side]:
-                out.emit(None, self._alone(row.side, row.value), row.time)
+                out.emit(None, self._unmatched(row.side, row.value), row.time)
             else:
                 out.count("null_key")
             return
@@ -128,7 +127,7 @@ class StreamJoin:
         if not self._match(state, row.key, row, out) and self.outer[row.side]:
             waits = row.time + self.ahead[row.side] >= row.after
             if not waits:
-                out.emit(row.key, self._alone(row.side, row.value), row.time)
+                out.emit(row.key, self._unmatched(row.side, row.value), row.time)
         self._keep(state, row, waits)
         self._forget(state, row.reached)
 
@@ -157,33 +156,34 @@ class StreamJoin:
                 self.shared.wait(row.side, row.time)
 
     def _look(self, row: Row) -> None:
-        """Look for unmatched records of all keys, if it is time to; what is found comes out with its key's next row."""
+        """Look for unmatched records of all keys if it is time to. They are sent with the next row of their key."""
         watch = self.shared
         if watch is None or row.time < row.after:
             return
         if watch.since < row.after - self.ahead[row.side] - self.grace:
-            overs = row.after - self.ahead[LEFT] - self.grace, row.after - self.ahead[RIGHT] - self.grace
-            watch.look(row.after, overs)
+            ends = row.after - self.ahead[LEFT] - self.grace, row.after - self.ahead[RIGHT] - self.grace
+            watch.look(row.after, ends)
 
     def _send_unmatched(self, state: Sides, key: str | None, stream_time: int, out: Output) -> None:
-        """Send the records whose window has been over for more than grace, by time, the left ones first."""
+        """Send the records whose window has been over for longer than grace, by time, the left side first."""
         due: list[tuple[int, int, Record]] = []
         if self.shared is not None:
             stream_time = self.shared.looked
         for number, side in enumerate((state.left, state.right)):
-            over = stream_time - self.ahead[number] - self.grace
-            if side.waits_from < over:
-                due += [(one.time, number, one) for one in side.records if one.waits and one.time < over]
-                side.waits_from = next((one.time for one in side.records if one.waits and one.time >= over), _NEVER)
-        for time, number, record in sorted(due, key=lambda one: one[:2]):
+            end = stream_time - self.ahead[number] - self.grace
+            if side.waits_from < end:
+                waiting = [record for record in side.records if record.waits]
+                due += [(record.time, number, record) for record in waiting if record.time < end]
+                side.waits_from = next((record.time for record in waiting if record.time >= end), _NEVER)
+        for time, number, record in sorted(due, key=lambda entry: entry[:2]):
             record.waits = False
-            out.emit(key, self._alone(number, record.value), time)
+            out.emit(key, self._unmatched(number, record.value), time)
 
-    def _alone(self, side: int, value: str) -> str:
+    def _unmatched(self, side: int, value: str) -> str:
         return joined(value, None) if side == LEFT else joined(None, value)
 
     def due(self, state: Sides) -> int | None:
-        """When the first record comes out unmatched, or may be out of reach."""
+        """Stream time at which a record is sent unmatched or can no longer be matched."""
         times = []
         for side, ahead in zip((state.left, state.right), self.ahead, strict=True):
             if side.records:
@@ -193,18 +193,16 @@ class StreamJoin:
     def close(
         self, state: Sides, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        """Send the unmatched, forget what is out of reach."""
         self._send_unmatched(state, key, closed, out)
-        # Only what `due` goes by as well: what is kept does not depend on which keys another record had closed.
+        # `min`, as `due` knows only `closed`: the kept records must not depend on which keys happened to be closed.
         left, right = reached
         self._forget(state, (min(left, closed), min(right, closed)))
 
     def _forget(self, state: Sides, reached: tuple[int, int]) -> None:
         for side, latest in zip((state.left, state.right), reached, strict=True):
-            gone = bisect_right(side.records, latest - self.reach, key=_TIME)
-            if gone:
-                side.records[:gone] = [one for one in side.records[:gone] if one.waits]
+            count = bisect_right(side.records, latest - self.reach, key=_TIME)
+            if count:
+                side.records[:count] = [record for record in side.records[:count] if record.waits]
 
     def is_empty(self, state: Sides) -> bool:
-        """Whether there is no record."""
         return not state.left.records and not state.right.records

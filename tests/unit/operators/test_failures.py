@@ -249,7 +249,7 @@ MISTAKES: dict[str, Callable[[Context], None]] = {
     "unknown output 'typo'; the outputs are output": lambda context: context.forward("k", 1, to="typo"),
     "a record's key must be a str, not int": lambda context: context.forward(1, 1),  # type: ignore[arg-type]
     "Expected `int`, got `array`": lambda context: context.forward("k", [1]),
-    "has a whole number of more than 64 bits": lambda context: context.forward("k", 2**63),
+    "contains an integer of more than 64 bits": lambda context: context.forward("k", 2**63),
 }
 
 

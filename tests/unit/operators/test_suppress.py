@@ -75,7 +75,9 @@ def test_a_full_buffer_that_shuts_down_says_what_it_held_and_may_hold() -> None:
     assert run(suppress, [Given("a", 1, 0)]).values == []
     suppress.check()
     run(suppress, [Given("b", 1, 0)])
-    with pytest.raises(BufferFull, match="holds back 2 updates of 4 bytes; it may hold 1 updates, any number of bytes"):
+    with pytest.raises(
+        BufferFull, match="holds back 2 updates of 4 bytes; its limit is 1 updates, any number of bytes"
+    ):
         suppress.check()
 
 

@@ -1,4 +1,4 @@
-"""Sums of doubles that are exact, so that neither the order of the values nor the ends of batches show in them."""
+"""Exact sums of doubles, which depend neither on the order of the values nor on where batches end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _EXPONENT_BYTES = 2
 
 
 class Exact:
-    """The number `mantissa * 2**exponent`; never changed. Every finite double is such a number.
+    """The number `mantissa * 2**exponent`, immutable. Every finite double is such a number.
 
-    Kept as bytes, so that a state can hold mantissas of any size.
+    Encoded as bytes, so that a state can hold mantissas of any size.
     """
 
     __slots__ = ("exponent", "mantissa")
@@ -20,17 +20,16 @@ class Exact:
         self.exponent = exponent
 
     def add(self, value: float) -> Exact:
-        """This and a finite double."""
+        """Add a finite double."""
         numerator, denominator = value.as_integer_ratio()
         return self._plus(numerator, 1 - denominator.bit_length())
 
     def subtract(self, value: float) -> Exact:
-        """This without a finite double."""
+        """Subtract a finite double."""
         numerator, denominator = value.as_integer_ratio()
         return self._plus(-numerator, 1 - denominator.bit_length())
 
     def merge(self, other: Exact) -> Exact:
-        """Both."""
         return self._plus(other.mantissa, other.exponent)
 
     def _plus(self, mantissa: int, exponent: int) -> Exact:
@@ -39,11 +38,11 @@ class Exact:
         return Exact((self.mantissa << (self.exponent - exponent)) + mantissa, exponent)
 
     def __float__(self) -> float:
-        """The nearest double. Raises OverflowError if there is none."""
+        """Round to the nearest double. Raises OverflowError if it is too large for one."""
         return self.divided(1)
 
     def divided(self, count: int) -> float:
-        """The double that is nearest to a `count`th of it. Raises OverflowError if there is none."""
+        """Divide, and round once to the nearest double. Raises OverflowError if it is too large for one."""
         try:
             if self.exponent >= 0:
                 return (self.mantissa << self.exponent) / count
@@ -52,7 +51,7 @@ class Exact:
             raise OverflowError("the sum is larger than any double") from None
 
     def to_bytes(self) -> bytes:
-        """The same bytes for the same number, however it came about."""
+        """Encode in normal form: equal numbers have equal bytes."""
         mantissa, exponent = self.mantissa, self.exponent
         if not mantissa:
             return b""
@@ -63,6 +62,5 @@ class Exact:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The number of `to_bytes`."""
         exponent = int.from_bytes(data[:_EXPONENT_BYTES], signed=True)
         return cls(int.from_bytes(data[_EXPONENT_BYTES:], signed=True), exponent)

@@ -12,9 +12,9 @@ import pytest
 from sluice.operators.aggregation.accumulators import ExactSum
 from sluice.operators.aggregation.aggregate import Aggregate
 from sluice.operators.aggregation.calculation import Functions
-from sluice.operators.aggregation.exact_sums import Exact
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.encoding import encode_state, state_decoder
+from sluice.operators.exact_sums import Exact
 from tests.unit.operators.feed import Given, run
 
 EDGES = [0.0, -0.0, 5e-324, -5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, -1.7976931348623157e308,
