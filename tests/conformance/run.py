@@ -79,11 +79,11 @@ def run(cases: list[Case], cuts: str) -> list[tuple[str, str]]:
     pipeline = Pipeline("conformance", workers=1)
     built = [add(pipeline, case, f"c{number}") for number, case in enumerate(cases)]
     with TopologyTestDriver(pipeline) as driver:
-        edge(driver, built, cuts)
+        feed(driver, built, cuts)
         return [(one.case["id"], why) for one in built if (why := difference(one, results(driver, one)))]
 
 
-def edge(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
+def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
     """Pipe every case's records in, in its order, and cut."""
     chance = random.Random("".join(one.case["id"] for one in built))
     for step in range(max(len(one.case["inputs"]) for one in built)):

@@ -18,7 +18,7 @@ from sqlalchemy import make_url
 
 from sluice.state.shard.addresses import location
 from tests.faults.found import Found
-from tests.faults.truth import Edge, Watching, compare
+from tests.faults.truth import Feed, Watching, compare
 from tests.faults.world import Driver, World
 
 WORKERS = {"orders": 4, "words": 2}
@@ -33,17 +33,17 @@ class Kills:
         self.chance = random.Random(seed)
         self.phases: Counter[str] = Counter()
         self.watching = Watching(world)
-        self.edge = Edge(world)
+        self.feed = Feed(world)
         self.killed = 0
         self._database = Database()
 
     def run(self, kills: int, batch: int = 400, seconds: float = 36_000) -> Found:
         """Kill so many drivers, or for so long, let the last one finish, and compare; `batch` bounds the batches."""
-        self.edge(25 * batch)
+        self.feed(25 * batch)
         until = time.monotonic() + seconds
         while self.killed < kills and time.monotonic() < until:
-            if self.edge.left() < 10 * batch:
-                self.edge(15 * batch)
+            if self.feed.left() < 10 * batch:
+                self.feed(15 * batch)
             self.one_life(batch)
             self.watching.look()
             if self.killed % 10 == 0:

@@ -30,7 +30,7 @@ NOW_MS = int(time.time() * 1000)
 """Samples from the future are years ahead of any clock here."""
 
 
-def edge(world: World, count: int, sent: int) -> None:
+def feed(world: World, count: int, sent: int) -> None:
     """Bring more orders, later in event time than the `sent` ones before."""
     start_ms = START_MS + sent * _MS_APART
     world.produce(count, seed=start_ms // 1000, start_ms=start_ms)

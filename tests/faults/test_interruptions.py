@@ -25,7 +25,7 @@ from sluice.testing.kafka import running as running_broker
 from tests.faults import orders as orders_pipeline
 from tests.faults.conftest import Seen, small_disk
 from tests.faults.dying import calls
-from tests.faults.truth import Edge, Watching, compare
+from tests.faults.truth import Feed, Watching, compare
 from tests.faults.world import ROOT, Driver, World, wait_until
 from tests.ports import free_port
 
@@ -51,8 +51,8 @@ def await_more(world: World, driver: Driver, batches: int = 1) -> None:
 @everywhere
 @pytest.mark.fault("F24", "SIGSTOP of driver, JVM and workers past their lease; two other runs end; SIGCONT; twice")
 def test_a_driver_that_was_stopped_past_its_lease(subject: World, seen: Seen) -> None:
-    edge, chance, said = Edge(subject), random.Random(11), []
-    edge(6 * int(BATCH[subject.name]))
+    feed, chance, said = Feed(subject), random.Random(11), []
+    feed(6 * int(BATCH[subject.name]))
     for _ in range(2):
         stopped = start(subject)
         await_more(subject, stopped)
@@ -62,14 +62,14 @@ def test_a_driver_that_was_stopped_past_its_lease(subject: World, seen: Seen) ->
             process.suspend()
         second = start(subject)
         assert second.wait() == 0, second.said[-3000:]
-        edge(int(BATCH[subject.name]))
+        feed(int(BATCH[subject.name]))
         assert start(subject).wait() == 0
         for process in processes:
             if process.is_running():
                 process.resume()
         status = stopped.wait()
         said.append(f"{status}: {stopped.said.strip().splitlines()[-1][:90]}")
-        edge(5 * int(BATCH[subject.name]))
+        feed(5 * int(BATCH[subject.name]))
     subject.run()
     seen(f"awake again, they ended with {said}; {compare(subject)}")
 
@@ -77,8 +77,8 @@ def test_a_driver_that_was_stopped_past_its_lease(subject: World, seen: Seen) ->
 @both
 @pytest.mark.fault("F25", "kill -9 during a rebuild, of driver, JVM or both, three times; runs before and after")
 def test_a_killed_rebuild(subject: World, seen: Seen) -> None:
-    edge, chance, watching = Edge(subject), random.Random(12), Watching(subject)
-    edge(6 * int(BATCH[subject.name]))
+    feed, chance, watching = Feed(subject), random.Random(12), Watching(subject)
+    feed(6 * int(BATCH[subject.name]))
     assert start(subject).wait() == 0
     killed = 0
     while killed < 3:
@@ -91,11 +91,11 @@ def test_a_killed_rebuild(subject: World, seen: Seen) -> None:
         else:
             assert rebuild.process.returncode == 0, rebuild.said[-3000:]
         watching.look()
-    edge(int(BATCH[subject.name]))
+    feed(int(BATCH[subject.name]))
     subject.run()
     before = snapshots(subject)
     start_to_end(subject, "--rebuild")
-    edge(int(BATCH[subject.name]))
+    feed(int(BATCH[subject.name]))
     subject.run()
     watching.look()
     seen(f"killed 3 times; the old generation was read meanwhile, runs went on; rebuilt: {compare(subject, before)}")
@@ -154,7 +154,7 @@ def state_server(world: World, folder: Path, workers: str = "") -> Iterator[str]
 @both
 @pytest.mark.fault("F26", "kill -9 at 12 steps of moving a worker to a state server, and of bringing it back")
 def test_a_killed_move(subject: World, seen: Seen) -> None:
-    edge, chance, watching = Edge(subject), random.Random(13), Watching(subject)
+    feed, chance, watching = Feed(subject), random.Random(13), Watching(subject)
     subject.environment["SLUICE_SERVER_TOKEN"] = TOKEN
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
@@ -162,7 +162,7 @@ def test_a_killed_move(subject: World, seen: Seen) -> None:
 
         settings.cache_clear()
         stack.callback(settings.cache_clear)
-        edge(4 * int(BATCH[subject.name]))
+        feed(4 * int(BATCH[subject.name]))
         start_to_end(subject)
         environment = {"SLUICE_HOME": str(subject.home), "SLUICE_SERVER_TOKEN": TOKEN}
         home = stack.enter_context(state_server(subject, subject.home / "shards", "0,1"))
@@ -175,7 +175,7 @@ def test_a_killed_move(subject: World, seen: Seen) -> None:
                 died += not calls(*move, dying_after=chance.randrange(1, steps), environment=environment)
                 watching.look()
             calls(*move, environment=environment)
-            edge(int(BATCH[subject.name]))
+            feed(int(BATCH[subject.name]))
             start_to_end(subject)
             watching.look()
         assert died > 3, f"it was done before it died: {died} of 12 died"
@@ -186,8 +186,8 @@ def test_a_killed_move(subject: World, seen: Seen) -> None:
 @both
 @pytest.mark.fault("F27", "kill -9 of retention, again and again while a run writes and a reader looks")
 def test_killed_retention(subject: World, seen: Seen) -> None:
-    edge, chance = Edge(subject), random.Random(14)
-    edge(12 * int(BATCH[subject.name]))
+    feed, chance = Feed(subject), random.Random(14)
+    feed(12 * int(BATCH[subject.name]))
     driver = start(subject)
     environment = {"SLUICE_HOME": str(subject.home)}
     await_more(subject, driver)
@@ -199,7 +199,7 @@ def test_killed_retention(subject: World, seen: Seen) -> None:
     assert driver.wait() == 0, driver.said[-3000:]
     assert died
     calls("retain", subject.settings.ledger, subject.name, "2", environment=environment)
-    edge(int(BATCH[subject.name]))
+    feed(int(BATCH[subject.name]))
     subject.run()
     calls("retain", subject.settings.ledger, subject.name, "1", environment=environment)
     with subject.ledger() as ledger:
@@ -226,13 +226,13 @@ def whole_stores(world: World, snapshot: Snapshot) -> int:
 @both
 @pytest.mark.fault("F28", "kill -9 of the broker while a batch's transaction is open, twice; started again")
 def test_a_broker_killed_in_a_transaction(subject: World, seen: Seen) -> None:
-    edge, said = Edge(subject), []
+    feed, said = Feed(subject), []
     topic = {"orders": "general_orders", "words": "letters_with_description_left"}[subject.name]
-    edge(2 * int(BATCH[subject.name]))
+    feed(2 * int(BATCH[subject.name]))
     start_to_end(subject)
     hit = 0
     while hit < 2:
-        edge(6 * int(BATCH[subject.name]))
+        feed(6 * int(BATCH[subject.name]))
         driver = start(subject)
         program = _stopped_in_a_transaction(subject, driver, topic)
         if program is None:
@@ -281,9 +281,9 @@ def _stopped_in_a_transaction(world: World, driver: Driver, topic: str) -> psuti
 @everywhere
 @pytest.mark.fault("F29", "two runs started at the same moment, twice")
 def test_two_runs_at_the_same_moment(subject: World, seen: Seen) -> None:
-    edge, said = Edge(subject), []
+    feed, said = Feed(subject), []
     for _ in range(2):
-        edge(4 * int(BATCH[subject.name]))
+        feed(4 * int(BATCH[subject.name]))
         pair = [start(subject) for _ in range(2)]
         ended = sorted(driver.wait() for driver in pair)
         assert ended in ([0, 0], [0, 1]), [driver.said[-2000:] for driver in pair]
@@ -301,7 +301,7 @@ SMALL = {"SHARDS": "2m", "CHECKPOINTS": "900k", "LEDGER": "400k"}
 @pytest.mark.parametrize("what", SMALL)
 @pytest.mark.fault("F30", "a small file system that the pipeline itself fills: under shards, checkpoints, ledger")
 def test_a_small_file_system(subject: World, seen: Seen, what: str) -> None:
-    edge = Edge(subject)
+    feed = Feed(subject)
     with small_disk(subject.folder / "small", SMALL[what]) as disk:
         address = {"CHECKPOINTS": str(disk), "SHARDS": f"sqlite:///{disk}", "LEDGER": f"sqlite:///{disk}/ledger.sqlite"}
         subject.environment[f"SLUICE_{what}"] = address[what]
@@ -309,7 +309,7 @@ def test_a_small_file_system(subject: World, seen: Seen, what: str) -> None:
         while driver is None or driver.wait() == 0:
             runs += 1
             assert runs < 10, f"{SMALL[what]} do not become full"
-            edge(10 * int(BATCH[subject.name]))
+            feed(10 * int(BATCH[subject.name]))
             driver = start(subject)
         assert driver.wait() == 1
         why = driver.said.strip().splitlines()[-1][:150]
@@ -325,11 +325,11 @@ def test_a_small_file_system(subject: World, seen: Seen, what: str) -> None:
     "F31", "killed after the Kafka commit and before the ledger's; then the pipeline has one output more"
 )
 def test_one_output_more_after_a_crash(orders: World, seen: Seen) -> None:
-    edge = Edge(orders)
+    feed = Feed(orders)
     folder = orders.folder / "jobs"
     shutil.copytree(ROOT / "spark_jobs", folder)
     orders.environment["SLUICE_PIPELINES"] = str(folder)
-    edge(2_000)
+    feed(2_000)
     driver = start(orders)
     await_more(orders, driver, 2)
     # While somebody else writes to the ledger, the driver waits for it, with its output out.
@@ -344,7 +344,7 @@ def test_one_output_more_after_a_crash(orders: World, seen: Seen) -> None:
     file = folder / "orders.py"
     more = '\norders.filter("finalAmount > 20").map_values("locationId").to("dear_orders")\n'
     file.write_text(file.read_text() + more)
-    edge(1_000)
+    feed(1_000)
     start_to_end(orders)
     found = compare(orders)
     with orders.ledger() as known:

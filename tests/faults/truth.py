@@ -18,7 +18,7 @@ from tests.faults.world import World
 class Pipeline(Protocol):
     """A pipeline that faults are tried on: a module of its own."""
 
-    def edge(self, world: World, count: int, sent: int) -> None:
+    def feed(self, world: World, count: int, sent: int) -> None:
         """Bring more records after the `sent` ones that came before."""
 
     def topics(self) -> dict[str, int]:
@@ -39,7 +39,7 @@ def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Found:
     return PIPELINES[world.name].compare(world, earlier)
 
 
-class Edge:
+class Feed:
     """Brings records, each later than those before."""
 
     def __init__(self, world: World) -> None:
@@ -49,7 +49,7 @@ class Edge:
 
     def __call__(self, count: int) -> None:
         """Bring so many more."""
-        self._pipeline.edge(self._world, count, self.sent)
+        self._pipeline.feed(self._world, count, self.sent)
         self.sent += count
 
     def left(self) -> int:

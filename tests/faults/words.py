@@ -43,7 +43,7 @@ def topics() -> dict[str, int]:
     return TOPICS
 
 
-def edge(world: World, count: int, sent: int) -> None:
+def feed(world: World, count: int, sent: int) -> None:
     """Bring more records, later than the `sent` ones before."""
     world.kafka.create_topics(TOPICS)
     by_topic: dict[str, list[tuple[str | None, bytes | None, int]]] = defaultdict(list)
