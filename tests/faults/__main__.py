@@ -59,5 +59,7 @@ if __name__ == "__main__":
     os.environ["FAULTS"] = "all"
     lines = Lines(sys.argv[1:])
     options = ["tests/faults", "-p", "no:terminal", "-p", "no:cacheprovider", "-o", "timeout=7200", "-o", "addopts="]
-    status = pytest.main([*options, "--import-mode=importlib", "--strict-markers"], plugins=[lines])
+    # Capturing file descriptors would keep what `Kills` says meanwhile, too.
+    options += ["--capture=sys", "--import-mode=importlib", "--strict-markers"]
+    status = pytest.main(options, plugins=[lines])
     sys.exit(1 if lines.failed or not lines.passed else int(status))

@@ -37,13 +37,15 @@ class Kills:
         self.killed = 0
         self._database = Database()
 
-    def run(self, kills: int, batch: int = 400, seconds: float = 36_000) -> Found:
-        """Kill so many drivers, or for so long, let the last one finish, and compare; `batch` bounds the batches."""
-        self.feed(25 * batch)
-        until = time.monotonic() + seconds
-        while self.killed < kills and time.monotonic() < until:
-            if self.feed.left() < 10 * batch:
-                self.feed(15 * batch)
+    def run(self, kills: int, batch: int, ahead: int = 10) -> Found:
+        """Kill so many drivers, let the last one finish, and compare. Each begins with at least `ahead` batches to do.
+
+        `batch` is how many records a batch has at most.
+        """
+        self.feed(2 * ahead * batch)
+        while self.killed < kills:
+            if self.feed.left() < ahead * batch:
+                self.feed(ahead * batch)
             self.one_life(batch)
             self.watching.look()
             if self.killed % 10 == 0:

@@ -41,7 +41,7 @@ TEN_MINUTES_S = 600.0
 @pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` has a hundred)")
 def test_a_kill(subject: World, seen: Seen) -> None:
     kills = Kills(subject, seed=int(time.time()))
-    found = kills.run(1, BATCH[subject.name])
+    found = kills.run(1, BATCH[subject.name], ahead=3)
     seen(f"died {dict(kills.phases)}; {found}")
 
 
