@@ -19,7 +19,7 @@ from tests.faults.clock import SteppedClock
 from tests.faults.conftest import Seen, small_disk
 from tests.faults.kills import Kills
 from tests.faults.truth import Watching, compare
-from tests.faults.world import Driver, World, wait_until, world
+from tests.faults.world import LONGEST_S, Driver, World, wait_until, world
 from tests.ports import free_port
 from tests.postgres import postgres_server
 
@@ -87,9 +87,9 @@ def test_two_drivers(orders: World, seen: Seen) -> None:
         assert program is not None
         program.suspend()
         third = orders.start(SLUICE_RUN="orders/three/main")
-        assert wait_until(lambda: "lease taken over" in third.said or not third.runs, 180), third.said
+        assert wait_until(lambda: "lease taken over" in third.said or not third.runs, LONGEST_S), third.said
         assert third.runs, third.said[-3000:]
-        wait_until(lambda: third.said.count("batch published") >= 1 or not third.runs, 180)
+        wait_until(lambda: third.said.count("batch published") >= 1 or not third.runs, LONGEST_S)
         program.resume()
         assert first.wait() == 1, first.said[-2000:]
         assert third.wait() == 0, third.said[-3000:]

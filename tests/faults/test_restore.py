@@ -11,7 +11,7 @@ import pytest
 from sluice.state.database import database_url
 from tests.faults.conftest import Seen
 from tests.faults.truth import Watching, compare
-from tests.faults.world import Driver, World, wait_until
+from tests.faults.world import LONGEST_S, Driver, World, wait_until
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -46,7 +46,7 @@ def test_kills_while_a_shard_is_restored(orders: World, seen: Seen) -> None:
 
 def _await_restoring(driver: Driver) -> None:
     """Return when the driver has found the damage, and builds another generation."""
-    found = wait_until(lambda: "restoring it from the topics" in driver.said or not driver.runs, 180)
+    found = wait_until(lambda: "restoring it from the topics" in driver.said or not driver.runs, LONGEST_S)
     assert found, driver.said[-3000:]
 
 

@@ -177,7 +177,7 @@ class World:
 
     def await_batch(self, driver: Driver, batch: int) -> None:
         """Return when a batch is published and the driver still works; AssertionError if that does not happen."""
-        assert wait_until(lambda: self.published() >= batch or not driver.runs, 180), driver.said[-3000:]
+        assert wait_until(lambda: self.published() >= batch or not driver.runs, LONGEST_S), driver.said[-3000:]
         assert driver.runs, driver.said[-3000:]
 
     def begun(self, job: str = "") -> int:
