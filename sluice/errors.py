@@ -1,4 +1,4 @@
-"""Every error Sluice raises on purpose: one tree, each with an HTTP status and the next step to take."""
+"""All errors that Sluice raises on purpose, each with an HTTP status, a title and the next step to take."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 
 class SluiceError(Exception):
-    """The root. `detail` says what is wrong and where; `next_step` says what the reader can do about it."""
+    """Base class. `detail` says what is wrong and where; `next_step` says how to fix it."""
 
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Sluice error"
     next_step: str = ""
     extensions: Mapping[str, Any] = MappingProxyType({})
-    """Further members of the problem document that tells a client of the error."""
+    """Additional members of the problem document (RFC 9457) in which the REST API reports the error."""
 
     def __init__(self, detail: str, *, next_step: str = "", extensions: Mapping[str, Any] | None = None) -> None:
         super().__init__(detail)
@@ -27,68 +27,71 @@ class SluiceError(Exception):
 
 
 class SettingsError(SluiceError):
-    """A setting is missing or cannot be read as what it must be."""
+    """A setting is missing or has an invalid value."""
 
     title = "Invalid setting"
 
 
 class PreflightError(SluiceError):
-    """The machine lacks something that is needed before anything starts: Java, a free port, memory, a jar."""
+    """The machine lacks a prerequisite: Java, a free port, memory, a jar."""
 
     title = "This machine is not ready"
 
 
 class TopologyError(SluiceError):
-    """A pipeline was built wrongly: an unknown field, a name used twice, a window without event time, bad SQL."""
+    """A pipeline is invalid: an unknown field, a name used twice, a window without event time, bad SQL."""
 
     status = 422
     title = "Invalid topology"
 
 
 class EngineError(SluiceError):
-    """A job could not run, or had to stop, because of something outside of the records themselves."""
+    """A job could not start, or had to stop, for a reason other than a single record."""
 
     title = "The job stopped"
 
 
 class BrokersUnreachable(EngineError):
-    """No Kafka broker answers at the address that is configured."""
+    """No Kafka broker answers at the configured address."""
 
     status = 503
     title = "Kafka does not answer"
-    next_step = "See that a broker runs there and can be reached. SLUICE_KAFKA, or Airflow's connection, says where."
+    next_step = (
+        "Check that a broker runs there and is reachable. SLUICE_KAFKA or Airflow's connection sets the address."
+    )
 
 
 class BufferFull(EngineError):
-    """More updates wait in a suppress step than its author allows, who wants the run to end then."""
+    """The buffer of a suppress step is full, and the step is set to end the run in that case."""
 
     title = "A buffer is full"
-    next_step = "Allow more in the step's buffer, or let it emit early when it is full; then run again."
+    next_step = "Allow more records in the step's buffer, or let it emit early when it is full; then run again."
 
 
 class LeaseError(EngineError):
-    """Another driver works on the job, or has taken it over: there is one writer at a time."""
+    """Another driver holds the job's lease, or has taken it over. A job has one writer at a time."""
 
     status = 409
     title = "Another driver has the job"
 
 
 class StateError(SluiceError):
-    """A shard or the ledger could not be read or written."""
+    """A shard or the ledger cannot be read or written."""
 
     status = 503
     title = "State unavailable"
-    next_step = "Try again; if it lasts, see whether the ledger and the workers' shards can be reached."
+    next_step = "Try again. If the error persists, check that the ledger and the workers' shards are reachable."
 
 
 class DamagedState(StateError):
-    """State that was published is missing or altered. `workers`: number → place of each worker it was found at.
+    """Published state is missing or altered.
 
-    A place never holds a password. `workers` is empty where the error comes from a shard that is opened by itself.
+    `workers` maps the number of each damaged worker to its shard's location, without a password. It is empty if the error
+    comes from a shard that was opened on its own.
     """
 
     title = "Damaged state"
-    next_step = "Restore the shard, or build the state again from the topics: sluice rebuild NAME."
+    next_step = "Restore the shard, or rebuild the state from the topics: sluice rebuild NAME."
 
     def __init__(
         self,
@@ -103,14 +106,14 @@ class DamagedState(StateError):
 
 
 class QueryError(SluiceError):
-    """A query cannot be answered as asked."""
+    """A query is invalid."""
 
     status = 400
     title = "Invalid query"
 
 
 class NotFound(QueryError):
-    """There is no such store, key, snapshot or worker, or the reader may not know of it."""
+    """The store, key, snapshot or worker does not exist, or the user has no permission to see it."""
 
     status = 404
     title = "Not found"
@@ -125,37 +128,37 @@ class NotReady(QueryError):
 
 
 class Gone(NotFound):
-    """The snapshot was published once and is no longer kept."""
+    """The snapshot was published but is no longer kept."""
 
     status = 410
     title = "No longer kept"
 
 
 class NotReached(QueryError):
-    """The state has not come as far as the query demands."""
+    """The state has not reached the query's lower bound."""
 
     status = 412
     title = "Not reached yet"
-    next_step = "Ask again after the pipeline's next run, or leave the bound out."
+    next_step = "Try again after the pipeline's next run, or remove the bound."
 
 
 class Incomplete(StateError):
-    """The query demands a complete answer, and a worker is unavailable."""
+    """The query requires a complete answer, but a worker is unavailable."""
 
     title = "Incomplete"
-    next_step = "Leave require=complete out to get what the other workers have, or try again."
+    next_step = "Try again, or remove require=complete to get the other workers' data."
 
 
 class TooSlow(QueryError):
-    """The query took longer than a query may."""
+    """The query exceeded its time limit."""
 
     status = 503
-    title = "Took too long"
-    next_step = "Ask for less at once: a range of keys or of times, or page by page."
+    title = "Query timed out"
+    next_step = "Query less at once: a range of keys or times, or page by page."
 
 
 class Busy(QueryError):
-    """As many queries as may run are running."""
+    """The maximum number of queries is already running."""
 
     status = 429
     title = "Too many queries"
@@ -163,14 +166,14 @@ class Busy(QueryError):
 
 
 class Refused(SluiceError):
-    """A state server was asked for, or asks for, what is not its own."""
+    """A request to a state server, or a claim by one, concerns a worker that is not its own."""
 
     status = 403
     title = "Refused"
 
 
 class Unreachable(StateError):
-    """A state server does not answer: nobody knows how its shards are."""
+    """A state server does not answer, so the condition of its shards is unknown."""
 
     title = "State server unreachable"
-    next_step = "See that it runs and can be reached, then try again."
+    next_step = "Check that it runs and is reachable, then try again."

@@ -1,24 +1,24 @@
-"""What is configured from outside: the environment, read once, every name with its default and a sentence.
+"""Settings, read once from environment variables.
 
-| variable | default | what it says |
+| variable | default | meaning |
 | --- | --- | --- |
-| SLUICE_HOME | ./.sluice | folder of everything Sluice keeps on this machine |
+| SLUICE_HOME | ./.sluice | folder for everything Sluice stores on this machine |
 | SLUICE_PIPELINES | ./spark_jobs | folder of the pipelines' files |
 | SLUICE_LEDGER | sqlite:///HOME/ledger.sqlite | SQLAlchemy URL of the ledger |
-| SLUICE_SHARDS | sqlite:///HOME/shards | where shards are made: a folder of SQLite files, or a PostgreSQL URL |
+| SLUICE_SHARDS | sqlite:///HOME/shards | where shards are created: a folder for SQLite files, or a PostgreSQL URL |
 | SLUICE_CHECKPOINTS | HOME/checkpoints | Spark's checkpoints and the tasks' files; shared by all executors |
-| SLUICE_JARS | HOME/jars/spark | folder of the jars of Spark's Kafka connector |
-| SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | JSON of librdkafka settings for reading and writing Kafka |
-| SLUICE_SPARK_CONF | {} | JSON of further Spark settings |
-| SLUICE_MAX_RECORDS | 2000000 | records of the streams in one batch, at most; a longer backlog takes several |
-| SLUICE_DELIVERY | exactly_once | of outputs that say nothing else; or at_least_once |
-| SLUICE_RUN | | the run that a driver works for; Airflow's operator sets it |
-| SLUICE_SERVER_TOKEN | none | what state servers and those who ask them show each other; at least 16 characters |
-| SLUICE_SERVER_TOKEN_FILE | none | a file that holds it instead |
-| SLUICE_SERVER_CA | the system's | certificates that state servers' own are checked with |
-| SLUICE_URL | http://127.0.0.1:8080 | address of the Airflow, or state server, that sluice query asks |
-| SLUICE_TOKEN | none | token that sluice query shows there |
-| SLUICE_USER | none | or: user of Airflow that it logs in as |
+| SLUICE_JARS | HOME/jars/spark | folder with the jars of Spark's Kafka connector |
+| SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
+| SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
+| SLUICE_MAX_RECORDS | 2000000 | maximum number of stream records per batch; a longer backlog takes several batches |
+| SLUICE_DELIVERY | exactly_once | delivery of outputs that do not set their own: exactly_once or at_least_once |
+| SLUICE_RUN | | name of the run that a driver works for; Airflow's operator sets it |
+| SLUICE_SERVER_TOKEN | none | token shared by state servers and their callers; at least 16 characters |
+| SLUICE_SERVER_TOKEN_FILE | none | file that contains this token |
+| SLUICE_SERVER_CA | the system's | CA certificates for verifying state servers |
+| SLUICE_URL | http://127.0.0.1:8080 | address that sluice query calls: Airflow or a state server |
+| SLUICE_TOKEN | none | token that sluice query sends |
+| SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | the user's password |
 """
 
@@ -42,7 +42,7 @@ _SECRET = re.compile(r"password|secret|token|jaas|\.pem$")
 
 @dataclass(frozen=True)
 class Settings:
-    """One reading of the environment; see the module's table."""
+    """The values of the environment variables in the module's table."""
 
     home: Path
     pipelines: Path
@@ -65,7 +65,7 @@ class Settings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
-        """Read `environ`; raises SettingsError that names the variable and what is wrong with it."""
+        """Parse `environ`. Raises SettingsError, naming the variable and the problem."""
         home = Path(environ.get("SLUICE_HOME") or ".sluice").absolute()
         return cls(
             home=home,
@@ -90,11 +90,11 @@ class Settings:
 
     @property
     def secrets(self) -> list[str]:
-        """Values that no message may repeat."""
+        """Passwords and tokens, which must never appear in a log or an error."""
         kafka = [value for name, value in self.kafka.items() if _SECRET.search(name)]
         urls = [urlsplit(url).password or "" for url in (self.ledger, self.shards)]
-        found = [*kafka, *urls, *map(unquote, urls), self.server_token, self.token, self.password]
-        return sorted({one for one in found if one}, key=len, reverse=True)
+        secrets = [*kafka, *urls, *map(unquote, urls), self.server_token, self.token, self.password]
+        return sorted({secret for secret in secrets if secret}, key=len, reverse=True)
 
 
 def _token(environ: Mapping[str, str]) -> str:
@@ -103,9 +103,9 @@ def _token(environ: Mapping[str, str]) -> str:
         try:
             token = file.read_text().strip()
         except (OSError, UnicodeDecodeError):
-            raise SettingsError("The file that SLUICE_SERVER_TOKEN_FILE names cannot be read.") from None
+            raise SettingsError("Cannot read the file in SLUICE_SERVER_TOKEN_FILE.") from None
     if token and not (len(token) >= _TOKEN_LENGTH and token.isascii() and token.isprintable()):
-        raise SettingsError(f"SLUICE_SERVER_TOKEN is not {_TOKEN_LENGTH} or more printable ASCII characters.")
+        raise SettingsError(f"SLUICE_SERVER_TOKEN must be at least {_TOKEN_LENGTH} printable ASCII characters.")
     return token
 
 
@@ -116,14 +116,14 @@ def _path(environ: Mapping[str, str], name: str) -> Path | None:
 def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name) or str(default)
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise SettingsError(f"{name} is {text!r}.", next_step="Write a whole number above 0.")
+        raise SettingsError(f"{name} is {text!r}.", next_step="Set it to a whole number above 0.")
     return int(text)
 
 
 def _one_of(environ: Mapping[str, str], name: str, default: str, *others: str) -> str:
     text = environ.get(name) or default
     if text not in (default, *others):
-        raise SettingsError(f"{name} is {text!r}.", next_step=f"Write {' or '.join((default, *others))}.")
+        raise SettingsError(f"{name} is {text!r}.", next_step=f"Set it to {' or '.join((default, *others))}.")
     return text
 
 
@@ -134,8 +134,8 @@ def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> 
     try:
         return msgspec.json.decode(text, type=dict[str, str], strict=False)
     except msgspec.DecodeError:
-        # The text itself may hold a password: the message names the variable only.
-        raise SettingsError(f"{name} is not a JSON object of strings.") from None
+        # The text may contain a password, so the message only names the variable.
+        raise SettingsError(f"{name} must be a JSON object of strings.") from None
 
 
 @cache
