@@ -1,4 +1,4 @@
-"""A broker that is down is reported soon, with its address, and without pages of logs."""
+"""An unreachable broker is reported quickly, with its address and without noisy logs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.ports import free_port
 
 @pytest.fixture
 def address() -> str:
-    """Where nothing listens."""
+    """An address where nothing listens."""
     return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
 def down(address: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The same, as the settings say."""
+    """The same address, set as SLUICE_KAFKA."""
     home = tmp_path_factory.mktemp("home")
     (home / "jars" / "spark").mkdir(parents=True)
     (home / "jars" / "spark" / "connector.jar").touch()
@@ -37,18 +37,20 @@ def down(address: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     settings.cache_clear()
 
 
-def test_it_is_said_within_ten_seconds_with_address_and_reason(address: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_broker_is_reported_with_address_and_reason(
+    address: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     begun = time.monotonic()
-    with pytest.raises(BrokersUnreachable) as said:
+    with pytest.raises(BrokersUnreachable) as error:
         require_brokers({"bootstrap.servers": address})
     assert time.monotonic() - begun < 10
-    assert said.value.detail.startswith(f"Kafka at {address} does not answer: Connect to ")
-    assert said.value.detail.endswith("failed: Connection refused.")
+    assert error.value.detail.startswith(f"Kafka at {address} does not answer: Connect to ")
+    assert error.value.detail.endswith("failed: Connection refused.")
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("command", [("run", "orders"), ("rebuild", "orders"), ("produce", "orders", "--count", "10")])
-def test_every_command_that_needs_a_broker_says_so_at_once(
+def test_commands_fail_quickly_without_a_broker(
     command: tuple[str, ...], down: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     begun = time.monotonic()
@@ -56,12 +58,12 @@ def test_every_command_that_needs_a_broker_says_so_at_once(
     assert time.monotonic() - begun < 10
     assert ran.exit_code == 1
     assert ran.stderr.startswith(f"Kafka does not answer: Kafka at {down} does not answer: Connect to ")
-    assert len(ran.stderr.splitlines()) == 2, "what is wrong, and what to do"
+    assert len(ran.stderr.splitlines()) == 2, "the error and the next step"
     assert "hunter2" not in ran.output
-    assert capfd.readouterr().err == "", "no client has logged anything"
+    assert capfd.readouterr().err == "", "no Kafka client logged anything"
 
 
-def test_a_run_that_found_no_broker_is_a_failed_run(down: str) -> None:
+def test_a_run_without_a_broker_is_recorded_as_failed(down: str) -> None:
     CliRunner().invoke(app, ["run", "orders"])
     with Ledger.open(settings().ledger) as ledger:
         (failure,) = ledger.failures.all()

@@ -1,4 +1,4 @@
-"""One tree of errors, each with a status, a title, and the next step to take."""
+"""Every error has a status, a title and a next step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def group(kind: type[SluiceError]) -> list[type[SluiceError]]:
 EVERY = [kind for kind in group(SluiceError) if kind.__module__ == errors.__name__]
 
 
-def test_every_error_of_the_module_is_in_the_tree() -> None:
+def test_every_error_derives_from_sluice_error() -> None:
     here = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)}
     assert here == set(EVERY)
     assert len(EVERY) > 5
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_an_error_has_a_status_a_title_and_a_sentence_of_what_it_means(kind: type[SluiceError]) -> None:
+def test_an_error_has_a_status_a_title_and_a_docstring(kind: type[SluiceError]) -> None:
     assert 400 <= kind.status < 600
     assert kind.title
     assert not kind.title.endswith(".")
@@ -31,18 +31,18 @@ def test_an_error_has_a_status_a_title_and_a_sentence_of_what_it_means(kind: typ
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_an_error_says_what_is_wrong_and_what_to_do(kind: type[SluiceError]) -> None:
+def test_an_error_prints_its_detail_and_next_step(kind: type[SluiceError]) -> None:
     error = kind("The cellar is full of water.", next_step="Pull the plug.")
     assert error.detail == "The cellar is full of water."
     assert str(error) == "The cellar is full of water. Pull the plug."
 
 
-def test_an_error_that_names_no_next_step_has_its_kinds() -> None:
+def test_the_next_step_defaults_to_that_of_the_class() -> None:
     assert StateError("x").next_step == StateError.next_step
     assert str(StateError("Gone.")) == f"Gone. {StateError.next_step}"
     assert str(NotFound("Gone.", next_step="Look elsewhere.")) == "Gone. Look elsewhere."
 
 
-def test_what_cannot_be_found_is_a_query_that_cannot_be_answered() -> None:
+def test_not_found_is_a_query_error_with_status_404() -> None:
     assert issubclass(NotFound, QueryError)
     assert (QueryError.status, NotFound.status, StateError.status) == (400, 404, 503)
