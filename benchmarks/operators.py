@@ -149,7 +149,7 @@ def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float, float, flo
     with Ledger.open(Settings.read(told).ledger) as ledger:
         snapshots = [
             snapshot
-            for snapshot in ledger.snapshots(f"bench_{kind}", "main", limit=1000)[::-1]
+            for snapshot in ledger.snapshots.recent(f"bench_{kind}", "main", limit=1000)[::-1]
             if snapshot.counts["read"] > SMALL
         ]
     warm = (snapshots[-1].published_at - snapshots[0].published_at).total_seconds()

@@ -216,11 +216,11 @@ def _differences(home: Path, config: dict[str, str]) -> dict[str, int]:
 
 
 def _contents(ledger: Ledger, name: str) -> dict[Any, Any]:
-    snapshot = ledger.latest_snapshot("orders", "main")
+    snapshot = ledger.snapshots.latest("orders", "main")
     assert snapshot is not None
-    store = next(one for one in ledger.stores("orders") if one.name == name)
+    store = next(one for one in ledger.jobs.stores("orders") if one.name == name)
     values: dict[Any, Any] = {}
-    for worker in ledger.workers("orders", "main"):
+    for worker in ledger.jobs.workers("orders", "main"):
         with Shard.open(worker.location) as shard:
             for group_id in shard.scan(store.group_id, snapshot.batch, limit=sys.maxsize):
                 key = group_id.key if store.window_ms is None else (group_id.key, group_id.window_start)

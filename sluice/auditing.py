@@ -9,7 +9,7 @@ from rich.text import Text
 from sluice.errors import DamagedState, NotFound, StateError
 from sluice.state.ledger.audits import Audit, SourceAudit, total
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo
+from sluice.state.model import JobInfo, JobRef
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.shard import Checksums, Shard
 
@@ -22,7 +22,7 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
     Raises NotFound if there is no such pipeline or run.
     """
     with Ledger.open(ledger_url) as ledger:
-        jobs = ledger.jobs(pipeline)
+        jobs = ledger.jobs.current(pipeline)
         if not jobs:
             raise NotFound(f"The ledger knows no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
         found = {job.job: (job, _chosen(ledger, job, run)) for job in jobs}
@@ -36,7 +36,7 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
 
 
 def _chosen(ledger: Ledger, job: JobInfo, run: str) -> list[Audit]:
-    audits = ledger.audits.all(job.pipeline, job.job, job.generation)
+    audits = ledger.audits.all(job.ref)
     # A run is told in the ledger with its DAG and task; whoever asks may leave them out.
     return [
         audit
@@ -95,33 +95,32 @@ def _caption(audits: list[Audit]) -> str:
 
 def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
     """Read every shard; those that are damaged are marked, so that nobody reads them."""
-    of = (job.pipeline, job.job, job.generation)
     damaged = False
     for worker in job.workers:
         try:
             with Shard.open(worker.location) as shard:
                 shard.verify(last.batch, _published(last, worker.number))
-                _verify_states(ledger, of, shard, worker.number)
-            ledger.quarantine.clear(*of, worker.number)
+                _verify_states(ledger, job.ref, shard, worker.number)
+            ledger.quarantine.remove(job.ref, worker.number)
             out.print(f"✓ worker {worker.number}: every state row and every operator's state has its checksum")
         except StateError as error:
             damaged = True
             # A shard that cannot be reached may be as it was: only damage that was seen is marked.
             if isinstance(error, DamagedState):
-                ledger.quarantine.mark(*of, worker.number, error.detail)
+                ledger.quarantine.add(job.ref, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
     return damaged
 
 
-def _verify_states(ledger: Ledger, of: tuple[str, str, int], shard: Shard, worker: int) -> None:
+def _verify_states(ledger: Ledger, ref: JobRef, shard: Shard, worker: int) -> None:
     """Those of the newest snapshot, whichever snapshots are audited: older ones are not kept."""
-    newest = ledger.audits.newest(*of)
+    newest = ledger.audits.newest(ref)
     while newest is not None:
         try:
             return shard.verify_states(newest.batch, _published(newest, worker))
         except DamagedState:
             # A run may have published meanwhile, and what was kept of this snapshot is gone.
-            before, newest = newest, ledger.audits.newest(*of)
+            before, newest = newest, ledger.audits.newest(ref)
             if newest is None or newest.batch == before.batch:
                 raise
     return None

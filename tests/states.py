@@ -9,8 +9,7 @@ from typing import Any
 
 from sluice.state.ledger.audits import Audit, SourceAudit
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.placement import Places
-from sluice.state.model import NO_WINDOW, JobInfo, Snapshot, StoreInfo, WorkerInfo, owner
+from sluice.state.model import NO_WINDOW, JobInfo, JobRef, Snapshot, StoreInfo, WorkerInfo, owner
 from sluice.state.shard.addresses import location
 from sluice.state.shard.drivers import Row
 from sluice.state.shard.shard import Shard
@@ -62,7 +61,7 @@ class States:
             self.store("totals"),
             self.store("windows", "window", group_id=1, window_ms=15_000, grace_ms=15_000),
         )
-        self.ledger.register(self.info())
+        self.ledger.jobs.register(self.info())
         for place in self.written_at:
             Shard.create(place).close()
 
@@ -85,14 +84,18 @@ class States:
             **(values | changed),
         )
 
+    @property
+    def ref(self) -> JobRef:
+        return JobRef(self.pipeline, self.job, self.generation)
+
     def location(self, worker: int) -> str:
-        return location(self.database, self.pipeline, self.job, self.generation, worker)
+        return location(self.database, self.ref, worker)
 
     @property
     def written_at(self) -> tuple[str, ...]:
         """Where a run writes the shards: as they lie, or through state servers."""
         locations = [self.location(number) for number in range(self.workers)]
-        return Places(self.ledger).written_at(self.pipeline, self.job, self.generation, locations)
+        return self.ledger.placements.written_at(self.ref, locations)
 
     def publish(self, values: Mapping[str, str | None] | Iterable[Row] = (), **snapshot: Any) -> Snapshot:
         """Publish a batch: rows, or values of state row 0 by key; each row goes to its key's owner, global ones to all."""
@@ -108,5 +111,5 @@ class States:
         published = make_snapshot(
             self.batch, pipeline=self.pipeline, job=self.job, generation=self.generation, **snapshot
         )
-        assert self.ledger.publish(published)
+        assert self.ledger.snapshots.publish(published)
         return published

@@ -27,7 +27,7 @@ def status() -> None:
         loaded = load_pipelines(settings().pipelines)
         failures = [one for one in ledger.failures.all() if one.kind == "run"]
         failed, broken = {one.pipeline for one in failures}, {one.name for one in loaded.broken}
-        for name in sorted({one.name for one in loaded.pipelines} | broken | failed | {*ledger.pipelines()}):
+        for name in sorted({one.name for one in loaded.pipelines} | broken | failed | {*ledger.jobs.pipelines()}):
             state = "broken" if name in broken else "failed" if name in failed else "ok"
             table.add_row(Text(name), Text(state, "green" if state == "ok" else "red"), _newest(ledger, name))
         wrong += [f"{one.error}" for one in loaded.broken]
@@ -44,7 +44,9 @@ def status() -> None:
 
 def _newest(ledger: Ledger, pipeline: str) -> str:
     snapshots = [
-        snapshot for job in ledger.jobs(pipeline) if (snapshot := ledger.latest_snapshot(pipeline, job.job)) is not None
+        snapshot
+        for job in ledger.jobs.current(pipeline)
+        if (snapshot := ledger.snapshots.latest(pipeline, job.job)) is not None
     ]
     if not snapshots:
         return "none"

@@ -13,7 +13,7 @@ from sluice.errors import SettingsError
 from sluice.settings import settings
 
 if TYPE_CHECKING:
-    from sluice.state.ledger.placement import Place
+    from sluice.state.ledger.placement import Placement
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
@@ -40,7 +40,7 @@ def serve(
         options = run.Options(port, bind, host, certificate, key, rest)
         with Ledger.open(settings().ledger) as ledger:
             app = run.make_app(ledger, settings(), options)
-            for name in (pipeline or ledger.pipelines()) if workers else ():
+            for name in (pipeline or ledger.jobs.pipelines()) if workers else ():
                 run.claim(ledger, settings(), options, name, _numbers(workers))
             where = f"{'https' if certificate else 'http'}://{options.name}:{port}"
             run.serve(app, options, lambda: out.print(f"State server answers on {where}", soft_wrap=True))
@@ -71,7 +71,7 @@ def workers(pipeline: Name) -> None:
 
     with said(), Ledger.open(settings().ledger) as ledger:
         table = Table("job", "worker", "state server", "stores", box=None)
-        for job in ledger.jobs(pipeline):
+        for job in ledger.jobs.current(pipeline):
             for one in job.workers:
                 where = f"{one.host}:{one.port}" if one.port else "none: its shard is opened directly"
                 table.add_row(job.job, str(one.number), where, ", ".join(store.name for store in job.stores))
@@ -85,11 +85,11 @@ def _numbers(text: str) -> list[int]:
         raise SettingsError(f"--workers {text!r} is no list of numbers.", next_step="Write for example 0,1.") from None
 
 
-def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Place:
+def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Placement:
     """The place HOST:PORT of a worker; SettingsError if that is not all there is to the address."""
-    from sluice.state.ledger.placement import Place
+    from sluice.state.ledger.placement import Placement
 
     host, _, port = address.rpartition(":")
     if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal()):
         raise SettingsError(f"{address!r} is no HOST:PORT.")
-    return Place(pipeline, worker, host.strip("[]"), int(port), tls)
+    return Placement(pipeline, worker, host.strip("[]"), int(port), tls)

@@ -64,7 +64,7 @@ class Catalogue:
 
     async def stores(self) -> list[StoreInfo]:
         """All stores, sorted by pipeline and name."""
-        return await self._fresh("stores", self._ledger.stores, times=SELDOM)
+        return await self._fresh("stores", self._ledger.jobs.stores, times=SELDOM)
 
     async def named(self, name: str) -> list[StoreInfo]:
         """The stores of a name, one for each pipeline that has it."""
@@ -81,7 +81,7 @@ class Catalogue:
 
     async def snapshots(self, pipeline: str, job: str, limit: int) -> list[Snapshot]:
         """The newest snapshots of a job, newest first."""
-        return await asyncio.to_thread(self._ledger.snapshots, pipeline, job, limit)
+        return await asyncio.to_thread(self._ledger.snapshots.recent, pipeline, job, limit)
 
     async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
         """Pin a store to the newest snapshot of its job, or to that of an earlier moment.
@@ -107,23 +107,18 @@ class Catalogue:
         if newest is not None and newest.value is not None and newest.value.snapshot.id == pin.snapshot.id:
             return
         snapshot = pin.snapshot
-        if (
-            await asyncio.to_thread(
-                self._ledger.snapshot, snapshot.pipeline, snapshot.job, snapshot.generation, snapshot.batch
-            )
-            is None
-        ):
+        if await asyncio.to_thread(self._ledger.snapshots.get, snapshot.ref, snapshot.batch) is None:
             raise Gone(
                 f"Snapshot {snapshot.id} was given up while it was being read.", next_step="Ask for a newer one."
             )
 
     def _newest(self, pipeline: str, job: str) -> _Newest | None:
-        snapshot = self._ledger.latest_snapshot(pipeline, job)
+        snapshot = self._ledger.snapshots.latest(pipeline, job)
         if snapshot is None:
             return None
         asked_at, of_snapshot, info = self._jobs.get((pipeline, job), (0.0, "", None))
         if info is None or of_snapshot != snapshot.id or asked_at + FRESH_SECONDS * SELDOM <= self._clock():
-            asked_at, info = self._clock(), self._ledger.job(pipeline, job, snapshot.generation)
+            asked_at, info = self._clock(), self._ledger.jobs.get(snapshot.ref)
             if info is None:
                 return None
             self._jobs[pipeline, job] = asked_at, snapshot.id, info
@@ -139,17 +134,17 @@ class Catalogue:
 
     def _earlier(self, newest: Snapshot, as_of: str) -> _Newest:
         snapshot = find_snapshot(self._ledger, newest, as_of)
-        job = self._ledger.job(snapshot.pipeline, snapshot.job, snapshot.generation)
+        job = self._ledger.jobs.get(snapshot.ref)
         if job is None:
             raise NotFound(f"There is no generation {snapshot.generation} of job {snapshot.job!r}.")
         return _Newest(snapshot, job)
 
     def _all_jobs(self) -> list[JobInfo]:
-        return [job for pipeline in self._ledger.pipelines() for job in self._ledger.jobs(pipeline)]
+        return [job for pipeline in self._ledger.jobs.pipelines() for job in self._ledger.jobs.current(pipeline)]
 
     def _names(self) -> dict[str, list[StoreInfo]]:
         by_name: dict[str, list[StoreInfo]] = {}
-        for store in self._ledger.stores():
+        for store in self._ledger.jobs.stores():
             by_name.setdefault(store.name, []).append(store)
         return by_name
 

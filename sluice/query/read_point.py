@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from sluice.errors import Gone, NotFound, NotReached, QueryError
 from sluice.query.times import parse_time
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import Snapshot
+from sluice.state.model import JobRef, Snapshot
 
 _RUN = "run:"
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
@@ -60,7 +60,7 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
     pipeline, job = newest.pipeline, newest.job
     if as_of.startswith(_RUN):
         # PostgreSQL refuses a NUL in any text, and no run's name has one.
-        found = None if "\0" in as_of else ledger.snapshot_of_run(pipeline, job, as_of.removeprefix(_RUN))
+        found = None if "\0" in as_of else ledger.snapshots.of_run(pipeline, job, as_of.removeprefix(_RUN))
         if found is None:
             raise NotFound(
                 f"No snapshot is known that the run {as_of.removeprefix(_RUN)[:100]!r} has published.",
@@ -69,10 +69,10 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
         return found
     if "." in as_of and not _is_time(as_of):
         generation, batch = parse_snapshot(as_of)
-        found = ledger.snapshot(pipeline, job, generation, batch)
+        found = ledger.snapshots.get(JobRef(pipeline, job, generation), batch)
         return found or _missing(ledger, newest, f"There is no snapshot {as_of} of job {job!r}", (generation, batch))
     moment = datetime.fromtimestamp((_time(as_of) or 0) / 1_000, UTC)
-    found = ledger.snapshot_at(pipeline, job, moment)
+    found = ledger.snapshots.at(pipeline, job, moment)
     return found or _missing(ledger, newest, f"No snapshot is kept that was there at {moment.isoformat()}", (-1, -1))
 
 
@@ -108,7 +108,7 @@ def _number(text: str, most: int) -> int | None:
 
 
 def _missing(ledger: Ledger, newest: Snapshot, what: str, asked: tuple[int, int]) -> Snapshot:
-    oldest = ledger.oldest_snapshot(newest.pipeline, newest.job) or newest
+    oldest = ledger.snapshots.oldest(newest.pipeline, newest.job) or newest
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."
     if asked < (oldest.generation, oldest.batch):
         raise Gone(f"{what} any more.", next_step=kept, extensions={"oldest": oldest.id, "newest": newest.id})

@@ -24,7 +24,8 @@ from sluice.api.http.problems import problem, problem_of
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
 from sluice.query.questions import AnyQuestion
-from sluice.server.shards import Name, OwnShards
+from sluice.server.shards import OwnShards
+from sluice.state.model import JobRef
 from sluice.state.shard.addresses import drop
 from sluice.state.shard.drivers import Row
 from sluice.state.shard.operator_states import State, StateVersion
@@ -160,7 +161,7 @@ class LocalApp:
 
     async def _ask(self, request: Request) -> Any:
         question = _decoded(_QUESTION, await _body(request))
-        worker = await self._shards.worker(_name(request))
+        worker = await self._shards.worker(*_shard(request))
         if question.is_quick:
             return await worker.ask(question)
         async with self._gate:
@@ -229,7 +230,7 @@ class LocalApp:
         await self._on(request, lambda shard: shard.absorb_states(versions))
 
     async def _drop(self, request: Request) -> None:
-        place = await self._shards.location(_name(request))
+        place = await self._shards.location(*_shard(request))
         await asyncio.to_thread(drop, place)
 
     async def _compact(self, request: Request) -> Any:
@@ -237,8 +238,8 @@ class LocalApp:
         return await self._on(request, lambda shard: shard.compact(keep_from))
 
     async def _create(self, request: Request) -> None:
-        name, anew = _name(request), request.query_params.get("anew") == "true"
-        place = self._shards.expect(name) if anew else await self._shards.location(name)
+        anew = request.query_params.get("anew") == "true"
+        place = self._shards.expect(*_shard(request)) if anew else await self._shards.location(*_shard(request))
         await asyncio.to_thread(lambda: Shard.create(place, anew=anew).close())
 
     async def _versions(self, request: Request) -> Response:
@@ -260,7 +261,7 @@ class LocalApp:
         await self._on(request, lambda shard: shard.seal(sealed=sealed))
 
     async def _on(self, request: Request, do: Callable[[Shard], T]) -> T:
-        place = await self._shards.location(_name(request))
+        place = await self._shards.location(*_shard(request))
 
         def run() -> T:
             with Shard.open(place, to_write=True) as shard:
@@ -295,11 +296,11 @@ _JSON = "application/json"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
-def _name(request: Request) -> Name:
+def _shard(request: Request) -> tuple[JobRef, int]:
     path = request.path_params
     if not (_NAME.fullmatch(path["pipeline"]) and _NAME.fullmatch(path["job"])):
         raise NotFound("There is no such shard: it would have no name.")
-    return path["pipeline"], path["job"], path["generation"], path["number"]
+    return JobRef(path["pipeline"], path["job"], path["generation"]), path["number"]
 
 
 def _number(request: Request, name: str) -> int:

@@ -15,7 +15,7 @@ import msgspec
 
 from sluice.errors import DamagedState, NotFound, Refused, StateError
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.placement import Place, Places
+from sluice.state.ledger.placement import Placement
 from sluice.state.model import JobInfo, WorkerInfo
 from sluice.state.remote import ask_options
 from sluice.state.shard.shard import Journal, Shard
@@ -26,13 +26,13 @@ _LOOK_SECONDS = 5.0
 Told = Callable[[str], None]
 
 
-def move(ledger: Ledger, place: Place, told: Told = lambda _: None) -> int:
+def move(ledger: Ledger, place: Placement, told: Told = lambda _: None) -> int:
     """Move a worker with all its shards to `place`; returns how many versions were copied. May be done again.
 
     NotFound if the pipeline has no such worker, Refused if what answers there is another server.
     """
     demand_server(place)
-    jobs = ledger.all_jobs(place.pipeline)
+    jobs = ledger.jobs.all(place.pipeline)
     if not jobs or place.number >= max(len(job.workers) for job in jobs):
         raise NotFound(f"There is no worker {place.number} of a pipeline {place.pipeline!r}.")
     copied = 0
@@ -43,18 +43,17 @@ def move(ledger: Ledger, place: Place, told: Told = lambda _: None) -> int:
                 source, target = (stack.enter_context(shard) for shard in pair)
                 copied += _copy(source, target, told) if source is not target else 0
                 arrived.append(target)
-        Places(ledger).move(place)
+        ledger.placements.move(place)
         for target in arrived:
             target.seal(sealed=False)
     return copied
 
 
-def demand_server(place: Place) -> None:
+def demand_server(place: Placement) -> None:
     """Raise Refused if what answers at a place is not the state server of that place."""
-    address = place.shard("-", 0).partition("/local/")[0]
     try:
         with httpx.Client(**ask_options(_LOOK_SECONDS)) as client:
-            answer = client.get(f"{address}/local")
+            answer = client.get(place.url)
         said = msgspec.json.decode(answer.content, type=dict[str, str | int])
     except (httpx.HTTPError, msgspec.DecodeError) as error:
         raise StateError(f"No state server answers at {place.host}:{place.port} ({type(error).__name__}).") from None
@@ -65,7 +64,7 @@ def demand_server(place: Place) -> None:
         raise Refused(f"The state server at {place.host}:{place.port} calls itself {itself}.")
 
 
-def _shards(ledger: Ledger, job: JobInfo, place: Place) -> tuple[Shard, Shard] | None:
+def _shards(ledger: Ledger, job: JobInfo, place: Placement) -> tuple[Shard, Shard] | None:
     """Where a shard is and where it is to be; twice the same if it is there. None if there is nothing to be moved."""
     worker = next((one for one in job.workers if one.number == place.number), None)
     if worker is None or _is_shared(worker):
@@ -73,10 +72,10 @@ def _shards(ledger: Ledger, job: JobInfo, place: Place) -> tuple[Shard, Shard] |
     try:
         source = Shard.open(worker.location, to_write=True)
     except StateError:
-        if ledger.last_batch(job.pipeline, job.job, job.generation) is None:
+        if ledger.snapshots.last_batch(job.ref) is None:
             return None
         raise
-    there = place.shard(job.job, job.generation)
+    there = place.shard(job.ref)
     if worker.location == there:
         return source, source
     return source, Shard.create(there, anew=True)

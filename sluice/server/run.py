@@ -19,7 +19,7 @@ from sluice.server.protocol import PatientProtocol
 from sluice.server.shards import OwnShards
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.placement import Place, Places
+from sluice.state.ledger.placement import Placement
 from sluice.state.shard.addresses import location
 from sluice.state.shard.shard import Shard
 
@@ -45,18 +45,18 @@ class Options:
         """The name under which others reach it."""
         return self.host or self.bind
 
-    def place(self, pipeline: str, number: int) -> Place:
+    def place(self, pipeline: str, number: int) -> Placement:
         """A worker at this server."""
-        return Place(pipeline, number, self.name, self.port, self.certificate is not None)
+        return Placement(pipeline, number, self.name, self.port, self.certificate is not None)
 
 
 def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
     """Take workers over that no server has; Refused if another one has them, or if their state is not here."""
-    jobs = ledger.all_jobs(pipeline)
+    jobs = ledger.jobs.all(pipeline)
     for number in numbers:
         for job in jobs:
-            if ledger.last_batch(pipeline, job.job, job.generation) is not None:
-                place = location(known.shards, pipeline, job.job, job.generation, number)
+            if ledger.snapshots.last_batch(job.ref) is not None:
+                place = location(known.shards, job.ref, number)
                 try:
                     Shard.open(place).close()
                 except StateError as error:
@@ -65,7 +65,7 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
                         next_step=f"Start without --workers, then: sluice move {pipeline} {number} "
                         f"{options.name}:{options.port}",
                     ) from None
-        Places(ledger).claim(options.place(pipeline, number))
+        ledger.placements.claim(options.place(pipeline, number))
 
 
 def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:

@@ -1,4 +1,4 @@
-"""The shards of one state server: which are its own, and where they lie."""
+"""The shards that one state server serves, and their addresses."""
 
 from __future__ import annotations
 
@@ -9,64 +9,60 @@ from collections.abc import Callable
 from sluice.errors import Refused
 from sluice.query.workers import LocalWorker
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.placement import Places
-from sluice.state.model import WorkerInfo
+from sluice.state.model import JobRef, WorkerInfo
 from sluice.state.shard.addresses import location
 
-LOOK_SECONDS = 2.0
-"""How often the ledger is looked at for whose shards are here. Those that were moved away are answered for as long
-again, as some who ask do not know yet."""
-
-Name = tuple[str, str, int, int]
-"""Pipeline, job, generation, number of the worker."""
+REFRESH_SECONDS = 2.0
+"""How often the server asks the ledger which workers it serves. It serves a worker that was moved away for as long
+again, because other processes may not know of the move yet."""
 
 
 class OwnShards:
-    """The shards below `base_url` of the workers that the ledger says are at (`host`, `port`)."""
+    """The shards below `base_url` of the workers that the ledger places at `host` and `port`."""
 
     def __init__(
         self, ledger: Ledger, base_url: str, host: str, port: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.host = host
         self.port = port
-        self._places = Places(ledger)
+        self._placements = ledger.placements
         self._base_url = base_url
         self._clock = clock
-        self._asked_at = float("-inf")
-        self._mine: set[tuple[str, int]] = set()
-        self._before: set[tuple[str, int]] = set()
-        self._coming: set[Name] = set()
-        self._workers: dict[Name, LocalWorker] = {}
+        self._refreshed_at = float("-inf")
+        self._served: set[tuple[str, int]] = set()
+        self._served_before: set[tuple[str, int]] = set()
+        self._arriving: set[tuple[JobRef, int]] = set()
+        self._workers: dict[tuple[JobRef, int], LocalWorker] = {}
 
-    async def location(self, name: Name) -> str:
-        """Address of a shard that is here, or is just being moved here; Refused if it is another server's."""
-        if name not in self._coming and not await self._is_mine((name[0], name[3])):
-            raise Refused(f"Worker {name[3]} of {name[0]!r} is not at this server.")
-        return location(self._base_url, *name)
+    async def location(self, ref: JobRef, number: int) -> str:
+        """Address of a shard that is served here, or is being moved here; Refused if another server has it."""
+        if (ref, number) not in self._arriving and not await self._is_served(ref.pipeline, number):
+            raise Refused(f"Worker {number} of {ref.pipeline!r} is not at this server.")
+        return location(self._base_url, ref, number)
 
-    async def worker(self, name: Name) -> LocalWorker:
-        """The worker that answers questions about a shard; Refused if it is another server's."""
-        place = await self.location(name)
-        if name not in self._workers:
-            self._workers[name] = LocalWorker(place)
-        return self._workers[name]
+    async def worker(self, ref: JobRef, number: int) -> LocalWorker:
+        """The worker that executes queries over a shard; Refused if another server has it."""
+        address = await self.location(ref, number)
+        if (ref, number) not in self._workers:
+            self._workers[ref, number] = LocalWorker(address)
+        return self._workers[ref, number]
 
-    def expect(self, name: Name) -> str:
-        """Address of a shard that is to be moved here."""
-        place = location(self._base_url, *name)
-        self._coming.add(name)
-        return place
+    def expect(self, ref: JobRef, number: int) -> str:
+        """Accept a shard that is about to be moved here; returns its address."""
+        self._arriving.add((ref, number))
+        return location(self._base_url, ref, number)
 
-    def here(self, info: WorkerInfo) -> str | None:
-        """Address of the shard of a worker that readers find at this server; None if they find it elsewhere."""
-        if (info.host, info.port) != (self.host, self.port):
+    def here(self, worker: WorkerInfo) -> str | None:
+        """Address of a worker's shard if readers find it at this server, else None."""
+        if (worker.host, worker.port) != (self.host, self.port):
             return None
-        generation = int(info.server.split("/")[-2])
-        return location(self._base_url, info.pipeline, info.job, generation, info.number)
+        generation = int(worker.server.split("/")[-2])
+        return location(self._base_url, JobRef(worker.pipeline, worker.job, generation), worker.number)
 
-    async def _is_mine(self, worker: tuple[str, int]) -> bool:
-        if self._clock() > self._asked_at + LOOK_SECONDS or worker not in self._mine | self._before:
-            self._asked_at = self._clock()
-            places = await asyncio.to_thread(self._places.at, self.host, self.port)
-            self._mine, self._before = {(one.pipeline, one.number) for one in places}, self._mine
-        return worker in self._mine | self._before
+    async def _is_served(self, pipeline: str, number: int) -> bool:
+        worker = pipeline, number
+        if self._clock() > self._refreshed_at + REFRESH_SECONDS or worker not in self._served | self._served_before:
+            self._refreshed_at = self._clock()
+            placements = await asyncio.to_thread(self._placements.at, self.host, self.port)
+            self._served, self._served_before = {(one.pipeline, one.number) for one in placements}, self._served
+        return worker in self._served | self._served_before

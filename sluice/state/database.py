@@ -15,8 +15,6 @@ from sqlalchemy import (
     Connection,
     Engine,
     MetaData,
-    RowMapping,
-    Select,
     Table,
     create_engine,
     event,
@@ -56,13 +54,13 @@ def database_url(text: str) -> URL:
 
 
 @contextmanager
-def speaking_to(what: str) -> Iterator[None]:
-    """Turn a database's own errors into StateError that names `what` and the cause, never the address."""
+def database_errors(doing: str) -> Iterator[None]:
+    """Raise a database's errors as StateError, which names `doing` and the cause, never the address."""
     try:
         yield
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
-        raise StateError(f"{what} failed: {first_line(cause)}") from error
+        raise StateError(f"{doing} failed: {first_line(cause)}") from error
 
 
 def first_line(error: BaseException | str) -> str:
@@ -92,27 +90,16 @@ def as_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class Kept:
-    """What is kept in one database. Every method raises StateError when that cannot be reached."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def _read(self, statement: Select[Any]) -> list[RowMapping]:
-        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
-            return list(connection.execute(statement).mappings())
-
-
 @contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
-    """One transaction that writes: committed at the end, rolled back on an error."""
+def transaction(engine: Engine) -> Iterator[Connection]:
+    """A transaction for writing: committed at the end of the block, rolled back on an error."""
     with engine.connect().execution_options(sluice_writes=True) as connection, connection.begin():
         yield connection
 
 
 def create_tables(engine: Engine, metadata: MetaData) -> None:
     """Create what is missing, columns of older tables included; several processes may do so at the same time."""
-    with writing(engine) as connection:
+    with transaction(engine) as connection:
         if engine.dialect.name == "postgresql":
             # Two `CREATE TABLE IF NOT EXISTS` at once collide in PostgreSQL's catalogue.
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})

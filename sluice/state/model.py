@@ -18,6 +18,26 @@ NO_WINDOW = -1
 """`window_start` and `window_end` of a state row without a window; a window never starts before 0."""
 
 
+class JobRef(msgspec.Struct, frozen=True):
+    """Identifies one generation of a job."""
+
+    pipeline: str
+    job: str
+    generation: int
+
+
+class OfJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the values that belong to one generation of a job."""
+
+    pipeline: str
+    job: str
+    generation: int
+
+    @property
+    def ref(self) -> JobRef:
+        return JobRef(self.pipeline, self.job, self.generation)
+
+
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One store as a reader sees it: which job publishes it, and where in the job's state rows its values stand."""
 
@@ -58,12 +78,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why its shard must not be read: found damaged, and not rebuilt yet. Empty if it may be."""
 
 
-class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job says of itself when it starts: written before its first batch."""
+class JobInfo(OfJob, frozen=True, kw_only=True):
+    """Describes a job: registered in the ledger before the job's first batch."""
 
-    pipeline: str
-    job: str
-    generation: int
     workers: tuple[WorkerInfo, ...]
     stores: tuple[StoreInfo, ...]
     topics: tuple[str, ...]
@@ -80,12 +97,9 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The topology as an SVG drawing."""
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One published batch: every row of every worker up to this batch belongs together."""
+class Snapshot(OfJob, frozen=True, kw_only=True):
+    """One published batch: the state of all workers of a job up to and including this batch."""
 
-    pipeline: str
-    job: str
-    generation: int
     batch: int
     published_at: datetime
     positions: dict[str, dict[str, int]]

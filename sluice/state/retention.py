@@ -34,18 +34,21 @@ def retain(
     removed, because a shard is down, go the next time.
     """
     deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
-    return [_retain_job(ledger, pipeline, job.job, max(keep_snapshots, 1), deadline) for job in ledger.jobs(pipeline)]
+    return [
+        _retain_job(ledger, pipeline, job.job, max(keep_snapshots, 1), deadline)
+        for job in ledger.jobs.current(pipeline)
+    ]
 
 
 def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_snapshots: int, deadline: datetime) -> Retained:
-    snapshots = ledger.snapshots(pipeline, job, limit=_ALL)
+    snapshots = ledger.snapshots.recent(pipeline, job, limit=_ALL)
     oldest = _oldest_kept(snapshots, keep_snapshots, deadline)
     if oldest is None:
         return Retained(pipeline, job, 0, 0, {})
     newest = snapshots[0]
-    forgotten = ledger.forget_snapshots(pipeline, job, oldest.generation, oldest.batch)
+    forgotten = ledger.snapshots.forget(oldest.ref, oldest.batch)
     versions, failed = 0, {}
-    for worker in ledger.workers(pipeline, job):
+    for worker in ledger.jobs.workers(pipeline, job):
         try:
             versions += _compact(worker, min(oldest.batch, newest.batch - 1))
         except StateError as error:

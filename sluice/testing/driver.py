@@ -152,7 +152,7 @@ class TopologyTestDriver:
         """What a store holds: by key; of a windowed store by key and the window's start and end in ms."""
         self.commit()
         with Ledger.open(self._settings.ledger) as ledger:
-            found = [store for store in ledger.stores(self.pipeline.name) if store.name == name]
+            found = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
         if not found:
             raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
         run = next(run for run in self._runs if run.job.name == found[0].job)

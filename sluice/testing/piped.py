@@ -119,7 +119,7 @@ class PipedRun:
         only = OnlyWriter()
         frames = Frames(spark, job, self.storage, self._input, 2_000_000, counts, only.epoch)
         state_rows = frames.shared_out()
-        self._ledger.register(job_info(self.storage, frames))
+        self._ledger.jobs.register(job_info(self.storage, frames))
         tables = GlobalTables.load(job, self.storage.locations[0], None)
         known = (tables, None, frames.types, Retention.of(self.storage, counts))
         self._publisher = Publisher(self.storage, self._ledger, only, only, self.output, *known)
@@ -152,7 +152,7 @@ class PipedRun:
         self._publisher(state_rows, batch)
         self.batch = batch
         self.counts.update(self.storage.side_outputs.facts(batch).counts)
-        snapshot = self._ledger.latest_snapshot(self.job.pipeline.name, self.job.name)
+        snapshot = self._ledger.snapshots.latest(self.job.pipeline.name, self.job.name)
         if snapshot is not None and snapshot.batch == batch:
             self.counts.update({name: n for name, n in snapshot.counts.items() if name.startswith(UNWRITTEN)})
 

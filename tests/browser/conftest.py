@@ -23,7 +23,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> States:
     """Six runs over fifty locations, always the same."""
     states = orders_states(f"sqlite:///{tmp_path_factory.mktemp('sluice')}", workers=4)
     pipeline = load_pipeline(REPOSITORY / "spark_jobs", "orders")
-    states.ledger.register(
+    states.ledger.jobs.register(
         states.info(
             description=drawing.text(pipeline), drawing=drawing.mermaid(pipeline), picture=drawing.svg(pipeline)
         )

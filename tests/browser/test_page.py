@@ -17,6 +17,7 @@ from sqlalchemy import make_url
 
 from sluice.errors import EngineError, TopologyError
 from sluice.state.ledger.failures import Failure
+from sluice.state.model import JobRef
 from tests.airflow_browser import browser_page
 from tests.airflow_server import AirflowServer
 from tests.api.states import totals
@@ -163,10 +164,10 @@ def hostile(states: States) -> States:
     """A pipeline whose every text is markup: names, types, values, why a worker is lost, topology."""
     made = States(states.database, pipeline="hostile", workers=1)
     made.stores = (made.store(IMAGE, key=HOSTILE, value=HOSTILE),)
-    made.ledger.register(made.info(description=HOSTILE, drawing=HOSTILE, picture=SCRIPTED))
+    made.ledger.jobs.register(made.info(description=HOSTILE, drawing=HOSTILE, picture=SCRIPTED))
     counts = {f"late/{HOSTILE}": 1, f"failed/{HOSTILE}": 2}
     made.publish({HOSTILE: msgspec.json.encode([HOSTILE]).decode()}, counts=counts, run=HOSTILE)
-    made.ledger.quarantine.mark("hostile", "totals", 1, 0, HOSTILE)
+    made.ledger.quarantine.add(JobRef("hostile", "totals", 1), 0, HOSTILE)
     return made
 
 

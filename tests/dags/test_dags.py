@@ -227,7 +227,7 @@ def test_sample_orders_from_the_ui_are_read_by_the_pipeline(bag: DagBag, connect
 
     assert dag(bag, "orders").test().state == "success"
     with Ledger.open(settings().ledger) as ledger:
-        snapshot = ledger.latest_snapshot("orders", "main")
+        snapshot = ledger.snapshots.latest("orders", "main")
         positions = ledger.positions("orders")
     assert snapshot is not None
     assert snapshot.counts["read"] == 305

@@ -58,16 +58,18 @@ class Running:
     def store(self, name: str) -> dict[Any, Any]:
         """What a store holds as of the newest snapshot: by key, or by key and start of the window in ms."""
         with self.ledger() as ledger:
-            (info,) = [store for store in ledger.stores(self.pipeline.name) if store.name in (name, self.names(name))]
-            workers = ledger.workers(self.pipeline.name, "main")
+            (info,) = [
+                store for store in ledger.jobs.stores(self.pipeline.name) if store.name in (name, self.names(name))
+            ]
+            workers = ledger.jobs.workers(self.pipeline.name, "main")
         snapshot = self.snapshot()
         return {key: value for worker in workers for key, value in _state_rows(worker.location, info, snapshot.batch)}
 
     def owned(self, name: str, worker: int) -> set[Any]:
         """The keys of a store that one worker has."""
         with self.ledger() as ledger:
-            (info,) = [store for store in ledger.stores(self.pipeline.name) if store.name == name]
-            location = ledger.workers(self.pipeline.name, "main")[worker].location
+            (info,) = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
+            location = ledger.jobs.workers(self.pipeline.name, "main")[worker].location
         return {key for key, _ in _state_rows(location, info, self.snapshot().batch)}
 
     def ledger(self) -> Ledger:
@@ -76,7 +78,7 @@ class Running:
     def snapshots(self) -> list[Snapshot]:
         """All snapshots, oldest first."""
         with self.ledger() as ledger:
-            return ledger.snapshots(self.pipeline.name, "main", limit=1000)[::-1]
+            return ledger.snapshots.recent(self.pipeline.name, "main", limit=1000)[::-1]
 
     def snapshot(self) -> Snapshot:
         return self.snapshots()[-1]
@@ -127,7 +129,7 @@ class Running:
     def everything(self) -> dict[str, Any]:
         """All that anyone could see of the pipeline."""
         with self.ledger() as ledger:
-            stores = [store.name for store in ledger.stores(self.pipeline.name)]
+            stores = [store.name for store in ledger.jobs.stores(self.pipeline.name)]
         topics = plan(self.pipeline).jobs[0].outputs
         outputs = {topic: [(m.key(), m.value()) for m in self.messages(topic)] for topic in topics}
         letters = [(letter.key(), letter.value(), letter.headers()) for letter in self.dead_letters()]

@@ -27,7 +27,7 @@ def run(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
     """Run every job, on the generation that readers see."""
     for job in plan(pipeline).jobs:
         with Ledger.open(settings.ledger) as ledger:
-            generation = ledger.generation(pipeline.name, job.name) or 1
+            generation = ledger.jobs.generation(pipeline.name, job.name) or 1
         JobRun(spark, job, settings, generation).run()
 
 
@@ -35,10 +35,10 @@ def held(settings: Settings, pipeline: Pipeline) -> dict[str, dict[Any, Any]]:
     """Every store, by key."""
     found: dict[str, dict[Any, Any]] = {}
     with Ledger.open(settings.ledger) as ledger:
-        for store in ledger.stores(pipeline.name):
-            snapshot = ledger.latest_snapshot(pipeline.name, store.job)
+        for store in ledger.jobs.stores(pipeline.name):
+            snapshot = ledger.snapshots.latest(pipeline.name, store.job)
             assert snapshot is not None
-            places = [worker.location for worker in ledger.workers(pipeline.name, store.job)]
+            places = [worker.location for worker in ledger.jobs.workers(pipeline.name, store.job)]
             found[store.name] = {
                 key: value for place in places for key, value in _state_rows(place, store, snapshot.batch)
             }

@@ -13,6 +13,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from sluice.engine.read.identity import Guard, InputError
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
 from sluice.testing.kafka import EmbeddedKafka
 from tests.engine.conftest import Start
 from tests.engine.shop import sale, shop
@@ -31,7 +32,7 @@ class Input:
         self.kafka, self.topic = kafka, topic
         self.config = {"bootstrap.servers": kafka.bootstrap}
         self.admin = AdminClient({**self.config})
-        self.guard = Guard(self.config, ledger.sources, "shop", "main", 1, (topic,))
+        self.guard = Guard(self.config, ledger.sources, JobRef("shop", "main", 1), (topic,))
         kafka.create_topics({topic: 2})
         self.send(10)
 
@@ -89,7 +90,7 @@ def test_a_deleted_topic_is_refused(topic: Input) -> None:
 
 
 def test_a_topic_that_never_was_is_named(kafka: EmbeddedKafka, ledger: Ledger) -> None:
-    guard = Guard({"bootstrap.servers": kafka.bootstrap}, ledger.sources, "shop", "main", 1, ("nowhere",))
+    guard = Guard({"bootstrap.servers": kafka.bootstrap}, ledger.sources, JobRef("shop", "main", 1), ("nowhere",))
     with pytest.raises(InputError, match=r"Topic nowhere is not there\. Create it"):
         guard.check({}, {})
 

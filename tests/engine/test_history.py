@@ -20,7 +20,9 @@ from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, LeaseError
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
-from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.jobs import Jobs
+from sluice.state.ledger.snapshots import Snapshots
+from sluice.state.model import JobRef
 from sluice.state.retention import retain
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names
@@ -128,7 +130,7 @@ def test_a_driver_of_a_replaced_generation_writes_no_output(start: Start) -> Non
     running = start(counted)
     running.send("items", b'{"n":1}')
     running.run()
-    writer = Writer(running.pipeline.name, "main", 1, running.pipeline.markers)
+    writer = Writer(JobRef(running.pipeline.name, "main", 1), running.pipeline.markers)
     batch = Batch(number=1, begun=0, partitions={}, ends={})
     with TransactionalOutput({"bootstrap.servers": running.bootstrap}, writer, {"any": 10**6}) as stopped:
         rebuild(running)
@@ -140,15 +142,17 @@ def test_a_rebuild_that_has_lost_its_lease_replaces_nothing(start: Start, monkey
     running = start(counted)
     running.send("items", b'{"n":1}')
     running.run()
-    promote = Ledger.promote
+    promote = Jobs.promote
 
-    def after_another(ledger: Ledger, *of: Any) -> None:
-        row = ledger.leases.get(running.pipeline.name, "main", 1)
-        assert row is not None
-        ledger.leases.take(running.pipeline.name, "main", 1, running_holder(row), row)
-        promote(ledger, *of)
+    def after_another(jobs: Jobs, *of: Any) -> None:
+        ref = JobRef(running.pipeline.name, "main", 1)
+        with running.ledger() as ledger:
+            row = ledger.leases.get(ref)
+            assert row is not None
+            ledger.leases.take(ref, running_holder(row), row)
+        promote(jobs, *of)
 
-    monkeypatch.setattr(Ledger, "promote", after_another)
+    monkeypatch.setattr(Jobs, "promote", after_another)
     with pytest.raises(LeaseError, match="lost its lease"):
         rebuild(running)
     assert running.snapshot().id == "1.0"
@@ -172,7 +176,7 @@ def test_output_that_is_out_before_a_crash_is_not_written_again_after_a_rebuild(
         raise RuntimeError("crash")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "publish", crash)
+        patched.setattr(Snapshots, "publish", crash)
         with pytest.raises(Exception, match="crash"):
             running.run()
     assert rebuild(running) == 2

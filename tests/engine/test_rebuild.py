@@ -21,7 +21,8 @@ from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.jobs import Jobs
+from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop
 from tests.engine.test_replay import a_busy_day
@@ -34,7 +35,7 @@ def rebuild(running: Running, **how: Any) -> int:
 
 def run(running: Running) -> int:
     with running.ledger() as ledger:
-        generation = ledger.generation(running.pipeline.name, "main") or 1
+        generation = ledger.jobs.generation(running.pipeline.name, "main") or 1
     return running.run(generation=generation)
 
 
@@ -98,12 +99,16 @@ def test_history_is_read_again_in_batches_of_bounded_size(start: Start, monkeypa
     before = running.everything()
     (job,) = plan(running.pipeline).jobs
     with running.ledger() as ledger:
-        target = ledger.latest_snapshot(running.pipeline.name, "main").positions  # type: ignore[union-attr]
+        target = ledger.snapshots.latest(running.pipeline.name, "main").positions  # type: ignore[union-attr]
         JobRun(running.spark, job, running.settings, 2, 20, steps=evenly({}, target, 20)).run()
-        sizes = [sum(s.read for s in audit.sources) for audit in ledger.audits.all(running.pipeline.name, "main", 2)]
-        sums = [ledger.audits.checksums(running.pipeline.name, "main", number) for number in (1, 2)]
+        sizes = [
+            sum(s.read for s in audit.sources) for audit in ledger.audits.all(JobRef(running.pipeline.name, "main", 2))
+        ]
+        audits = [ledger.audits.newest(JobRef(running.pipeline.name, "main", number)) for number in (1, 2)]
+        sums = [audit.checksums for audit in audits if audit is not None]
     assert len(sizes) > 2
     assert max(sizes) <= 20 + 4  # rounded up in each partition
+    assert len(sums) == 2
     assert sums[0] == sums[1]
     assert running.everything() == before  # readers see the old one
 
@@ -173,10 +178,10 @@ def test_nothing_is_rebuilt_under_a_driver_that_works(start: Start) -> None:
     running.send("sales", sale("a"))
     running.run()
     with running.ledger() as ledger:
-        working = Lease(ledger.leases, running.pipeline.name, "main", 1, this_process("another"))
+        working = Lease(ledger.leases, JobRef(running.pipeline.name, "main", 1), this_process("another"))
         with working, pytest.raises(LeaseError, match="run another"):
             rebuild(running)
-        assert ledger.generations(running.pipeline.name, "main") == [1]
+        assert ledger.jobs.generations(running.pipeline.name, "main") == [1]
 
 
 def test_windows_that_were_let_go_of_are_gone_in_what_is_built_anew_too(start: Start) -> None:
@@ -223,7 +228,7 @@ def test_a_store_that_comes_into_another_job_is_refused_until_it_is_rebuilt_ther
         Rebuild(running.spark, job, running.settings).run()
     with running.ledger() as ledger:
         require_same_jobs(ledger, planned)
-        assert {(store.name, store.job) for store in ledger.stores(running.pipeline.name)} == {
+        assert {(store.name, store.job) for store in ledger.jobs.stores(running.pipeline.name)} == {
             ("n", "main"), ("visits", "ordered"),
         }  # fmt: skip
     running.send("sales", sale("b"))
@@ -244,11 +249,11 @@ def test_a_new_jobs_state_is_seen_when_it_is_whole(start: Start, monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "promote", killed)
+        patched.setattr(Jobs, "promote", killed)
         with pytest.raises(KeyboardInterrupt):
             Rebuild(running.spark, ordered, running.settings).run()
     with running.ledger() as ledger:
-        assert ledger.generation(running.pipeline.name, "ordered") is None
+        assert ledger.jobs.generation(running.pipeline.name, "ordered") is None
     assert Rebuild(running.spark, ordered, running.settings).run() == 1
     assert JobRun(running.spark, ordered, running.settings).run() == 0
     assert len(running.output("visits")) == 2
@@ -268,5 +273,5 @@ def test_a_job_that_the_pipeline_has_no_more_is_refused_and_forgotten_once_it_is
     forget_gone(planned, running.settings)
     with running.ledger() as ledger:
         require_same_jobs(ledger, planned)
-        assert [(store.name, store.job) for store in ledger.stores(running.pipeline.name)] == [("visits", "main")]
+        assert [(store.name, store.job) for store in ledger.jobs.stores(running.pipeline.name)] == [("visits", "main")]
     assert not [path for path in running.settings.home.rglob("ordered/**/*") if path.is_file()]

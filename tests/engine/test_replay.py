@@ -183,7 +183,7 @@ def test_a_lost_shard_is_not_taken_for_an_empty_one(start: Start) -> None:
     running.send("sales", sale("a"), sale("b"), sale("c"))
     running.run()
     with running.ledger() as ledger:
-        (lost, _) = ledger.workers(running.pipeline.name, "main")
+        (lost, _) = ledger.jobs.workers(running.pipeline.name, "main")
     for file in list(running.settings.home.rglob("worker-0.sqlite*")):
         file.unlink()
     running.send("sales", sale("a"))

@@ -31,7 +31,7 @@ def run(running: Running) -> int:
 def damage(running: Running, how: Callable[[bytes], bytes] | None) -> None:
     """Change a worker's shard, or remove it."""
     with running.ledger() as ledger:
-        generation = ledger.generation(running.pipeline.name, "main")
+        generation = ledger.jobs.generation(running.pipeline.name, "main")
     (file,) = running.settings.home.rglob(f"g{generation}/worker-0.sqlite")
     for beside in file.parent.glob("worker-0.sqlite-*"):
         beside.unlink()
@@ -104,7 +104,7 @@ def test_a_driver_that_is_killed_while_it_restores_leaves_it_to_the_next_one(
     assert (found, partial) == (whole | {"a": 2}, False)
     assert len(running.output("copies")) == 7
     with running.ledger() as ledger:
-        assert ledger.generations(running.pipeline.name, "main") == [1, 2]
+        assert ledger.jobs.generations(running.pipeline.name, "main") == [1, 2]
 
 
 def test_what_the_topics_no_longer_hold_cannot_be_restored(start: Start) -> None:

@@ -14,7 +14,7 @@ from sluice.demo.answers import letter_headers
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import EngineError
 from sluice.state.ledger.audits import SourceAudit
-from sluice.state.model import owner
+from sluice.state.model import JobRef, owner
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.shard import Shard
 from sluice.topology.loading.file import load_file
@@ -164,7 +164,7 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
     running.run()
 
     with running.ledger() as ledger:
-        audits = ledger.audits.all(running.pipeline.name, "main", 1)
+        audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
     sales = running.names("sales")
     assert audits[0].sources == (
         SourceAudit(
@@ -179,7 +179,7 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
     assert audits[0].outputs == {running.pipeline.dead_letters: 2}
     assert [audit.wrong for audit in audits] == [[], []]
     with running.ledger() as ledger:
-        workers = ledger.workers(running.pipeline.name, "main")
+        workers = ledger.jobs.workers(running.pipeline.name, "main")
     for worker in workers:
         with Shard.open(worker.location) as shard:
             shard.verify(1)
@@ -257,7 +257,7 @@ def test_a_pipelines_file_is_all_that_executors_need(start: Start, tmp_path: Pat
     assert running.store("rides") == {"U1": 1}
     assert running.reasons() == ["contract"]
     with running.ledger() as ledger:
-        (job,) = ledger.jobs(running.pipeline.name)
+        (job,) = ledger.jobs.current(running.pipeline.name)
     assert job.topics == (running.names("rides"),)
     assert job.stores[0].value == "bigint"
     assert job.description.startswith(f"pipeline {running.names.prefix}, 1 workers\n  stream ")
@@ -275,7 +275,7 @@ def test_output_at_least_once_is_written_again_with_its_batch_and_the_rest_is_no
     copies, with_city = running.names("copies"), running.names("with_city")
     assert (running.snapshot().counts[f"output/{copies}"], running.snapshot().counts[f"output/{with_city}"]) == (2, 1)
     with running.ledger() as ledger:
-        (audit,) = ledger.audits.all(running.pipeline.name, "main", 1)
+        (audit,) = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
     assert (audit.outputs[copies], audit.outputs[with_city]) == (2, 1)
     running.forget_commit()
     running.forget_commit(running.snapshot().batch)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from sluice import Pipeline
 from sluice.server.moves import move
 from sluice.settings import settings
-from sluice.state.ledger.placement import Place, Places
+from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from tests.engine.conftest import Start
 from tests.engine.shop import Names, address, sale, shop
@@ -51,14 +51,14 @@ def test_what_ordered_operators_remember_moves_with_their_worker(
     with running.ledger() as ledger:
         home = Host(ledger, running.settings.home / "shards").start(pipeline=name)
         away = Host(ledger, tmp_path / "away").start(pipeline=name)
-        move(ledger, Place(name, 0, "127.0.0.1", away.port))
+        move(ledger, Placement(name, 0, "127.0.0.1", away.port))
         assert send(1) == {"k": {"last": 1, "sum": 6}}
         assert away.calls[f"/local/{name}/main/1/0/states"] == 1, "the task reads states through the server"
         if old_file == "removed":
             for file in home.folder.rglob("worker-0.sqlite*"):
                 file.unlink()
         else:
-            move(ledger, Place(name, 0, "127.0.0.1", home.port))
+            move(ledger, Placement(name, 0, "127.0.0.1", home.port))
         assert send(10) == {"k": {"last": 10, "sum": 16}}
         for host in (home, away):
             host.stop()
@@ -76,7 +76,7 @@ def test_workers_live_on_two_hosts_and_one_moves_between_runs(start: Start, toke
         assert running.store("n") == {"a": 1, "b": 1}
         assert [len(list(host.folder.rglob("*.sqlite"))) for host in hosts] == [1, 1]
 
-        move(ledger, Place(name, owner("a", 2), "127.0.0.1", hosts[1 - owner("a", 2)].port))
+        move(ledger, Placement(name, owner("a", 2), "127.0.0.1", hosts[1 - owner("a", 2)].port))
         running.send("sales", sale("a", "2.20"), sale("b", "1.00"))
         assert running.run() == 2
         assert running.store("n") == {"a": 2, "b": 2}
@@ -84,7 +84,7 @@ def test_workers_live_on_two_hosts_and_one_moves_between_runs(start: Start, toke
             ("a", {"shop": "a", "amount": 1.1, "city": "Aachen"}),
             ("a", {"shop": "a", "amount": 3.3, "city": "Aachen"}),
         ]
-        assert len({place.port for place in Places(ledger).of(name).values()}) == 1
+        assert len({place.port for place in ledger.placements.of(name).values()}) == 1
         for host in hosts:
             host.stop()
     settings.cache_clear()

@@ -54,9 +54,9 @@ def gapless(audits: Iterable[Audit], topics: Iterable[str]) -> int:
 
 def verify_shards(ledger: Ledger, snapshot: Snapshot) -> None:
     """AssertionError or StateError unless each shard holds what the ledger says was written."""
-    audit = ledger.audits.newest(snapshot.pipeline, snapshot.job, snapshot.generation)
+    audit = ledger.audits.newest(snapshot.ref)
     assert audit is not None
-    for worker in ledger.workers(snapshot.pipeline, snapshot.job):
+    for worker in ledger.jobs.workers(snapshot.pipeline, snapshot.job):
         published = Checksums(*(sums[str(worker.number)] for sums in (audit.checksums, audit.states)))
         with Shard.open(worker.location) as shard:
             shard.verify(snapshot.batch, published)

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql as postgres
 from sqlalchemy import make_url
 
+from sluice.state.model import JobRef
 from sluice.state.shard.addresses import location
 from tests.faults.found import Found
 from tests.faults.truth import Feed, Watching, compare
@@ -110,7 +111,7 @@ class Kills:
 
     def published(self) -> int:
         """How many snapshots there are, of all jobs."""
-        return self._ask(self.world.settings.ledger, "SELECT count(*) FROM cuts")
+        return self._ask(self.world.settings.ledger, "SELECT count(*) FROM snapshots")
 
     def begun(self) -> int:
         """How many batches Spark has written down, of all jobs."""
@@ -123,7 +124,7 @@ class Kills:
         """Where the shards are; of all jobs if none is named."""
         known, workers = self.world.settings, WORKERS[self.world.name]
         return [
-            location(known.shards, self.world.name, job, 1, worker)
+            location(known.shards, JobRef(self.world.name, job, 1), worker)
             for job in jobs or self.world.jobs
             for worker in range(workers)
         ]

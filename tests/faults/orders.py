@@ -18,7 +18,7 @@ from sluice.samples.topics import read_topic
 from sluice.samples.totals import TYPES, Totals, read
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import Snapshot
+from sluice.state.model import JobRef, Snapshot
 from sluice.state.shard.shard import Shard
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
@@ -43,7 +43,7 @@ def topics() -> dict[str, int]:
 
 def whole(ledger: Ledger, _: World, cut: Snapshot) -> None:
     """AssertionError if the counts of a cut are not those of all batches up to it."""
-    audits = ledger.audits.all(NAME, JOB, cut.generation)
+    audits = ledger.audits.all(JobRef(NAME, JOB, cut.generation))
     applied = sum(s.applied for a in audits if a.batch <= cut.batch for s in a.sources if s.topic == "orders")
     counted = sum(sum(contents(ledger, f"{kind.lower()}_orders_count", cut).values()) for kind in TYPES)
     assert counted == applied, f"cut {cut.id} shows {counted} orders, and has {applied}"
@@ -64,11 +64,11 @@ def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Found:
     for message in messages:
         totals.add(message.value(), message.partition() or 0, NOW_MS)
     with world.ledger() as ledger:
-        cut = ledger.latest_snapshot(NAME, JOB)
+        cut = ledger.snapshots.latest(NAME, JOB)
         assert cut is not None
         keys = _stores(ledger, cut, totals)
-        audits = ledger.audits.all(NAME, JOB, cut.generation)
-        cuts = batches(earlier, ledger.snapshots(NAME, JOB, limit=sys.maxsize)[::-1])
+        audits = ledger.audits.all(JobRef(NAME, JOB, cut.generation))
+        cuts = batches(earlier, ledger.snapshots.recent(NAME, JOB, limit=sys.maxsize)[::-1])
     _audits(audits, messages, totals)
     records = _plain_outputs(world, messages) + _revenue_outputs(world, messages, cuts)
     letters = _letters(world, messages)
@@ -87,9 +87,9 @@ def _stores(ledger: Ledger, cut: Snapshot, totals: Totals) -> int:
 
 def contents(ledger: Ledger, name: str, cut: Snapshot) -> dict[Any, Any]:
     """A store as of a cut, in the shape of `Totals.stores`."""
-    store = next(one for one in ledger.stores(NAME) if one.name == name)
+    store = next(one for one in ledger.jobs.stores(NAME) if one.name == name)
     values: dict[Any, Any] = {}
-    for worker in ledger.workers(NAME, JOB):
+    for worker in ledger.jobs.workers(NAME, JOB):
         with Shard.open(worker.location) as shard:
             for group_id in shard.scan(store.group_id, cut.batch, limit=sys.maxsize):
                 value = json.loads(group_id.value or "", parse_float=Decimal)[store.store_column]

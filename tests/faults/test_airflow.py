@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from sluice.state.model import JobRef
 from tests.airflow_server import AirflowServer
 from tests.faults.conftest import Seen
 from tests.faults.truth import compare
@@ -114,7 +115,7 @@ def test_a_killed_task(scheduled: Scheduled, seen: Seen) -> None:
     tries = scheduled.task("patient", "killed")["try_number"]
     assert tries == 2
     with orders.ledger() as ledger:
-        lease = ledger.leases.get("orders", "main", 1)
+        lease = ledger.leases.get(JobRef("orders", "main", 1))
     assert lease is not None
     seen(f"the driver lived on; try {tries} waited for it and ended well, lease epoch {lease.epoch}; {compare(orders)}")
 

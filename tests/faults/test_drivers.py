@@ -194,7 +194,7 @@ def test_clocks(orders: World, tmp_path: Path, seen: Seen) -> None:
     assert driver.runs, "it ended too soon to have been met by the second"
     assert driver.wait() == 0, driver.said[-3000:]
     with orders.ledger() as ledger:
-        times = [snapshot.published_at for snapshot in ledger.snapshots("orders", "main", limit=1000)[::-1]]
+        times = [snapshot.published_at for snapshot in ledger.snapshots.recent("orders", "main", limit=1000)[::-1]]
     back = sum(later < earlier for earlier, later in pairwise(times))
     assert back == 2, "the clock did not step"
     stepped = f"{len(times)} batches, twice published at an earlier hour than the one before"

@@ -11,7 +11,8 @@ from confluent_kafka.cimpl import NewPartitions
 
 from sluice import Pipeline
 from sluice.engine.read.identity import InputError
-from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.snapshots import Snapshots
+from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, by_shop, sale, shop
 from tests.faults.conftest import Seen
@@ -74,7 +75,7 @@ def test_more_partitions_after_a_failed_batch(start: Start, seen: Seen, monkeypa
     running = start(shop, sales=4)
     for partition in range(4):
         running.send("sales", *(sale(f"k{n}") for n in range(8)), partition=partition)
-    monkeypatch.setattr(Ledger, "publish", _crash)
+    monkeypatch.setattr(Snapshots, "publish", _crash)
     with pytest.raises(Exception, match="crash"):
         running.run()
     monkeypatch.undo()
@@ -151,7 +152,7 @@ def test_a_backlog(orders: World, seen: Seen) -> None:
         time.sleep(0.3)
     assert driver.wait() == 0, driver.said[-2000:]
     with orders.ledger() as ledger:
-        reads = [snapshot.counts["read"] for snapshot in ledger.snapshots("orders", "main", limit=1000)]
+        reads = [snapshot.counts["read"] for snapshot in ledger.snapshots.recent("orders", "main", limit=1000)]
     assert max(reads) <= bound + 200 + 4  # the stores come on top
     early = max(size for batch, size in sizes if batch in (1, 2, 3))
     late = max(size for batch, size in sizes if batch >= 6)
@@ -173,7 +174,7 @@ def test_no_data(start: Start, seen: Seen) -> None:
     for _ in range(2):
         assert running.run() == 0
         with running.ledger() as ledger:
-            leases.append(ledger.leases.get(running.pipeline.name, "main", 1))
+            leases.append(ledger.leases.get(JobRef(running.pipeline.name, "main", 1)))
     assert running.everything() == before
     assert leases[0] is not None
     assert leases[1] is not None

@@ -20,7 +20,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from sluice.engine.publish.transaction import Writer, read_marker
 from sluice.errors import EngineError
 from sluice.samples.topics import read_topic
-from sluice.state.model import Snapshot
+from sluice.state.model import JobRef, Snapshot
 from sluice.testing.kafka import running as running_broker
 from tests.faults import orders as orders_pipeline
 from tests.faults.conftest import Seen, small_disk
@@ -108,7 +108,7 @@ def _await_build(world: World, rebuild: Driver) -> None:
 def _builds(world: World) -> bool:
     """Whether a generation that is not read has begun a batch."""
     with world.ledger() as ledger:
-        read = {f"{job}/g{ledger.generation(world.name, job)}" for job in world.jobs}
+        read = {f"{job}/g{ledger.jobs.generation(world.name, job)}" for job in world.jobs}
     folder = Path(world.settings.checkpoints) / world.name
     begun = (file.relative_to(folder).parts for file in folder.glob("*/g*/spark/offsets/[0-9]*"))
     return any(f"{job}/{generation}" not in read for job, generation, *_ in begun)
@@ -122,7 +122,9 @@ def start_to_end(world: World, *arguments: str) -> None:
 def snapshots(world: World) -> list[Snapshot]:
     """All that are published, oldest first."""
     with world.ledger() as ledger:
-        return [snapshot for job in world.jobs for snapshot in ledger.snapshots(world.name, job, limit=10**6)[::-1]]
+        return [
+            snapshot for job in world.jobs for snapshot in ledger.snapshots.recent(world.name, job, limit=10**6)[::-1]
+        ]
 
 
 TOKEN = "a-token-of-these-tests"
@@ -203,10 +205,10 @@ def test_killed_retention(subject: World, seen: Seen) -> None:
     subject.run()
     calls("retain", subject.settings.ledger, subject.name, "1", environment=environment)
     with subject.ledger() as ledger:
-        left = {job: len(ledger.snapshots(subject.name, job)) for job in subject.jobs}
+        left = {job: len(ledger.snapshots.recent(subject.name, job)) for job in subject.jobs}
         assert set(left.values()) == {1}, left
         for job in subject.jobs:
-            snapshot = ledger.latest_snapshot(subject.name, job)
+            snapshot = ledger.snapshots.latest(subject.name, job)
             assert snapshot is not None
             stores = whole_stores(subject, snapshot)
     seen(f"retention died {died} times of {rounds} while the run wrote; one snapshot is left, and {stores} keys equal")
@@ -348,11 +350,9 @@ def test_one_output_more_after_a_crash(orders: World, seen: Seen) -> None:
     start_to_end(orders)
     found = compare(orders)
     with orders.ledger() as known:
-        snapshot = known.latest_snapshot("orders", "main")
+        snapshot = known.snapshots.latest("orders", "main")
         assert snapshot is not None
-        told = sum(
-            audit.outputs.get("dear_orders", 0) for audit in known.audits.all("orders", "main", snapshot.generation)
-        )
+        told = sum(audit.outputs.get("dear_orders", 0) for audit in known.audits.all(snapshot.ref))
     written = sum(1 for _ in read_topic(orders.config, "dear_orders"))
     assert written > 0
     assert told == written, f"the audits tell of {told} records, and the topic has {written}"
@@ -361,7 +361,7 @@ def test_one_output_more_after_a_crash(orders: World, seen: Seen) -> None:
 
 def marker(world: World) -> int:
     """The last batch whose output is out, -1 if none."""
-    writer = Writer(world.name, world.jobs[-1], 1, f"{world.name}_markers")
+    writer = Writer(JobRef(world.name, world.jobs[-1], 1), f"{world.name}_markers")
     try:
         found = read_marker(world.config, writer)
     except EngineError:

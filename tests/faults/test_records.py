@@ -8,6 +8,7 @@ import pytest
 
 from sluice import Pipeline, tumbling
 from sluice.demo.answers import letter_headers
+from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, millis, sale, sales_of, shop
 from tests.faults.conftest import Seen
@@ -116,7 +117,7 @@ def test_declared_rules(start: Start, seen: Seen) -> None:
     running.send("sales", sale("a"), sale("a", -1), sale("a", kind="unheard of"))
     running.run()
     with running.ledger() as ledger:
-        ((source,),) = [audit.sources for audit in ledger.audits.all(running.pipeline.name, "main", 1)]
+        ((source,),) = [audit.sources for audit in ledger.audits.all(JobRef(running.pipeline.name, "main", 1))]
     assert (source.read, source.applied, source.filtered) == (3, 2, 1)
     assert running.store("n") == {"a": 2}
     seen("the filter's rule: 1 filtered, told by the audit; a field that the contract does not know is left unread")

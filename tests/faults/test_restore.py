@@ -22,7 +22,7 @@ def test_kills_while_a_shard_is_restored(orders: World, seen: Seen) -> None:
     orders.produce(3_000)
     orders.run()
     with orders.ledger() as ledger:
-        lost = Path(database_url(ledger.workers("orders", "main")[0].location).database or "")
+        lost = Path(database_url(ledger.jobs.workers("orders", "main")[0].location).database or "")
     for file in lost.parent.glob(f"{lost.name}*"):
         file.unlink()
     orders.produce(500, seed=8, start_ms=1_670_230_527_000 + 600_000)
@@ -52,4 +52,4 @@ def _await_restoring(driver: Driver) -> None:
 
 def _generations(orders: World) -> list[int]:
     with orders.ledger() as ledger:
-        return ledger.generations("orders", "main")
+        return ledger.jobs.generations("orders", "main")

@@ -21,7 +21,7 @@ from sluice.errors import EngineError, SluiceError
 from sluice.samples.topics import read_topic
 from sluice.settings import settings
 from sluice.state.ledger.history import Batch
-from sluice.state.model import owner
+from sluice.state.model import JobRef, owner
 from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.testing.kafka import running as running_broker
@@ -76,10 +76,10 @@ def test_a_stopped_writer_writes_no_more(states: States, seen: Seen) -> None:
         assert writer.stdout.readline() == "holds it\n"
         # Its next sign of life is far off: stopped in the middle of one, it would keep SQLite's lock.
         psutil.Process(writer.pid).suspend()
-        with Lease(states.ledger.leases, "orders", "totals", 1, this_process("other"), QUICK) as lease:
+        with Lease(states.ledger.leases, JobRef("orders", "totals", 1), this_process("other"), QUICK) as lease:
             with Shard.open(place, to_write=True) as shard:
                 shard.write(1, [(0, "a", -1, -1, "[2]")], lease.epoch)
-            assert states.ledger.publish(make_snapshot(1))
+            assert states.ledger.snapshots.publish(make_snapshot(1))
             psutil.Process(writer.pid).resume()
             print(file=writer.stdin, flush=True)
             said = writer.stdout.readline()
@@ -125,7 +125,7 @@ def test_a_killed_move(states: States, token: dict[str, str], tmp_path: Path, se
     at = [chance.randrange(1, steps) for _ in range(3)]
     died = [step for step in at if not calls(*move, dying_after=step, environment=token)]
     calls(*move, environment=token)
-    worker = states.ledger.workers("orders", "totals")[0]
+    worker = states.ledger.jobs.workers("orders", "totals")[0]
     assert worker.port == host.port
     with Shard.open(worker.location) as shard:
         assert {group_id.key: group_id.value for group_id in shard.scan(0, 2, limit=99)} == dict.fromkeys(mine, "[2]")
@@ -142,16 +142,16 @@ def test_killed_retention(states: States, seen: Seen) -> None:
     for step in (chance.randrange(1, 150) for _ in range(4)):
         if not calls("retain", str(states.ledger.engine.url), "orders", "2", dying_after=step, environment={}):
             died.append(step)
-        for snapshot in states.ledger.snapshots("orders", "totals"):
+        for snapshot in states.ledger.snapshots.recent("orders", "totals"):
             assert held(states, snapshot.batch) == dict.fromkeys("abcd", f"[{snapshot.batch}]")
     calls("retain", str(states.ledger.engine.url), "orders", "2", environment={})
-    assert [snapshot.batch for snapshot in states.ledger.snapshots("orders", "totals")] == [7, 6]
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")] == [7, 6]
     seen(f"it died at steps {died}; every snapshot that was left was whole; two are left in the end")
 
 
 def held(states: States, batch: int) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
-    for worker in states.ledger.workers("orders", "totals"):
+    for worker in states.ledger.jobs.workers("orders", "totals"):
         with Shard.open(worker.location) as shard:
             found |= {group_id.key: group_id.value for group_id in shard.scan(0, batch, limit=99)}
     return found
@@ -165,7 +165,7 @@ def test_a_broker_killed_in_a_transaction(tmp_path: Path, seen: Seen) -> None:
     with EmbeddedKafka(tmp_path / "kafka", free_port()) as kafka:
         kafka.create_topics({"out": 1, "markers": 1})
         config = {"bootstrap.servers": kafka.bootstrap, "log_level": "0"}
-        writer = Writer("p", "main", 1, "markers")
+        writer = Writer(JobRef("p", "main", 1), "markers")
         with TransactionalOutput(config, writer, {"out": 1_000_000}) as output:
             output.send(batch(0), [("out", records("a"))])
             broker = running_broker(kafka.folder)
@@ -226,7 +226,7 @@ def test_what_dies_before_the_ledgers_commit(start: Start, seen: Seen) -> None:
     assert running.store("n") == {"a": 2, "b": 2, "c": 1, "d": 1}
     assert sorted(key or "" for key, _ in running.output("copies")) == [*"aabbcd"]
     with running.ledger() as ledger:
-        audits = ledger.audits.all(running.pipeline.name, "main", 1)
+        audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
     told = sum(audit.outputs.get(running.names("more"), 0) for audit in audits)
     assert len(running.output("more")) == told
     seen(f"the output is there once, the new one has {told} records, as audited")

@@ -125,7 +125,7 @@ def test_a_damaged_shard(start: Start, seen: Seen) -> None:
         with pytest.raises(StateError, match="Worker 0 has no shard to go on with"):
             running.run()
         with running.ledger() as ledger:
-            (worker, other) = ledger.workers(running.pipeline.name, "main")
+            (worker, other) = ledger.jobs.workers(running.pipeline.name, "main")
         assert worker.unavailable
         assert not other.unavailable
         rebuild(running)

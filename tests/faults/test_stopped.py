@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
 from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.conftest import Seen
@@ -95,10 +96,10 @@ class Adder:
     def sums(self) -> dict[str, str | None]:
         """What the store holds, once operators' state has the checksum that was published."""
         with Ledger.open(Settings.read(self.settings).ledger) as ledger:
-            snapshot = ledger.latest_snapshot("adder", "main")
-            (store,) = (one for one in ledger.stores("adder") if one.name == "sums")
-            (worker,) = ledger.workers("adder", "main")
-            audit = ledger.audits.newest("adder", "main", 1)
+            snapshot = ledger.snapshots.latest("adder", "main")
+            (store,) = (one for one in ledger.jobs.stores("adder") if one.name == "sums")
+            (worker,) = ledger.jobs.workers("adder", "main")
+            audit = ledger.audits.newest(JobRef("adder", "main", 1))
         assert snapshot is not None
         assert audit is not None
         with Shard.open(worker.location) as shard:

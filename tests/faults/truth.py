@@ -81,7 +81,7 @@ class Watching:
         """AssertionError if the newest snapshot of a job is not whole, or older than one that was seen."""
         with self._world.ledger() as ledger:
             for job in self._world.jobs:
-                if (snapshot := ledger.latest_snapshot(self._world.name, job)) is not None:
+                if (snapshot := ledger.snapshots.latest(self._world.name, job)) is not None:
                     self._look(ledger, snapshot)
 
     def _look(self, ledger: Ledger, snapshot: Snapshot) -> None:

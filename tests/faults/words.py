@@ -21,7 +21,7 @@ from confluent_kafka import Message
 from sluice.demo.answers import letter_headers
 from sluice.samples.topics import produce, read_topic
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import Snapshot
+from sluice.state.model import JobRef, Snapshot
 from sluice.state.shard.shard import Shard
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
@@ -194,16 +194,16 @@ def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Found:
     keys = audits = 0
     with world.ledger() as ledger:
         for job in world.jobs:
-            cut = ledger.latest_snapshot(NAME, job)
+            cut = ledger.snapshots.latest(NAME, job)
             assert cut is not None
             before = [one for one in earlier if one.job == job]
-            cuts = batches(before, ledger.snapshots(NAME, job, limit=sys.maxsize)[::-1])
+            cuts = batches(before, ledger.snapshots.recent(NAME, job, limit=sys.maxsize)[::-1])
             truth = Truth()
             for record in _in_order(records, cuts):
                 truth.add(record)
             keys += _stores(ledger, cut, truth)
             verify_shards(ledger, cut)
-            found = ledger.audits.all(NAME, job, cut.generation)
+            found = ledger.audits.all(JobRef(NAME, job, cut.generation))
             count = gapless(found, TOPICS)
             assert count == len(records), f"{job} has read {count} of {len(records)} records"
             audits += len(found)
@@ -228,9 +228,9 @@ def _in_order(records: Iterable[Seen], cuts: Sequence[Snapshot]) -> Iterator[See
 
 def _stores(ledger: Ledger, cut: Snapshot, truth: Truth) -> int:
     keys = 0
-    for store in (one for one in ledger.stores(NAME) if one.job == cut.job):
+    for store in (one for one in ledger.jobs.stores(NAME) if one.job == cut.job):
         found: dict[str, Any] = {}
-        for worker in ledger.workers(NAME, cut.job):
+        for worker in ledger.jobs.workers(NAME, cut.job):
             with Shard.open(worker.location) as shard:
                 for group_id in shard.scan(store.group_id, cut.batch, limit=sys.maxsize):
                     found[group_id.key] = json.loads(group_id.value or "")[store.store_column]

@@ -132,7 +132,7 @@ class World:
         """Spark's folder in the generation of a job that is read; the last job unless one is named."""
         job = job or self.jobs[-1]
         with Ledger.open(self.settings.ledger) as ledger:
-            generation = ledger.generation(self.name, job) or 1
+            generation = ledger.jobs.generation(self.name, job) or 1
         return Path(self.settings.checkpoints) / self.name / job / f"g{generation}" / "spark"
 
     def produce(self, count: int, **how: Any) -> None:
@@ -170,7 +170,7 @@ class World:
         """The newest batch of a job in the ledger, -1 if none; of the last job unless one is named."""
         try:
             with self.ledger() as ledger:
-                latest = ledger.latest_snapshot(self.name, job or self.jobs[-1])
+                latest = ledger.snapshots.latest(self.name, job or self.jobs[-1])
         except Exception:
             return -1
         return -1 if latest is None else latest.batch

@@ -58,12 +58,12 @@ def send(broker: EmbeddedKafka, topic: str, count: int) -> None:
 
 def publish(ledger: Ledger, topic: str, batch: int, positions: dict[str, int]) -> None:
     """What a run of the pipeline `p` does in the end."""
-    ledger.register(JobInfo(pipeline="p", job="main", generation=1, workers=(), stores=(), topics=(topic,)))
+    ledger.jobs.register(JobInfo(pipeline="p", job="main", generation=1, workers=(), stores=(), topics=(topic,)))
     snapshot = Snapshot(
         pipeline="p", job="main", generation=1, batch=batch, published_at=datetime.now(UTC),
         positions={topic: positions}, stream_times={}, counts={},
     )  # fmt: skip
-    assert ledger.publish(snapshot)
+    assert ledger.snapshots.publish(snapshot)
 
 
 def trigger(topic: str, max_wait_seconds: float = 15.0) -> KafkaEndOffsetTrigger:

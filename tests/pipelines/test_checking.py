@@ -104,8 +104,8 @@ def remember(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
     frames = Frames(spark, job, storage, NoRecords(spark), 1, dict.fromkeys(job.topics, 1))
     frames.shared_out()
     with Ledger.open(settings.ledger) as ledger:
-        ledger.register(job_info(storage, frames))
-        ledger.publish(make_snapshot(0, pipeline=pipeline.name, job=job.name))
+        ledger.jobs.register(job_info(storage, frames))
+        ledger.snapshots.publish(make_snapshot(0, pipeline=pipeline.name, job=job.name))
 
 
 def counted(key: str = "item", *, value: type = Sale, keyed: str = "item") -> Pipeline:

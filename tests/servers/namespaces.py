@@ -15,7 +15,7 @@ import pytest
 
 from sluice.server.moves import move
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.placement import Place
+from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from tests.api.states import orders_states, totals
 from tests.servers.conftest import LOCATIONS
@@ -94,12 +94,12 @@ def test_workers_on_hosts_that_share_nothing_but_a_network(namespaces: list[Name
         found = front.get(f"/v1/metadata/general_orders/{mine}").json()
         assert found == {"host": namespaces[1].inner, "port": PORT, "key": mine}
 
-        move(ledger, Place("orders", 1, namespaces[2].inner, PORT))
+        move(ledger, Placement("orders", 1, namespaces[2].inner, PORT))
         states.publish(totals("general", {mine: (99, "0.00")}))
         assert front.get(COUNT, location_id=mine).json()["orderCount"] == 99
 
         namespaces[0].unplug()
-        states.ledger.publish(make_snapshot(states.batch + 1))
+        states.ledger.snapshots.publish(make_snapshot(states.batch + 1))
         assert set(counts()) == {location for location in LOCATIONS if owner(location, 2) == 1}
         assert front.get(COUNT).headers["X-Sluice-Unavailable"] == "0"
         namespaces[0].plug_in()

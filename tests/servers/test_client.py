@@ -22,6 +22,7 @@ from sluice.cli import app
 from sluice.client import Change, ChangedKey
 from sluice.errors import Gone, Incomplete, NotFound, NotReached, QueryError, Refused, StateError
 from sluice.settings import settings
+from sluice.state.model import JobRef
 from tests.api.states import totals, windows
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import TOKEN, Host
@@ -68,7 +69,7 @@ def test_keys_may_hold_anything(client: Client, states: States) -> None:
 
 def test_errors_are_what_they_are_in_the_server(client: Client, states: States, hosts: list[Host]) -> None:
     states.publish(totals("general", {"store_1": (5, "1.00")}))
-    states.ledger.forget_snapshots("orders", "totals", 1, 1)
+    states.ledger.snapshots.forget(JobRef("orders", "totals", 1), 1)
     cases = {NotFound: {"key": "none"}, NotReached: {"min_snapshot": "9.9"}, QueryError: {"as_of": "x"}}
     for kind, asked in cases.items():
         with pytest.raises(kind):

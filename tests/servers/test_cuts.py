@@ -49,7 +49,7 @@ def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
     rows = list(totals("general", dict.fromkeys(LOCATIONS, (batch, "0.00"))))
     for number, shard in enumerate(places):
         shard.write(batch, [row for row in rows if owner(row[1], states.workers) == number])
-    assert states.ledger.publish(make_snapshot(batch))
+    assert states.ledger.snapshots.publish(make_snapshot(batch))
 
 
 @pytest.mark.fault("F15", "snapshots published under constant queries to three hosts (CUTS=1000 for as many)")

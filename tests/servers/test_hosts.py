@@ -13,7 +13,7 @@ from sluice.errors import NotFound, Refused, StateError
 from sluice.server.moves import move
 from sluice.server.run import Options, claim
 from sluice.settings import settings
-from sluice.state.ledger.placement import Place, Places
+from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from sluice.state.retention import retain
 from sluice.state.shard.shard import Shard
@@ -172,7 +172,7 @@ class Asking(threading.Thread):
 
 def test_a_worker_moves_to_another_host_while_it_is_asked(hosts: list[Host], states: States) -> None:
     with Asking(hosts[0]) as asking:
-        assert move(states.ledger, Place("orders", 1, "127.0.0.1", hosts[2].port)) > 0
+        assert move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[2].port)) > 0
         states.publish(totals("general", {of_worker(1): (100, "1.00")}))
         deadline = threading.Event()
         for _ in range(100):
@@ -189,7 +189,7 @@ def test_a_worker_moves_to_another_host_while_it_is_asked(hosts: list[Host], sta
         shard.write(2, [])
     assert len(counts(hosts[1].get("/v1/orders/count/general_orders"))) == 40
     assert hosts[1].get(COUNT, as_of="1.0", require="complete").json()["snapshot"]["id"] == "1.0"
-    move(states.ledger, Place("orders", 1, "127.0.0.1", hosts[1].port))
+    move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[1].port))
     states.publish(totals("general", {of_worker(1): (101, "1.00")}))
     answer = hosts[1].get("/v1/orders/count/general_orders", location_id=of_worker(1))
     assert answer.json()["orderCount"] == 101
@@ -205,7 +205,7 @@ def test_windows_are_let_go_of_at_whatever_host_they_are(states: States) -> None
 def test_a_run_that_began_before_a_move_cannot_write_to_the_old_place(hosts: list[Host], states: States) -> None:
     with Shard.open(states.written_at[1], to_write=True) as begun:
         begun.write(1, [(0, of_worker(1), -1, -1, "[1]")])
-        move(states.ledger, Place("orders", 1, "127.0.0.1", hosts[0].port))
+        move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[0].port))
         with pytest.raises(Refused, match="moved away"):
             begun.write(2, [])
     with Shard.open(states.written_at[1]) as moved:
@@ -215,7 +215,7 @@ def test_a_run_that_began_before_a_move_cannot_write_to_the_old_place(hosts: lis
 def test_a_move_that_was_interrupted_is_done_again(
     hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place("orders", 1, "127.0.0.1", hosts[2].port)
+    place = Placement("orders", 1, "127.0.0.1", hosts[2].port)
     for broken in ("absorb", "settle"):
         with monkeypatch.context() as patch:
             from sluice.state.remote import RemoteShard
@@ -223,10 +223,10 @@ def test_a_move_that_was_interrupted_is_done_again(
             patch.setattr(RemoteShard, broken, _fail)
             with pytest.raises(StateError, match="cut off"):
                 move(states.ledger, place)
-        assert Places(states.ledger).of("orders")[1].port == hosts[1].port
+        assert states.ledger.placements.of("orders")[1].port == hosts[1].port
     assert len(counts(hosts[0].get("/v1/orders/count/general_orders"))) == 40
     move(states.ledger, place)
-    assert Places(states.ledger).of("orders")[1].port == hosts[2].port
+    assert states.ledger.placements.of("orders")[1].port == hosts[2].port
     assert len(counts(hosts[1].get("/v1/orders/count/general_orders"))) == 40
     assert move(states.ledger, place) == 0
 
@@ -241,10 +241,10 @@ def test_state_that_was_local_moves_to_a_server(hosts: list[Host], tmp_path: Pat
     with pytest.raises(Refused, match="its shard is not here"):
         claim(local.ledger, settings(), Options(1), "local", [0])
     for number in range(2):
-        move(local.ledger, Place("local", number, "127.0.0.1", hosts[number].port))
-    assert {one.port for one in local.ledger.workers("local", "totals")} == {hosts[0].port, hosts[1].port}
+        move(local.ledger, Placement("local", number, "127.0.0.1", hosts[number].port))
+    assert {one.port for one in local.ledger.jobs.workers("local", "totals")} == {hosts[0].port, hosts[1].port}
     local.publish({"k3": "[33]"})
-    with Shard.open(local.ledger.workers("local", "totals")[owner("k3", 2)].location) as shard:
+    with Shard.open(local.ledger.jobs.workers("local", "totals")[owner("k3", 2)].location) as shard:
         assert shard.get(0, "k3", 1) == "[33]"
 
 
@@ -259,19 +259,19 @@ def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: Stat
 @pytest.mark.attack("S10", "claiming a worker that another server has")
 def test_places_are_taken_by_who_has_them_only(hosts: list[Host], states: States) -> None:
     with pytest.raises(Refused, match=r"Worker 1 of 'orders' is at .* sluice move orders 1"):
-        Places(states.ledger).claim(Place("orders", 1, "127.0.0.1", 9))
+        states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", 9))
     # The same server, started again, has what it had.
-    Places(states.ledger).claim(Place("orders", 1, "127.0.0.1", hosts[1].port))
+    states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", hosts[1].port))
 
 
 @pytest.mark.attack("S10", "a move to an address where nobody, or another server, answers")
 def test_a_move_goes_to_a_state_server_only(hosts: list[Host], states: States) -> None:
     with pytest.raises(StateError, match="No state server answers"):
-        move(states.ledger, Place("orders", 1, "127.0.0.1", 9))
+        move(states.ledger, Placement("orders", 1, "127.0.0.1", 9))
     with pytest.raises(Refused, match="calls itself 127"):
-        move(states.ledger, Place("orders", 1, "localhost", hosts[2].port))
+        move(states.ledger, Placement("orders", 1, "localhost", hosts[2].port))
     with pytest.raises(NotFound, match="no worker 4"):
-        move(states.ledger, Place("orders", 4, "127.0.0.1", hosts[2].port))
+        move(states.ledger, Placement("orders", 4, "127.0.0.1", hosts[2].port))
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def test_a_worker_that_hangs_is_unavailable_after_its_time_and_not_waited_for_ag
     import time
 
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        Places(states.ledger).move(Place("orders", 1, "127.0.0.1", hanging.getsockname()[1]))
+        states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", hanging.getsockname()[1]))
         time.sleep(1.1)
         began = time.monotonic()
         page = hosts[0].get(COUNT).json()

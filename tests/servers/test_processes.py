@@ -16,7 +16,6 @@ import pytest
 
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.placement import Places
 from sluice.state.model import owner
 from tests.airflow_server import AirflowServer
 from tests.api.states import orders_states, totals
@@ -177,7 +176,7 @@ def test_a_second_server_cannot_claim_a_worker(home: Path, servers: list[ServerP
     said, _ = thief.process.communicate(timeout=30)
     assert thief.process.returncode == 1
     assert f"Worker 0 of 'orders' is at 127.0.0.1:{servers[0].port}, not here." in said
-    assert Places(states.ledger).of("orders")[0].port == servers[0].port
+    assert states.ledger.placements.of("orders")[0].port == servers[0].port
 
 
 def test_a_server_without_a_token_does_not_start(home: Path) -> None:
@@ -216,7 +215,7 @@ def test_tls_is_spoken_and_the_certificate_checked(home: Path, monkeypatch: pyte
         assert unknown.returncode == 1
         trusting = variables | {"SLUICE_SERVER_CA": str(certificate)}
         assert subprocess.run(command, env=trusting, check=False, capture_output=True).returncode == 0
-        (worker,) = states.ledger.workers("orders", "totals")
+        (worker,) = states.ledger.jobs.workers("orders", "totals")
         assert worker.server == f"https://127.0.0.1:{server.port}/local/orders/totals/1/0"
         answer = httpx.post(
             f"{worker.server}/ask",

@@ -229,7 +229,7 @@ def test_keys_with_a_nul_are_keys(host: Host) -> None:
 
 
 def test_a_job_without_stores_has_workers(hosts: list[Host], states: States) -> None:
-    states.ledger.register(msgspec.structs.replace(states.info(), job="steps", stores=()))
+    states.ledger.jobs.register(msgspec.structs.replace(states.info(), job="steps", stores=()))
     found = hosts[0].get("/sluice/v1/pipelines/orders/workers").json()
     assert [(one["number"], one["stores"]) for one in found if one["job"] == "steps"] == [(n, []) for n in range(4)]
     assert {one["reason"] for one in found if one["job"] == "steps"} == {"Nothing is published yet."}
@@ -243,7 +243,7 @@ def test_a_value_nested_without_end_is_no_500(hosts: list[Host], states: States,
         msgspec.structs.replace(store, value="") if store.name == "general_orders_count" else store
         for store in states.stores
     )
-    states.ledger.register(states.info())
+    states.ledger.jobs.register(states.info())
     deep = f"[{'[' * levels}{']' * levels},1]"
     states.publish([(0, "deep", -1, -1, deep)])
     found: dict[str, int] = {}

@@ -18,7 +18,7 @@ from typing_extensions import override
 from sluice.commands.servers import place_of
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.server.moves import move
-from sluice.state.ledger.placement import Place, Places
+from sluice.state.ledger.placement import Placement
 from sluice.state.model import WorkerInfo, owner
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import CLIENT, TOKEN, Host
@@ -81,12 +81,12 @@ def test_calls_go_to_the_registered_server_and_no_further(
 ) -> None:
     to = {"location": f"http://127.0.0.1:{elsewhere.port}/local/orders/totals/1/1/ask"}
     with Stranger(status, headers=to) as redirecting:
-        Places(states.ledger).move(Place("orders", 1, "127.0.0.1", redirecting.port))
+        states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", redirecting.port))
         page = hosts[0].get(COUNT, as_of="1.0", first="a").json()
         assert [one["status"] for one in page["workers"]] == ["ok", "unavailable", "ok", "ok"]
         assert hosts[0].get(f"{COUNT}/keys/{OF_1}").status_code == 503
         with pytest.raises((Refused, StateError)):
-            move(states.ledger, Place("orders", 2, "127.0.0.1", redirecting.port))
+            move(states.ledger, Placement("orders", 2, "127.0.0.1", redirecting.port))
         assert redirecting.asked
     assert elsewhere.asked == []
 
@@ -109,7 +109,7 @@ def test_what_answers_otherwise_is_an_unavailable_worker_and_never_an_empty_one(
     hosts: list[Host], states: States, status: int, content: bytes
 ) -> None:
     with Stranger(status, content) as other:
-        Places(states.ledger).move(Place("orders", 1, "127.0.0.1", other.port))
+        states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", other.port))
         for path in (COUNT, f"{COUNT}/count", f"{COUNT}/combine", f"{COUNT}/keys?key={OF_1}"):
             answer = hosts[0].get(path)
             assert answer.status_code < 500 or answer.json()["title"] == "State unavailable"
@@ -128,7 +128,7 @@ def test_an_address_without_a_claim_is_not_called(tmp_path: Path, hosts: list[Ho
         WorkerInfo(pipeline="local", job="totals", number=n, location=at)
         for n, at in enumerate((led_away, local.location(1)))
     ]
-    local.ledger.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
+    local.ledger.jobs.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
     page = hosts[0].get("/sluice/v1/stores/totals?pipeline=local").json()
     assert [one["status"] for one in page["workers"]] == ["unavailable", "ok"]
     assert "no registered state server" in page["workers"][0]["reason"]
@@ -206,7 +206,7 @@ def test_no_answer_and_no_log_tells_a_databases_password(
     away.publish({"a": "[1]"})
     place = f"postgresql://sluice:{PASSWORD}@127.0.0.1:1/state?schema=s"
     worker = WorkerInfo(pipeline="away", job="totals", number=0, location=place)
-    away.ledger.register(msgspec.structs.replace(away.info(), workers=(worker,)))
+    away.ledger.jobs.register(msgspec.structs.replace(away.info(), workers=(worker,)))
     told = said_by(hosts)
     assert "unavailable" in told
     assert PASSWORD not in told + caplog.text + "".join(capfd.readouterr())

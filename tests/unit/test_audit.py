@@ -8,6 +8,7 @@ from sluice.errors import LeaseError
 from sluice.state.ledger.audits import SourceAudit, total
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
 from tests.states import ledger_url, make_snapshot
 from tests.states import make_audit as audit
 
@@ -25,7 +26,7 @@ def source(partition: int = 0, start: int = 0, end: int = 10, **counts: Any) -> 
         ({"read": 9, "applied": 9}, ""),  # a mark of a transaction
         ({"read": 10, "applied": 9}, "orders/0: 10 records were read, and 9 are accounted for"),
         ({"read": 9, "applied": 10}, "orders/0: 9 records were read, and 10 are accounted for"),
-        ({"read": 11, "applied": 11}, "orders/0: 11 records were read of offsets 0 to 10"),
+        ({"read": 11, "applied": 11}, "orders/0: 11 records were read from offsets 0 to 10"),
     ],
 )
 def test_what_was_read_is_accounted_for_or_it_is_said_where_not(counts: dict[str, Any], wrong: str) -> None:
@@ -44,17 +45,17 @@ def test_batches_add_up_by_partition() -> None:
 
 def test_an_audit_is_published_with_its_snapshot_or_not_at_all(database: str) -> None:
     with Ledger.open(ledger_url(database)) as ledger:
-        lease = ledger.leases.take("orders", "totals", 1, Holder(host="h", pid=1, process=""), None)
+        lease = ledger.leases.take(JobRef("orders", "totals", 1), Holder(host="h", pid=1, process=""), None)
         assert lease is not None
         made = audit(0, lease.epoch, source(read=10, applied=10))
-        assert ledger.publish(make_snapshot(0), made)
-        assert not ledger.publish(make_snapshot(0), made)
-        assert ledger.audits.all("orders", "totals", 1) == [made]
-        assert ledger.audits.checksums("orders", "totals", 1) == {"0": "00ff"}
+        assert ledger.snapshots.publish(make_snapshot(0), made)
+        assert not ledger.snapshots.publish(make_snapshot(0), made)
+        assert ledger.audits.all(JobRef("orders", "totals", 1)) == [made]
+        assert ledger.audits.newest(JobRef("orders", "totals", 1)) == made
         with pytest.raises(LeaseError):
-            ledger.publish(make_snapshot(1), audit(1, lease.epoch - 1))
-        assert ledger.audits.all("orders", "totals", 1) == [made]
-        assert ledger.publish(make_snapshot(1), audit(1, lease.epoch))
+            ledger.snapshots.publish(make_snapshot(1), audit(1, lease.epoch - 1))
+        assert ledger.audits.all(JobRef("orders", "totals", 1)) == [made]
+        assert ledger.snapshots.publish(make_snapshot(1), audit(1, lease.epoch))
         # An audit goes with its snapshot.
-        ledger.forget_snapshots("orders", "totals", 1, before=1)
-        assert [one.batch for one in ledger.audits.all("orders", "totals", 1)] == [1]
+        ledger.snapshots.forget(JobRef("orders", "totals", 1), before=1)
+        assert [one.batch for one in ledger.audits.all(JobRef("orders", "totals", 1))] == [1]

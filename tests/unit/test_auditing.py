@@ -12,7 +12,7 @@ from sluice.auditing import report
 from sluice.errors import NotFound, StateError
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import Holder
-from sluice.state.model import NO_WINDOW
+from sluice.state.model import NO_WINDOW, JobRef
 from sluice.state.shard.shard import Shard
 from tests.states import States, ledger_url, make_audit, make_snapshot
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def states(database: str) -> Iterator[States]:
     made = States(database)
-    assert made.ledger.leases.take("orders", "totals", 1, Holder(host="h", pid=1, process=""), None)
+    assert made.ledger.leases.take(JobRef("orders", "totals", 1), Holder(host="h", pid=1, process=""), None)
     yield made
     made.ledger.close()
 
@@ -38,7 +38,7 @@ def said(states: States, run: str = "", *, verify: bool = False) -> tuple[bool, 
 
 
 def test_a_run_is_told_by_partition_and_balances(states: States) -> None:
-    states.ledger.publish(
+    states.ledger.snapshots.publish(
         make_snapshot(0), make_audit(0, 1, source(read=10, applied=9, late=1, passed_over={"late/minutes": 2}))
     )
     fine, text = said(states)
@@ -54,7 +54,7 @@ def test_a_run_is_told_by_partition_and_balances(states: States) -> None:
 
 
 def test_what_does_not_balance_is_said(states: States) -> None:
-    states.ledger.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=9)))
+    states.ledger.snapshots.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=9)))
     fine, text = said(states)
     assert not fine
     assert "orders/0: 10 records were read, and 9 are accounted for" in text
@@ -66,30 +66,30 @@ def test_a_damaged_shard_is_found_and_marked_until_it_is_right_again(states: Sta
         checksum = shard.checksum(0)
     audit = make_audit(0, 1, source(read=10, applied=10))
     audit.checksums["0"] = "0123456789abcdef"
-    states.ledger.publish(make_snapshot(0), audit)
+    states.ledger.snapshots.publish(make_snapshot(0), audit)
     fine, text = said(states, verify=True)
     assert not fine
     assert f"the checksum of its state rows is {checksum}, and was 0123456789abcdef" in " ".join(text.split())
-    assert [bool(worker.unavailable) for worker in states.ledger.workers("orders", "totals")] == [True, False]
+    assert [bool(worker.unavailable) for worker in states.ledger.jobs.workers("orders", "totals")] == [True, False]
 
     right = make_audit(1, 1, source(read=10, applied=10))
     right.checksums["0"] = checksum
-    states.ledger.publish(make_snapshot(1), right)
+    states.ledger.snapshots.publish(make_snapshot(1), right)
     assert said(states, "1.1", verify=True)[0]
-    assert not any(worker.unavailable for worker in states.ledger.workers("orders", "totals"))
+    assert not any(worker.unavailable for worker in states.ledger.jobs.workers("orders", "totals"))
 
 
 @pytest.mark.attack("S9", "reading the audit of state in a database that cannot be reached")
 def test_no_audit_tells_a_databases_password(states: States) -> None:
-    states.ledger.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=10)))
+    states.ledger.snapshots.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=10)))
     place = "postgresql://sluice:hunter2@127.0.0.1:1/state?schema=s"
     workers = tuple(msgspec.structs.replace(one, location=place) for one in states.info().workers)
-    states.ledger.register(msgspec.structs.replace(states.info(), workers=workers))
+    states.ledger.jobs.register(msgspec.structs.replace(states.info(), workers=workers))
     try:
         _, text = said(states, verify=True)
     except StateError as error:
         text = str(error)
-    assert "hunter2" not in text + str(states.ledger.quarantine.get("orders", "totals", 1))
+    assert "hunter2" not in text + str(states.ledger.quarantine.get(JobRef("orders", "totals", 1)))
     assert "127.0.0.1" in text, "what is said is about the database"
 
 

@@ -17,6 +17,7 @@ from sluice.engine.job.lease import Lease, Patience, this_process
 from sluice.errors import LeaseError, StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
 from tests.states import ledger_url, make_snapshot
 from tests.states import make_audit as audit
 
@@ -33,13 +34,13 @@ def ledger(database: str) -> Iterator[Ledger]:
 
 
 def lease(ledger: Ledger, run: str = "", holder: Holder | None = None, patience: Patience = QUICK) -> Lease:
-    return Lease(ledger.leases, "orders", "totals", 1, holder or this_process(run), patience)
+    return Lease(ledger.leases, JobRef("orders", "totals", 1), holder or this_process(run), patience)
 
 
 def test_a_lease_is_taken_renewed_and_released(ledger: Ledger) -> None:
     with lease(ledger) as mine:
         time.sleep(0.3)
-        row = ledger.leases.get("orders", "totals", 1)
+        row = ledger.leases.get(JobRef("orders", "totals", 1))
         assert row is not None
         assert (row.epoch, row.held, row.pid) == (mine.epoch, True, os.getpid()) == (1, True, os.getpid())
         assert row.beat >= 2
@@ -70,7 +71,7 @@ def test_of_many_that_start_at_once_one_gets_it(ledger: Ledger) -> None:
 
 
 def test_a_silent_holder_elsewhere_is_taken_for_dead_after_a_while(ledger: Ledger) -> None:
-    assert ledger.leases.take("orders", "totals", 1, ELSEWHERE, None)
+    assert ledger.leases.take(JobRef("orders", "totals", 1), ELSEWHERE, None)
     begun = time.monotonic()
     with lease(ledger) as mine:
         assert mine.epoch == 2
@@ -79,7 +80,7 @@ def test_a_silent_holder_elsewhere_is_taken_for_dead_after_a_while(ledger: Ledge
 
 def test_how_long_it_was_silent_is_not_read_off_a_calendar(ledger: Ledger) -> None:
     """`since` says 2022: only that the beat does not change counts, and that takes its time."""
-    row = ledger.leases.take("orders", "totals", 1, ELSEWHERE, None)
+    row = ledger.leases.take(JobRef("orders", "totals", 1), ELSEWHERE, None)
     assert row is not None
 
     def beat() -> None:
@@ -126,26 +127,26 @@ def test_the_driver_that_a_run_left_behind_is_not_waited_for_for_ever(ledger: Le
             with pytest.raises(LeaseError, match=r"has lost its lease.*taken over by host"):
                 orphan.check()
             with pytest.raises(LeaseError, match="has lost its lease"):
-                ledger.publish(make_snapshot(0), audit(0, orphan.epoch))
-        assert ledger.latest_snapshot("orders", "totals") is None
+                ledger.snapshots.publish(make_snapshot(0), audit(0, orphan.epoch))
+        assert ledger.snapshots.latest("orders", "totals") is None
 
 
 def test_a_driver_that_was_stopped_and_wakes_up_cannot_publish(ledger: Ledger, database: str) -> None:
     with _driver(database) as process:
         process.send_signal(signal.SIGSTOP)
         with lease(ledger) as mine:
-            assert ledger.publish(make_snapshot(0), audit(0, mine.epoch))
+            assert ledger.snapshots.publish(make_snapshot(0), audit(0, mine.epoch))
             process.send_signal(signal.SIGCONT)
             said, _ = process.communicate(b"\n", timeout=20)
             assert b"has lost its lease" in said
-        assert ledger.last_batch("orders", "totals", 1) == 0
+        assert ledger.snapshots.last_batch(JobRef("orders", "totals", 1)) == 0
 
 
 def test_nobody_publishes_after_letting_go(ledger: Ledger) -> None:
     with lease(ledger) as mine:
-        assert ledger.publish(make_snapshot(0), audit(0, mine.epoch))
+        assert ledger.snapshots.publish(make_snapshot(0), audit(0, mine.epoch))
     with pytest.raises(LeaseError, match="It is held no more"):
-        ledger.publish(make_snapshot(1), audit(1, mine.epoch))
+        ledger.snapshots.publish(make_snapshot(1), audit(1, mine.epoch))
 
 
 def test_a_ledger_that_is_away_for_a_moment_does_not_cost_the_lease(ledger: Ledger) -> None:
@@ -158,11 +159,11 @@ def test_a_ledger_that_is_away_for_a_moment_does_not_cost_the_lease(ledger: Ledg
                 raise StateError("The ledger is being restarted.")
             return bool(super().beat(row))
 
-    held = Lease(Restarting(ledger.leases._engine), "orders", "totals", 1, this_process(""), QUICK)
+    held = Lease(Restarting(ledger.leases._engine), JobRef("orders", "totals", 1), this_process(""), QUICK)
     with held:
         time.sleep(0.5)
         held.check()
-        row = ledger.leases.get("orders", "totals", 1)
+        row = ledger.leases.get(JobRef("orders", "totals", 1))
         assert row is not None
         assert row.beat > 0
 
@@ -179,7 +180,7 @@ with Ledger.open(sys.argv[1]) as ledger:
         print("held", flush=True)
         sys.stdin.readline()
         try:
-            ledger.publish(make_snapshot(1), audit(1, lease.epoch))
+            ledger.snapshots.publish(make_snapshot(1), audit(1, lease.epoch))
         except LeaseError as error:
             print(error, flush=True)
 """

@@ -118,7 +118,7 @@ def test_the_shards_password_is_in_no_ledger(guarded: str, monkeypatch: pytest.M
         for (table,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
             rows = connection.execute(f'SELECT * FROM "{table}"'.encode()).fetchall()  # the ledger's own
             assert PASSWORD not in str(rows), table
-    workers = states.ledger.workers("guarded", "totals")
+    workers = states.ledger.jobs.workers("guarded", "totals")
     assert [make_url(one.location).password for one in workers] == [None, None]
 
     # Every process opens the shards with its own settings: readers, writers, and whoever removes one.

@@ -175,7 +175,7 @@ def test_an_unreadable_shard_makes_the_answer_partial_and_says_why(local: States
 def test_any_worker_answers_for_a_global_table(tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}/state", workers=3)
     states.stores = (states.store("stores", "global", group_id=5),)
-    states.ledger.register(states.info())
+    states.ledger.jobs.register(states.info())
     states.publish([(5, "a", NO_WINDOW, NO_WINDOW, '["A"]')])
     reader = Reader(states.ledger)
     for lost in (0, 1):

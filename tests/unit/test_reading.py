@@ -27,6 +27,7 @@ from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.limits import Gate
 from sluice.query.read_point import parse_positions
 from sluice.state.deadlines import deadline
+from sluice.state.model import JobRef
 from sluice.state.retention import retain
 from sluice.state.shard.ranges import Range
 from sluice.state.shard.shard import Shard
@@ -191,7 +192,7 @@ def test_a_run_that_published_nothing(states: States) -> None:
 def test_a_snapshot_that_is_no_longer_kept_is_gone_and_the_kept_ones_are_named(states: States) -> None:
     for _ in range(3):
         states.publish({"a": "[7,1]"})
-    states.ledger.forget_snapshots("orders", "totals", 1, 2)
+    states.ledger.snapshots.forget(JobRef("orders", "totals", 1), 2)
     for as_of in ("1.0", "1.1", "2026-11-21T11:00:00"):
         with pytest.raises(Gone, match="any more") as gone:
             ask(states, lambda reader, pin: reader.get(pin, "a"), as_of=as_of)

@@ -7,6 +7,7 @@ import pytest
 
 from sluice.errors import NotFound, SettingsError, StateError
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
 from tests.states import States, ledger_url, make_snapshot
 
 pytestmark = pytest.mark.unit
@@ -18,70 +19,70 @@ def states(database: str) -> States:
 
 
 def test_a_batch_published_twice_changes_nothing(states: States) -> None:
-    assert states.ledger.publish(make_snapshot(0))
-    before = states.ledger.snapshots("orders", "totals")
-    assert not states.ledger.publish(make_snapshot(0, counts={"read": 99}))
-    assert states.ledger.snapshots("orders", "totals") == before == [make_snapshot(0)]
+    assert states.ledger.snapshots.publish(make_snapshot(0))
+    before = states.ledger.snapshots.recent("orders", "totals")
+    assert not states.ledger.snapshots.publish(make_snapshot(0, counts={"read": 99}))
+    assert states.ledger.snapshots.recent("orders", "totals") == before == [make_snapshot(0)]
 
 
 def test_a_batch_that_does_not_continue_what_is_published_is_refused(states: States) -> None:
-    states.ledger.publish(make_snapshot(4))
+    states.ledger.snapshots.publish(make_snapshot(4))
     with pytest.raises(StateError, match=r"Batch 4 .* the newest snapshot is 1.4"):
-        states.ledger.publish(make_snapshot(4, positions={"orders": {"0": 1}}))
+        states.ledger.snapshots.publish(make_snapshot(4, positions={"orders": {"0": 1}}))
     with pytest.raises(StateError, match=r"Batch 2 .* start a new generation"):
-        states.ledger.publish(make_snapshot(2))
-    assert states.ledger.snapshots("orders", "totals") == [make_snapshot(4)]
+        states.ledger.snapshots.publish(make_snapshot(2))
+    assert states.ledger.snapshots.recent("orders", "totals") == [make_snapshot(4)]
 
 
 def test_what_a_job_says_of_itself_is_read_back(states: States) -> None:
-    assert states.ledger.jobs("orders") == [states.info()]
-    assert states.ledger.pipelines() == ["orders"]
-    assert [store.name for store in states.ledger.stores()] == ["revenue", "totals", "windows"]
-    assert states.ledger.stores("other") == []
-    assert [worker.number for worker in states.ledger.workers("orders", "totals")] == [0, 1]
+    assert states.ledger.jobs.current("orders") == [states.info()]
+    assert states.ledger.jobs.pipelines() == ["orders"]
+    assert [store.name for store in states.ledger.jobs.stores()] == ["revenue", "totals", "windows"]
+    assert states.ledger.jobs.stores("other") == []
+    assert [worker.number for worker in states.ledger.jobs.workers("orders", "totals")] == [0, 1]
 
 
 def test_registering_again_renews_it(states: States) -> None:
-    states.ledger.register(states.info(description="new"))
-    assert [job.description for job in states.ledger.jobs("orders")] == ["new"]
+    states.ledger.jobs.register(states.info(description="new"))
+    assert [job.description for job in states.ledger.jobs.current("orders")] == ["new"]
 
 
 def test_a_second_generation_is_built_beside_the_one_being_read(states: States) -> None:
-    states.ledger.publish(make_snapshot(7))
+    states.ledger.snapshots.publish(make_snapshot(7))
     states.generation = 2
-    states.ledger.register(states.info(description="second"))
-    states.ledger.publish(make_snapshot(0, generation=2))
-    assert states.ledger.latest_snapshot("orders", "totals") == make_snapshot(7)
-    assert states.ledger.last_batch("orders", "totals", 2) == 0
+    states.ledger.jobs.register(states.info(description="second"))
+    states.ledger.snapshots.publish(make_snapshot(0, generation=2))
+    assert states.ledger.snapshots.latest("orders", "totals") == make_snapshot(7)
+    assert states.ledger.snapshots.last_batch(JobRef("orders", "totals", 2)) == 0
 
-    states.ledger.promote("orders", "totals", 2)
-    assert states.ledger.latest_snapshot("orders", "totals") == make_snapshot(0, generation=2)
-    assert [job.description for job in states.ledger.jobs("orders")] == ["second"]
+    states.ledger.jobs.promote(JobRef("orders", "totals", 2))
+    assert states.ledger.snapshots.latest("orders", "totals") == make_snapshot(0, generation=2)
+    assert [job.description for job in states.ledger.jobs.current("orders")] == ["second"]
     with pytest.raises(NotFound):
-        states.ledger.promote("orders", "totals", 3)
+        states.ledger.jobs.promote(JobRef("orders", "totals", 3))
 
 
 def test_snapshots_newest_first(states: States) -> None:
     for batch in range(4):
-        states.ledger.publish(make_snapshot(batch))
-    assert [snapshot.batch for snapshot in states.ledger.snapshots("orders", "totals", limit=2)] == [3, 2]
-    assert states.ledger.snapshot("orders", "totals", 1, 1) == make_snapshot(1)
-    assert states.ledger.snapshot("orders", "totals", 1, 9) is None
-    assert states.ledger.latest_snapshot("orders", "nothing") is None
+        states.ledger.snapshots.publish(make_snapshot(batch))
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals", limit=2)] == [3, 2]
+    assert states.ledger.snapshots.get(JobRef("orders", "totals", 1), 1) == make_snapshot(1)
+    assert states.ledger.snapshots.get(JobRef("orders", "totals", 1), 9) is None
+    assert states.ledger.snapshots.latest("orders", "nothing") is None
 
 
 def test_the_newest_snapshot_is_never_forgotten(states: States) -> None:
     for batch in range(4):
-        states.ledger.publish(make_snapshot(batch))
-    assert states.ledger.forget_snapshots("orders", "totals", 1, before=99) == 3
-    assert [snapshot.batch for snapshot in states.ledger.snapshots("orders", "totals")] == [3]
+        states.ledger.snapshots.publish(make_snapshot(batch))
+    assert states.ledger.snapshots.forget(JobRef("orders", "totals", 1), before=99) == 3
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")] == [3]
 
 
 def test_positions_are_those_that_every_reader_of_a_topic_has_reached(database: str) -> None:
     totals, sums = States(database), States(database, job="sums")
-    totals.ledger.publish(make_snapshot(0, positions={"orders": {"0": 7, "1": 9, "2": 1}}))
+    totals.ledger.snapshots.publish(make_snapshot(0, positions={"orders": {"0": 7, "1": 9, "2": 1}}))
     assert totals.ledger.positions("orders") == {"orders": {}}
-    sums.ledger.publish(make_snapshot(0, job="sums", positions={"orders": {"0": 8, "1": 3}}))
+    sums.ledger.snapshots.publish(make_snapshot(0, job="sums", positions={"orders": {"0": 8, "1": 3}}))
     assert totals.ledger.positions("orders") == {"orders": {0: 7, 1: 3}}
     assert totals.ledger.positions("unknown") == {}
 

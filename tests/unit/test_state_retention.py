@@ -22,7 +22,7 @@ def states(database: str) -> States:
 
 
 def kept(states: States) -> list[int]:
-    return [snapshot.batch for snapshot in states.ledger.snapshots("orders", "totals")]
+    return [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")]
 
 
 def test_old_snapshots_go_with_the_versions_only_they_show(states: States) -> None:

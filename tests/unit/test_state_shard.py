@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import LeaseError, SettingsError, StateError
-from sluice.state.model import NO_WINDOW, StateRow
+from sluice.state.model import NO_WINDOW, JobRef, StateRow
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.ranges import Range
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def url(database: str) -> str:
-    return location(database, "orders", "totals", 1, 0)
+    return location(database, JobRef("orders", "totals", 1), 0)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_compaction_keeps_what_any_later_snapshot_shows(shard: Shard, monkeypatc
 
 def test_the_checksum_tells_states_apart_and_not_the_ways_to_them(database: str) -> None:
     def of(name: str, *batches: list[tuple[int, str, int, int, str | None]]) -> str:
-        with Shard.create(location(database, "orders", name, 1, 0)) as shard:
+        with Shard.create(location(database, JobRef("orders", name, 1), 0)) as shard:
             for number, rows in enumerate(batches):
                 shard.write(number, rows)
                 shard.verify(number)
@@ -241,14 +241,14 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
 
 def test_locations() -> None:
     assert (
-        location("sqlite:////data/shards", "orders", "totals", 2, 3)
+        location("sqlite:////data/shards", JobRef("orders", "totals", 2), 3)
         == "sqlite:////data/shards/orders/totals/g2/worker-3.sqlite"
     )
     assert (
-        location("postgresql://u:p@h/db", "orders", "totals", 2, 3)
+        location("postgresql://u:p@h/db", JobRef("orders", "totals", 2), 3)
         == "postgresql+psycopg://u:p@h/db?schema=sluice_orders_totals_g2_w3"
     )
-    long = location("postgresql://h/db", "p" * 40, "j" * 40, 1, 0).partition("schema=")[2]
+    long = location("postgresql://h/db", JobRef("p" * 40, "j" * 40, 1), 0).partition("schema=")[2]
     assert long.endswith("_g1_w0")
     assert len(long) <= 63
 
@@ -257,7 +257,7 @@ def test_locations() -> None:
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "a b", "a\0b", "x?y"])
 def test_names_cannot_lead_out_of_the_folder(name: str) -> None:
     with pytest.raises(SettingsError):
-        location("sqlite:////data/shards", name, "totals", 1, 0)
+        location("sqlite:////data/shards", JobRef(name, "totals", 1), 0)
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers()))

@@ -21,7 +21,6 @@ from sluice.query.read_point import parse_positions
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.placement import Places
 from sluice.state.model import JobInfo, StoreInfo
 
 _LIST_STORES = "GET /sluice/v1/stores lists all stores."
@@ -78,7 +77,7 @@ class ApiState:
         self.responses = SingleFlightCache[Payload](
             CACHE_SECONDS, _CACHE_BYTES, size=lambda payload: len(payload.content)
         )
-        self._placement = Places(ledger)
+        self._shared_keys = ledger.secrets
         self._secrets: dict[str, bytes] = {}
 
     async def cached(self, key: tuple[object, ...], compute: Callable[[], Awaitable[Payload]]) -> Payload:
@@ -88,7 +87,7 @@ class ApiState:
     async def secret(self, name: str) -> bytes:
         """A key that all servers with this ledger share."""
         if name not in self._secrets:
-            self._secrets[name] = await asyncio.to_thread(self._placement.secret, name)
+            self._secrets[name] = await asyncio.to_thread(self._shared_keys.get, name)
         return self._secrets[name]
 
 

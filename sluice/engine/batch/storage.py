@@ -15,7 +15,8 @@ from sluice.ownership import close_folders, make_folder
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.placement import Places
+from sluice.state.ledger.placement import Placements
+from sluice.state.model import JobRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.shard import Checksums, Shard
 
@@ -45,14 +46,17 @@ class Storage:
         """The places that the settings give to the job."""
         pipeline = job.pipeline
         folder = f"{settings.checkpoints}/{pipeline.name}/{job.name}/g{generation}"
-        of = (settings.shards, pipeline.name, job.name, generation)
-        shards = tuple(location(*of, number) for number in range(pipeline.workers))
+        ref = JobRef(pipeline.name, job.name, generation)
+        shards = tuple(location(settings.shards, ref, number) for number in range(pipeline.workers))
         return cls(job, generation, folder, f"{folder}/spark", SideOutputs(f"{folder}/side_outputs"), shards)
 
-    def placed(self, places: Places) -> Storage:
+    @property
+    def ref(self) -> JobRef:
+        return JobRef(self.job.pipeline.name, self.job.name, self.generation)
+
+    def placed(self, placements: Placements) -> Storage:
         """The same, with the shards where state servers keep them."""
-        shards = places.written_at(self.job.pipeline.name, self.job.name, self.generation, self.locations)
-        return replace(self, locations=shards)
+        return replace(self, locations=placements.written_at(self.ref, self.locations))
 
     def positions(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         """By topic and partition: up to where batches are done, and up to where they were begun."""
@@ -113,8 +117,7 @@ class Storage:
 
     def _check_positions(self, published: int | None, ledger: Ledger) -> None:
         """EngineError unless the checkpoint says of the published batch, and of empty ones after it, what it says."""
-        of = (self.job.pipeline.name, self.job.name, self.generation)
-        snapshot = None if published is None else ledger.snapshot(*of, published)
+        snapshot = None if published is None else ledger.snapshots.get(self.ref, published)
         if snapshot is None:
             return
         for batch in {snapshot.batch, max(snapshot.batch, last_batch(self.checkpoint, "commits"))}:
@@ -122,20 +125,21 @@ class Storage:
                 raise EngineError(
                     f"The checkpoint {self.checkpoint} is damaged: batch {batch} ends at {said} there, and at "
                     f"{snapshot.positions} in the ledger.",
-                    next_step=f"Restore it, or build the state anew from the topics: sluice rebuild {of[0]}.",
+                    next_step=f"Restore it, or build the state anew from the topics: sluice rebuild {self.ref.pipeline}.",
                 )
 
     def _check_shards(self, published: int, ledger: Ledger, epoch: int) -> None:
         """DamagedState if a shard is lost, or is not as it was published; nobody reads it then, until it is rebuilt."""
-        of = (self.job.pipeline.name, self.job.name, self.generation)
-        audit = ledger.audits.newest(*of)
+        audit = ledger.audits.newest(self.ref)
         for worker, place in enumerate(self.locations):
             wanted = {} if audit is None else {"state_rows": audit.checksums, "operators' states": audit.states}
             if why := damage(place, published, {what: sums.get(str(worker)) for what, sums in wanted.items()}, epoch):
-                ledger.quarantine.mark(*of, worker, why)
-        if found := ledger.quarantine.get(*of):
+                ledger.quarantine.add(self.ref, worker, why)
+        if found := ledger.quarantine.get(self.ref):
             error = damaged({worker: (self.locations[worker], why) for worker, why in found.items()})
-            error.next_step = f"Queries go on without it, and say so. Restore it, or: sluice rebuild {of[0]}."
+            error.next_step = (
+                f"Queries go on without it, and say so. Restore it, or: sluice rebuild {self.ref.pipeline}."
+            )
             raise error
 
 

@@ -84,8 +84,7 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
 def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
     """The same for one job; a warning, if there is one."""
     name = job.pipeline.name
-    generation = ledger.generation(name, job.name) or 1
-    storage = Storage.of(job, generation, settings)
+    storage = Storage.of(job, ledger.jobs.generation(name, job.name) or 1, settings)
     source = NoRecords(spark)
     frames = Frames(spark, job, storage, source, 1, source.partitions(job.topics))
     frames.shared_out()
@@ -93,9 +92,9 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
         check_changes(spark, job, frames.types)
     except Unresolved as error:
         raise told(job, error) from None
-    if ledger.last_batch(name, job.name, generation) is None:
+    if ledger.snapshots.last_batch(storage.ref) is None:
         return ""
-    before, now = ledger.job(name, job.name, generation), job_info(storage, frames)
+    before, now = ledger.jobs.get(storage.ref), job_info(storage, frames)
     require_compatible(before, now)
     changed = changed_functions(before, now)
     return said_changed(name, changed) if changed else ""

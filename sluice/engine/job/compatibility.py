@@ -55,7 +55,7 @@ def require_same_jobs(ledger: Ledger, planned: Plan) -> None:
     name = planned.pipeline.name
     homes = {store: job.name for job in planned.jobs for store in _stores(job)}
     names = {job.name for job in planned.jobs}
-    before = [info for info in ledger.jobs(name) if ledger.last_batch(name, info.job, info.generation) is not None]
+    before = [info for info in ledger.jobs.current(name) if ledger.snapshots.last_batch(info.ref) is not None]
     moved = [
         f"store {store.name} moves from job {info.job} to job {homes[store.name]}"
         for info in before

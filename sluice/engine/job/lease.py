@@ -30,6 +30,7 @@ import structlog
 from sluice.errors import LeaseError, StateError
 from sluice.state.ledger.leases import Holder, LeaseRow, Leases, lost
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
 
 log = structlog.get_logger()
 
@@ -59,9 +60,7 @@ class Lease:
     """The lease of one generation of a job. Use as a context manager: entering takes it, or raises LeaseError."""
 
     leases: Leases
-    pipeline: str
-    job: str
-    generation: int
+    ref: JobRef
     holder: Holder
     patience: Patience = PATIENCE
 
@@ -85,7 +84,7 @@ class Lease:
     def check(self) -> None:
         """Raise LeaseError if the lease is known to be lost: there is no use in going on."""
         if self._lost.is_set():
-            raise lost(self.leases.get(self.pipeline, self.job, self.generation), self.epoch)
+            raise lost(self.leases.get(self.ref), self.epoch)
 
     def __enter__(self) -> Self:
         self._row = self._take()
@@ -111,7 +110,7 @@ class Lease:
         while True:
             now = time.monotonic()
             why = self._may_take(seen, now - changed, now - begun)
-            if why and (taken := self.leases.take(self.pipeline, self.job, self.generation, self.holder, seen)):
+            if why and (taken := self.leases.take(self.ref, self.holder, seen)):
                 if seen is not None and seen.held:
                     log.warning("lease taken over", why=why, holder=str(seen), epoch=taken.epoch)
                 return taken
@@ -143,11 +142,11 @@ class Lease:
         return bool(seen.run) and seen.run == self.holder.run
 
     def _seen(self) -> LeaseRow | None:
-        return self.leases.get(self.pipeline, self.job, self.generation)
+        return self.leases.get(self.ref)
 
     def _refused(self, seen: LeaseRow) -> LeaseError:
         return LeaseError(
-            f"Job {self.job!r} of pipeline {self.pipeline!r} is being worked on by another driver: {seen}.",
+            f"Job {self.ref.job!r} of pipeline {self.ref.pipeline!r} is being worked on by another driver: {seen}.",
             next_step="Let it finish, or end that process; its lease is free "
             f"{self.patience.silence_s:.0f} s after its last sign of life.",
         )
@@ -174,9 +173,9 @@ def current_lease(
     Before there is any generation, the lease of the first. LeaseError if `only` is not the one that readers see.
     """
     while True:
-        generation = only or ledger.generation(pipeline, job) or 1
-        with Lease(ledger.leases, pipeline, job, generation, holder, patience) as lease:
-            seen = ledger.generation(pipeline, job)
+        generation = only or ledger.jobs.generation(pipeline, job) or 1
+        with Lease(ledger.leases, JobRef(pipeline, job, generation), holder, patience) as lease:
+            seen = ledger.jobs.generation(pipeline, job)
             if seen in (None, generation):
                 yield lease
                 return

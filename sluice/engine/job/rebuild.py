@@ -30,7 +30,7 @@ from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
-from sluice.state.model import Snapshot
+from sluice.state.model import JobRef, Snapshot
 from sluice.state.shard.addresses import drop
 
 log = structlog.get_logger()
@@ -60,29 +60,33 @@ class Rebuild:
         name, job = self.job.pipeline.name, self.job.name
         begun = time.monotonic()
         with Ledger.open(self.settings.ledger) as ledger:
-            if ledger.generation(name, job) is None:
+            if ledger.jobs.generation(name, job) is None:
                 return self._begin(ledger)
-            with current_lease(
-                ledger, name, job, this_process(self.settings.run or "rebuild"), only=self.only
-            ) as lease:
-                old = lease.generation
-                drop_others(ledger, self.job, old, self.settings)
-                new = max(ledger.generations(name, job)) + 1
+            holder = this_process(self.settings.run or "rebuild")
+            with current_lease(ledger, name, job, holder, only=self.only) as lease:
+                old = lease.ref
+                drop_others(ledger, self.job, old.generation, self.settings)
+                new = JobRef(name, job, max(ledger.jobs.generations(name, job)) + 1)
                 history = self._history(ledger, old)
                 self._build(new, history.published)
                 self._compare(ledger, old, new, history)
                 self._build(new, history.unpublished)
                 seconds = round(time.monotonic() - begun, 1)
                 note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
-                ledger.promote(name, job, new, lease.row, self.settings.run, note)
-        log.info("generation promoted", pipeline=name, job=job, generation=new, before=old, seconds=seconds)
-        return new
+                ledger.jobs.promote(new, lease.row, self.settings.run, note)
+        log.info(
+            "generation promoted", pipeline=name, job=job, generation=new.generation, before=old.generation,
+            seconds=seconds,
+        )  # fmt: skip
+        return new.generation
 
     def _begin(self, ledger: Ledger) -> int:
         """Build the state of a job that is new in its pipeline, up to where the others are: what is out is out."""
         name = self.job.pipeline.name
         others = [
-            snapshot for info in ledger.jobs(name) if (snapshot := ledger.latest_snapshot(name, info.job)) is not None
+            snapshot
+            for info in ledger.jobs.current(name)
+            if (snapshot := ledger.snapshots.latest(name, info.job)) is not None
         ]
         if not others:
             raise EngineError(f"{name} has no state to build anew.", next_step=f"Run it: sluice run {name}.")
@@ -92,64 +96,67 @@ class Rebuild:
                 topic: dict(positions) for topic, positions in snapshot.positions.items() if topic in self.job.topics
             }
         drop_others(ledger, self.job, 0, self.settings)  # what a rebuild that was killed has left
-        self._build(1, evenly({}, read, self.settings.max_records))
-        ledger.promote(name, self.job.name, 1)
+        ref = JobRef(name, self.job.name, 1)
+        self._build(ref, evenly({}, read, self.settings.max_records))
+        ledger.jobs.promote(ref)
         log.info("state built", pipeline=name, job=self.job.name, generation=1)
         return 1
 
-    def _build(self, generation: int, steps: Sequence[Step]) -> None:
-        JobRun(self.spark, self.job, self.settings, generation, self.settings.max_records, steps=steps).run()
+    def _build(self, ref: JobRef, steps: Sequence[Step]) -> None:
+        JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
 
-    def _history(self, ledger: Ledger, old: int) -> History:
-        name, job = self.job.pipeline.name, self.job.name
-        known = ledger.sources.get(name, job, old)
+    def _history(self, ledger: Ledger, old: JobRef) -> History:
+        known = ledger.sources.get(old)
         now = look(self.settings.kafka, self.job.topics)
-        latest = ledger.latest_snapshot(name, job)
+        latest = ledger.snapshots.latest(old.pipeline, old.job)
         read = latest.positions if latest else {}
         if not self.from_topics and (lost := list(_lost(known, now, read))):
             raise InputError(
-                f"The topics do not hold all that {name} has read: {'; '.join(lost)}.",
-                next_step=f"Restore them, or take what they hold: sluice rebuild {name} --from-topics.",
+                f"The topics do not hold all that {old.pipeline} has read: {'; '.join(lost)}.",
+                next_step=f"Restore them, or take what they hold: sluice rebuild {old.pipeline} --from-topics.",
             )
         same = {one.topic: one.topic_id for one in known}
         ends = {topic: found.ends for topic, found in now.items() if same.get(topic) == found.id}
-        batches, unpublished = ledger.history.all(name, job, old), self._unpublished(latest, old)
+        batches, unpublished = ledger.history.all(old), self._unpublished(latest, old)
         steps = [replace(step, ends=_within(ends, step.ends)) for step in steps_of([*batches, *unpublished])]
         published = steps[: len(batches)]
         if latest and (not published or published[-1].ends != _within(ends, read)):
-            log.warning("history lost", pipeline=name, job=job, generation=old, batches=len(batches), note=_NO_HISTORY)
+            log.warning(
+                "history lost", pipeline=old.pipeline, job=old.job, generation=old.generation, batches=len(batches),
+                note=_NO_HISTORY,
+            )  # fmt: skip
             firsts = {topic: {str(n): first for n, (first, _) in enumerate(found)} for topic, found in ends.items()}
             published = evenly(firsts, _within(ends, read), self.settings.max_records)
             return History(published, steps[len(batches) :], complete=False)
         return History(published, steps[len(batches) :], complete=True)
 
-    def _unpublished(self, latest: Snapshot | None, old: int) -> list[Batch]:
+    def _unpublished(self, latest: Snapshot | None, old: JobRef) -> list[Batch]:
         """The batch whose output is out, if the driver came to its end before it could publish it."""
         markers = self.job.pipeline.markers
         ensure_topics(self.settings.kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
-        writer = Writer(self.job.pipeline.name, self.job.name, old, markers)
+        writer = Writer(old, markers)
         # To begin as a writer is to stop a driver that has lost its lease and does not know it: no more comes of it.
         with TransactionalOutput(self.settings.kafka, writer, message_limits(self.settings.kafka, [markers])) as output:
             last = output.last
         return [last] if last is not None and last.number > (latest.batch if latest else -1) else []
 
-    def _compare(self, ledger: Ledger, old: int, new: int, history: History) -> None:
+    def _compare(self, ledger: Ledger, old: JobRef, new: JobRef, history: History) -> None:
         """EngineError if the same topology over the same records has another state than was published."""
-        name, job = self.job.pipeline.name, self.job.name
-        before, after = (ledger.job(name, job, generation) for generation in (old, new))
+        before, after = ledger.jobs.get(old), ledger.jobs.get(new)
         assert before is not None
         assert after is not None
-        sums = [_checksums(ledger.audits.newest(name, job, generation), history) for generation in (old, new)]
+        sums = [_checksums(ledger.audits.newest(ref), history) for ref in (old, new)]
         alike = before.description == after.description and means_the_same(before, after)
         if self.from_topics or not alike or not sums[0]:
-            log.info("state built anew", generation=new, checksums=sums[1])
+            log.info("state built anew", generation=new.generation, checksums=sums[1])
         elif sums[0] == sums[1]:
-            log.info("state built anew, and equal to what was published", generation=new, checksums=sums[1])
+            log.info("state built anew, and equal to what was published", generation=new.generation, checksums=sums[1])
         else:
             raise EngineError(
-                f"Built anew, {name} has the checksums {sums[1]}, and {sums[0]} were published; nothing was changed."
+                f"Built anew, {new.pipeline} has the checksums {sums[1]}, and {sums[0]} were published; nothing was changed."
                 f"{'' if history.complete else f' {_NO_HISTORY}'}",
-                next_step=f"Generation {new} is kept to be looked at. To take it: sluice rebuild {name} --from-topics.",
+                next_step=f"Generation {new.generation} is kept to be looked at. To take it: "
+                f"sluice rebuild {new.pipeline} --from-topics.",
             )
 
 
@@ -205,27 +212,28 @@ def _lost(known: Iterable[SourcePartition], now: Mapping[str, Topic], read: Posi
 
 def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None:
     """Remove all generations of a job but one: older ones, and those that were never finished."""
-    for generation in ledger.generations(job.pipeline.name, job.name):
-        info = ledger.job(job.pipeline.name, job.name, generation)
+    for generation in ledger.jobs.generations(job.pipeline.name, job.name):
+        ref = JobRef(job.pipeline.name, job.name, generation)
+        info = ledger.jobs.get(ref)
         if generation == kept or info is None:
             continue
         for worker in info.workers:
             drop(worker.location)
         _delete(Storage.of(job, generation, settings).folder)
-        ledger.forget_generation(job.pipeline.name, job.name, generation)
+        ledger.jobs.forget_generation(ref)
 
 
 def forget_gone(planned: Plan, settings: Settings) -> None:
     """Remove all that is left of jobs that a pipeline has no more."""
     name, jobs = planned.pipeline.name, {job.name for job in planned.jobs}
     with Ledger.open(settings.ledger) as ledger:
-        gone = [info for info in ledger.all_jobs(name) if info.job not in jobs]
+        gone = [info for info in ledger.jobs.all(name) if info.job not in jobs]
         for info in gone:
             for worker in info.workers:
                 drop(worker.location)
             _delete(f"{settings.checkpoints}/{name}/{info.job}")
         for job in {info.job for info in gone}:
-            ledger.forget_job(name, job)
+            ledger.jobs.forget(name, job)
             log.info("job forgotten", pipeline=name, job=job)
 
 

@@ -40,7 +40,7 @@ class RestoringRun:
         run = JobRun(self.spark, self.job, self.settings, max_records=self.settings.max_records)
         of = (self.job.pipeline.name, self.job.name)
         with Ledger.open(self.settings.ledger) as ledger:
-            generation = ledger.generation(*of)
+            generation = ledger.jobs.generation(*of)
             try:
                 return run.run()
             except DamagedState as damaged:

@@ -39,8 +39,7 @@ from sluice.errors import DamagedState, EngineError, LeaseError, SluiceError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.placement import Places
-from sluice.state.model import JobInfo
+from sluice.state.model import JobInfo, JobRef
 from sluice.state.shard.addresses import shown
 
 log = structlog.get_logger()
@@ -63,30 +62,30 @@ class JobRun:
     def run(self) -> int:
         """Read, compute and publish what there is to read; returns the number of records read."""
         with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
-            return self._run(ledger, lease, Storage.of(self.job, lease.generation, self.settings))
+            return self._run(ledger, lease, Storage.of(self.job, lease.ref.generation, self.settings))
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
-        of, holder = (self.job.pipeline.name, self.job.name), this_process(self.settings.run)
+        pipeline, job, holder = self.job.pipeline.name, self.job.name, this_process(self.settings.run)
         if self.steps is not None and self.generation is not None:
-            return Lease(ledger.leases, *of, self.generation, holder, self.patience)  # which readers do not see yet
-        return current_lease(ledger, *of, holder, self.patience, self.generation)
+            ref = JobRef(pipeline, job, self.generation)
+            return Lease(ledger.leases, ref, holder, self.patience)  # which readers do not see yet
+        return current_lease(ledger, pipeline, job, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> int:
         pipeline = self.job.pipeline
-        of = (pipeline.name, self.job.name, storage.generation)
-        guard = Guard(self.settings.kafka, ledger.sources, *of, self.job.topics)
+        guard = Guard(self.settings.kafka, ledger.sources, storage.ref, self.job.topics)
         firsts = guard.check(*storage.positions())
         partitions = partition_counts(self.settings.kafka, self.job.topics)
-        writer = Writer(*of, pipeline.markers)
+        writer = Writer(storage.ref, pipeline.markers)
         limits = self._make_topics(partitions, writer)
         if pipeline.file is not None:
             ship(self.spark, pipeline.file)
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         direct = direct if self.steps is None else None  # a replay writes nothing, by no road
-        storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(Places(ledger))
+        storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
         query = _Query(self, storage, partitions, lease.epoch)
-        info, published = job_info(storage, query.frames), ledger.last_batch(*of)
-        before = None if published is None else ledger.job(*of)
+        info, published = job_info(storage, query.frames), ledger.snapshots.last_batch(storage.ref)
+        before = None if published is None else ledger.jobs.get(storage.ref)
         require_compatible(before, info)
         with TransactionalOutput(self.settings.kafka, writer, limits) as output:
             storage.prepare(published, output.last_batch, ledger, lease.epoch)
@@ -119,9 +118,8 @@ class JobRun:
     def _register(self, ledger: Ledger, before: JobInfo | None, info: JobInfo) -> None:
         if before is not None and (changed := changed_functions(before, info)):
             log.warning("functions changed", pipeline=info.pipeline, job=info.job, functions=changed)
-            of = (info.pipeline, info.job, info.generation)
-            ledger.notes.add(*of, self.settings.run, said_changed(info.pipeline, changed))
-        ledger.register(info, hidden=self.steps is not None)
+            ledger.notes.add(info.ref, self.settings.run, said_changed(info.pipeline, changed))
+        ledger.jobs.register(info, hidden=self.steps is not None)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, int]:
         """Make the topics that are missing; returns the bytes of the largest record that each output takes."""

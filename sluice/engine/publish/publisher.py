@@ -98,8 +98,8 @@ class Publisher:
 
     def begin(self) -> None:
         """Hand the tasks of the next batch the times that it goes on from: Spark starts them before it calls."""
-        job, batch = self.storage.job, self.storage.next_batch
-        times = self.ledger.times_before(job.pipeline.name, job.name, self.storage.generation, batch)
+        batch = self.storage.next_batch
+        times = self.ledger.snapshots.times_before(self.storage.ref, batch)
         self.storage.side_outputs.start(batch, times)
 
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
@@ -141,7 +141,9 @@ class Publisher:
         for topic, number in aside.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
         snapshot = self._snapshot(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
-        new = self.ledger.publish(snapshot, audit and msgspec.structs.replace(audit, outputs=written), times, ran)
+        new = self.ledger.snapshots.publish(
+            snapshot, audit and msgspec.structs.replace(audit, outputs=written), times, ran
+        )
         side_outputs.start(batch + 1, times)
         self.read += counts.get("read", 0)
         log.info("batch published" if new else "batch was published already", snapshot=snapshot.id, **snapshot.counts)

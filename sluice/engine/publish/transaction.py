@@ -22,6 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 from sluice.brokers import quiet
 from sluice.errors import EngineError
 from sluice.state.ledger.history import Batch
+from sluice.state.model import JobRef
 
 TIMEOUT_S = 30
 COMMIT_TIMEOUT_S = 120
@@ -56,21 +57,19 @@ _MARKER_READER = {
 class Writer:
     """Who writes: a job's generation."""
 
-    pipeline: str
-    job: str
-    generation: int
+    ref: JobRef
     markers: str
     """The topic of the pipeline's markers."""
 
     @property
     def transactional_id(self) -> str:
         """Of all generations of the job: a writer of a newer one fences whoever still writes for an older one."""
-        return f"sluice.{self.pipeline}.{self.job}"
+        return f"sluice.{self.ref.pipeline}.{self.ref.job}"
 
     @property
     def name(self) -> str:
         """The key of its markers."""
-        return f"{self.transactional_id}.{self.generation}"
+        return f"{self.transactional_id}.{self.ref.generation}"
 
 
 class Marker(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from sluice.brokers import quiet
 from sluice.engine.publish.transaction import TIMEOUT_S, kafka_errors
 from sluice.errors import EngineError
 from sluice.state.ledger.sources import SourcePartition, Sources
+from sluice.state.model import JobRef
 
 Positions = Mapping[str, Mapping[str, int]]
 """Topic → partition as text → offset."""
@@ -43,9 +44,7 @@ class Guard:
 
     kafka: Mapping[str, str]
     sources: Sources
-    pipeline: str
-    job: str
-    generation: int
+    ref: JobRef
     topics: tuple[str, ...]
 
     def check(self, done: Positions, begun: Positions) -> dict[str, dict[str, int]]:
@@ -55,20 +54,20 @@ class Guard:
         the offsets at which the generation began to read each partition.
         """
         found = look(self.kafka, self.topics)
-        known = self.sources.get(self.pipeline, self.job, self.generation)
+        known = self.sources.get(self.ref)
         # A first batch that was begun starts where the job began.
         starts = done or (_firsts(known) if begun else {})
         for topic in self.topics:
             mine = [one for one in known if one.topic == topic]
             self._check_identity(found.get(topic), topic, mine)
-            _check_range(found[topic], starts.get(topic, {}), begun.get(topic, {}), self.pipeline)
+            _check_range(found[topic], starts.get(topic, {}), begun.get(topic, {}), self.ref.pipeline)
         new = [one for one in _partitions(found.values()) if not any(_same_place(one, old) for old in known)]
-        self.sources.add(self.pipeline, self.job, self.generation, new)
+        self.sources.add(self.ref, new)
         return _firsts([*known, *new])
 
     def check_identity(self) -> None:
         """Raise InputError if a topic has been deleted or made anew since the run began."""
-        known = self.sources.get(self.pipeline, self.job, self.generation)
+        known = self.sources.get(self.ref)
         ids = topic_ids(self.kafka, self.topics)
         for topic in self.topics:
             mine = [one for one in known if one.topic == topic]
@@ -81,15 +80,15 @@ class Guard:
             raise InputError(f"Topic {topic} {what}.", next_step=step)
         if known and known[0].topic_id != found.id:
             raise InputError(
-                f"Topic {topic} was deleted and made anew: it is {found.id}, and job {self.job!r} of pipeline "
-                f"{self.pipeline!r} has read {known[0].topic_id}. What it published stays as it is.",
+                f"Topic {topic} was deleted and made anew: it is {found.id}, and job {self.ref.job!r} of pipeline "
+                f"{self.ref.pipeline!r} has read {known[0].topic_id}. What it published stays as it is.",
                 next_step=self._anew(topic),
             )
 
     def _anew(self, topic: str) -> str:
         return (
             "Choose: leave the state as it is, and do not run the pipeline; or bring the old records back into "
-            f"{topic}, and build the state from what the topics hold now: sluice rebuild {self.pipeline} --from-topics."
+            f"{topic}, and build the state from what the topics hold now: sluice rebuild {self.ref.pipeline} --from-topics."
         )
 
 

@@ -1,4 +1,4 @@
-"""What became of every record: one audit for each published batch, kept as long as its snapshot."""
+"""Audits: the outcome of every record that a published batch read. An audit is kept as long as its snapshot."""
 
 from __future__ import annotations
 
@@ -7,124 +7,103 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from sqlalchemy import Engine, RowMapping, and_, select
-from sqlalchemy.sql import Select
+from sqlalchemy import RowMapping, select
 
-from sluice.state.database import as_json, speaking_to
-from sluice.state.ledger.tables import AUDITS
+from sluice.state.database import as_json
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import AUDITS, of_ref
+from sluice.state.model import JobRef, OfJob
 
-_TEXTS = ("sources", "outputs", "checksums", "states")
+_JSON_COLUMNS = ("sources", "outputs", "checksums", "states")
 
 
 class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the records of one partition. Every record read is in exactly one of the other counts."""
+    """The outcomes of one partition's records. Every record read is in exactly one of the other counts."""
 
     topic: str
     partition: int
     start: int
-    """The first offset of the range; transactions' marks and aborted records have offsets too, and are not read."""
+    """The first offset. Transaction markers and aborted records have offsets too, and are not read."""
     end: int
-    """The offset after the last one of the range."""
+    """The offset after the last one."""
     read: int = 0
     applied: int = 0
-    """Counted in a store or written to a topic, or a change of a table."""
+    """Changed a store or a table, or was written to a topic."""
     filtered: int = 0
-    """Taken out by filters everywhere."""
+    """Filtered out on every path."""
     late: int = 0
-    """Too late for every window that they would have counted in, and of no other effect."""
+    """Too late for every window of theirs, and without any other effect."""
     passed_over: dict[str, int] = {}
-    """`REASON/STEP` → how often a step could not take a record: `late` (once for each window), `null_key`,
-    `null_value`, `duplicate`, `failed`. Elsewhere it may count; a step that sees records in order has it among those
-    applied."""
+    """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`, `null_value`,
+    `duplicate`, `failed`. The record may count in another step; an ordered operator counts it as applied."""
     dropped: dict[str, int] = {}
-    """Reason → records that could not be used, such as those with a null key, and are not kept."""
+    """Reason → unusable records that are not kept, such as those with a null key."""
     dead_letters: dict[str, int] = {}
-    """Reason → records set aside."""
+    """Reason → records rejected to the dead-letter topic."""
 
     @property
     def accounted(self) -> int:
-        """How many records are in one of the counts."""
-        lost = sum(self.dropped.values()) + sum(self.dead_letters.values())
-        return self.applied + self.filtered + self.late + lost
+        """The sum of the outcomes."""
+        rejected = sum(self.dropped.values()) + sum(self.dead_letters.values())
+        return self.applied + self.filtered + self.late + rejected
 
     @property
     def wrong(self) -> str:
-        """What does not balance; empty if everything does."""
-        place = f"{self.topic}/{self.partition}"
+        """Why the counts do not balance; empty if they do."""
+        partition = f"{self.topic}/{self.partition}"
         if self.read != self.accounted:
-            return f"{place}: {self.read} records were read, and {self.accounted} are accounted for"
+            return f"{partition}: {self.read} records were read, and {self.accounted} are accounted for"
         if self.read > self.end - self.start:
-            return f"{place}: {self.read} records were read of offsets {self.start} to {self.end}"
+            return f"{partition}: {self.read} records were read from offsets {self.start} to {self.end}"
         return ""
 
 
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
+class Audit(OfJob, frozen=True, kw_only=True):
     """The audit of one batch, published with its snapshot."""
 
-    pipeline: str
-    job: str
-    generation: int
     batch: int
     run: str
-    """The run of Airflow; empty without one."""
+    """The Airflow run; empty without one."""
     epoch: int
-    """Of the lease under which the batch was published."""
+    """Epoch of the lease that published the batch."""
     sources: tuple[SourceAudit, ...]
     outputs: dict[str, int]
     """Topic → records written."""
     checksums: dict[str, str]
-    """Worker's number as text → the checksum of its state rows at this snapshot."""
-    states: dict[str, str] = {}
-    """Worker's number as text → the checksum of what its operators remember."""
+    """Worker number as text → checksum of its state rows at this snapshot."""
+    states: dict[str, str] = msgspec.field(default_factory=dict)
+    """Worker number as text → checksum of its operator states."""
 
     @property
     def wrong(self) -> list[str]:
-        """What does not balance, a sentence for each partition."""
+        """Why the counts do not balance, one sentence for each such partition."""
         return [source.wrong for source in self.sources if source.wrong]
 
 
-class Audits:
-    """The ledger's audits. Every method raises StateError when the database cannot be reached."""
+class Audits(LedgerPart):
+    """The audits of all jobs."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def all(self, ref: JobRef) -> list[Audit]:
+        """The audits of a generation that are kept, oldest first."""
+        return [_audit(row) for row in self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch))]
 
-    def all(self, pipeline: str, job: str, generation: int) -> list[Audit]:
-        """The audits of a job's generation that are kept, oldest first."""
-        return self._read(_of(pipeline, job, generation).order_by(AUDITS.c.batch))
-
-    def checksums(self, pipeline: str, job: str, generation: int) -> dict[str, str]:
-        """Worker's number as text → the checksum of its state rows at the newest snapshot; empty before the first."""
-        newest = self.newest(pipeline, job, generation)
-        return newest.checksums if newest else {}
-
-    def newest(self, pipeline: str, job: str, generation: int) -> Audit | None:
+    def newest(self, ref: JobRef) -> Audit | None:
         """The audit of the newest snapshot; None before the first."""
-        found = self._read(_of(pipeline, job, generation).order_by(AUDITS.c.batch.desc()).limit(1))
-        return found[0] if found else None
-
-    def _read(self, statement: Select[Any]) -> list[Audit]:
-        with speaking_to("Reading the audits"), self._engine.connect() as connection:
-            return [_audit(row) for row in connection.execute(statement).mappings()]
-
-
-def _of(pipeline: str, job: str, generation: int) -> Select[Any]:
-    of = and_(AUDITS.c.pipeline == pipeline, AUDITS.c.job == job, AUDITS.c.generation == generation)
-    return select(AUDITS).where(of)
+        rows = self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(1))
+        return _audit(rows[0]) if rows else None
 
 
 def total(audits: Iterable[Audit]) -> list[SourceAudit]:
-    """What became of the records of all these batches, oldest first, by partition."""
-    found: dict[tuple[str, int], list[SourceAudit]] = {}
+    """The sum of the counts of several batches, given oldest first, by partition."""
+    by_partition: dict[tuple[str, int], list[SourceAudit]] = {}
     for audit in audits:
         for source in audit.sources:
-            found.setdefault((source.topic, source.partition), []).append(source)
-    return [_sum(found[place]) for place in sorted(found)]
+            by_partition.setdefault((source.topic, source.partition), []).append(source)
+    return [_sum(by_partition[partition]) for partition in sorted(by_partition)]
 
 
 def audit_row(audit: Audit) -> dict[str, Any]:
-    """The audit as a row of its table."""
-    texts = {name: as_json(getattr(audit, name)) for name in _TEXTS}
+    texts = {name: as_json(getattr(audit, name)) for name in _JSON_COLUMNS}
     return msgspec.structs.asdict(audit) | texts
 
 
@@ -153,6 +132,6 @@ def _sum(parts: list[SourceAudit]) -> SourceAudit:
 
 def _add(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     added: Counter[str] = Counter()
-    for one in counts:
-        added.update(one)
+    for of_batch in counts:
+        added.update(of_batch)
     return dict(added)

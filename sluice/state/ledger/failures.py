@@ -1,4 +1,4 @@
-"""What went wrong and has not gone well since: a job's last run, or the import of a pipeline's file."""
+"""Failures that still stand: of a job's last run, or of loading a pipeline's file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from typing import Literal, Self
 
 import msgspec
-from sqlalchemy import Engine, delete, insert, select
+from sqlalchemy import delete, insert, select
 
 from sluice.errors import SluiceError
-from sluice.state.database import first_line, speaking_to, writing
-from sluice.state.ledger.tables import FAILURES, is_of
+from sluice.state.database import database_errors, first_line, transaction
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import FAILURES, of_job
 
 Kind = Literal["run", "file"]
 
@@ -19,25 +20,25 @@ _LENGTH = 1_000
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One failure. It is kept until the job's next run succeeds, or the file can be loaded."""
+    """One failure, kept until the job's next run succeeds or the file can be loaded."""
 
     pipeline: str
     job: str = ""
     """Empty if the run failed before its first job, and for a file."""
     kind: Kind = "run"
     run: str = ""
-    """Of Airflow; empty for a run that was started by hand."""
+    """The Airflow run; empty for a run that was started by hand."""
     at: datetime
     title: str
     detail: str
-    """The first line of what was wrong; no secrets."""
+    """The first line of the error, without secrets."""
 
     @classmethod
     def of(
         cls, error: BaseException, pipeline: str, job: str = "", *, run: str = "", kind: Kind = "run",
         secrets: Iterable[str] = (),
     ) -> Self:  # fmt: skip
-        """The failure that an error is, now; `secrets` are left out of its text."""
+        """The failure of `error`, dated now, with `secrets` masked."""
         if isinstance(error, SluiceError):
             title, detail = error.title, first_line(error.detail)
         else:
@@ -48,42 +49,38 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return cls(pipeline=pipeline, job=job, kind=kind, run=run, at=datetime.now(UTC), title=title, detail=detail)
 
 
-class Failures:
-    """The ledger's failures. Every method raises StateError when the database cannot be reached."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+class Failures(LedgerPart):
+    """The failures of all pipelines."""
 
     def all(self) -> list[Failure]:
-        """All that have not gone well since, sorted by pipeline and job."""
-        with speaking_to("Reading the failures"), self._engine.connect() as connection:
-            rows = connection.execute(select(FAILURES).order_by(FAILURES.c.pipeline, FAILURES.c.job)).mappings()
-            return [Failure(**(dict(row) | {"at": datetime.fromisoformat(row["at"])})) for row in rows]
+        """All failures, sorted by pipeline and job."""
+        rows = self._read(select(FAILURES).order_by(FAILURES.c.pipeline, FAILURES.c.job))
+        return [Failure(**(dict(row) | {"at": datetime.fromisoformat(row["at"])})) for row in rows]
 
     def add(self, failure: Failure) -> None:
-        """Note a job's failure in the place of an earlier one."""
-        same = is_of(FAILURES, failure.pipeline, failure.job)
-        with speaking_to("Noting the failure"), writing(self._engine) as connection:
+        """Add a failure, in place of an earlier one of the same job and kind."""
+        same = of_job(FAILURES, failure.pipeline, failure.job)
+        with database_errors("Writing the failure"), transaction(self._engine) as connection:
             connection.execute(delete(FAILURES).where(same, FAILURES.c.kind == failure.kind))
             connection.execute(insert(FAILURES), msgspec.to_builtins(failure))
 
     def clear(self, pipeline: str, job: str) -> None:
-        """Forget a job's failures: a run of it has succeeded."""
-        mine = FAILURES.c.pipeline == pipeline, FAILURES.c.job.in_((job, "")), FAILURES.c.kind == "run"
-        if not any(one.pipeline == pipeline for one in self.all()):
+        """Remove the failures of a job's runs, after a run has succeeded."""
+        of_runs = FAILURES.c.pipeline == pipeline, FAILURES.c.job.in_((job, "")), FAILURES.c.kind == "run"
+        if not any(failure.pipeline == pipeline for failure in self.all()):
             return
-        with speaking_to("Clearing the failure"), writing(self._engine) as connection:
-            connection.execute(delete(FAILURES).where(*mine))
+        with database_errors("Clearing the failure"), transaction(self._engine) as connection:
+            connection.execute(delete(FAILURES).where(*of_runs))
 
     def set_files(self, broken: Iterable[Failure]) -> None:
-        """Note which files cannot be loaded: these, and no others. The time of those that were known stays."""
-        found = {one.pipeline: one for one in broken}
-        known = {one.pipeline: one for one in self.all() if one.kind == "file"}
-        gone = [name for name, one in known.items() if name not in found or found[name].detail != one.detail]
-        new = [one for name, one in found.items() if name not in known or name in gone]
+        """Replace the failures of all files by these. A failure that has not changed keeps its time."""
+        now = {failure.pipeline: failure for failure in broken}
+        before = {failure.pipeline: failure for failure in self.all() if failure.kind == "file"}
+        gone = [name for name, failure in before.items() if name not in now or now[name].detail != failure.detail]
+        new = [failure for name, failure in now.items() if name not in before or name in gone]
         if not (gone or new):
             return
-        with speaking_to("Noting broken files"), writing(self._engine) as connection:
+        with database_errors("Writing broken files"), transaction(self._engine) as connection:
             connection.execute(delete(FAILURES).where(FAILURES.c.kind == "file", FAILURES.c.pipeline.in_(gone)))
-            for one in new:
-                connection.execute(insert(FAILURES), msgspec.to_builtins(one))
+            for failure in new:
+                connection.execute(insert(FAILURES), msgspec.to_builtins(failure))

@@ -1,8 +1,8 @@
-"""The batches of a generation as they were run: what a rebuild needs to run them again with the same results.
+"""The batches of a generation as they ran, so that a rebuild can repeat them with the same results.
 
-Where the input was cut into batches, when each batch was begun and how many partitions the topics had then decide which
-records are from the future, which partitions are idle, and in which order the records of several topics come. The rows
-are small, and stay when retention removes the snapshots.
+Batch boundaries, the time at which each batch began and the number of partitions at that time decide which records lie
+in the future, which partitions are idle, and in which order the records of several topics come. The rows are small;
+retention does not remove them with the snapshots.
 """
 
 from __future__ import annotations
@@ -10,46 +10,44 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import Engine, RowMapping, select
+from sqlalchemy import RowMapping, select
 
-from sluice.state.database import as_json, speaking_to
-from sluice.state.ledger.tables import HISTORY, is_of
+from sluice.state.database import as_json
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import HISTORY, of_ref
+from sluice.state.model import JobRef
 
-_TEXTS = ("partitions", "ends")
+_JSON_COLUMNS = ("partitions", "ends")
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch as it was run."""
+    """One batch as it ran."""
 
     number: int
     begun: int
-    """When it was first begun, epoch ms: the clock of everything in it that goes by the time of processing."""
+    """Epoch ms at which the batch was first begun: the processing time of all its records."""
     partitions: dict[str, int]
-    """Topic → how many partitions the batch's tasks knew it to have."""
+    """Topic → number of partitions, as the batch's tasks saw it."""
     ends: dict[str, dict[str, int]]
-    """Topic → partition as text → offset after the batch's last record; only what the batch has changed."""
+    """Topic → partition as text → offset after the batch's last record; only of partitions with new records."""
     by_clock: bool = False
-    """A record was refused or dated by the time of processing."""
+    """Whether processing time decided about a record: it was rejected as too far in the future, or had no timestamp."""
 
 
-class History:
-    """The ledger's memory of batches. Every method raises StateError when the database cannot be reached."""
+class History(LedgerPart):
+    """The published batches of all jobs."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def all(self, pipeline: str, job: str, generation: int) -> list[Batch]:
+    def all(self, ref: JobRef) -> list[Batch]:
         """The batches of a generation, oldest first."""
-        statement = select(HISTORY).where(is_of(HISTORY, pipeline, job, generation)).order_by(HISTORY.c.number)
-        with speaking_to("Reading the history"), self._engine.connect() as connection:
-            return [_batch(row) for row in connection.execute(statement).mappings()]
+        statement = select(HISTORY).where(of_ref(HISTORY, ref)).order_by(HISTORY.c.number)
+        return [_batch(row) for row in self._read(statement)]
 
 
-def history_row(batch: Batch) -> dict[str, Any]:
-    """The batch as a row of its table, without whose it is."""
-    return msgspec.structs.asdict(batch) | {name: as_json(getattr(batch, name)) for name in _TEXTS}
+def history_row(ref: JobRef, batch: Batch) -> dict[str, Any]:
+    texts = {name: as_json(getattr(batch, name)) for name in _JSON_COLUMNS}
+    return msgspec.structs.asdict(ref) | msgspec.structs.asdict(batch) | texts
 
 
 def _batch(row: RowMapping) -> Batch:
-    known = {name: row[name] for name in ("number", "begun", "by_clock")}
-    return Batch(**known, **{name: msgspec.json.decode(row[name]) for name in _TEXTS})
+    values = {name: row[name] for name in ("number", "begun", "by_clock")}
+    return Batch(**values, **{name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS})

@@ -1,7 +1,7 @@
-"""Who may write: one lease for each generation of a job, with an epoch that fences whoever held it before.
+"""Who may write: one lease for each generation of a job, whose epoch fences off earlier holders.
 
-No clock is compared with another. A holder raises its lease's beat as long as it lives; whoever waits for it measures,
-with a clock of its own that never steps, for how long the beat has not changed.
+Clocks of different machines are never compared. A holder increments the lease's beat as long as it lives; a waiting
+driver measures on its own monotonic clock for how long the beat has not changed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, and_, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.sql import ColumnElement
 
 from sluice.errors import LeaseError, StateError
-from sluice.state.database import speaking_to, writing
-from sluice.state.ledger.tables import LEASES
+from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import LEASES, of_ref
+from sluice.state.model import JobRef, OfJob
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,17 +26,14 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     process: str
-    """Which process of which machine, told apart over reboots; empty if that cannot be known."""
+    """Identifies the process across reboots of its machine; empty if that is unknown."""
     run: str = ""
-    """The run of Airflow that it works for."""
+    """The Airflow run that the driver works for."""
 
 
-class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseRow(OfJob, frozen=True, kw_only=True):
     """A lease as it stands in the ledger."""
 
-    pipeline: str
-    job: str
-    generation: int
     epoch: int
     held: bool
     beat: int
@@ -50,75 +48,66 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
         return f"host {self.host}, process {self.pid}, since {self.since}{run}"
 
 
-class Leases:
-    """The ledger's leases. Every method raises StateError when the database cannot be reached."""
+class Leases(LedgerPart):
+    """The leases of all jobs."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def get(self, ref: JobRef) -> LeaseRow | None:
+        """The lease; None if it was never taken."""
+        with database_errors("Reading the lease"), self._engine.connect() as connection:
+            return _row(connection, ref)
 
-    def get(self, pipeline: str, job: str, generation: int) -> LeaseRow | None:
-        """The lease of a job's generation; None if nobody ever took it."""
-        with speaking_to("Reading the lease"), self._engine.connect() as connection:
-            return _row(connection, pipeline, job, generation)
+    def take(self, ref: JobRef, holder: Holder, seen: LeaseRow | None) -> LeaseRow | None:
+        """Take a lease that is still as `seen`; otherwise return None and change nothing.
 
-    def take(self, pipeline: str, job: str, generation: int, holder: Holder, seen: LeaseRow | None) -> LeaseRow | None:
-        """Take a lease that still is as it was `seen`; None, and nothing is changed, if it is not.
-
-        Whoever held it can commit nothing from then on.
+        Its previous holder can commit nothing from then on.
         """
-        of = (pipeline, job, generation)
-        values: dict[str, Any] = dict(zip(("pipeline", "job", "generation"), of, strict=True))
-        values |= {"held": True, "beat": 0, "since": datetime.now(UTC).isoformat(timespec="seconds")}
-        values |= msgspec.structs.asdict(holder)
+        values: dict[str, Any] = {"held": True, "beat": 0, "since": datetime.now(UTC).isoformat(timespec="seconds")}
+        values |= msgspec.structs.asdict(ref) | msgspec.structs.asdict(holder)
         try:
-            with speaking_to("Taking the lease"), writing(self._engine) as connection:
-                if _row(connection, *of, lock=True) != seen:
+            with database_errors("Taking the lease"), transaction(self._engine) as connection:
+                if _row(connection, ref, lock=True) != seen:
                     return None
                 if seen is None:
                     connection.execute(insert(LEASES), values | {"epoch": 1})
                 else:
-                    connection.execute(update(LEASES).where(_is(*of)), values | {"epoch": seen.epoch + 1})
-                return _row(connection, *of)
+                    connection.execute(update(LEASES).where(of_ref(LEASES, ref)), values | {"epoch": seen.epoch + 1})
+                return _row(connection, ref)
         except StateError as error:
             if seen is None and isinstance(error.__cause__, IntegrityError):
-                return None  # PostgreSQL locks no row that is not there: another driver took it first
+                return None  # PostgreSQL cannot lock a row that does not exist yet: another driver inserted it first
             raise
 
     def beat(self, lease: LeaseRow) -> bool:
-        """Show that the holder of `lease` lives; False if it holds it no more."""
-        return self._change(lease, "Renewing the lease", beat=LEASES.c.beat + 1)
+        """Renew `lease`; False if it is no longer held."""
+        return self._update(lease, "Renewing the lease", beat=LEASES.c.beat + 1)
 
     def release(self, lease: LeaseRow) -> bool:
-        """Let go of `lease`; False if it was held no more."""
-        return self._change(lease, "Releasing the lease", held=False)
+        """Release `lease`; False if it is no longer held."""
+        return self._update(lease, "Releasing the lease", held=False)
 
-    def _change(self, lease: LeaseRow, doing: str, **values: Any) -> bool:
-        mine = and_(_is(lease.pipeline, lease.job, lease.generation), LEASES.c.epoch == lease.epoch, LEASES.c.held)
-        with speaking_to(doing), writing(self._engine) as connection:
-            return connection.execute(update(LEASES).where(mine).values(**values)).rowcount == 1
+    def _update(self, lease: LeaseRow, doing: str, **values: Any) -> bool:
+        held = update(LEASES).where(of_ref(LEASES, lease.ref), LEASES.c.epoch == lease.epoch, LEASES.c.held)
+        with database_errors(doing), transaction(self._engine) as connection:
+            return connection.execute(held.values(**values)).rowcount == 1
 
 
-def require_epoch(connection: Connection, pipeline: str, job: str, generation: int, epoch: int) -> None:
-    """Raise LeaseError unless the lease is held in this epoch; it stays so until the transaction ends."""
-    row = _row(connection, pipeline, job, generation, lock=True)
+def require_epoch(connection: Connection, ref: JobRef, epoch: int) -> None:
+    """Raise LeaseError unless the lease is held in this epoch, and lock it until the transaction ends."""
+    row = _row(connection, ref, lock=True)
     if row is None or row.epoch != epoch or not row.held:
         raise lost(row, epoch)
 
 
 def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
-    """The error of a driver that has lost its lease, of which `row` is what became."""
-    by = f"It was taken over by {row}." if row and row.epoch != epoch else "It is held no more."
+    """The error of a driver that lost its lease of `epoch`; `row` is the lease now."""
+    by = f"It was taken over by {row}." if row and row.epoch != epoch else "It is no longer held."
     return LeaseError(
-        f"This driver has lost its lease, and publishes nothing. {by}", next_step="Let the other driver finish."
+        f"This driver has lost its lease and can no longer publish. {by}", next_step="Let the other driver finish."
     )
 
 
-def _row(connection: Connection, pipeline: str, job: str, generation: int, *, lock: bool = False) -> LeaseRow | None:
-    statement = select(LEASES).where(_is(pipeline, job, generation))
-    # SQLite's writers are alone from their first statement; PostgreSQL's wait here for each other.
-    found = connection.execute(statement.with_for_update() if lock else statement).mappings().first()
-    return None if found is None else LeaseRow(**dict(found))
-
-
-def _is(pipeline: str, job: str, generation: int) -> ColumnElement[bool]:
-    return and_(LEASES.c.pipeline == pipeline, LEASES.c.job == job, LEASES.c.generation == generation)
+def _row(connection: Connection, ref: JobRef, *, lock: bool = False) -> LeaseRow | None:
+    statement = select(LEASES).where(of_ref(LEASES, ref))
+    # A SQLite transaction for writing locks the database when it begins; PostgreSQL locks the row here.
+    row = connection.execute(statement.with_for_update() if lock else statement).mappings().first()
+    return None if row is None else LeaseRow(**dict(row))

@@ -1,33 +1,27 @@
-"""Where workers are: the state servers that answer for shards, and what all servers share.
+"""Where workers are: which state server serves each worker's shards.
 
-A worker without a place has its shard opened by whoever reads or writes it. A worker with a place is asked at its state
-server. If the shard is a SQLite file, which only that server's host can open, it is written there, too; a shard in
-PostgreSQL is written straight to its database.
+Every process opens the shard of a worker without a placement itself. A worker with a placement is queried at its state
+server. The server also writes the shard if it is a SQLite file, which only its own host can open; a shard in PostgreSQL
+is written directly.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, delete, insert, select, text
+from sqlalchemy import Connection, RowMapping, delete, insert, select
 
 from sluice.errors import Refused
-from sluice.state.database import database_url, speaking_to, writing
-from sluice.state.ledger.tables import PLACES, SECRETS
-from sluice.state.model import WorkerInfo
-
-if TYPE_CHECKING:
-    from sluice.state.ledger.ledger import Ledger
-
-_SECRET_BYTES = 32
-_ADD_SECRET = text("INSERT INTO secrets (name, value) VALUES (:name, :value) ON CONFLICT DO NOTHING")
+from sluice.state.database import database_errors, database_url, transaction
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import PLACEMENTS
+from sluice.state.model import JobRef, WorkerInfo
 
 
-class Place(msgspec.Struct, frozen=True):
-    """The state server of one worker of one pipeline, in every job and generation."""
+class Placement(msgspec.Struct, frozen=True):
+    """The state server of one worker of a pipeline, for all jobs and generations."""
 
     pipeline: str
     number: int
@@ -40,96 +34,80 @@ class Place(msgspec.Struct, frozen=True):
         """Host and port."""
         return self.host, self.port
 
-    def shard(self, job: str, generation: int) -> str:
-        """Address of the worker's shard of one job."""
+    @property
+    def url(self) -> str:
+        """URL of the state server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        base = f"{'https' if self.tls else 'http'}://{host}:{self.port}"
-        return f"{base}/local/{self.pipeline}/{job}/{generation}/{self.number}"
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}/local"
+
+    def shard(self, ref: JobRef) -> str:
+        """URL of the worker's shard of one job."""
+        return f"{self.url}/{self.pipeline}/{ref.job}/{ref.generation}/{self.number}"
 
 
-class Places:
-    """The places kept in a ledger. Every method raises StateError when that cannot be reached."""
+class Placements(LedgerPart):
+    """The placements of all workers."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._engine = ledger.engine
+    def of(self, pipeline: str) -> dict[int, Placement]:
+        """The placements of a pipeline's workers, by worker number."""
+        with database_errors("Reading the ledger"), self._engine.connect() as connection:
+            return _of_pipeline(connection, pipeline)
 
-    def of(self, pipeline: str) -> dict[int, Place]:
-        """The places of a pipeline's workers, by their number."""
-        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
-            return _places(connection, [pipeline])[pipeline]
+    def at(self, host: str, port: int) -> list[Placement]:
+        """The workers that a state server serves."""
+        rows = self._read(select(PLACEMENTS).where(PLACEMENTS.c.host == host, PLACEMENTS.c.port == port))
+        return [Placement(**dict(row)) for row in rows]
 
-    def at(self, host: str, port: int) -> list[Place]:
-        """The workers that a state server answers for."""
-        here = select(PLACES).where(PLACES.c.host == host, PLACES.c.port == port)
-        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
-            return [Place(**row) for row in connection.execute(here).mappings()]
-
-    def claim(self, place: Place) -> None:
-        """Let a server answer for a worker from now on; Refused if another one does."""
-        with speaking_to("Claiming the worker"), writing(self._engine) as connection:
-            held = _places(connection, [place.pipeline])[place.pipeline].get(place.number)
-            if held is not None and held.address != place.address:
+    def claim(self, placement: Placement) -> None:
+        """Place a worker at a server; Refused if another server has it."""
+        with database_errors("Claiming the worker"), transaction(self._engine) as connection:
+            before = _of_pipeline(connection, placement.pipeline).get(placement.number)
+            if before is not None and before.address != placement.address:
                 raise Refused(
-                    f"Worker {place.number} of {place.pipeline!r} is at {held.host}:{held.port}, not here.",
-                    next_step=f"To bring it here: sluice move {place.pipeline} {place.number} "
-                    f"{place.host}:{place.port}",
+                    f"Worker {placement.number} of {placement.pipeline!r} is at {before.host}:{before.port}, not here.",
+                    next_step=f"To bring it here: sluice move {placement.pipeline} {placement.number} "
+                    f"{placement.host}:{placement.port}",
                 )
-            _put(connection, place)
+            _replace(connection, placement)
 
-    def move(self, place: Place) -> None:
-        """Let a server answer for a worker, whoever did so before."""
-        with speaking_to("Moving the worker"), writing(self._engine) as connection:
-            _put(connection, place)
+    def move(self, placement: Placement) -> None:
+        """Place a worker at a server, even if another server has it."""
+        with database_errors("Moving the worker"), transaction(self._engine) as connection:
+            _replace(connection, placement)
 
-    def written_at(self, pipeline: str, job: str, generation: int, locations: Sequence[str]) -> tuple[str, ...]:
-        """Where a run writes the shards which, without places, would be at `locations`."""
-        places = self.of(pipeline)
-        return tuple(_location(places.get(n), job, generation, one) for n, one in enumerate(locations))
-
-    def secret(self, name: str) -> bytes:
-        """A random key that everything with this ledger shares; made when it is first asked for."""
-        known = select(SECRETS.c.value).where(SECRETS.c.name == name)
-        with speaking_to("Reading the ledger"), self._engine.connect() as connection:
-            found = connection.execute(known).scalar()
-        if found is None:
-            with speaking_to("Writing the ledger"), writing(self._engine) as connection:
-                connection.execute(_ADD_SECRET, {"name": name, "value": secrets.token_bytes(_SECRET_BYTES)})
-                found = connection.execute(known).scalar_one()
-        return bytes(found)
+    def written_at(self, ref: JobRef, locations: Sequence[str]) -> tuple[str, ...]:
+        """Where a run writes the shards, whose own addresses are `locations`: there, or through state servers."""
+        placements = self.of(ref.pipeline)
+        return tuple(_written_at(placements.get(n), ref, location) for n, location in enumerate(locations))
 
 
-def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """Workers as readers find them, from their rows in the ledger."""
-    places = _places(connection, {row["pipeline"] for row in rows})
-    return [_placed(row, places[row["pipeline"]].get(row["number"])) for row in rows]
+def place_workers(connection: Connection, ref: JobRef, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
+    """The workers of a job, from their rows in the ledger and their placements."""
+    placements = _of_pipeline(connection, ref.pipeline)
+    workers = []
+    for row in rows:
+        values: dict[str, Any] = {name: value for name, value in row.items() if name != "generation"}
+        if (placement := placements.get(row["number"])) is not None:
+            values |= {"host": placement.host, "port": placement.port, "server": placement.shard(ref)}
+            values["location"] = _written_at(placement, ref, row["location"])
+        workers.append(WorkerInfo(**values))
+    return workers
 
 
-def _placed(row: RowMapping, place: Place | None) -> WorkerInfo:
-    known = {name: value for name, value in row.items() if name != "generation"}
-    if place is None:
-        return WorkerInfo(**known)
-    shard = place.shard(row["job"], row["generation"])
-    location = _location(place, row["job"], row["generation"], row["location"])
-    return WorkerInfo(**known | {"location": location, "host": place.host, "port": place.port, "server": shard})
+def _written_at(placement: Placement | None, ref: JobRef, location: str) -> str:
+    if placement is None:
+        return location
+    if not location.startswith("http") and database_url(location).get_backend_name() == "postgresql":
+        return location
+    return placement.shard(ref)
 
 
-def _location(place: Place | None, job: str, generation: int, otherwise: str) -> str:
-    if place is None:
-        return otherwise
-    if not otherwise.startswith("http") and database_url(otherwise).get_backend_name() == "postgresql":
-        return otherwise
-    return place.shard(job, generation)
+def _of_pipeline(connection: Connection, pipeline: str) -> dict[int, Placement]:
+    statement = select(PLACEMENTS).where(PLACEMENTS.c.pipeline == pipeline)
+    return {row["number"]: Placement(**dict(row)) for row in connection.execute(statement).mappings()}
 
 
-def _places(connection: Connection, pipelines: Iterable[str]) -> dict[str, dict[int, Place]]:
-    names = list(pipelines)
-    found: dict[str, dict[int, Place]] = {name: {} for name in names}
-    for row in connection.execute(select(PLACES).where(PLACES.c.pipeline.in_(names))).mappings():
-        found[row["pipeline"]][row["number"]] = Place(**row)
-    return found
-
-
-def _put(connection: Connection, place: Place) -> None:
-    mine = (PLACES.c.pipeline == place.pipeline, PLACES.c.number == place.number)
-    connection.execute(delete(PLACES).where(*mine))
-    connection.execute(insert(PLACES), msgspec.structs.asdict(place))
+def _replace(connection: Connection, placement: Placement) -> None:
+    same = PLACEMENTS.c.pipeline == placement.pipeline, PLACEMENTS.c.number == placement.number
+    connection.execute(delete(PLACEMENTS).where(*same))
+    connection.execute(insert(PLACEMENTS), msgspec.structs.asdict(placement))

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Engine, and_, delete, insert, select
-from sqlalchemy.sql import ColumnElement
+import msgspec
+from sqlalchemy import delete, insert, select
 
-from sluice.state.database import speaking_to, writing
-from sluice.state.ledger.tables import QUARANTINE
+from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import QUARANTINE, of_ref
+from sluice.state.model import JobRef
 
 
-class Quarantine:
-    """The ledger's list of damaged shards. Every method raises StateError when the database cannot be reached."""
+class Quarantine(LedgerPart):
+    """The damaged shards."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def get(self, pipeline: str, job: str, generation: int) -> dict[int, str]:
+    def get(self, ref: JobRef) -> dict[int, str]:
         """Worker → why its shard must not be read."""
-        statement = select(QUARANTINE.c.worker, QUARANTINE.c.reason).where(_of(pipeline, job, generation))
-        with speaking_to("Reading the damages"), self._engine.connect() as connection:
-            return {row.worker: row.reason for row in connection.execute(statement)}
+        statement = select(QUARANTINE.c.worker, QUARANTINE.c.reason).where(of_ref(QUARANTINE, ref))
+        return {row["worker"]: row["reason"] for row in self._read(statement)}
 
-    def mark(self, pipeline: str, job: str, generation: int, worker: int, reason: str) -> None:
-        """Let nobody read the worker's shard from now on."""
-        values = {"pipeline": pipeline, "job": job, "generation": generation, "worker": worker, "reason": reason}
-        with speaking_to("Marking the damage"), writing(self._engine) as connection:
-            connection.execute(delete(QUARANTINE).where(_of(pipeline, job, generation), QUARANTINE.c.worker == worker))
+    def add(self, ref: JobRef, worker: int, reason: str) -> None:
+        """Stop readers and writers from opening the worker's shard."""
+        values = msgspec.structs.asdict(ref) | {"worker": worker, "reason": reason}
+        with database_errors("Quarantining the shard"), transaction(self._engine) as connection:
+            connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker))
             connection.execute(insert(QUARANTINE), values)
 
-    def clear(self, pipeline: str, job: str, generation: int, worker: int) -> None:
-        """Let the worker's shard be read again."""
-        with speaking_to("Clearing the damage"), writing(self._engine) as connection:
-            connection.execute(delete(QUARANTINE).where(_of(pipeline, job, generation), QUARANTINE.c.worker == worker))
-
-
-def _of(pipeline: str, job: str, generation: int) -> ColumnElement[bool]:
-    return and_(QUARANTINE.c.pipeline == pipeline, QUARANTINE.c.job == job, QUARANTINE.c.generation == generation)
+    def remove(self, ref: JobRef, worker: int) -> None:
+        """Let the worker's shard be opened again."""
+        with database_errors("Ending the quarantine"), transaction(self._engine) as connection:
+            connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker))

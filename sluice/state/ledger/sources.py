@@ -1,14 +1,16 @@
-"""The topics that a job's generation reads, as they were when it began: Kafka's id of each, and the first offsets."""
+"""The topics that a job's generation reads: Kafka's id of each, and the first offset of each partition."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import msgspec
-from sqlalchemy import Engine, and_, insert, select
+from sqlalchemy import insert, select
 
-from sluice.state.database import speaking_to, writing
-from sluice.state.ledger.tables import SOURCES
+from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import SOURCES, of_ref
+from sluice.state.model import JobRef
 
 
 class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,29 +19,23 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     partition: int
     topic_id: str
-    """A topic that is deleted and made anew has another one."""
+    """Kafka's id of the topic; a topic that is deleted and recreated has a new one."""
     first: int
-    """The offset at which the job began."""
+    """The offset from which the job began to read."""
 
 
-class Sources:
-    """The ledger's memory of topics. Every method raises StateError when the database cannot be reached."""
+class Sources(LedgerPart):
+    """The partitions that jobs read."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def get(self, pipeline: str, job: str, generation: int) -> list[SourcePartition]:
-        """What the job's generation has begun to read, sorted by topic and partition."""
-        of = and_(SOURCES.c.pipeline == pipeline, SOURCES.c.job == job, SOURCES.c.generation == generation)
+    def get(self, ref: JobRef) -> list[SourcePartition]:
+        """The partitions of a generation, sorted by topic and partition."""
         columns = [SOURCES.c[name] for name in SourcePartition.__struct_fields__]
-        statement = select(*columns).where(of).order_by(SOURCES.c.topic, SOURCES.c.partition)
-        with speaking_to("Reading the sources"), self._engine.connect() as connection:
-            return [SourcePartition(**dict(row)) for row in connection.execute(statement).mappings()]
+        statement = select(*columns).where(of_ref(SOURCES, ref)).order_by(SOURCES.c.topic, SOURCES.c.partition)
+        return [SourcePartition(**dict(row)) for row in self._read(statement)]
 
-    def add(self, pipeline: str, job: str, generation: int, partitions: Iterable[SourcePartition]) -> None:
-        """Remember partitions that are read from now on."""
-        of = {"pipeline": pipeline, "job": job, "generation": generation}
-        rows = [of | msgspec.structs.asdict(one) for one in partitions]
+    def add(self, ref: JobRef, partitions: Iterable[SourcePartition]) -> None:
+        """Add partitions that the generation reads from now on."""
+        rows = [msgspec.structs.asdict(ref) | msgspec.structs.asdict(partition) for partition in partitions]
         if rows:
-            with speaking_to("Remembering the sources"), writing(self._engine) as connection:
+            with database_errors("Writing the sources"), transaction(self._engine) as connection:
                 connection.execute(insert(SOURCES), rows)

@@ -1,7 +1,7 @@
 """The ledger's tables.
 
-Everything a job says of itself is kept by generation, so that a new one can be built beside the one being read;
-`jobs.generation` alone says which of them readers see.
+Almost every row belongs to one generation of a job, so that a rebuild can fill a new generation while readers use the
+old one. `jobs.generation` is the generation that readers see: the current one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, MetaData, Table, Text, and_, select
 from sqlalchemy.sql import ColumnElement, Select
+
+from sluice.state.model import JobRef
 
 METADATA = MetaData()
 
@@ -26,7 +28,7 @@ JOBS = Table(
     "jobs",
     METADATA,
     *_job_columns(),
-    Column("generation", Integer, nullable=False, comment="the one that readers see"),
+    Column("generation", Integer, nullable=False, comment="the current one, which readers see"),
 )
 
 GENERATIONS = Table(
@@ -34,7 +36,7 @@ GENERATIONS = Table(
     METADATA,
     *_generation_columns(),
     Column("topics", Text, nullable=False, comment="JSON array"),
-    Column("operators", Text, nullable=False, comment="JSON object: the ordered operators' names and what they do"),
+    Column("operators", Text, nullable=False, comment="JSON object: name of an ordered operator to what it does"),
     Column("functions", Text, nullable=False, server_default="{}", comment="JSON object: name to hash of the code"),
     Column("description", Text, nullable=False),
     Column("drawing", Text, nullable=False, comment="Mermaid"),
@@ -54,7 +56,7 @@ STORES = Table(
     Column("grace_ms", BigInteger),
     Column("retention_ms", BigInteger),
     Column("value", Text, nullable=False),
-    Column("made", Text, nullable=False, comment="the steps from its source on"),
+    Column("made", Text, nullable=False, comment="the steps that compute it, from its source"),
 )
 
 WORKERS = Table(
@@ -67,7 +69,7 @@ WORKERS = Table(
     Column("port", Integer, nullable=False),
 )
 
-CUTS = Table(
+SNAPSHOTS = Table(
     "snapshots",
     METADATA,
     *_generation_columns(),
@@ -84,12 +86,12 @@ TIMES = Table(
     METADATA,
     *_generation_columns(),
     Column("batch", BigInteger, primary_key=True, autoincrement=False),
-    Column("times", Text, nullable=False, comment="JSON object: what the batch after this one goes on from"),
+    Column("times", Text, nullable=False, comment="JSON object: the stream times from which the next batch continues"),
 )
-"""Stream times, how far everything is closed, and when each partition was seen: of the newest two snapshots."""
+"""Stream times, close times and the time each partition was last seen, of the newest two snapshots."""
 
-PLACES = Table(
-    "places",
+PLACEMENTS = Table(
+    "placements",
     METADATA,
     Column("pipeline", Text, primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
@@ -97,7 +99,7 @@ PLACES = Table(
     Column("port", Integer, nullable=False),
     Column("tls", Boolean, nullable=False),
 )
-"""The workers that a state server answers for; the others' shards are opened by whoever reads them."""
+"""The workers that a state server serves. Every process opens the shards of other workers itself."""
 
 SECRETS = Table(
     "secrets",
@@ -110,14 +112,14 @@ LEASES = Table(
     "leases",
     METADATA,
     *_generation_columns(),
-    Column("epoch", BigInteger, nullable=False, comment="goes up by one with every holder"),
+    Column("epoch", BigInteger, nullable=False, comment="one more with every holder"),
     Column("held", Boolean, nullable=False),
-    Column("beat", BigInteger, nullable=False, comment="goes up as long as the holder lives"),
+    Column("beat", BigInteger, nullable=False, comment="one more with every heartbeat of the holder"),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
-    Column("process", Text, nullable=False, comment="which process of which machine, told apart over reboots"),
-    Column("since", Text, nullable=False, comment="ISO 8601, UTC; for people"),
-    Column("run", Text, nullable=False, comment="of Airflow, or empty"),
+    Column("process", Text, nullable=False, comment="identifies the process across reboots"),
+    Column("since", Text, nullable=False, comment="ISO 8601, UTC; for display"),
+    Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
 )
 
 AUDITS = Table(
@@ -125,25 +127,31 @@ AUDITS = Table(
     METADATA,
     *_generation_columns(),
     Column("batch", BigInteger, primary_key=True, autoincrement=False),
-    Column("run", Text, nullable=False, comment="of Airflow, or empty"),
-    Column("epoch", BigInteger, nullable=False, comment="of the lease under which it was published"),
-    Column("sources", Text, nullable=False, comment="JSON array: what became of each partition's records"),
+    Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
+    Column("epoch", BigInteger, nullable=False, comment="epoch of the lease that published it"),
+    Column("sources", Text, nullable=False, comment="JSON array: the record counts of each partition"),
     Column("outputs", Text, nullable=False, comment="JSON object: topic to records written"),
-    Column("checksums", Text, nullable=False, comment="JSON object: worker to its state rows' checksum"),
-    Column("states", Text, nullable=False, server_default="{}", comment="the same of its operators' states"),
+    Column("checksums", Text, nullable=False, comment="JSON object: worker to the checksum of its state rows"),
+    Column(
+        "states",
+        Text,
+        nullable=False,
+        server_default="{}",
+        comment="JSON object: worker to the checksum of its operator states",
+    ),
 )
 
 HISTORY = Table(
     "history",
     METADATA,
     *_generation_columns(),
-    Column("number", BigInteger, primary_key=True, autoincrement=False, comment="of the batch"),
+    Column("number", BigInteger, primary_key=True, autoincrement=False, comment="the batch number"),
     Column("begun", BigInteger, nullable=False, comment="epoch ms"),
-    Column("partitions", Text, nullable=False, comment="JSON object: topic to how many it had"),
-    Column("ends", Text, nullable=False, comment="JSON object: the offsets that the batch has changed"),
-    Column("by_clock", Boolean, nullable=False, comment="a record was refused or dated by the time of processing"),
+    Column("partitions", Text, nullable=False, comment="JSON object: topic to its number of partitions"),
+    Column("ends", Text, nullable=False, comment="JSON object: the end offsets that this batch moved"),
+    Column("by_clock", Boolean, nullable=False, comment="processing time decided about a record"),
 )
-"""The batches that were published, as they were run. Retention leaves them: a rebuild runs them again."""
+"""The published batches as they ran. A rebuild repeats them, so retention does not remove them."""
 
 SOURCES = Table(
     "sources",
@@ -151,8 +159,8 @@ SOURCES = Table(
     *_generation_columns(),
     Column("topic", Text, primary_key=True),
     Column("partition", Integer, primary_key=True, autoincrement=False),
-    Column("topic_id", Text, nullable=False, comment="Kafka's: a topic that is made anew has another one"),
-    Column("first", BigInteger, nullable=False, comment="the offset at which the job began"),
+    Column("topic_id", Text, nullable=False, comment="Kafka's id; a recreated topic has a new one"),
+    Column("first", BigInteger, nullable=False, comment="the offset from which the job began to read"),
 )
 
 NOTES = Table(
@@ -163,10 +171,10 @@ NOTES = Table(
     Column("job", Text, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("noted_at", Text, nullable=False, comment="ISO 8601, UTC"),
-    Column("run", Text, nullable=False, comment="of Airflow, or empty"),
+    Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("text", Text, nullable=False),
 )
-"""What happened to a job's state beside its batches, in words: kept as long as the job."""
+"""Sentences about a job's state, such as that it was restored. Kept as long as the job."""
 
 QUARANTINE = Table(
     "quarantine",
@@ -180,21 +188,25 @@ FAILURES = Table(
     "failures",
     METADATA,
     *_job_columns(),
-    Column("kind", Text, primary_key=True, comment="of a run, or of the pipeline's file"),
-    Column("run", Text, nullable=False, comment="of Airflow, or empty"),
+    Column("kind", Text, primary_key=True, comment="run or file"),
+    Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("at", Text, nullable=False, comment="ISO 8601, UTC"),
     Column("title", Text, nullable=False),
     Column("detail", Text, nullable=False),
 )
 
 
-def is_of(table: Table, pipeline: str, job: str, generation: int | None = None) -> ColumnElement[bool]:
-    """Whether a row is of a job, or of one generation of it."""
-    same = and_(table.c.pipeline == pipeline, table.c.job == job)
-    return same if generation is None else and_(same, table.c.generation == generation)
+def of_job(table: Table, pipeline: str, job: str) -> ColumnElement[bool]:
+    """Condition: rows of a job, in all its generations."""
+    return and_(table.c.pipeline == pipeline, table.c.job == job)
+
+
+def of_ref(table: Table, ref: JobRef) -> ColumnElement[bool]:
+    """Condition: rows of one generation of a job."""
+    return and_(of_job(table, ref.pipeline, ref.job), table.c.generation == ref.generation)
 
 
 def current(table: Table) -> Select[Any]:
-    """All rows of a table that belong to the generations readers see: one statement, hence one moment."""
+    """All rows of the current generations. One statement, so that a promotion cannot fall between two reads."""
     same = and_(*(JOBS.c[name] == table.c[name] for name in ("pipeline", "job", "generation")))
     return select(table).join(JOBS, same)

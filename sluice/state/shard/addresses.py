@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sluice.errors import SettingsError
 from sluice.state.database import database_url
+from sluice.state.model import JobRef
 from sluice.state.shard.drivers import Driver, Mode
 from sluice.state.shard.passwords import with_password
 from sluice.state.shard.postgres import PostgresDriver, drop_schema
@@ -31,16 +32,16 @@ def drop(url: str) -> None:
         drop_schema(parsed)
 
 
-def location(base_url: str, pipeline: str, job: str, generation: int, worker: int) -> str:
+def location(base_url: str, ref: JobRef, worker: int) -> str:
     """The address of a worker's shard below `base_url`: a file in a folder, or a schema of a PostgreSQL database."""
-    base = database_url(base_url)
+    base, pipeline, job, generation = database_url(base_url), _name(ref.pipeline), _name(ref.job), f"g{ref.generation}"
     if base.get_backend_name() == "sqlite":
-        path = Path(base.database or "") / _name(pipeline) / _name(job) / f"g{generation}" / f"worker-{worker}.sqlite"
+        path = Path(base.database or "") / pipeline / job / generation / f"worker-{worker}.sqlite"
         return base.set(database=str(path)).render_as_string(hide_password=False)
-    schema = f"sluice_{_name(pipeline)}_{_name(job)}_g{generation}_w{worker}"
+    schema = f"sluice_{pipeline}_{job}_{generation}_w{worker}"
     if len(schema) > _POSTGRES_NAME_BYTES:
         digest = hashlib.sha256(f"{pipeline}/{job}".encode()).hexdigest()[:16]
-        schema = f"sluice_{digest}_g{generation}_w{worker}"
+        schema = f"sluice_{digest}_{generation}_w{worker}"
     return base.update_query_dict({"schema": schema}).render_as_string(hide_password=False)
 
 

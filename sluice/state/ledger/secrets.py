@@ -1,0 +1,27 @@
+"""Random keys that all processes with the same ledger share."""
+
+from __future__ import annotations
+
+import secrets
+
+from sqlalchemy import select, text
+
+from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import SECRETS
+
+_BYTES = 32
+_INSERT = text("INSERT INTO secrets (name, value) VALUES (:name, :value) ON CONFLICT DO NOTHING")
+
+
+class Secrets(LedgerPart):
+    """The ledger's secrets."""
+
+    def get(self, name: str) -> bytes:
+        """The key of this name; the first call creates it."""
+        statement = select(SECRETS.c.value).where(SECRETS.c.name == name)
+        if not (rows := self._read(statement)):
+            with database_errors("Writing the ledger"), transaction(self._engine) as connection:
+                connection.execute(_INSERT, {"name": name, "value": secrets.token_bytes(_BYTES)})
+            rows = self._read(statement)  # the key of the process that was first
+        return bytes(rows[0]["value"])
