@@ -39,15 +39,16 @@ class Graph:
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise TopologyError(
-                f"{name!r} at {source_line()} is no name for a {kind}.", next_step="Use letters, digits, '_', '-', '.'."
+                f"{name!r} at {source_line()} is not a valid {kind} name.",
+                next_step="Use letters, digits, '_', '-', '.'.",
             )
         if kind == "store" and nodes.is_step_name(name):
             raise TopologyError(
-                f"{self.name}: store {name!r} at {source_line()} is called as Sluice calls steps that have no name.",
+                f"{self.name}: store {name!r} at {source_line()} has the form of a generated step name.",
                 next_step=f"Choose another name, such as {name.replace('-', '_')!r}.",
             )
         if (kind, name) in self._claimed:
             raise TopologyError(
-                f"{self.name}: {kind} {name!r} at {source_line()} is there already, from {self._claimed[kind, name]}."
+                f"{self.name}: {kind} {name!r} at {source_line()} already exists, from {self._claimed[kind, name]}."
             )
         self._claimed[kind, name] = source_line()

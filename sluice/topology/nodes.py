@@ -44,7 +44,7 @@ class Source(Node):
     event_time: str | None
     """Field of the event's time; None: the record's own."""
     zone: str
-    max_ahead_ms: int
+    max_future_skew_ms: int
     nulls: OnNull
     on_time: OnTime
     """What becomes of a record without a valid event time; `clock`: it gets the time of processing."""

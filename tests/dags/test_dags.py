@@ -129,7 +129,7 @@ BROKEN = {
     "fraud": ("pipeline = Pipeline('fraud'", "fraud.py:1 cannot be imported: SyntaxError"),
     "exits": ("import sys\nsys.exit(1)", "exits.py:2 cannot be imported: SystemExit: 1."),
     "hangs": ("import time\ntime.sleep(600)", "hangs.py:2 is still being imported after 5 s."),
-    "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:6 is no name for a pipeline."),
+    "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:6 is not a valid pipeline name."),
     "own": (GOOD.format(name="sluice_retention"), "'sluice_retention' at own.py:6 is the name of one of Sluice's own"),
     "no plan": ("from sluice import Pipeline\npipeline = Pipeline('idle')", "idle reads no stream."),
     "one": (GOOD.format(name="same"), "one.py and two.py both hold a pipeline 'same'."),

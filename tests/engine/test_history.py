@@ -212,7 +212,7 @@ def test_a_row_of_a_table_that_came_late_comes_late_again(start: Start) -> None:
 
 
 def test_a_record_that_was_from_the_future_when_it_was_read_is_refused_again(start: Start) -> None:
-    running = start(lambda names: counted(names, max_ahead="2 seconds"))
+    running = start(lambda names: counted(names, max_future_skew="2 seconds"))
     now = int(time.time() * 1000)
     running.send("items", b'{"n":1}', timestamp=now)
     running.send("items", b'{"n":2}', timestamp=now + 12_000)

@@ -541,7 +541,7 @@ def test_an_hour_ahead_is_the_limit_unless_the_pipeline_says_otherwise(
 ) -> None:
     at_limit, after = order(at='"2022-12-05T13:00:00"'), order(at='"2022-12-05T13:00:00.001"')
     assert len(Reading(tmp_path / "1", monkeypatch).stream().read(at_limit, after)) == 1
-    assert len(Reading(tmp_path / "2", monkeypatch, max_ahead="2 hours").stream().read(at_limit, after)) == 2
+    assert len(Reading(tmp_path / "2", monkeypatch, max_future_skew="2 hours").stream().read(at_limit, after)) == 2
 
 
 def test_event_time_is_the_field_or_the_records_time_in_milliseconds(

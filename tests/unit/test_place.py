@@ -308,8 +308,8 @@ def test_partitions_have_stream_times_of_their_own(tmp_path: Path, monkeypatch: 
 def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
 
-    def closed(times: dict[str, int], idle_ms: int | None = None) -> int:
-        return sales.placer.closed(Clock(times, sales.partitions, NOW, idle_ms))
+    def closed(times: dict[str, int], idle_timeout_ms: int | None = None) -> int:
+        return sales.placer.closed(Clock(times, sales.partitions, NOW, idle_timeout_ms))
 
     everywhere = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 400, "big/sales/1": 450}
     assert closed(everywhere) == 300

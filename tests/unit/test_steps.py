@@ -74,7 +74,7 @@ def test_where_the_batches_could_show_each_is_run_by_itself(build: Callable[[Pip
 
 
 def test_batches_that_leave_idle_partitions_out_are_not_joined() -> None:
-    assert ends_of(counted, idle="1 minute") == [5, 12, 16, 17, 18]
+    assert ends_of(counted, idle_timeout="1 minute") == [5, 12, 16, 17, 18]
 
 
 def test_where_nothing_is_known_of_batches_they_are_even() -> None:

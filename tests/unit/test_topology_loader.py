@@ -79,7 +79,7 @@ WRONG = {
     ),
     "a name with a space": (
         GOOD.format(name="my sales"),
-        r"'my sales' at a\.py:8 is no name for a pipeline",
+        r"'my sales' at a\.py:8 is not a valid pipeline name",
     ),
     "the name of another DAG": (
         GOOD.format(name="sluice_retention"),
@@ -130,7 +130,7 @@ UNUSABLE = {
         "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except BaseException:\n        pass",
         "clings.py is still being imported after 5 s.",
     ),
-    "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:8 is no name for a pipeline."),
+    "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:8 is not a valid pipeline name."),
     "reserved": (GOOD.format(name="produce_sample_orders"), "'produce_sample_orders' at reserved.py:8 is the name"),
     "twice": (GOOD.format(name="same"), "again.py and twice.py both hold a pipeline 'same'."),
     "again": (GOOD.format(name="same"), "again.py and twice.py both hold a pipeline 'same'."),

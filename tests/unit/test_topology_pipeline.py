@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import Struct
 
-from sluice import Decimal2, Pipeline, session, tumbling
+from sluice import Decimal2, Pipeline, session, struct, tumbling
 from sluice.errors import TopologyError
 from sluice.topology import nodes
 from sluice.topology.dsl import Stream
+from sluice.topology.functions import Not, with_key
 from sluice.topology.windows import milliseconds
 
 
@@ -95,28 +97,28 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an aggregate of nothing": (lambda: sales().group_by("shop").aggregate(store="s"), r"'s' .*names no column"),
     "two stores of a name": (
         lambda: (g := sales().group_by("shop"), g.count(store="n"), g.count(store="n")),
-        r"store 'n' at test_topology_pipeline\.py:\d+ is there already, from test_topology_pipeline\.py:\d+",
+        r"store 'n' at test_topology_pipeline\.py:\d+ already exists, from test_topology_pipeline\.py:\d+",
     ),
     "two sinks of a name": (
         lambda: [stream.to("out") for stream in 2 * [sales()]],  # type: ignore[func-returns-value]
-        r"topic 'out' .* is there already",
+        r"topic 'out' .* already exists",
     ),
-    "a sink into its own source": (lambda: sales().to("sales"), r"topic 'sales' .* is there already"),
+    "a sink into its own source": (lambda: sales().to("sales"), r"topic 'sales' .* already exists"),
     "a sink into its own dead letters": (lambda: sales().to("shop_dead_letters"), r"shop_dead_letters"),
     "a store with the name of a table": (
         lambda: joined(windowed=False, store="shops"),
-        r"store 'shops' .* is there already, from ",
+        r"store 'shops' .* already exists, from ",
     ),
     "a store's name with a slash": (
         lambda: sales().group_by("shop").count(store="a/b"),
-        r"'a/b' at .* is no name for a store",
+        r"'a/b' at .* is not a valid store name",
     ),
-    "a topic's name that is empty": (lambda: sales().to(""), r"'' at .* is no name for a topic"),
-    "a pipeline's name with a path": (lambda: Pipeline("../etc"), r"'\.\./etc' at .* is no name for a pipeline"),
-    "a pipeline's name with a dot": (lambda: Pipeline("a.b"), r"'a\.b' at .* is no name for a pipeline"),
+    "a topic's name that is empty": (lambda: sales().to(""), r"'' at .* is not a valid topic name"),
+    "a pipeline's name with a path": (lambda: Pipeline("../etc"), r"'\.\./etc' at .* is not a valid pipeline name"),
+    "a pipeline's name with a dot": (lambda: Pipeline("a.b"), r"'a\.b' at .* is not a valid pipeline name"),
     "a key that is not there": (
         lambda: Pipeline("p").stream("s", value=Sale, key="city"),
-        r"Sale has no field 'city'\. There are: shop, amount, at, on_credit",
+        r"Sale has no field 'city'\. Its fields: shop, amount, at, on_credit",
     ),
     "an event time that is not there": (
         lambda: Pipeline("p").stream("s", value=Sale, event_time="when"),
@@ -124,11 +126,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an event time that is no time": (
         lambda: Pipeline("p").stream("s", value=Sale, event_time="shop"),
-        r"event time 'shop' is STRING, not a datetime",
+        r"event_time='shop' is STRING, not a datetime",
     ),
     "an unknown zone": (lambda: Pipeline("p", zone="Europe/Atlantis"), r"'Europe/Atlantis' is not a time zone"),
     "a zone that is a path": (lambda: Pipeline("p", zone="../../etc/passwd"), r"is not a time zone"),
-    "no workers": (lambda: Pipeline("p", workers=0), r"workers=0; there must be 1 to 1024"),
+    "no workers": (lambda: Pipeline("p", workers=0), r"workers=0 must be 1 to 1024"),
     "a value that is no Struct": (
         lambda: Pipeline("p").stream("s", value=dict),
         r"an object's keys are texts",
@@ -216,7 +218,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         r"windowed_by at .*: expected a window, such as tumbling.*, got str: '1 minute'",
     ),
     "a duration that is a fraction": (lambda: tumbling(1.5), r"1\.5 at .* is not a duration"),  # type: ignore[arg-type]
-    "idle for less than nothing": (lambda: Pipeline("p", idle=-1), r"idle is -1; it must be at least 1"),
+    "idle for less than nothing": (lambda: Pipeline("p", idle_timeout=-1), r"idle_timeout is -1; it must be at least 1"),
     "two streams of different pipelines": (
         lambda: sales().merge(Pipeline("other").stream("sales", value=Sale)),
         r"merge at .*belongs to another pipeline, 'other'",
@@ -335,3 +337,59 @@ def test_durations(written: str | int | timedelta, means: int) -> None:
 
 def test_dead_letters_go_to_a_topic_of_the_pipelines_name() -> None:
     assert Pipeline("shop").dead_letters == "shop_dead_letters"
+
+
+def test_columns_may_be_nested_and_have_any_name() -> None:
+    stream = sales().select(
+        {"store": "shop", "on_error": "amount"}, at={"day": {"number": "day(at)"}, "shop's": "shop"}
+    )
+    node = stream.node
+    assert isinstance(node, nodes.Select)
+    assert node.columns == {
+        "store": "shop",
+        "on_error": "amount",
+        "at": "named_struct('day', named_struct('number', day(at)), 'shop\\'s', shop)",
+    }
+    assert stream.fields["at"] == "STRUCT<day: STRUCT<number: >, `shop's`: STRING>"
+    with pytest.raises(TopologyError, match=r"select at .*'at\.days' reads days of at: it is not there"):
+        stream.select(x="at.days")
+    with pytest.raises(TopologyError, match="reads shopp"):
+        sales().select(at={"shop": "shopp"})
+
+
+def test_a_struct_inside_other_sql() -> None:
+    assert struct({"a": "shop", "b": {"c": "at"}}) == "named_struct('a', shop, 'b', named_struct('c', at))"
+    with pytest.raises(TopologyError, match=r"more than one|not a Spark SQL expression"):
+        struct({"a": "shop, at"})
+
+
+def test_an_aggregates_columns_may_have_any_name() -> None:
+    table = (
+        sales().group_by("shop").aggregate({"store": "count(*)", "adder": "max(at)"}, store="n", total="sum(amount)")
+    )
+    assert list(table.fields) == ["store", "adder", "total"]
+
+
+def test_a_selected_key_becomes_the_records_key() -> None:
+    stream = sales().select(_key="upper(_key)", shop="_key")
+    assert list(stream.fields) == ["shop"]
+    assert [type(node).__name__ for node in stream.pipeline.nodes] == ["Source", "Select", "SelectKey", "Select"]
+    with pytest.raises(TopologyError, match=r"select at .*: the names _offset are reserved"):
+        sales().select(_offset="amount")
+
+
+FUNCTIONS: list[tuple[Callable[..., object], object]] = [
+    (lambda value: value, "v"),
+    (lambda key, value: (key, value), ("k", "v")),
+    (lambda value, more=1: (value, more), ("v", 1)),
+    (lambda *arguments: arguments, ("v",)),
+    (str.upper, "V"),
+    (partial(lambda first, value: (first, value), 1), (1, "v")),
+    (str, "v"),
+]
+
+
+@pytest.mark.parametrize(("function", "result"), FUNCTIONS)
+def test_a_function_takes_the_value_or_key_and_value(function: Callable[..., object], result: object) -> None:
+    assert with_key("here", function, "value")("k", "v") == result
+    assert Not(with_key("here", function, "value"))("k", "v") is False

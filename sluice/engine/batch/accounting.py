@@ -93,17 +93,17 @@ class Clocks:
     batches: BatchClock
     partitions: Mapping[str, int]
     """Of each topic of the streams."""
-    idle_ms: int | None
+    idle_timeout_ms: int | None
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, partitions: Mapping[str, int]) -> Self:
         """Those of a job, given how many partitions each topic has."""
         counts = {source.topic: partitions[source.topic] for source in job.streams}
-        return cls(side_outputs, batches, counts, job.pipeline.idle_ms)
+        return cls(side_outputs, batches, counts, job.pipeline.idle_timeout_ms)
 
     def at(self, number: int) -> Clock:
         """The stream times before a batch."""
-        return Clock(self.side_outputs.times(number), self.partitions, self.batches.begun(number), self.idle_ms)
+        return Clock(self.side_outputs.times(number), self.partitions, self.batches.begun(number), self.idle_timeout_ms)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """How far everything is closed: the stream time that every partition of an operator's topics has reached.
 
 A partition in which nothing was seen yet can still bring anything, and holds up all others: unless the pipeline
-declares after which time without a record a partition is `idle`, and left out.
+declares after which time without a record a partition is `idle_timeout`, and left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Clock:
     times: Mapping[str, int]
     partitions: Mapping[str, int]
     now: int
-    idle_ms: int | None = None
+    idle_timeout_ms: int | None = None
 
     def of(self, operator: str, topic: str, partition: int) -> int:
         """Stream time in one partition."""
@@ -46,7 +46,7 @@ class Clock:
         return min(active, default=BEFORE_ALL)
 
     def _is_idle(self, topic: str, partition: int) -> bool:
-        if self.idle_ms is None:
+        if self.idle_timeout_ms is None:
             return False
         seen = self.times.get(f"{SEEN}/{topic}/{partition}", BEFORE_ALL)
-        return self.now - seen > self.idle_ms
+        return self.now - seen > self.idle_timeout_ms

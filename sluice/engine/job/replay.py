@@ -91,7 +91,7 @@ def _same_however_cut(job: Job, types: Mapping[str, str]) -> bool:
     return not (
         job.operators
         or job.transforms
-        or job.pipeline.idle_ms is not None
+        or job.pipeline.idle_timeout_ms is not None
         or any(source.on_time == "clock" for source in job.streams)
         or any(mergeable(text) is None for group in job.groups for text in group.aggregates)
         or any(

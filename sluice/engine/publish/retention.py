@@ -44,7 +44,7 @@ class Retention:
         if not self.windows:
             return
         clock = Clock(
-            stream_times, self.partitions, self.storage.batches.begun(batch), self.storage.job.pipeline.idle_ms
+            stream_times, self.partitions, self.storage.batches.begun(batch), self.storage.job.pipeline.idle_timeout_ms
         )
         reached = {one: clock.closed(one.operator, one.topics) for one in self.windows}
         ends = {one.group_id: time - one.retention_ms for one, time in reached.items() if time > one.retention_ms}

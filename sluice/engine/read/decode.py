@@ -73,7 +73,7 @@ class ValueDecoder:
     fields: tuple[str, ...]
     event_time: str | None
     zone: str
-    max_ahead_ms: int
+    max_future_skew_ms: int
     on_time: str
     keeps_nulls: bool
     author: Pickled | None
@@ -92,7 +92,7 @@ class ValueDecoder:
         serde = source.serde
         return cls(
             source.number, None if serde.is_text else _pickled(serde.contract), fields, source.event_time,
-            source.zone, source.max_ahead_ms, source.on_time, source.nulls == "keep",
+            source.zone, source.max_future_skew_ms, source.on_time, source.nulls == "keep",
             None if serde.decode is None else Pickled.of(serde.decode),
             None if source.key_decode is None else Pickled.of(source.key_decode), dict(source.fields),
             source.on_error, key_fields,

@@ -158,7 +158,7 @@ class StreamReader(Reader):
         decoder = self.decoders[share.topic]
         rows, values, letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
-        latest = clock + decoder.max_ahead_ms
+        latest = clock + decoder.max_future_skew_ms
         try:
             made = self._columns(decoder, kept, values, share)
             wrong = _untimely(made["_time"], latest)

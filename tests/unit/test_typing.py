@@ -1,0 +1,92 @@
+"""What a type checker knows of a pipeline: mypy accepts a right one, and finds each mistake of a wrong one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from mypy import api
+
+CONTRACTS = """
+from msgspec import Struct
+
+from sluice import Context, Pipeline, Record, Stream, Table, Timer, tumbling, within
+
+
+class Order(Struct):
+    item: str
+    amount: int
+
+
+class Line(Struct):
+    item: str
+    total: float
+
+
+class Sums:
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[Order]) -> None:
+        total = self.context.store("total")
+        total.put("amount", total.get("amount", 0) + record.value.amount)
+
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, timer.time)
+
+
+pipeline = Pipeline("typed")
+orders = pipeline.stream("orders", value=Order)
+"""
+
+RIGHT = """
+large: Stream[Order] = orders.filter(lambda order: order.amount > 3).filter(lambda key, order: key != order.item)
+lines: Stream[Line] = large.map_values(lambda order: Line(order.item, order.amount / 2), returns=Line)
+keyed: Stream[Line] = lines.map(lambda line: (line.item, line), returns=Line)
+items: Stream[str] = lines.flat_map_values(lambda key, line: [line.item], returns=str)
+sums: Table[int] = orders.group_by(lambda order: order.item).aggregate(int, lambda n, order: n + order.amount, store="n")
+count: Table[int] = orders.group_by_key().windowed_by(tumbling("1 minute")).count(store="per_minute")
+largest: Table[Order] = orders.group_by_key().reduce(lambda a, b: max(a, b, key=lambda o: o.amount), store="largest")
+columns = orders.select("item", shop={"id": "item"}).filter(lambda value: value["shop"]["id"] != "").to_table(store="s")
+totals: Stream[int] = orders.process(Sums, stores={"total": int}, returns=int).output
+orders.join(lines, within("1 minute")).foreach(lambda pair: print(pair["left"]))
+"""
+
+WRONG = {
+    "orders.filter(lambda order: order.amuont > 3)": '"Order" has no attribute "amuont"',
+    "orders.filter(lambda key, order: order.amuont > 3)": "attr-defined|call-overload|arg-type|misc",
+    "orders.map_values(lambda order: order.item, returns=int)": 'expected "Callable[[Order], int | None]"',
+    "orders.map_values(lambda order: order.amuont, returns=int)": '"Order" has no attribute "amuont"',
+    "orders.map_values(lambda order: order.amount, returns=int).filter(lambda n: n.item)": '"int" has no attribute "item"',
+    "orders.flat_map_values(lambda order: order.amount)": "Iterable",
+    "orders.group_by_key().aggregate(int, lambda n, order: n + order.amuont, store='n')": '"Order" has no attribute "amuont"',
+    "orders.group_by_key().reduce(lambda order, other: order.amount, store='n')": "Order",
+    "pipeline.stream('lines', value=Line).process(Sums)": "Processor[Line]",
+    "orders.select('item').filter(lambda value: value.item)": '"dict[str, Any]" has no attribute "item"',
+    "orders.filter('amount > 3', on_error='ignore')": "on_error|overload",
+    "orders.join(orders)": "overload",
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mypy")
+
+
+def checked(text: str, folder: Path, cache: Path) -> str:
+    """What mypy prints about a file of this text."""
+    file = folder / "typed.py"
+    file.write_text(text)
+    os.environ.setdefault("MYPYPATH", str(Path(__file__).parents[2]))
+    out, errors, _ = api.run(["--strict", "--cache-dir", str(cache), "--config-file", os.devnull, str(file)])
+    return out + errors
+
+
+def test_mypy_accepts_a_right_pipeline_and_finds_the_mistakes_of_a_wrong_one(tmp_path: Path, cache: Path) -> None:
+    assert "Success" in checked(CONTRACTS + RIGHT, tmp_path, cache)
+    first = CONTRACTS.count("\n") + 1
+    report = checked(CONTRACTS + "\n".join(WRONG) + "\n", tmp_path, cache).splitlines()
+    for number, (line, expected) in enumerate(WRONG.items(), first):
+        errors = [text for text in report if text.startswith(f"{tmp_path / 'typed.py'}:{number}: error")]
+        assert any(part in error for part in expected.split("|") for error in errors), (line, errors, report)
