@@ -1,4 +1,4 @@
-# Everything a developer does with Sluice. `make help` lists it.
+# Commands for developing Sluice; `make help` lists them.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
@@ -8,10 +8,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JARS := .sluice/jars/.provided
 
-# Where Python may write no bytecode, every process that is started compiles all that it imports.
+# Without bytecode files, every process would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Slow networks are no reason to fail.
+# Set-up should also work on slow networks.
 export UV_HTTP_TIMEOUT ?= 180
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -20,14 +20,14 @@ help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1mmake %-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(JARS) ## Make .venv and fetch the jars; does nothing when both are there
+setup: $(JARS) ## Create .venv and download the jars; does nothing if both are up to date
 
 .PHONY: demo
-demo: $(JARS) ## Kafka, Airflow, sample orders and their answers, from nothing; EXIT=1 ends after the answers
+demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the results; EXIT=1 stops after the queries
 	@$(BIN)/sluice demo $(if $(EXIT),--exit)
 
 .PHONY: test
-test: $(JARS) ## Run every test in PROCESSES=2; or, in one, what ARGS= tells pytest, e.g. ARGS='tests/unit -x'
+test: $(JARS) ## Run every test in PROCESSES=2; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
 	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),2) --durations=15)
 
 .PHONY: lint
@@ -38,16 +38,16 @@ lint: $(INSTALLED) ## Check style, format, types and the direction of imports
 	@$(BIN)/lint-imports
 
 .PHONY: fmt
-fmt: $(INSTALLED) ## Put imports and code in their format
+fmt: $(INSTALLED) ## Format the code and sort imports
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 .PHONY: docs
-docs: $(INSTALLED) ## Write docs/reference.md and the drawings anew from the code
+docs: $(INSTALLED) ## Generate docs/reference.md and the drawings from the code
 	@$(BIN)/python docs/make_reference.py
 
 .PHONY: bench
-bench: $(JARS) ## Time a million orders; PEER=folder of the Kafka Streams program to measure against
+bench: $(JARS) ## Time a million orders; PEER=folder also times the Kafka Streams program in that folder
 	@$(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)")
 
 .PHONY: bench-operators
@@ -55,29 +55,29 @@ bench-operators: $(JARS) ## Time a million records through each kind of operator
 	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(ARGS)
 
 .PHONY: bench-query
-bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a big shard
+bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a large shard
 	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
 .PHONY: test-postgres
-test-postgres: $(JARS) ## Every test of pipelines again with its state in PostgreSQL
+test-postgres: $(JARS) ## Run the tests of pipelines with their state in PostgreSQL
 	@$(BIN)/pytest tests/pipelines --postgres $(ARGS)
 
 .PHONY: test-namespaces
-test-namespaces: $(INSTALLED) ## Queries over state servers in network namespaces of their own; needs root
+test-namespaces: $(INSTALLED) ## Test queries over state servers in separate network namespaces; needs root
 	@$(BIN)/pytest tests/servers/namespaces.py
 
 .PHONY: conformance
-conformance: $(JARS) ## Compare with Kafka Streams' answers: CASES=file, CUTS=one|each|random, FEATURES=a,b
+conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=one|each|random, FEATURES=a,b
 	@test -n "$(CASES)" || { echo "Say which cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES))
 
 .PHONY: faults
-faults: $(JARS) ## Kill, stop and starve every part, and compare with what must be; ARGS='F1 F7' KILLS= PIPELINE= SHARDS=
+faults: $(JARS) ## Kill, pause and starve every process, and compare with the expected results; ARGS='F1 F7' KILLS= PIPELINE= SHARDS=
 	@KILLS="$(or $(KILLS),100)" PIPELINE="$(or $(PIPELINE),orders words)" SHARDS="$(or $(SHARDS),sqlite postgres)" \
 		$(BIN)/python -m tests.faults $(ARGS)
 
 .PHONY: lock
-lock: $(INSTALLED) ## Resolve pyproject.toml into requirements.txt anew and write the jars' checksums
+lock: $(INSTALLED) ## Resolve pyproject.toml into requirements.txt and write the jars' checksums
 	@$(BIN)/uv pip compile --universal --quiet pyproject.toml --extra dev -o requirements.txt
 	@$(BIN)/python -m sluice.provision lock-jars
 
@@ -87,7 +87,7 @@ clean: ## Remove .venv, .sluice and every cache
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# --- set-up: each stamp is made once, and again when what it depends on changes ---
+# --- Set-up: each stamp file is written again when its dependencies change ---
 
 # The first Python of 3.11 or newer, unless PYTHON= names one.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -103,8 +103,8 @@ $(BIN)/python:
 	else "$(PYTHON)" -m venv $(VENV) || \
 	{ rm -rf $(VENV); echo "Python's venv module is missing: on Debian, apt-get install python3-venv." >&2; exit 2; }; fi
 
-# uv installs the lock three times as fast as pip; without one on the PATH, the locked one is put into the venv. Bytecode
-# is made at once, as pip does it: where Python may not write any, each of Airflow's processes would compile all of it.
+# uv installs the lock three times as fast as pip. If it is not on the PATH, the locked version is installed into the venv.
+# Compile bytecode now, as pip does: if Python must not write it later, each Airflow process would compile everything.
 $(INSTALLED): requirements.txt pyproject.toml | $(BIN)/python
 	@command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "$$(grep -o '^uv==[^ ]*' requirements.txt)"
 	@echo "Installing requirements.txt into $(VENV)"

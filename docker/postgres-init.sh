@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run once, when PostgreSQL's volume is empty: the ledger and the shards beside Airflow's own database.
+# Runs once, when PostgreSQL's volume is empty: creates the databases of ledger and shards next to Airflow's.
 set -eu
 for database in ledger shards; do
     createdb --username "$POSTGRES_USER" "$database"
