@@ -164,7 +164,7 @@ def combine(
     as_of: AsOf = None,
     form: Printed = Form.TABLE,
 ) -> None:
-    """Add up the entries: how many, and sum, least and greatest of a field, by group."""
+    """Aggregate the entries by group: their number, and sum, minimum and maximum of a field."""
     part = _part(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with said(), _client() as client:
         found = client.combine(store, field, group_by=group_by, order=order, limit=limit, **part)

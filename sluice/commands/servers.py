@@ -30,7 +30,7 @@ def serve(
     host: Annotated[str, typer.Option(help="The name under which others reach it; default: as it listens.")] = "",
     certificate: Annotated[Path | None, typer.Option(help="Its TLS certificate, PEM.", exists=True)] = None,
     key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.", exists=True)] = None,
-    rest: Annotated[bool, typer.Option("--rest", help="Answer the REST view too, to whoever has the token.")] = False,
+    rest: Annotated[bool, typer.Option("--rest", help="Also serve the REST API to callers with the token.")] = False,
 ) -> None:
     """Answer for workers' shards on this host, until Ctrl-C. The token is SLUICE_SERVER_TOKEN's."""
     from sluice.server import run

@@ -128,7 +128,7 @@ class Reader:
         order: Order = "group",
         limit: int | None = None,
     ) -> Combined:
-        """Number of entries, and sum, least and greatest of `field`, by group; `Groups` says what the names mean."""
+        """Number of entries, and sum, minimum and maximum of `field`, by group; see `Groups` for the special names."""
         found, statuses = await self._ask_all(pin, Combine(*pin.of, within, field, group_by))
         return Combined(pin, statuses, await asyncio.to_thread(_groups, found, field, group_by, order, limit))
 

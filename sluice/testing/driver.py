@@ -145,7 +145,7 @@ class TopologyTestDriver:
         return [_output(record) for run in self._runs for record in run.output.records.get(topic, ())]
 
     def dead_letters(self) -> list[Output]:
-        """The records set aside; their headers say why."""
+        """The dead letters; their headers give the reasons."""
         return self.output(self.pipeline.dead_letters)
 
     def store(self, name: str) -> dict[Any, Any]:
