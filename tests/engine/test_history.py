@@ -158,6 +158,30 @@ def test_a_rebuild_that_has_lost_its_lease_replaces_nothing(start: Start, monkey
     assert running.snapshot().id == "1.0"
 
 
+def test_a_driver_that_meets_its_successor_in_the_checkpoint_says_that_it_lost_its_lease(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(counted)
+    running.send("items", b'{"n":1}')
+    publish = Snapshots.publish
+
+    def and_another_goes_on(snapshots: Snapshots, *of: Any) -> bool:
+        is_new = publish(snapshots, *of)
+        ref = JobRef(running.pipeline.name, "main", 1)
+        with running.ledger() as ledger:
+            row = ledger.leases.get(ref)
+            assert row is not None
+            ledger.leases.take(ref, running_holder(row), row)
+        commits = running.checkpoint / "commits"
+        commits.mkdir(exist_ok=True)
+        (commits / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
+        return is_new
+
+    monkeypatch.setattr(Snapshots, "publish", and_another_goes_on)
+    with pytest.raises(LeaseError, match="lost its lease"):
+        running.run()
+
+
 def running_holder(row: Any) -> Any:
     from sluice.state.ledger.leases import Holder
 

@@ -68,6 +68,7 @@ def test_a_driver_that_was_stopped_past_its_lease(subject: World, seen: Seen) ->
             if process.is_running():
                 process.resume()
         status = stopped.wait()
+        assert status == 0 or "lost its lease" in stopped.said, stopped.said[-3000:]
         said.append(f"{status}: {stopped.said.strip().splitlines()[-1][:90]}")
         feed(5 * int(BATCH[subject.name]))
     subject.run()

@@ -86,6 +86,12 @@ class Lease:
         if self._lost.is_set():
             raise lost(self.leases.get(self.ref), self.epoch)
 
+    def require(self) -> None:
+        """Raise LeaseError unless the ledger says that the lease is still held."""
+        row = self._seen()
+        if row is None or row.epoch != self.epoch or not row.held:
+            raise lost(row, self.epoch)
+
     def __enter__(self) -> Self:
         self._row = self._take()
         self._renewing.start()

@@ -94,7 +94,7 @@ class JobRun:
             auditor = Auditor(storage, self.settings.run, lease.epoch, firsts)
             known = (tables, auditor, query.frames.types, Retention.of(storage, partitions), limits)
             publisher = Publisher(storage, ledger, lease, guard, output, *known, direct, partitions=partitions)
-            with query_errors(publisher, storage):
+            with query_errors(publisher, storage, lease):
                 if self.steps is None:
                     publisher.begin()
                     query.run(publisher)
@@ -186,11 +186,13 @@ def ship(spark: SparkSession, file: Path) -> None:
 
 
 @contextmanager
-def query_errors(publisher: Publisher, storage: Storage) -> Iterator[None]:
+def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
     """Spark's errors as ours: what the publisher raised as it was, anything else with what Spark says is the cause."""
     try:
         yield
     except StreamingQueryException as failed:
+        # Whatever fails once a successor works with the checkpoint, the shards and the output, this is the cause.
+        lease.require()
         if publisher.error is not None:
             raise publisher.error from None
         said = str(failed)
