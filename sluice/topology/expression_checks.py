@@ -1,6 +1,7 @@
-"""What is wrong with an expression's types, as far as its text and the contracts tell: Spark itself is asked later.
+"""Checks of an SQL expression's types while a pipeline is built, from its text and the contracts alone.
 
-Only what is certain is refused here; of a function's result, say, nothing is known.
+Only certain mistakes are rejected: the type of a function's result, for example, is unknown here. `sluice check` asks
+Spark itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sluice.topology.expressions import aggregates, struct_fields
 from sluice.topology.spark_functions import OF_SPARK_ALONE
 
 Need = Literal["condition", "array", "key", ""]
-"""What an expression must give: a BOOLEAN, an ARRAY, anything but always null, or anything."""
+"""What an expression must return: a BOOLEAN, an ARRAY, anything but a constant null, or anything."""
 
 _OURS = frozenset({"top"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
@@ -26,7 +27,7 @@ _NOT_ADDED = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "BINARY", "ARRAY", "MAP"
 
 
 def require(text: str, known: Mapping[str, str], where: str, need: Need = "") -> None:
-    """TopologyError if `text` calls an unknown function, reads a field that an object lacks, or gives another type."""
+    """Raise TopologyError if `text` calls an unknown function, reads an unknown field of an object, or has a wrong type."""
     tree = sqlglot.parse_one(text, dialect="spark")
     where = f"{where}: {text!r}"
     for node in tree.walk():
@@ -38,15 +39,18 @@ def require(text: str, known: Mapping[str, str], where: str, need: Need = "") ->
             _require_number(node, known, where)
         elif isinstance(node, exp.Distinct) and not (isinstance(node.parent, exp.Count) and len(node.expressions) == 1):
             raise TopologyError(
-                f"{where}: DISTINCT goes with count and one field.", next_step="Write count(DISTINCT struct(a, b))."
+                f"{where}: DISTINCT only works in count, with one field.",
+                next_step="Write count(DISTINCT struct(a, b)).",
             )
-    for wrong in _misplaced(tree):
-        raise TopologyError(f"{where} {wrong}.")
+    for mistake in _misplaced(tree):
+        raise TopologyError(f"{where} {mistake}.")
     kind = _kind(tree, known)
     if need == "condition" and kind not in ("", "BOOLEAN"):
-        raise TopologyError(f"{where} is {kind}, not a condition.", next_step="Compare it with something.")
+        raise TopologyError(f"{where} is {kind}, not a condition.", next_step="Write a comparison.")
     if need == "array" and kind and not kind.startswith("ARRAY"):
-        raise TopologyError(f"{where} is {kind}, not an array.", next_step="Make one, as split(text, ' ') does.")
+        raise TopologyError(
+            f"{where} is {kind}, not an array.", next_step="Make an array, for example with split(text, ' ')."
+        )
     if need == "key" and kind == "NULL":
         raise TopologyError(f"{where} is always null: no record would have a key.")
 
@@ -56,18 +60,20 @@ def _require_function(node: exp.Anonymous, where: str) -> None:
     if name in _OURS:
         _require_top(node, where)
     elif name not in OF_SPARK_ALONE:
-        known = [*OF_SPARK_ALONE, *_OURS, *(name.lower() for name in exp.FUNCTION_BY_NAME)]
-        close = get_close_matches(name, known)
+        functions = [*OF_SPARK_ALONE, *_OURS, *(name.lower() for name in exp.FUNCTION_BY_NAME)]
+        close = get_close_matches(name, functions)
         raise TopologyError(
-            f"{where} calls {node.name}, which Spark SQL has not.",
-            next_step=f"Is it {' or '.join(close)}?" if close else "A Python function may do what is wanted.",
+            f"{where}: unknown Spark SQL function {node.name}.",
+            next_step=f"Did you mean {' or '.join(close)}?" if close else "Use a Python function instead.",
         )
 
 
 def _require_top(node: exp.Anonymous, where: str) -> None:
     number = node.expressions[1] if len(node.expressions) == 2 else None
     if not (isinstance(number, exp.Literal) and number.name.isdigit() and int(number.name) > 0):
-        raise TopologyError(f"{where}: top takes a value and how many to keep.", next_step="Write top(amount, 3).")
+        raise TopologyError(
+            f"{where}: top takes a value and a number of values to keep.", next_step="Write top(amount, 3)."
+        )
 
 
 def _require_number(node: exp.Expr, known: Mapping[str, str], where: str) -> None:
@@ -76,19 +82,19 @@ def _require_number(node: exp.Expr, known: Mapping[str, str], where: str) -> Non
         name = type(node).__name__.lower()
         raise TopologyError(
             f"{where}: {name} needs a number, and {node.this.sql(dialect='spark')} is {kind}.",
-            next_step=f"Take another field, or write {name}(CAST(... AS DOUBLE))." if kind == "STRING" else "",
+            next_step=f"Use another field, or write {name}(CAST(... AS DOUBLE))." if kind == "STRING" else "",
         )
 
 
 def _misplaced(tree: exp.Expr) -> Iterator[str]:
-    """What is wrong with the places of aggregates, and of fields beside them."""
+    """Mistakes: an aggregate inside an aggregate, a field outside of one."""
     inner = [node for node in tree.walk() if aggregates(node)]
     for node in inner:
         if any(aggregates(above) for above in _above(node)):
-            yield f"aggregates what is aggregated already, by {node.sql(dialect='spark')}"
+            yield f"aggregates the aggregate {node.sql(dialect='spark')}"
     for column in tree.find_all(exp.Column) if inner else ():
         if not any(aggregates(above) or isinstance(above, exp.Filter | exp.WithinGroup) for above in _above(column)):
-            yield f"reads {column.sql(dialect='spark')} beside an aggregate, where there are many: write max(...) of it"
+            yield f"reads {column.sql(dialect='spark')} outside of an aggregate: write max(...) of it"
 
 
 def _above(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -98,7 +104,7 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _kind(node: exp.Expr, known: Mapping[str, str]) -> str:
-    """The type of a value, if the text tells it for certain; else empty."""
+    """The type of a value if it is certain; else empty."""
     match node:
         case exp.Paren():
             return _kind(node.this, known)
@@ -116,7 +122,7 @@ def _kind(node: exp.Expr, known: Mapping[str, str]) -> str:
 
 
 def _path(column: exp.Column, known: Mapping[str, str], where: str) -> str:
-    """The type of a field, or of one within it; TopologyError if an object has no field of that name."""
+    """The type of a field, or of a field within it. Raises TopologyError for an unknown field of an object."""
     first, *rest = (part.name for part in column.parts)
     kind = known.get(first, "")
     for name in rest:
@@ -124,8 +130,8 @@ def _path(column: exp.Column, known: Mapping[str, str], where: str) -> str:
             return ""
         fields = {field.lower(): inner for field, inner in struct_fields(kind).items()}
         if name.lower() not in fields:
-            there = f"There are: {', '.join(struct_fields(kind))}." if fields else ""
-            of = first if fields else f"{first}, which is {kind}"
-            raise TopologyError(f"{where} reads {name} of {of}: it is not there.", next_step=there)
+            known_fields = f"Its fields: {', '.join(struct_fields(kind))}." if fields else ""
+            parent = first if fields else f"{first}, which is {kind}"
+            raise TopologyError(f"{where} reads the unknown field {name} of {parent}.", next_step=known_fields)
         first, kind = name, fields[name.lower()]
     return kind

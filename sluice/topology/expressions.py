@@ -1,4 +1,4 @@
-"""Spark SQL text, read without Spark: what fields it uses, whether it aggregates, and how to point it at columns."""
+"""Spark SQL expressions parsed without Spark: the fields they read, whether they aggregate, how to rename columns."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from sluice.values.sql import literal, quoted
 
 @dataclass(frozen=True)
 class Expression:
-    """A parsed Spark SQL expression. `names` are the columns it reads, each with where it stands in the text."""
+    """A parsed Spark SQL expression. `names` are the columns it reads, each with its start and end in the text."""
 
     text: str
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
     unnamed: frozenset[int] = frozenset()
-    """Where columns stand that name a field of a struct, as in `struct(amount)`: another column must not rename it."""
+    """Starts of columns that name a struct's field, as in `struct(amount)`: replacing them must keep that name."""
 
     @property
     def fields(self) -> frozenset[str]:
-        """Names of the columns that the expression reads; of `address.city` it is `address`."""
+        """The columns that the expression reads; for `address.city`, `address`."""
         return frozenset(name for name, _, _ in self.names)
 
     def on(self, columns: Mapping[str, str]) -> str:
@@ -42,17 +42,17 @@ class Expression:
 
 @cache
 def parse(text: str) -> Expression:
-    """Read `text`; TopologyError says what is wrong with it and where."""
+    """Parse `text`. Raises TopologyError with the mistake and its column."""
     try:
         tree, *more = sqlglot.parse(text, dialect="spark")
     except (SqlglotError, LookupError, TypeError, ValueError) as error:  # all of them over calls like `date_part()`
         problem = (getattr(error, "errors", None) or [{}])[0]
         where = f" (column {problem['col']})" if problem.get("col") else ""
-        told = str(problem.get("description") or error)
-        what = re.sub(r"<class 'sqlglot\.expressions\.(?:\w+\.)*(\w+)'>", r"\1", told)
-        raise TopologyError(f"{text!r} is not a Spark SQL expression{where}: {what}.") from None
+        description = str(problem.get("description") or error)
+        mistake = re.sub(r"<class 'sqlglot\.expressions\.(?:\w+\.)*(\w+)'>", r"\1", description)
+        raise TopologyError(f"{text!r} is not a Spark SQL expression{where}: {mistake}.") from None
     if tree is None or more:
-        raise TopologyError(f"{text!r} holds {'more than one' if more else 'no'} expression.")
+        raise TopologyError(f"{text!r} contains {'more than one' if more else 'no'} expression.")
     if why := _refusal(tree):
         raise TopologyError(f"{text!r} {why}.")
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
@@ -61,9 +61,9 @@ def parse(text: str) -> Expression:
 
 @cache
 def mergeable(text: str) -> tuple[str, str | None] | None:
-    """Function and column of an aggregate that can be put together from parts; the column of `count(*)` is None.
+    """Function and column of an aggregate whose partial results can be combined; the column of `count(*)` is None.
 
-    None for any other expression, `sum(a + b)` or `count(DISTINCT a)` among them.
+    None for any other expression, such as `sum(a + b)` or `count(DISTINCT a)`.
     """
     tree = sqlglot.parse_one(text, dialect="spark")
     functions: dict[type[exp.Expr], str] = {exp.Count: "count", exp.Sum: "sum", exp.Min: "min", exp.Max: "max"}
@@ -77,9 +77,9 @@ def mergeable(text: str) -> tuple[str, str | None] | None:
 
 @dataclass(frozen=True)
 class Parts:
-    """An aggregate taken apart: `text` over `a0`, `a1`, ..., the results of `functions` in order.
+    """An aggregate as `text` over `a0`, `a1`, ..., the results of its `functions`.
 
-    A function is its name, its argument (None of `count(*)`), and its number (of `top(x, 3)`; else 0).
+    A function is its name, its argument (None for `count(*)`), and a number (3 for `top(x, 3)`, else 0).
     """
 
     text: str
@@ -88,8 +88,8 @@ class Parts:
 
 @cache
 def in_order(text: str) -> Parts | str:
-    """The aggregate as functions that take one record after the other, or the name of one for which there is none."""
-    found: list[tuple[str, str | None, int]] = []
+    """The aggregate as functions that take one record at a time, or the name of a function that only Spark has."""
+    functions: list[tuple[str, str | None, int]] = []
     tree = sqlglot.parse_one(text, dialect="spark")
 
     def replaced(node: exp.Expr) -> exp.Expr:
@@ -98,19 +98,19 @@ def in_order(text: str) -> Parts | str:
         function = _in_order(_conditional(node) if isinstance(node, exp.Filter) else node)
         if function is None:
             raise _NotInOrderError(node.sql(dialect="spark"))
-        if function not in found:
-            found.append(function)
-        return exp.column(f"a{found.index(function)}")
+        if function not in functions:
+            functions.append(function)
+        return exp.column(f"a{functions.index(function)}")
 
     try:
         outer = tree.transform(replaced)
     except _NotInOrderError as error:
         return str(error)
-    return Parts(outer.sql(dialect="spark"), tuple(found))
+    return Parts(outer.sql(dialect="spark"), tuple(functions))
 
 
 class _NotInOrderError(Exception):
-    """An aggregate function that only Spark has."""
+    """The aggregate function exists only in Spark."""
 
 
 _IN_ORDER: dict[type[exp.Expr], str] = {
@@ -118,11 +118,11 @@ _IN_ORDER: dict[type[exp.Expr], str] = {
     exp.ArrayUniqueAgg: "collect_set", exp.First: "first", exp.Last: "last",
 }  # fmt: skip
 ORDER_MATTERS = frozenset({"collect_list", "collect_set", "count_distinct", "first", "last", "top"})
-"""Functions whose result depends on the order of the records, which Spark's own do not keep, or that need them all."""
+"""Functions that depend on the order of the records, or need all of them; Spark's aggregation keeps neither."""
 
 
 def _conditional(node: exp.Filter) -> exp.Expr:
-    """`sum(x) FILTER (WHERE c)` as `sum(IF(c, x, NULL))`: a null counts for nothing."""
+    """Rewrite `sum(x) FILTER (WHERE c)` as `sum(IF(c, x, NULL))`: aggregates ignore nulls."""
     function: exp.Expr = node.this.copy()
     condition = node.expression.this
     if function.expressions:
@@ -132,7 +132,7 @@ def _conditional(node: exp.Filter) -> exp.Expr:
         return function  # top(x, 3)
     of = function.this
     if isinstance(of, exp.Distinct):
-        of.set("expressions", [exp.func("if", condition, one, exp.null()) for one in of.expressions])
+        of.set("expressions", [exp.func("if", condition, value, exp.null()) for value in of.expressions])
     else:
         function.set("this", exp.func("if", condition, exp.true() if isinstance(of, exp.Star) else of, exp.null()))
     return function
@@ -175,7 +175,7 @@ def column_sql(column: Column) -> str:
 
 
 def reference(name: str) -> str:
-    """The expression that is the field of that name, and nothing else."""
+    """The expression that reads the field of this name, quoted if needed."""
     try:
         plain = [start_stop for *_, start_stop in parse(name).names] == [len(name)] and quoted(name) == name
     except TopologyError:
@@ -184,7 +184,7 @@ def reference(name: str) -> str:
 
 
 def element_fields(array: str) -> dict[str, str]:
-    """The fields of the structs in an array of that type, each with its type; none for any other type."""
+    """The fields of the structs in an array of this type, each with its type; empty for other types."""
     return struct_fields(array.removeprefix("ARRAY<").removesuffix(">")) if array.startswith("ARRAY<") else {}
 
 
@@ -204,7 +204,7 @@ def struct_fields(struct: str) -> dict[str, str]:
 
 
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
-# What sqlglot takes for a function like any other.
+# Aggregates that sqlglot parses as ordinary functions.
 _MORE_AGGREGATES = {
     "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg", "try_sum", "top", "vector_avg",
     "vector_sum",
@@ -212,25 +212,24 @@ _MORE_AGGREGATES = {
 
 
 def _refusal(tree: exp.Expr) -> str:
-    """Why a tree is not one expression over a record's fields; empty if it is."""
+    """Why a tree is not an expression over one record's fields, or an empty string."""
     if isinstance(tree, _STATEMENTS):
-        return "is a statement; an expression is needed"
+        return "is a statement, not an expression"
     if isinstance(tree, exp.Alias):
-        return "gives a name with AS; the name goes before the expression, as in total='sum(amount)'"
+        return "names its result with AS; write the name before the expression, as in total='sum(amount)'"
     for node in tree.walk():
         if node.comments:
-            return "holds a comment; write it in Python"
+            return "contains a comment; write comments in Python"
         if isinstance(node, exp.Query):
-            return "holds a query; an expression is needed"
+            return "contains a query; only expressions are allowed"
         if isinstance(node, exp.Window):
-            return "looks at other records with OVER; group the stream instead"
+            return "reads other records with OVER; group the stream instead"
         if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
-            return "holds a star; name the fields"
+            return "contains a star; name the fields"
     return ""
 
 
 def aggregates(node: exp.Expr) -> bool:
-    """Whether a node is an aggregate function."""
     if isinstance(node, exp.AggFunc):
         return True
     name = _name(node) if isinstance(node, exp.Func) else ""
@@ -257,13 +256,13 @@ def _position(column: exp.Column) -> tuple[str, int, int]:
 
 
 def check(expression: Expression, known: Mapping[str, str], where: str, *, aggregate: bool) -> None:
-    """TopologyError unless every column is in `known` and the expression aggregates just when it must."""
+    """Raise TopologyError if a column is unknown, or if the expression aggregates where it must not or vice versa."""
     unknown = sorted(expression.fields - known.keys())
     if unknown:
         raise TopologyError(
-            f"{where}: {expression.text!r} reads {', '.join(unknown)}, which is not there.",
-            next_step=f"There are: {', '.join(sorted(known))}.",
+            f"{where}: {expression.text!r} reads unknown fields: {', '.join(unknown)}.",
+            next_step=f"Known fields: {', '.join(sorted(known))}.",
         )
     if expression.aggregates != aggregate:
-        need = "must aggregate, as count(*) or sum(x) do" if aggregate else "may not aggregate here"
-        raise TopologyError(f"{where}: {expression.text!r} {need}.")
+        rule = "must aggregate, like count(*) or sum(x)" if aggregate else "must not aggregate here"
+        raise TopologyError(f"{where}: {expression.text!r} {rule}.")
