@@ -41,7 +41,7 @@ class Row(msgspec.Struct):
     """In a join of two streams: the largest event times of the left and the right stream, this row included."""
     foreign: str | None = None
     """The record's own key where `key` is a different one: the left side of a foreign-key join, a stream joined by a
-    mapped key, a stream deduplicated by an id."""
+    mapped key, a stream deduplicated by an id, a grouped table."""
 
 
 class Output(Protocol):

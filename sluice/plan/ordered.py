@@ -248,7 +248,7 @@ class Planner:
         own = column_read(self.builder, scope, "_key")
         if made is None:
             return own, None
-        if isinstance(node, nodes.Aggregate):
+        if isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
             # A late record goes out as it got here.
             return _text(made), None if node.late is None else scope.json(self.builder)
         return _text(made), own

@@ -200,6 +200,15 @@ def test_a_change_of_a_table_within_its_group_is_taken_whole_or_not_at_all(drive
     assert [one.value for one in driver.dead_letters()] == [{"value": 5}]
 
 
+def test_a_value_that_a_table_could_not_add_is_not_taken_out_later(drive: Drive) -> None:
+    driver = drive(sensors("replaced"))
+    for key, value in (("a", 1), ("b", BROKEN), ("a", BROKEN), ("a", 2), ("b", 3)):
+        driver.pipe("states", {"value": value}, key, timestamp=0)
+        driver.commit()
+    assert driver.store("states_listed") == {"all": [2, 3]}
+    assert [one.key for one in driver.dead_letters()] == ["all", "all"]
+
+
 @pytest.mark.parametrize("store", ["reduce", "process"])
 def test_fail_ends_the_run_with_step_line_and_key(drive: Drive, store: str) -> None:
     pipeline = Pipeline(f"ends_at_{store}", workers=1)

@@ -15,7 +15,7 @@ from sluice.engine.ordered.runner import Hosted
 from sluice.engine.ordered.specs import OperatorSpec
 from sluice.engine.steps.pickling import Pickled
 from sluice.errors import EngineError, TopologyError
-from sluice.operators.aggregation.aggregate import Aggregate, Hopping, WindowedAggregate
+from sluice.operators.aggregation.aggregate import Aggregate, Hopping, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import Session, SessionAggregate
@@ -123,7 +123,7 @@ def _aggregate(
 ) -> Operator[Any]:
     made = calculation()
     if window is None:
-        return Aggregate(made, subtracts=subtracts, retracts=retracts)
+        return (TableAggregate if subtracts else Aggregate)(made, retracts=retracts)
     if isinstance(window, SlidingWindow):
         return SlidingAggregate(made, Sliding(window.size_ms, window.grace_ms), retracts=retracts)
     if isinstance(window, SessionWindow):

@@ -14,7 +14,7 @@ from sluice.engine.batch.rejected import Rejected, ends_the_run, said
 from sluice.engine.batch.rows import LAST, REJECTED, SCHEMA, SUBS, place_of
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Clock
 from sluice.engine.ordered.specs import OperatorSpec
-from sluice.operators.aggregation.aggregate import Aggregate
+from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import Operator, Row, Window
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
@@ -276,7 +276,7 @@ class HostRun:
 
     def change(self, old: Row, new: Row, output: StageOutput) -> None:
         """Take both halves of a table's change, all or none."""
-        assert isinstance(self.operator, Aggregate)
+        assert isinstance(self.operator, TableAggregate)
         output.host, output.row = self.host, new
         self.operator.change(self._state(new.key), old, new, output)
 

@@ -20,7 +20,7 @@ from sluice.engine.batch.side_outputs import Facts, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED
 from sluice.engine.ordered.runner import BatchStates, Hosted, HostRun, StageOutput, StageTimes
 from sluice.engine.publish.shards import open_shard
-from sluice.operators.aggregation.aggregate import Aggregate
+from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import Row
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import State
@@ -124,11 +124,7 @@ class StageRun:
 
     def _changes(self, rows: pa.Table) -> frozenset[int]:
         """The rows that are halves of a table's change within one group: the old value, and the new one right after."""
-        subtracting = {
-            number
-            for number, host in self.hosts.items()
-            if isinstance(host.operator, Aggregate) and host.operator.subtracts
-        }
+        subtracting = {number for number, host in self.hosts.items() if isinstance(host.operator, TableAggregate)}
         if not subtracting:
             return frozenset()
         names = ("target", "old", "key", "sequence", "place")

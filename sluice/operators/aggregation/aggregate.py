@@ -7,12 +7,24 @@ aggregate and the aggregate. A result's time is the largest of its records' time
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import FAILURES, Output, Row, Timeless, Window
 
 State = dict[int, tuple[int, Any]]
+T = TypeVar("T")
+
+
+class Group(msgspec.Struct, Generic[T], array_like=True):
+    """The state of one group of a table's rows."""
+
+    windows: dict[int, tuple[int, T]]
+    """Only window 0, as for every aggregate without windows."""
+    instead: dict[str, str | None]
+    """For each row whose value could not be added, by its key: the value that the aggregate has instead, if any."""
 
 
 @dataclass(frozen=True)
@@ -24,46 +36,15 @@ class Hopping:
     grace: int = 0
 
 
-class Aggregation:
+class Adding:
     """Base of all aggregations.
 
     `retracts`: the next operator subtracts, so the old value is sent before the new one.
     """
 
-    drops_null_values = False
-
     def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
         self.calculation = calculation
         self.retracts = retracts
-        self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
-
-    def begin(self) -> State:
-        return {}
-
-    def process(self, state: State, row: Row, out: Output) -> None:
-        before = state.copy()
-        self.calculation.keep()
-        out.hold()
-        try:
-            self._take(state, row, out)
-        except MemoryError:
-            raise
-        except FAILURES as error:
-            self._reject(state, before, row, error, out)
-        else:
-            out.release()
-
-    def _reject(self, state: State, before: State, row: Row, error: BaseException, out: Output) -> None:
-        """Restore the state from before the row and reject the row."""
-        state.clear()
-        state.update({start: (time, self.calculation.undo(held)) for start, (time, held) in before.items()})
-        out.reject(error, row.key, row.value, row.time)
-
-    def _take(self, state: State, row: Row, out: Output) -> None:
-        raise NotImplementedError
-
-    def is_empty(self, state: State) -> bool:
-        return not state
 
     def _add(
         self, state: State, start: int, window: Window | None, row: Row, value: Any, out: Output, seed: Any = None
@@ -87,53 +68,132 @@ class Aggregation:
             out.emit(row.key, old, time, window=window, old=True)
         out.emit(row.key, calculation.result(aggregate), time, window=window)
 
+    def _undo(self, state: State, before: State) -> None:
+        """Restore the state from the calculation's last `keep`."""
+        state.clear()
+        state.update({start: (time, self.calculation.undo(held)) for start, (time, held) in before.items()})
 
-class Aggregate(Timeless, Aggregation):
-    """One aggregate per key. Over a table (`subtracts`), old values are subtracted and new ones added."""
 
-    def __init__(self, calculation: Calculation, *, subtracts: bool = False, retracts: bool = False) -> None:
+class Aggregation(Adding):
+    """An aggregation of a stream. A row that fails leaves the state as it was."""
+
+    drops_null_values = False
+
+    def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)
-        self.subtracts = subtracts
-        self.drops_null_values = not subtracts
+        self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
 
-    def change(self, state: State, old: Row, new: Row, out: Output) -> None:
-        """Subtract a table's old value and add the new one. If either fails, neither takes effect."""
+    def begin(self) -> State:
+        return {}
+
+    def process(self, state: State, row: Row, out: Output) -> None:
         before = state.copy()
         self.calculation.keep()
         out.hold()
         try:
-            self._take(state, old, out)
-            self._take(state, new, out)
+            self._take(state, row, out)
         except MemoryError:
             raise
         except FAILURES as error:
-            self._reject(state, before, new, error, out)
+            self._undo(state, before)
+            out.reject(error, row.key, row.value, row.time)
         else:
             out.release()
 
     def _take(self, state: State, row: Row, out: Output) -> None:
-        """Add or subtract the value. A stream's null value is dropped; a table's tombstone adds nothing."""
-        if row.value is None:
-            if not self.subtracts:
-                out.count("null_key" if row.key is None else "null_value")
-        elif row.key is None:
-            out.count("null_key")
-        elif row.old:
-            self._subtract(state, row, out)
+        raise NotImplementedError
+
+    def is_empty(self, state: State) -> bool:
+        return not state
+
+
+class Aggregate(Timeless, Aggregation):
+    """One aggregate per key of a stream."""
+
+    drops_null_values = True
+
+    def _take(self, state: State, row: Row, out: Output) -> None:
+        if row.key is None or row.value is None:
+            out.count("null_key" if row.key is None else "null_value")
         else:
             self._add(state, 0, None, row, self.calculation.read(row.value), out)
 
-    def _subtract(self, state: State, row: Row, out: Output) -> None:
+
+class TableAggregate(Timeless, Adding):
+    """One aggregate per group of a table's rows: old values are subtracted and new ones added.
+
+    If either fails, neither takes effect: the aggregate keeps the old value, although the table's row has the new one.
+    When the row changes again, the value that the aggregate kept is subtracted, not the one that was never added.
+    """
+
+    drops_null_values = False
+
+    def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
+        super().__init__(calculation, retracts=retracts)
+        self.state_type: Any = Group[calculation.kind]  # type: ignore[name-defined]
+
+    def begin(self) -> Group[Any]:
+        return Group({}, {})
+
+    def process(self, state: Group[Any], row: Row, out: Output) -> None:
+        if row.old:
+            self._take(state, row, None, out)
+        else:
+            self._take(state, None, row, out)
+
+    def change(self, state: Group[Any], old: Row, new: Row, out: Output) -> None:
+        """Subtract the old value of a row and add its new one."""
+        self._take(state, old, new, out)
+
+    def _take(self, state: Group[Any], old: Row | None, new: Row | None, out: Output) -> None:
+        before = state.windows.copy()
+        self.calculation.keep()
+        held = None if old is None else state.instead.pop(_own(old), old.value)
+        out.hold()
+        try:
+            if old is not None and held is not None:
+                self._subtract(state.windows, old, held, out)
+            if new is not None and new.value is not None:
+                self._put(state.windows, new, new.value, out)
+        except MemoryError:
+            raise
+        except FAILURES as error:
+            self._undo(state.windows, before)
+            row = new or old
+            assert row is not None
+            if new is not None and new.value is not None:
+                state.instead[_own(new)] = held
+            out.reject(error, row.key, row.value, row.time)
+        else:
+            out.release()
+
+    def _put(self, state: State, row: Row, value: str, out: Output) -> None:
+        if row.key is None:
+            out.count("null_key")
+        else:
+            self._add(state, 0, None, row, self.calculation.read(value), out)
+
+    def _subtract(self, state: State, row: Row, value: str, out: Output) -> None:
+        if row.key is None:
+            out.count("null_key")
+            return
         held = state.get(0)
         if held is None:
             return
-        assert row.key is not None
         time, aggregate = max(held[0], row.time), held[1]
         if self.retracts:
             out.emit(row.key, self.calculation.result(aggregate), time, old=True)
-        aggregate = self.calculation.subtract(row.key, aggregate, self.calculation.read(row.value))
+        aggregate = self.calculation.subtract(row.key, aggregate, self.calculation.read(value))
         state[0] = time, aggregate
         out.emit(row.key, self.calculation.result(aggregate), time)
+
+    def is_empty(self, state: Group[Any]) -> bool:
+        return not state.windows and not state.instead
+
+
+def _own(row: Row) -> str:
+    """The row's key in its table. `row.key` is its group."""
+    return row.foreign or ""
 
 
 class WindowedAggregate(Aggregation):

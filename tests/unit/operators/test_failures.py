@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sluice.operators.aggregation.aggregate import Aggregate, Hopping, WindowedAggregate
+from sluice.operators.aggregation.aggregate import Aggregate, Hopping, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import Session, SessionAggregate
@@ -129,22 +129,48 @@ def test_a_merger_that_fails_leaves_both_sessions_as_they_were() -> None:
 
 
 def test_a_subtractor_that_fails_leaves_the_group_as_it_was() -> None:
-    operator = Aggregate(Custom(list, lambda key, so_far, value: [*so_far, value], takes_out, None, list[int], int),
-                         subtracts=True)  # fmt: skip
+    custom = Custom(list, lambda key, so_far, value: [*so_far, value], takes_out, None, list[int], int)
+    operator = TableAggregate(custom)
     ran = run(operator, [Given("g", POISON, 0), Given("g", 1, 1), Given("g", POISON, 2, old=True), Given("g", 2, 3)])
     assert ran.values == [[POISON], [POISON, 1], [POISON, 1, 2]]
     assert [one.value for one in ran.rejected] == [POISON]
 
 
 def test_a_change_within_a_group_is_taken_whole_or_not_at_all() -> None:
-    operator, ran = Aggregate(lists(), subtracts=True), Ran()
+    operator, ran = TableAggregate(lists()), Ran()
     state = operator.begin()
     operator.process(state, Row("g", "1", 0, -1, 0), ran)
     operator.change(state, Row("g", "1", 1, 0, 1, old=True), Row("g", "13", 1, 0, 1), ran)
-    assert (state, ran.values) == ({0: (0, [1])}, [[1]])
+    assert (state.windows, ran.values) == ({0: (0, [1])}, [[1]])
     assert [(one.value, one.why) for one in ran.rejected] == [(POISON, "Poison: 13")]
-    operator.change(state, Row("g", "1", 2, 1, 2, old=True), Row("g", "2", 2, 1, 2), ran)
-    assert state == {0: (2, [2])}
+
+
+def changed(values: Sequence[int | None], other: int) -> Ran:
+    """A group in which the row `a` takes the values one after the other, beside the row `b`; a cut after each."""
+    operator, ran = TableAggregate(lists()), Ran()
+    state = operator.begin()
+    operator.process(state, Row("g", str(other), 0, -1, 0, foreign="b"), ran)
+    for before, after in zip([None, *values], values, strict=False):
+        old = None if before is None else Row("g", str(before), 0, -1, 0, old=True, foreign="a")
+        new = None if after is None else Row("g", str(after), 0, -1, 0, foreign="a")
+        if old and new:
+            operator.change(state, old, new, ran)
+        elif row := old or new:
+            operator.process(state, row, ran)
+        state = state_decoder(operator.state_type)(encode_state(state))
+    return ran
+
+
+@pytest.mark.parametrize("other", [7, POISON])
+@pytest.mark.parametrize(
+    "values", [(1, 13, 2), (13, 2), (1, 13, 13, 2), (1, 13, None, 3), (13, None, 13, 2), (3, None)]
+)
+def test_a_value_that_was_never_added_is_not_taken_out_when_its_row_changes(
+    values: Sequence[int | None], other: int
+) -> None:
+    ran = changed(values, other)
+    assert sorted(ran.values[-1]) == [*([] if values[-1] is None else [values[-1]]), *([7] if other == 7 else [])]
+    assert [one.value for one in ran.rejected] == [value for value in (other, *values) if value == POISON]
 
 
 class Alarm(Author):

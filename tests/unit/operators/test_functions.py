@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation.aggregate import Aggregate
+from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate
 from sluice.operators.aggregation.calculation import Custom, Functions
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.base import Row
@@ -75,14 +75,14 @@ def test_decimals_stay_exact(name: str, arguments: list[str], expected: str) -> 
 
 @pytest.mark.parametrize(("name", "expected"), [("count", [1]), ("sum", [2]), ("avg", [2.0]), ("collect_list", [[2]])])
 def test_a_table_takes_its_old_value_back(name: str, expected: list[Any]) -> None:
-    operator = Aggregate(Functions(Function(name, int), subtracts=True), subtracts=True)
+    operator = TableAggregate(Functions(Function(name, int), subtracts=True))
     ran = run(operator, [Given("a", [1], 0), Given("a", [1], 5, old=True), Given("a", [2], 5)])
     assert ran.values[-1] == expected
 
 
 def test_a_count_over_a_table_stays_at_0_and_a_sum_is_null() -> None:
     functions = Functions(Function("count"), Function("sum", int), subtracts=True)
-    ran = run(Aggregate(functions, subtracts=True), [Given("a", [None, 7], 3), Given("a", [None, 7], 9, old=True)])
+    ran = run(TableAggregate(functions), [Given("a", [None, 7], 3), Given("a", [None, 7], 9, old=True)])
     assert ran.results[-1][:3] == ("a", [0, None], 9)
     assert ran.states
 
@@ -130,7 +130,7 @@ def test_an_authors_aggregate_is_kept_in_its_own_type() -> None:
 def test_an_authors_subtractor_takes_back() -> None:
     custom = Custom(int, lambda key, total, n: total + n, lambda key, total, n: total - n, value_type=int)
     rows = [Given("a", 5, 0), Given("a", 5, 1, old=True), Given("a", 3, 1)]
-    assert run(Aggregate(custom, subtracts=True), rows).values == [5, 0, 3]
+    assert run(TableAggregate(custom), rows).values == [5, 0, 3]
 
 
 @pytest.mark.parametrize("call", ["subtract", "merge"])
@@ -147,13 +147,13 @@ def test_unwindowed_null_keys_and_values_are_dropped_and_counted() -> None:
 
 
 def test_a_tombstone_of_a_table_is_nothing_to_add() -> None:
-    operator = Aggregate(Functions(Function("count"), subtracts=True), subtracts=True)
+    operator = TableAggregate(Functions(Function("count"), subtracts=True))
     ran = run(operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, None, 1)])
     assert (ran.values, ran.dropped) == ([[1], [0]], {})
 
 
 def test_a_row_regrouped_to_a_null_key_is_taken_out_of_its_old_group_only() -> None:
-    operator = Aggregate(Functions(Function("count"), subtracts=True), subtracts=True)
+    operator = TableAggregate(Functions(Function("count"), subtracts=True))
     ran = run(operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, [None], 1)])
     assert (ran.values, ran.dropped) == ([[1], [0]], {"null_key": 1})
 
@@ -175,7 +175,7 @@ def test_the_old_value_comes_before_the_new_one_for_whoever_subtracts() -> None:
 
 def test_taking_back_from_a_group_that_is_not_there_does_nothing() -> None:
     ran = Ran()
-    operator = Aggregate(Functions(Function("count"), subtracts=True), subtracts=True)
+    operator = TableAggregate(Functions(Function("count"), subtracts=True))
     state = operator.begin()
     operator.process(state, Row("a", "[null]", 0, -1, 0, old=True), ran)
     assert (ran.results, operator.is_empty(state)) == ([], True)
