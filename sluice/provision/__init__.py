@@ -1,1 +1,1 @@
-"""Set-up: what a machine must have before anything starts, and the jars that Spark and the broker need."""
+"""Set-up: checks of the machine, and the jars for Spark and the broker."""

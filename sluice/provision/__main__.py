@@ -1,4 +1,4 @@
-"""`python -m sluice.provision jars | lock-jars | checks`: the steps of set-up that make runs."""
+"""`python -m sluice.provision jars | lock-jars | checks`: the set-up steps that make runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ console = Console(stderr=True)
 
 @app.command("jars")
 def provide_jars(only: Annotated[Bundle | None, typer.Option(help="One bundle instead of all.")] = None) -> None:
-    """Fetch the jars that are not in place yet."""
+    """Download missing jars."""
     root = settings().home / "jars"
     bundles = [only] if only else list(Bundle)
     missing = jars.count_missing(root, bundles)
@@ -32,12 +32,12 @@ def provide_jars(only: Annotated[Bundle | None, typer.Option(help="One bundle in
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("Fetching jars", total=missing)
         jars.provide(root, java, bundles=bundles, on_jar=lambda: progress.advance(task))
-    console.print(f"{missing} jars are in {root}, all as locked")
+    console.print(f"Downloaded {missing} jars to {root} and verified their checksums")
 
 
 @app.command("lock-jars")
 def lock_jars() -> None:
-    """Resolve the jars anew and write their checksums."""
+    """Resolve the jars again and write their checksums to the lock."""
     with console.status("Resolving jars"):
         count = jars.write_lock(checks.find_java().path)
     console.print(f"{count} jars in {jars.LOCK.name}")
@@ -45,14 +45,16 @@ def lock_jars() -> None:
 
 @app.command("checks")
 def run_checks() -> None:
-    """Say whether this machine has what the demo needs."""
+    """Check that this machine has what the demo needs."""
     java = checks.find_java()
     checks.check_memory()
-    console.print(f"Java {java.release} ({java.path}) and at least {checks.DEMO_MEMORY_MIB} MiB of memory: ready")
+    console.print(
+        f"Java {java.release} ({java.path}) and at least {checks.DEMO_MEMORY_MIB} MiB of memory are available"
+    )
 
 
 def main() -> None:
-    """Run a command; what Sluice raises on purpose is one sentence and status 1."""
+    """Run a command; print a SluiceError as one sentence and exit with status 1."""
     try:
         app()
     except SluiceError as problem:

@@ -1,4 +1,4 @@
-"""Fetching modules with Apache Ivy, which PySpark brings along: nothing else has to be installed for it."""
+"""Download modules with Apache Ivy, which is part of PySpark and needs no installation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from xml.sax.saxutils import quoteattr
 from sluice.errors import PreflightError
 
 SETTINGS = "SLUICE_IVY_SETTINGS"
-"""Environment variable that names an ivysettings.xml, where the public repository is not to be asked."""
+"""Environment variable that names an ivysettings.xml, for another repository than Maven Central."""
 
 _TREE = "[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
-# A small program that waits for the network: what makes a server fast makes it slow.
+# Short-lived JVM: it starts faster with C1 only and the serial collector.
 _JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
 
 
 @dataclass(frozen=True, order=True)
 class Module:
-    """What a repository calls a jar."""
+    """A jar's coordinates in the repository."""
 
     organisation: str
     name: str
@@ -30,7 +30,7 @@ class Module:
 
     @property
     def file(self) -> str:
-        """The jar's file name."""
+        """File name of the jar."""
         return f"{self.name}-{self.revision}.jar"
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Module:
 
     @classmethod
     def parse(cls, text: str) -> Module:
-        """Read `organisation:name:revision`; ValueError if it is not that."""
+        """Parse `organisation:name:revision`; ValueError if it has another form."""
         organisation, name, revision = text.split(":")
         return cls(organisation, name, revision)
 
@@ -46,10 +46,10 @@ class Module:
 def fetch(
     java: Path, modules: Iterable[Module], work: Path, *, transitive: bool, on_jar: Callable[[], None] = lambda: None
 ) -> dict[Module, Path]:
-    """Fetch `modules`, and what they need if `transitive`, into `work`; PreflightError says what is not to be had.
+    """Download `modules`, with their dependencies if `transitive`, into `work`. PreflightError names what is missing.
 
-    `work` is a folder of this call's own, Ivy's cache included: two Ivys on one cache spoil it. `on_jar` is
-    called as each jar arrives.
+    Each call needs its own `work` folder, because two Ivy processes corrupt a shared cache. `on_jar` is called for each
+    downloaded jar.
     """
     work.mkdir(parents=True)
     description = work / "ivy.xml"
@@ -57,17 +57,17 @@ def fetch(
     jars = work / "jars"
     command: list[str | Path] = [java, *_JVM, "-jar", _ivy_jar(), *_settings(), "-cache", work / "cache"]
     command += ["-ivy", description, "-confs", "default", "-types", "jar", "bundle", "-retrieve", f"{jars}/{_TREE}"]
-    said: list[str] = []
+    output: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         assert ivy.stdout is not None
         for line in ivy.stdout:
-            said.append(line.strip())
+            output.append(line.strip())
             if "[SUCCESSFUL ]" in line and ".jar" in line:
                 on_jar()
     if ivy.returncode:
         raise PreflightError(
-            f"Jars could not be fetched: {_reason(said)}.",
-            next_step=f"See whether the Maven repository can be reached; {SETTINGS} may name an ivysettings.xml.",
+            f"Cannot download jars: {_reason(output)}.",
+            next_step=f"Check that the Maven repository is reachable, or set {SETTINGS} to an ivysettings.xml.",
         )
     return {Module(*path.relative_to(jars).parts[:3]): path for path in jars.rglob("*.jar")}
 
@@ -87,19 +87,19 @@ def _description(modules: Iterable[Module], transitive: bool) -> str:
 def _ivy_jar() -> Path:
     pyspark = importlib.util.find_spec("pyspark")
     folder = Path(pyspark.origin).parent / "jars" if pyspark and pyspark.origin else None
-    if folder is None or not (found := sorted(folder.glob("ivy-*.jar"))):
-        raise PreflightError("PySpark, which brings Ivy along, is not installed.", next_step="Run make setup.")
-    return found[-1]
+    if folder is None or not (versions := sorted(folder.glob("ivy-*.jar"))):
+        raise PreflightError("PySpark, which contains Ivy, is not installed.", next_step="Run make setup.")
+    return versions[-1]
 
 
 def _settings() -> list[str]:
     path = os.environ.get(SETTINGS)
     if path and not Path(path).is_file():
-        raise PreflightError(f"{SETTINGS} names {path}, which is not there.", next_step="Correct or unset it.")
+        raise PreflightError(f"{SETTINGS} is {path}, which does not exist.", next_step="Correct or unset it.")
     return ["-settings", path] if path else []
 
 
-def _reason(said: list[str]) -> str:
-    """Ivy says a lot; the first line that tells of a missing module or of the network is what matters."""
-    telling = [line for line in said if "not found" in line or "Exception" in line or "Host" in line]
-    return (telling or said or ["Ivy said nothing"])[0].strip(":. ")
+def _reason(output: list[str]) -> str:
+    """The first line of Ivy's output about a missing module or the network."""
+    errors = [line for line in output if "not found" in line or "Exception" in line or "Host" in line]
+    return (errors or output or ["Ivy printed nothing"])[0].strip(":. ")

@@ -1,7 +1,7 @@
-"""The jars of Spark's Kafka connector and of the broker: fetched once, checked against checksums, put in place whole.
+"""The jars of Spark's Kafka connector and of the broker: downloaded once and verified.
 
-`jars.lock` names every jar of both bundles with its SHA-256; nothing else is ever fetched. A bundle's folder
-appears when all its jars are there and right, so whoever sees the folder can use it.
+`jars.lock` lists every jar of both bundles with its SHA-256; nothing else is downloaded. A bundle's folder only appears
+once all its jars are verified, so an existing folder is complete.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sluice.provision.ivy import Module
 
 LOCK = Path(__file__).with_name("jars.lock")
 _MARK = ".verified"
-_LANES = 4  # the time goes by waiting for the network: four at once take 16 s, one takes 42 s, eight 14 s
+_LANES = 4  # mostly network latency: four in parallel take 16 s, one takes 42 s, eight take 14 s
 
 
 class Bundle(StrEnum):
-    """A set of jars that goes on one class path, and so into one folder."""
+    """The jars of one class path, in one folder."""
 
     SPARK = "spark"
     BROKER = "broker"
 
 
-# More than these four in Spark's folder break it: the connector's other dependencies come with Spark itself.
+# Exactly these four: more of the connector's dependencies would replace Spark's own versions.
 _ROOTS = {
     Bundle.SPARK: [
         Module("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
@@ -38,7 +38,7 @@ _ROOTS = {
         Module("org.apache.kafka", "kafka-clients", "3.9.1"),
         Module("org.apache.commons", "commons-pool2", "2.12.0"),
     ],
-    # Without a binding for slf4j the broker would keep every reason for its end to itself.
+    # Without a binding for slf4j, the broker logs no reason when it fails.
     Bundle.BROKER: [
         Module("org.apache.kafka", "kafka_2.13", "4.1.1"),
         Module("org.slf4j", "slf4j-simple", "1.7.36"),
@@ -59,7 +59,7 @@ class Jar:
 
 
 def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
-    """Read the lock; ValueError names the line that is not `sha256 bundle organisation:name:revision`."""
+    """Read the lock; ValueError quotes a line that is not `sha256 bundle organisation:name:revision`."""
     return tuple(_parse(line) for line in path.read_text().splitlines() if line and not line.startswith("#"))
 
 
@@ -68,19 +68,19 @@ def _parse(line: str) -> Jar:
         sha256, bundle, module = line.split()
         return Jar(Bundle(bundle), Module.parse(module), sha256)
     except ValueError:
-        raise ValueError(f"The jars' lock has a line that cannot be read: {line!r}") from None
+        raise ValueError(f"Invalid line in the jars' lock: {line!r}") from None
 
 
 def folder(bundle: Bundle, root: Path) -> Path:
-    """Return the folder of `bundle` below `root`, for a class path; PreflightError if it is not in place."""
+    """The folder of `bundle` below `root`; PreflightError if it does not exist or is incomplete."""
     path = root / bundle
     if not is_ready(path, _jars_of(bundle, read_lock())):
-        raise PreflightError(f"{path} does not hold the {bundle} jars.", next_step="Run make setup.")
+        raise PreflightError(f"{path} does not contain the {bundle} jars.", next_step="Run make setup.")
     return path
 
 
 def is_ready(path: Path, jars: Iterable[Jar]) -> bool:
-    """Tell whether `path` was put in place for just these `jars` and none has gone since: no checksums, so quick."""
+    """Whether `path` was created for exactly these `jars` and all still exist. Fast: reads no checksums."""
     jars = tuple(jars)
     mark = path / _MARK
     return (
@@ -96,7 +96,7 @@ def provide(
     lock: Path = LOCK,
     on_jar: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put the bundles that are not in place below `root`; PreflightError if a jar is missing or not the right one."""
+    """Download missing bundles to `root`. PreflightError if a jar is missing or has the wrong checksum."""
     jars = read_lock(lock)
     missing = [bundle for bundle in bundles if not is_ready(root / bundle, _jars_of(bundle, jars))]
     if not missing:
@@ -112,24 +112,24 @@ def provide(
 
 
 def count_missing(root: Path, bundles: Iterable[Bundle] = tuple(Bundle), lock: Path = LOCK) -> int:
-    """Return how many jars `provide` would fetch."""
+    """How many jars `provide` would download."""
     wanted = {bundle: _jars_of(bundle, read_lock(lock)) for bundle in bundles}
     return sum(len(jars) for bundle, jars in wanted.items() if not is_ready(root / bundle, jars))
 
 
 def write_lock(java: Path, path: Path = LOCK) -> int:
-    """Resolve both bundles from their roots and write the lock anew; returns its number of jars."""
+    """Resolve both bundles from their roots and rewrite the lock; returns the number of jars."""
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor() as pool:
         lines = pool.map(lambda bundle: _resolve(java, bundle, Path(work, bundle)), Bundle)
         jars = sorted(jar for bundle in lines for jar in bundle)
-    head = "# Every jar that set-up fetches, with its SHA-256. Made by: python -m sluice.provision lock-jars\n"
+    head = "# Every jar that set-up downloads, with its SHA-256. Generated by: python -m sluice.provision lock-jars\n"
     path.write_text(head + "".join(f"{jar}\n" for jar in jars))
     return len(jars)
 
 
 def _resolve(java: Path, bundle: Bundle, work: Path) -> list[Jar]:
-    found = ivy.fetch(java, _ROOTS[bundle], work, transitive=bundle is Bundle.BROKER)
-    return [Jar(bundle, module, _sha256(path)) for module, path in found.items()]
+    modules = ivy.fetch(java, _ROOTS[bundle], work, transitive=bundle is Bundle.BROKER)
+    return [Jar(bundle, module, _sha256(path)) for module, path in modules.items()]
 
 
 def _jars_of(bundle: Bundle, jars: Iterable[Jar]) -> tuple[Jar, ...]:
@@ -148,7 +148,7 @@ def _fetch(java: Path, lanes: list[tuple[Jar, ...]], work: Path, on_jar: Callabl
         return ivy.fetch(java, modules, work / f"lane-{number}", transitive=False, on_jar=on_jar)
 
     with ThreadPoolExecutor(len(lanes)) as pool:
-        return {module: path for found in pool.map(fetch, enumerate(lanes)) for module, path in found.items()}
+        return {module: path for modules in pool.map(fetch, enumerate(lanes)) for module, path in modules.items()}
 
 
 def _gather(jars: tuple[Jar, ...], fetched: dict[Module, Path], into: Path) -> None:
@@ -159,8 +159,8 @@ def _gather(jars: tuple[Jar, ...], fetched: dict[Module, Path], into: Path) -> N
             raise PreflightError(f"The repository has no jar for {jar.module}.", next_step="Try again later.")
         if (sha256 := _sha256(path)) != jar.sha256:
             raise PreflightError(
-                f"{jar.module} is not the jar that was locked: SHA-256 {sha256} instead of {jar.sha256}.",
-                next_step="Nothing was put in place; find out what stands between this machine and the repository.",
+                f"{jar.module} has SHA-256 {sha256} instead of the locked {jar.sha256}.",
+                next_step="Nothing was installed. Check which proxy or mirror serves the repository to this machine.",
             )
         path.rename(into / jar.module.file)
     (into / _MARK).write_text(_mark(jars))
@@ -168,7 +168,7 @@ def _gather(jars: tuple[Jar, ...], fetched: dict[Module, Path], into: Path) -> N
 
 def _put_in_place(new: Path, path: Path) -> None:
     if path.exists():
-        # Renamed first, so that nobody ever sees a half of it.
+        # Rename first, so that no process ever sees a partial folder.
         path.rename(new.with_name(f"{new.name}-before"))
     new.rename(path)
 

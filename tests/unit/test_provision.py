@@ -23,11 +23,11 @@ JAVA = Path("java")
 
 
 class Repository:
-    """Stands where Ivy does: hands out what it was given, and remembers what it was asked for."""
+    """A fake Ivy: serves the given modules and records the requested ones."""
 
     def __init__(self, content: dict[Module, bytes]) -> None:
         self.content = content
-        self.asked: list[Module] = []
+        self.requested: list[Module] = []
 
     def fetch(
         self, java: Path, modules: Iterable[Module], work: Path, *, transitive: bool, on_jar: Callable[[], None]
@@ -36,7 +36,7 @@ class Repository:
         work.mkdir()
         found = {}
         for module in modules:
-            self.asked.append(module)
+            self.requested.append(module)
             if module in self.content:
                 found[module] = work / module.file
                 found[module].write_bytes(self.content[module])
@@ -58,7 +58,7 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Repository:
     return repository
 
 
-def test_the_committed_lock_holds_just_what_runs_together() -> None:
+def test_the_committed_lock_contains_exactly_the_required_jars() -> None:
     lock = jars.read_lock()
     spark = {str(jar.module) for jar in lock if jar.bundle is Bundle.SPARK}
     assert spark == {
@@ -73,7 +73,7 @@ def test_the_committed_lock_holds_just_what_runs_together() -> None:
     assert all(len(jar.sha256) == 64 for jar in lock)
 
 
-def test_every_bundle_is_fetched_and_put_in_place(tmp_path: Path, lock: Path, repository: Repository) -> None:
+def test_every_bundle_is_downloaded(tmp_path: Path, lock: Path, repository: Repository) -> None:
     root, arrived = tmp_path / "jars", []
     assert jars.count_missing(root, lock=lock) == len(CONTENT)
     jars.provide(root, JAVA, lock=lock, on_jar=lambda: arrived.append(1))
@@ -84,24 +84,26 @@ def test_every_bundle_is_fetched_and_put_in_place(tmp_path: Path, lock: Path, re
     assert sorted(path.name for path in root.iterdir()) == ["broker", "spark"], "nothing else is left behind"
 
 
-def test_the_second_time_nothing_is_fetched(tmp_path: Path, lock: Path, repository: Repository) -> None:
+def test_the_second_time_nothing_is_downloaded(tmp_path: Path, lock: Path, repository: Repository) -> None:
     jars.provide(tmp_path / "jars", JAVA, lock=lock)
-    repository.asked.clear()
+    repository.requested.clear()
     jars.provide(tmp_path / "jars", JAVA, lock=lock)
-    assert repository.asked == []
+    assert repository.requested == []
 
 
-def test_only_the_bundle_that_lost_a_jar_is_fetched_again(tmp_path: Path, lock: Path, repository: Repository) -> None:
+def test_only_the_bundle_with_a_missing_jar_is_downloaded_again(
+    tmp_path: Path, lock: Path, repository: Repository
+) -> None:
     root = tmp_path / "jars"
     jars.provide(root, JAVA, lock=lock)
     (root / "spark" / "spark-3-1.0.jar").unlink()
-    repository.asked.clear()
+    repository.requested.clear()
     jars.provide(root, JAVA, lock=lock)
-    assert {module.name.split("-")[0] for module in repository.asked} == {"spark"}
+    assert {module.name.split("-")[0] for module in repository.requested} == {"spark"}
     assert len(list((root / "spark").glob("*.jar"))) == 12
 
 
-def test_one_bundle_can_be_had_without_the_other(tmp_path: Path, lock: Path, repository: Repository) -> None:
+def test_one_bundle_can_be_downloaded_alone(tmp_path: Path, lock: Path, repository: Repository) -> None:
     jars.provide(tmp_path, JAVA, bundles=[Bundle.SPARK], lock=lock)
     assert (jars.count_missing(tmp_path, [Bundle.SPARK], lock), jars.count_missing(tmp_path, lock=lock)) == (0, 12)
 
@@ -115,20 +117,16 @@ def test_a_new_lock_replaces_the_folder(tmp_path: Path, lock: Path, repository: 
     assert len(list(root.rglob("*.jar"))) == len(CONTENT) - 2
 
 
-def test_a_jar_with_another_checksum_leaves_nothing_in_place(
-    tmp_path: Path, lock: Path, repository: Repository
-) -> None:
+def test_a_wrong_checksum_installs_nothing(tmp_path: Path, lock: Path, repository: Repository) -> None:
     wrong = Module("org.example", "broker-3", "1.0")
     repository.content[wrong] = b"something else"
-    with pytest.raises(PreflightError, match=r"org\.example:broker-3:1\.0 is not the jar that was locked") as problem:
+    with pytest.raises(PreflightError, match=r"org\.example:broker-3:1\.0 has SHA-256") as problem:
         jars.provide(tmp_path / "jars", JAVA, lock=lock)
     assert problem.value.next_step
     assert not (tmp_path / "jars" / "broker").exists()
 
 
-def test_a_jar_that_is_not_to_be_had_leaves_nothing_in_place(
-    tmp_path: Path, lock: Path, repository: Repository
-) -> None:
+def test_a_missing_jar_installs_nothing(tmp_path: Path, lock: Path, repository: Repository) -> None:
     del repository.content[Module("org.example", "spark-11", "1.0")]
     with pytest.raises(PreflightError, match=r"no jar for org\.example:spark-11:1\.0"):
         jars.provide(tmp_path / "jars", JAVA, lock=lock)
@@ -136,18 +134,18 @@ def test_a_jar_that_is_not_to_be_had_leaves_nothing_in_place(
 
 
 @pytest.mark.parametrize("line", ["abc", "abc spark", "abc spark org.example:one", "abc flink org.example:one:1"])
-def test_a_lock_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
+def test_an_invalid_line_of_the_lock_is_quoted(tmp_path: Path, line: str) -> None:
     (tmp_path / "jars.lock").write_text(line)
     with pytest.raises(ValueError, match=line):
         jars.read_lock(tmp_path / "jars.lock")
 
 
-def test_a_folder_that_is_not_in_place_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match=r"does not hold the broker jars\. Run make setup\."):
+def test_an_incomplete_folder_suggests_make_setup(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"does not contain the broker jars\. Run make setup\."):
         jars.folder(Bundle.BROKER, tmp_path)
 
 
-def java_that_says(folder: Path, text: str) -> dict[str, str]:
+def fake_java(folder: Path, text: str) -> dict[str, str]:
     (folder / "bin").mkdir()
     java = folder / "bin" / "java"
     java.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{text}\nEND\n")
@@ -163,57 +161,57 @@ def java_that_says(folder: Path, text: str) -> dict[str, str]:
         ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "25-ea" 2025-09-16', 25),
     ],
 )
-def test_java_is_found_on_the_path_and_in_its_home(tmp_path: Path, text: str, release: int) -> None:
-    environ = java_that_says(tmp_path, text)
+def test_java_is_found_on_the_path_and_in_java_home(tmp_path: Path, text: str, release: int) -> None:
+    environ = fake_java(tmp_path, text)
     found = checks.Java(tmp_path / "bin" / "java", release)
     assert checks.find_java(environ) == found
     assert checks.find_java({"PATH": "", "JAVA_HOME": str(tmp_path)}) == found
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
-        ('java version "1.8.0_402"', "is Java 8, and Spark and Kafka need 17 or newer"),
-        ('openjdk version "11.0.2" 2019-01-15', "is Java 11, and Spark and Kafka need 17 or newer"),
-        ("The operation could not be completed.", "does not name a version, it says 'The operation"),
+        ('java version "1.8.0_402"', "is Java 8, but Spark and Kafka need 17 or newer"),
+        ('openjdk version "11.0.2" 2019-01-15', "is Java 11, but Spark and Kafka need 17 or newer"),
+        ("The operation could not be completed.", "prints no version but 'The operation"),
     ],
 )
-def test_a_java_that_will_not_do_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(PreflightError, match=said) as problem:
-        checks.find_java(java_that_says(tmp_path, text))
+def test_an_unusable_java_is_rejected(tmp_path: Path, text: str, error: str) -> None:
+    with pytest.raises(PreflightError, match=error) as problem:
+        checks.find_java(fake_java(tmp_path, text))
     assert problem.value.next_step.startswith("Install Java 17 or newer")
 
 
-def test_no_java_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_java_is_reported(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="Java was not found on the PATH"):
         checks.find_java({"PATH": str(tmp_path)})
 
 
-def test_a_wrong_java_home_is_named(tmp_path: Path) -> None:
+def test_a_wrong_java_home_is_reported(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="JAVA_HOME is /nowhere"):
         checks.find_java({"PATH": str(tmp_path), "JAVA_HOME": "/nowhere"})
 
 
-def test_a_taken_port_says_who_wants_it() -> None:
+def test_a_port_in_use_is_reported_with_its_purpose() -> None:
     with socket.create_server((checks.LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(PreflightError, match=rf"Port {port} of 127\.0\.0\.1, which Kafka needs, is taken\."):
+        with pytest.raises(PreflightError, match=rf"Port {port} of 127\.0\.0\.1, which Kafka needs, is in use\."):
             checks.check_port(port, purpose="Kafka")
     checks.check_port(port)
 
 
-def test_a_number_that_is_no_port_is_said_to_be_none() -> None:
+def test_an_invalid_port_number_is_reported() -> None:
     with pytest.raises(PreflightError, match=r"Port 70000 of .* is not a port"):
         checks.check_port(70_000)
 
 
-def test_too_little_memory_names_both_figures(tmp_path: Path) -> None:
+def test_too_little_memory_reports_both_numbers(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16384000 kB\nMemFree:  10 kB\nMemAvailable:    2048000 kB\n")
     checks.check_memory(2000, meminfo)
-    with pytest.raises(PreflightError, match="2000 MiB of memory are available, and 2001 MiB are needed"):
+    with pytest.raises(PreflightError, match="2000 MiB of memory are available, but 2001 MiB are needed"):
         checks.check_memory(2001, meminfo)
 
 
-def test_a_system_that_does_not_tell_its_memory_passes(tmp_path: Path) -> None:
+def test_a_system_without_meminfo_passes(tmp_path: Path) -> None:
     checks.check_memory(2**40, tmp_path / "nothing")
