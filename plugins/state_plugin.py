@@ -1,4 +1,4 @@
-"""The one file Airflow loads: it mounts the REST view and puts the page into Airflow's navigation."""
+"""Airflow plugin: mounts the REST view and adds the page to the navigation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StatePlugin(AirflowPlugin):
     name = "sluice"
     fastapi_apps = [  # noqa: RUF012 - as Airflow declares it
         {"name": "Sluice", "app": Mounted("generic_app"), "url_prefix": "/sluice"},
-        {"name": "Sluice orders", "app": Mounted("orders_app"), "url_prefix": "/v1"},
+        {"name": "Sluice routes of one's own", "app": Mounted("own_routes_app"), "url_prefix": "/v1"},
     ]
     external_views = [  # noqa: RUF012 - as Airflow declares it
         {

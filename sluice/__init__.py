@@ -31,6 +31,7 @@ from sluice.topology import (
 )
 
 if TYPE_CHECKING:
+    from sluice.api.views.own import Routes, Stores
     from sluice.client import AsyncClient, Client
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Processor",
     "QueryError",
     "Record",
+    "Routes",
     "Serde",
     "SessionWindow",
     "SettingsError",
@@ -58,6 +60,7 @@ __all__ = [
     "SluiceError",
     "StateError",
     "Store",
+    "Stores",
     "Stream",
     "Table",
     "Timer",
@@ -74,9 +77,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # A pipeline's file imports this package on every executor, which does not need an HTTP client.
+    # Imported on demand: every Spark executor imports this package, and needs neither a client nor a server of HTTP.
     if name in ("AsyncClient", "Client"):
         from sluice import client
 
         return getattr(client, name)
+    if name in ("Routes", "Stores"):
+        from sluice.api.views import own
+
+        return getattr(own, name)
     raise AttributeError(name)

@@ -45,6 +45,12 @@ class TopologyError(SluiceError):
     title = "Invalid topology"
 
 
+class RouteError(SluiceError):
+    """A file of routes cannot be used: it cannot be imported, or one of its routes is invalid."""
+
+    title = "Invalid route"
+
+
 class EngineError(SluiceError):
     """A job could not start, or had to stop, for a reason other than a single record."""
 

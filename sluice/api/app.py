@@ -1,21 +1,25 @@
-"""The apps, without a log-in: the generic view with the page for `/sluice`, the orders view for `/v1`."""
+"""The apps, without a log-in."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from sluice.api import orders
 from sluice.api.http.routes import App
 from sluice.api.views import changes, page, pipelines, stores
+from sluice.api.views.own_files import OwnRoutesApp
+from sluice.settings import settings
 
 
-def generic_app() -> ASGIApp:
-    """The app for `/sluice`."""
-    routers = (page.router, stores.router, changes.router, pipelines.router)
+def generic_app(folder: Path | None = None) -> ASGIApp:
+    """The app for `/sluice`: the generic view and the page. `folder` holds the pipelines and the routes of one's own."""
+    page_router = page.router(folder or settings().pipelines)
+    routers = (page_router, stores.router, changes.router, pipelines.router)
     return App([route for router in routers for route in router.routes], StaticFiles(directory=page.STATIC))
 
 
-def orders_app() -> ASGIApp:
-    """The app for `/v1`."""
-    return App(orders.routes.routes)
+def own_routes_app(folder: Path | None = None) -> ASGIApp:
+    """The app for `/v1`: the routes of one's own."""
+    return OwnRoutesApp(folder or settings().pipelines)

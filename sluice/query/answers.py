@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from sluice.answers import WorkerStatus
-from sluice.errors import StateError
+from sluice.errors import QueryError, StateError
 from sluice.state.model import JobInfo, Snapshot, StoreInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from sluice.query.combine import Group
+
+T = TypeVar("T")
 
 _VALUES = msgspec.json.Decoder(list[msgspec.Raw])
 _NULL = b"null"
@@ -52,6 +54,13 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     window_end: int
     value: msgspec.Raw
     """JSON, in the very text in which it was published: 27.00 stays 27.00."""
+
+    def decode(self, kind: type[T]) -> T:
+        """The value as a type that msgspec reads; QueryError if it is something else."""
+        try:
+            return msgspec.json.decode(self.value, type=kind)
+        except (msgspec.DecodeError, RecursionError):
+            raise QueryError(f"The value of {self.key[:100]!r} is not a {kind.__name__}.") from None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from sluice.errors import Gone, NotFound, NotReady
@@ -34,14 +35,23 @@ class _Known:
     value: Any
 
 
-class _Newest:
-    """A snapshot, and what its job said of itself."""
+class JobSnapshot:
+    """A job's snapshot, with pins of the stores that it holds."""
 
     def __init__(self, snapshot: Snapshot, job: JobInfo) -> None:
         self.snapshot = snapshot
         self.job = job
         self._stores = {store.name: store for store in job.stores}
         self._pins: dict[str, Pin] = {}
+
+    @cached_property
+    def name(self) -> str:
+        """Pipeline, job and snapshot, as in `Pin.name`."""
+        return f"{self.job.pipeline}/{self.job.job}/{self.snapshot.id}"
+
+    def holds(self, name: str) -> bool:
+        """Whether the job has a store of this name."""
+        return name in self._stores
 
     def pin(self, name: str) -> Pin:
         """A store at the snapshot; NotFound if it was not there yet."""
@@ -90,7 +100,7 @@ class Catalogue:
         NotReached if it has not come as far as demanded.
         """
         of = (store.pipeline, store.job)
-        newest: _Newest | None = await self._fresh(of, lambda: self._newest(*of))
+        newest = await self.newest(*of)
         if newest is not None and when.has_bounds and not when.is_reached(newest.snapshot):
             # What was remembered may be a moment old: stale is never said to be all there is.
             newest = await self._fresh(of, lambda: self._newest(*of), since=self._clock())
@@ -100,6 +110,10 @@ class Catalogue:
             newest = await asyncio.to_thread(self._earlier, newest.snapshot, when.as_of)
         when.demand(newest.snapshot)
         return newest.pin(store.name)
+
+    async def newest(self, pipeline: str, job: str) -> JobSnapshot | None:
+        """The newest snapshot of a job; None before its first one."""
+        return await self._fresh((pipeline, job), lambda: self._newest(pipeline, job))
 
     async def demand_kept(self, pin: Pin) -> None:
         """Raise Gone if the pinned snapshot was given up meanwhile: what was read may lack what only that snapshot could show."""
@@ -112,7 +126,7 @@ class Catalogue:
                 f"Snapshot {snapshot.id} was given up while it was being read.", next_step="Ask for a newer one."
             )
 
-    def _newest(self, pipeline: str, job: str) -> _Newest | None:
+    def _newest(self, pipeline: str, job: str) -> JobSnapshot | None:
         snapshot = self._ledger.snapshots.latest(pipeline, job)
         if snapshot is None:
             return None
@@ -129,15 +143,15 @@ class Catalogue:
             and known.value.snapshot == snapshot
             and known.value.job is info
         ):
-            return cast("_Newest", known.value)  # with the pins that were made of it
-        return _Newest(snapshot, info)
+            return cast("JobSnapshot", known.value)  # with the pins that were made of it
+        return JobSnapshot(snapshot, info)
 
-    def _earlier(self, newest: Snapshot, as_of: str) -> _Newest:
+    def _earlier(self, newest: Snapshot, as_of: str) -> JobSnapshot:
         snapshot = find_snapshot(self._ledger, newest, as_of)
         job = self._ledger.jobs.get(snapshot.ref)
         if job is None:
             raise NotFound(f"There is no generation {snapshot.generation} of job {snapshot.job!r}.")
-        return _Newest(snapshot, job)
+        return JobSnapshot(snapshot, job)
 
     def _all_jobs(self) -> list[JobInfo]:
         return [job for pipeline in self._ledger.jobs.pipelines() for job in self._ledger.jobs.current(pipeline)]

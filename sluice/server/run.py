@@ -9,7 +9,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.api.app import generic_app, orders_app
+from sluice.api.app import generic_app, own_routes_app
 from sluice.api.mounted import freeze_imports
 from sluice.api.views.access import ApiState
 from sluice.errors import Refused, SettingsError, StateError
@@ -80,7 +80,10 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
     mounted: dict[str, ASGIApp] = {"/local": LocalApp(shards).app}
     if options.rest:
         state = ApiState(ledger, Reader(ledger, shards.here))
-        mounted |= {"/sluice": _With(generic_app(), state, "/sluice"), "/v1": _With(orders_app(), state, "/v1")}
+        mounted |= {
+            "/sluice": _With(generic_app(known.pipelines), state, "/sluice"),
+            "/v1": _With(own_routes_app(known.pipelines), state, "/v1"),
+        }
     return TokenRequired(_Mounts(mounted), known.server_token)
 
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from sluice import answers
 from sluice.answers import WorkerStatus
 from sluice.query import Entry, Pin
+from sluice.query.catalogue import JobSnapshot
 from sluice.state.model import NO_WINDOW, Snapshot
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -100,7 +101,7 @@ def encoded(value: Any) -> bytes:
     return _ENCODER.encode(value)
 
 
-def provenance(pins: Sequence[Pin], workers: Iterable[WorkerStatus]) -> Headers:
+def provenance(pins: Sequence[Pin | JobSnapshot], workers: Iterable[WorkerStatus]) -> Headers:
     """Headers with the snapshots and the unavailable workers, and the ETag of a complete response."""
     unavailable = tuple(sorted({worker.number for worker in workers if worker.status != "ok"}))
     return _provenance(tuple(pin.name for pin in pins), tuple(pin.snapshot.id for pin in pins), unavailable)
@@ -119,7 +120,7 @@ def _provenance(names: tuple[str, ...], snapshots: tuple[str, ...], unavailable:
     return tuple((name.encode(), value.encode()) for name, value in headers.items())
 
 
-def etag(pins: Iterable[Pin]) -> str:
+def etag(pins: Iterable[Pin | JobSnapshot]) -> str:
     """Weak ETag of the snapshots that a response comes from; weak because `age_seconds` keeps changing."""
     return _etag(pin.name for pin in pins)
 

@@ -100,8 +100,8 @@ class App:
 
     def __init__(self, routes: Iterable[Route], static: ASGIApp | None = None) -> None:
         routes = list(routes)
-        self._plain = {route.path: _ParameterReader(route) for route in routes if "{" not in route.path}
-        self._patterns = [(route.pattern, _ParameterReader(route)) for route in routes if "{" in route.path]
+        self._plain = {route.path: ParameterReader(route) for route in routes if "{" not in route.path}
+        self._patterns = [(route.pattern, ParameterReader(route)) for route in routes if "{" in route.path]
         self._static = static
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +115,7 @@ class App:
 
     async def _answer(self, path: str, request: Request) -> Response:
         reader, path_values = self._match(path)
-        if reader is None:
+        if not await self._may_use(request, reader) or reader is None:
             return no_route()
         if request.method not in ("GET", "HEAD"):
             return problem(405, "Only GET and HEAD are allowed here.", _SEE_DOCS, headers={"Allow": "GET, HEAD"})
@@ -129,7 +129,11 @@ class App:
             log.exception("A request failed")
             return problem(500, "The request failed.", "See the server's log.")
 
-    def _match(self, path: str) -> tuple[_ParameterReader | None, dict[str, str]]:
+    async def _may_use(self, _request: Request, _reader: ParameterReader | None) -> bool:
+        """Whether the request's user may know that the route exists."""
+        return True
+
+    def _match(self, path: str) -> tuple[ParameterReader | None, dict[str, str]]:
         if (plain := self._plain.get(path)) is not None:
             return plain, {}
         for pattern, reader in self._patterns:
@@ -143,7 +147,7 @@ def no_route() -> Response:
     return problem(404, "There is nothing at this path.", _SEE_DOCS)
 
 
-class _ParameterReader:
+class ParameterReader:
     """Reads a route's parameters from the path and the query."""
 
     def __init__(self, route: Route) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from sluice.api.http.replies import Payload, etag
 from sluice.api.http.routes import Unchanged
 from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.query import AsOf, Pin, Reader
+from sluice.query.catalogue import JobSnapshot
 from sluice.query.read_point import parse_positions
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
@@ -157,14 +158,14 @@ class Access:
         self.require_change([pin])
         return pin
 
-    def require_change(self, pins: list[Pin]) -> None:
+    def require_change(self, pins: Sequence[Pin | JobSnapshot]) -> None:
         """Raise Unchanged if the client has the response of these snapshots already."""
         etags = self.request.headers.get("if-none-match")
         if etags is not None and (current := etag(pins)) in etags:
             raise Unchanged(current)
 
     async def cached(
-        self, pins: list[Pin], compute: Callable[[], Awaitable[Payload]], *, complete: bool = False
+        self, pins: Sequence[Pin | JobSnapshot], compute: Callable[[], Awaitable[Payload]], *, complete: bool = False
     ) -> Payload:
         """The cached payload of this path, query and snapshots, or the computed one.
 

@@ -10,13 +10,11 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice.api import orders
 from sluice.api.http.documentation import describe
 from sluice.api.http.replies import reply
-from sluice.api.http.routes import Router
+from sluice.api.http.routes import Route, Router
 from sluice.api.views import changes, pipelines, stores
-
-router = Router("page")
+from sluice.api.views.own_files import readable_routes
 
 STATIC = Path(__file__).parent / "static"
 
@@ -35,29 +33,33 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-@router.get("/", is_described=False)
-async def show_page(request: Request, _query: object) -> Response:
-    """The page with stores, workers and snapshots; its script queries the REST view."""
-    return _html("page.html", request)
+def router(folder: Path) -> Router:
+    """The routes of the page; its documents describe the routes of one's own in `folder` too."""
+    router = Router("page")
 
+    @router.get("/", is_described=False)
+    async def show_page(request: Request, _query: object) -> Response:
+        """The page with stores, workers and snapshots; its script queries the REST view."""
+        return _html("page.html", request)
 
-@router.get("/docs", is_described=False)
-async def show_docs(request: Request, _query: object) -> Response:
-    """The description of the REST view for people."""
-    return _html("docs.html", request, api=description())
+    @router.get("/docs", is_described=False)
+    async def show_docs(request: Request, _query: object) -> Response:
+        """The description of the REST view for people."""
+        return _html("docs.html", request, api=description(tuple(await readable_routes(request, folder))))
 
+    @router.get("/openapi.json", is_described=False)
+    async def get_openapi(request: Request, _query: object) -> Response:
+        """The description of the REST view for programs."""
+        return reply(description(tuple(await readable_routes(request, folder))))
 
-@router.get("/openapi.json", is_described=False)
-async def get_openapi(_request: Request, _query: object) -> Response:
-    """The description of the REST view for programs."""
-    return reply(description())
+    return router
 
 
 @cache
-def description() -> dict[str, Any]:
-    """The OpenAPI description."""
+def description(own: tuple[Route, ...] = ()) -> dict[str, Any]:
+    """The OpenAPI description of the generic view and of routes of one's own."""
     generic = [*stores.router.routes, *changes.router.routes, *pipelines.router.routes]
-    return describe(("/sluice", generic), ("/v1", orders.routes.routes))
+    return describe(("/sluice", generic), ("/v1", own))
 
 
 def _html(template: str, request: Request, **values: Any) -> Response:

@@ -22,29 +22,34 @@ LOAD_SECONDS = 10.0
 
 
 def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
-    """The pipeline of one file. TopologyError says what is wrong with the file, and where.
-
-    The time limit holds in a process's main thread only, and does not interrupt C code.
-    """
-    try:
-        with _at_most(seconds):
-            module = load_module(file)
-    except (SluiceError, KeyboardInterrupt):
-        raise
-    except _TookTooLong as error:
-        raise TopologyError(
-            f"{_place(file, error)} is still being imported after {seconds:g} s.",
-            next_step="Importing a pipeline's file must not wait for anything; its functions may.",
-        ) from None
-    except BaseException as error:  # a file may call sys.exit, too
-        said = f"{type(error).__name__}: {error}".rstrip(": ").removesuffix(".")
-        raise TopologyError(f"{_place(file, error)} cannot be imported: {said}.") from error
+    """The pipeline of one file. Raises TopologyError with the mistake and its line."""
+    module = import_file(file, seconds)
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
         raise TopologyError(f"{file.name} holds no pipeline.", next_step='Add: pipeline = Pipeline("name").')
     pipeline.doc = (module.__doc__ or "").strip()
     pipeline.file = file
     return pipeline
+
+
+def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
+    """The module of an author's file. Raises TopologyError, with the line, if it cannot be imported in time.
+
+    The time limit holds in a process's main thread only, and does not interrupt C code.
+    """
+    try:
+        with _at_most(seconds):
+            return load_module(file)
+    except (SluiceError, KeyboardInterrupt):
+        raise
+    except _TookTooLong as error:
+        raise TopologyError(
+            f"{_place(file, error)} is still being imported after {seconds:g} s.",
+            next_step="Importing the file must not wait for anything; its functions may.",
+        ) from None
+    except BaseException as error:  # a file may call sys.exit, too
+        cause = f"{type(error).__name__}: {error}".rstrip(": ").removesuffix(".")
+        raise TopologyError(f"{_place(file, error)} cannot be imported: {cause}.") from error
 
 
 class _TookTooLong(BaseException):

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,11 @@ from sluice.topology.loading.file import LOAD_SECONDS, load_file
 _AT_ONCE = 8
 _GRACE_SECONDS = 2.0
 """After its time limit, a child has this long to say where it hangs."""
-_START_SECONDS = 20.0
+
+
+def pipeline_name(file: Path, seconds: float) -> str:
+    """The name of a file's pipeline."""
+    return load_file(file, seconds).name
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -35,12 +39,22 @@ class Outcome(msgspec.Struct, frozen=True):
     next_step: str = ""
 
 
-def outcomes(files: Sequence[Path], seconds: float = LOAD_SECONDS) -> dict[Path, Outcome]:
-    """Import every file in a process of its own, eight at a time, and end those that take longer than `seconds`."""
+def outcomes(
+    files: Sequence[Path],
+    seconds: float = LOAD_SECONDS,
+    load: Callable[[Path, float], str] = pipeline_name,
+    start_seconds: float = 20.0,
+) -> dict[Path, Outcome]:
+    """Import every file in a process of its own, eight at a time, and end those that take longer than `seconds`.
+
+    `load`, a function of a module, imports a file and returns its pipeline's name. The helper process may take
+    `start_seconds` to import that module.
+    """
     if not files:
         return {}
-    longest = _START_SECONDS + (seconds + _GRACE_SECONDS) * (len(files) // _AT_ONCE + 1)
-    command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(seconds)]
+    longest = start_seconds + (seconds + _GRACE_SECONDS) * (len(files) // _AT_ONCE + 1)
+    program = f"from {__name__} import main; from {load.__module__} import {load.__name__}; main({load.__name__})"
+    command = [sys.executable, "-P", "-c", program, str(seconds)]
     path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     try:
         ran = subprocess.run(
@@ -60,6 +74,7 @@ def outcomes(files: Sequence[Path], seconds: float = LOAD_SECONDS) -> dict[Path,
 class _Child:
     file: Path
     seconds: float
+    load: Callable[[Path, float], str]
     pid: int = 0
     pipe: int = -1
     said: bytes = b""
@@ -75,7 +90,7 @@ class _Child:
             nothing = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(nothing, descriptor)
-            os.write(writing, msgspec.json.encode(_outcome(self.file, self.seconds)))
+            os.write(writing, msgspec.json.encode(_outcome(self.file, self.seconds, self.load)))
             os._exit(0)
         os.close(writing)
 
@@ -99,15 +114,15 @@ class _Child:
         return Outcome(error=f"{self.file.name} ends the process that imports it, {how}.")
 
 
-def _outcome(file: Path, seconds: float) -> Outcome:
+def _outcome(file: Path, seconds: float, load: Callable[[Path, float], str]) -> Outcome:
     try:
-        return Outcome(name=load_file(file, seconds).name)
+        return Outcome(name=load(file, seconds))
     except SluiceError as error:
         return Outcome(error=error.detail, next_step=error.next_step)
 
 
-def _try_all(files: Sequence[Path], seconds: float) -> dict[Path, Outcome]:
-    waiting = [_Child(file, seconds) for file in files]
+def _try_all(files: Sequence[Path], seconds: float, load: Callable[[Path, float], str]) -> dict[Path, Outcome]:
+    waiting = [_Child(file, seconds, load) for file in files]
     running: dict[int, _Child] = {}
     found: dict[Path, Outcome] = {}
     while waiting or running:
@@ -125,8 +140,8 @@ def _try_all(files: Sequence[Path], seconds: float) -> dict[Path, Outcome]:
     return found
 
 
-def main() -> None:
+def main(load: Callable[[Path, float], str]) -> None:
     """The helper process: files as arguments, after their time limit; outcomes in their order as JSON."""
     paths = [Path(argument) for argument in sys.argv[2:]]
-    tried = _try_all(paths, float(sys.argv[1]))
+    tried = _try_all(paths, float(sys.argv[1]), load)
     sys.stdout.buffer.write(msgspec.json.encode([tried[path] for path in paths]))

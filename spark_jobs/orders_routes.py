@@ -1,0 +1,242 @@
+"""The orders view: paths and bodies that existing clients of such an application use."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from types import MappingProxyType
+from typing import Annotated, Literal, TypeVar
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from sluice import Routes, Stores
+from sluice.errors import NotFound, QueryError
+from sluice.query import Entry
+from sluice.query.times import parse_time, time_text
+
+Kind = Literal["GENERAL", "RESTAURANT"]
+KINDS: dict[str, Kind] = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
+"""`order_type` of a path → `orderType` of an order."""
+
+
+class UnknownOrderType(QueryError):
+    """The path has an order type that does not exist."""
+
+    title = "Unknown order type"
+    extensions = MappingProxyType({"additionalInfo": "Please pass a Valid Order Type"})
+
+
+class OrderCount(Struct, frozen=True, rename="camel"):
+    """Orders of one location; with the order type in answers for both types, and with the window where there is one."""
+
+    location_id: str
+    order_count: Raw
+    order_type: Kind | UnsetType = UNSET
+    start_window: str | UnsetType = UNSET
+    end_window: str | UnsetType = UNSET
+
+
+class TotalRevenue(Struct, frozen=True, rename="camel"):
+    """Orders and their revenue. Clients spell it `runnuingOrderCount`."""
+
+    location_id: str
+    runnuing_order_count: Raw
+    running_revenue: Raw
+
+
+class OrderRevenue(Struct, frozen=True, rename="camel"):
+    """Revenue of one location."""
+
+    location_id: str
+    order_type: Kind
+    total_revenue: TotalRevenue
+
+
+class WindowRevenue(Struct, frozen=True, rename="camel"):
+    """Revenue of one location in one window."""
+
+    location_id: str
+    total_revenue: TotalRevenue
+    order_type: Kind
+    start_window: str
+    end_window: str
+
+
+class Host(Struct, frozen=True):
+    """Where a worker answers."""
+
+    host: str
+    port: int
+
+
+class KeyHost(Struct, frozen=True):
+    """Where the owner of a key answers."""
+
+    host: str
+    port: int
+    key: str
+
+
+class Revenue(Struct, frozen=True, rename="camel"):
+    """A value of the revenue stores."""
+
+    running_order_count: Raw
+    running_revenue: Raw
+
+
+OrderType = Annotated[
+    str, Meta(description="A type of orders.", max_length=200, extra_json_schema={"enum": list(KINDS)})
+]
+OtherHosts = Annotated[bool, Meta(description="false: only the workers whose shards this server reads itself.")]
+Time = Annotated[str, Meta(description="Date and time in UTC, or epoch milliseconds.", max_length=100)] | None
+Row = TypeVar("Row")
+
+routes = Routes("orders")
+
+
+@routes.get("/orders/count")
+async def count_all(stores: Stores, query_other_hosts: OtherHosts = True) -> list[OrderCount]:
+    """Number of orders per location, GENERAL then RESTAURANT."""
+    return await _list(stores, KINDS, "count", _typed_count, here=not query_other_hosts)
+
+
+@routes.get("/orders/count/{order_type}")
+async def count_type(
+    stores: Stores, order_type: OrderType, location_id: str | None = None, query_other_hosts: OtherHosts = True
+) -> list[OrderCount] | OrderCount:
+    """Number of orders of one type per location, or of one location."""
+    if location_id is not None:
+        return await _one(stores, order_type, "count", location_id, _count)
+    return await _list(stores, [order_type], "count", _count, here=not query_other_hosts)
+
+
+@routes.get("/orders/revenue")
+async def revenue_all(stores: Stores, query_other_hosts: OtherHosts = True) -> list[OrderRevenue]:
+    """Number and revenue of orders per location, GENERAL then RESTAURANT."""
+    return await _list(stores, KINDS, "revenue", _revenue, here=not query_other_hosts)
+
+
+@routes.get("/orders/revenue/{order_type}")
+async def revenue_type(
+    stores: Stores, order_type: OrderType, location_id: str | None = None, query_other_hosts: OtherHosts = True
+) -> list[OrderRevenue] | OrderRevenue:
+    """Number and revenue of orders of one type per location, or of one location."""
+    if location_id is not None:
+        return await _one(stores, order_type, "revenue", location_id, _revenue)
+    return await _list(stores, [order_type], "revenue", _revenue, here=not query_other_hosts)
+
+
+@routes.get("/orders/windows/count")
+async def window_count_all(
+    stores: Stores, from_time: Time = None, to_time: Time = None, query_other_hosts: OtherHosts = True
+) -> list[OrderCount]:
+    """Number of orders per location and window: all windows, or those that start in [from_time, to_time]."""
+    times = _times(from_time, to_time)
+    return await _list(stores, KINDS, "count_window", _window_count, times, here=not query_other_hosts)
+
+
+@routes.get("/orders/windows/count/{order_type}")
+async def window_count_type(
+    stores: Stores,
+    order_type: OrderType,
+    from_time: Time = None,
+    to_time: Time = None,
+    query_other_hosts: OtherHosts = True,
+) -> list[OrderCount]:
+    """Number of orders of one type per location and window."""
+    times = _times(from_time, to_time)
+    return await _list(stores, [order_type], "count_window", _window_count, times, here=not query_other_hosts)
+
+
+@routes.get("/orders/windows/revenue/{order_type}")
+async def window_revenue_type(
+    stores: Stores,
+    order_type: OrderType,
+    from_time: Time = None,
+    to_time: Time = None,
+    query_other_hosts: OtherHosts = True,
+) -> list[WindowRevenue]:
+    """Number and revenue of orders of one type per location and window."""
+    times = _times(from_time, to_time)
+    return await _list(stores, [order_type], "revenue_window", _window_revenue, times, here=not query_other_hosts)
+
+
+@routes.get("/metadata/all", etag=False)
+async def hosts(stores: Stores) -> list[Host]:
+    """Where the workers answer, each address once."""
+    addresses = await stores.workers("general_orders_count")
+    return [Host(address.host, address.port) for address in dict.fromkeys(addresses)]
+
+
+@routes.get("/metadata/{order_type}/{location_id:path}", etag=False)
+async def key_host(stores: Stores, order_type: OrderType, location_id: str) -> KeyHost:
+    """Where the owner of a key answers."""
+    address = await stores.owner(f"{_valid(order_type)}_count", location_id)
+    return KeyHost(address.host, address.port, location_id)
+
+
+async def _one(
+    stores: Stores, order_type: str, store: str, location_id: str, to_row: Callable[[Kind, Entry], Row]
+) -> Row:
+    entry = await stores.get(f"{_valid(order_type)}_{store}", location_id)
+    if entry is None:
+        raise NotFound(f"There are no {order_type} of this location.")
+    return to_row(KINDS[order_type], entry)
+
+
+async def _list(
+    stores: Stores,
+    order_types: Iterable[str],
+    store: str,
+    to_row: Callable[[Kind, Entry], Row],
+    times: tuple[int | None, int | None] = (None, None),
+    *,
+    here: bool,
+) -> list[Row]:
+    valid = [_valid(order_type) for order_type in order_types]
+
+    async def read() -> list[Row]:
+        answers = await asyncio.gather(
+            *(stores.all(f"{name}_{store}", start=times[0], end=times[1], here=here) for name in valid)
+        )
+        rows = [(KINDS[name], entry) for name, entries in zip(valid, answers, strict=True) for entry in entries]
+        return await asyncio.to_thread(lambda: [to_row(kind, entry) for kind, entry in rows])
+
+    return await stores.cached(read)
+
+
+def _valid(order_type: str) -> str:
+    if order_type not in KINDS:
+        raise UnknownOrderType("The order type is not known.", next_step=f"Use one of: {', '.join(KINDS)}.")
+    return order_type
+
+
+def _times(from_time: str | None, to_time: str | None) -> tuple[int | None, int | None]:
+    return parse_time("from_time", from_time), parse_time("to_time", to_time)
+
+
+def _count(_kind: Kind, entry: Entry) -> OrderCount:
+    return OrderCount(entry.key, entry.value)
+
+
+def _typed_count(kind: Kind, entry: Entry) -> OrderCount:
+    return OrderCount(entry.key, entry.value, kind)
+
+
+def _window_count(kind: Kind, entry: Entry) -> OrderCount:
+    return OrderCount(entry.key, entry.value, kind, *_window(entry))
+
+
+def _revenue(kind: Kind, entry: Entry) -> OrderRevenue:
+    return OrderRevenue(entry.key, kind, _total(entry))
+
+
+def _window_revenue(kind: Kind, entry: Entry) -> WindowRevenue:
+    return WindowRevenue(entry.key, _total(entry), kind, *_window(entry))
+
+
+def _total(entry: Entry) -> TotalRevenue:
+    value = entry.decode(Revenue)
+    return TotalRevenue(entry.key, value.running_order_count, value.running_revenue)
+
+
+def _window(entry: Entry) -> tuple[str, str]:
+    return time_text(entry.window_start), time_text(entry.window_end)
