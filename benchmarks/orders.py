@@ -31,9 +31,9 @@ from confluent_kafka.admin import AdminClient
 from rich.console import Console
 from rich.table import Table
 
+from sluice.examples.orders.topics import create_order_topics, produce_orders
+from sluice.examples.orders.totals import totals_of_topic
 from sluice.provision import jars
-from sluice.samples.topics import create_topics, produce_orders
-from sluice.samples.totals import totals_of_topic
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.shard import Shard
@@ -137,7 +137,7 @@ def _renew_outputs(config: Mapping[str, str]) -> None:
         gone.exception(30)
     while MADE[-1] in admin.list_topics(timeout=10).topics:
         time.sleep(0.1)
-    create_topics(config)
+    create_order_topics(config)
 
 
 def _build(peer: Path, home: Path) -> Path:

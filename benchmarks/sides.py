@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from benchmarks.wrk import Case
-from sluice.samples.topics import produce_orders
+from sluice.examples.orders.topics import produce_orders
 from sluice.state.model import owner
 from sluice.testing.kafka import EmbeddedKafka
 from tests.airflow_server import AirflowServer

@@ -51,7 +51,7 @@ def produce_orders(
     """Produce sample stores and orders; makes the topics of the orders pipeline that are missing."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from sluice.samples import produce_orders
+    from sluice.examples.orders import produce_orders
 
     with said(), Progress(TextColumn("orders"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         bar = progress.add_task("orders", total=count)
@@ -66,7 +66,7 @@ def produce_orders(
             topic=topic,
             progress=lambda sent: progress.update(bar, completed=sent),
         )
-    made = f", made the topics {', '.join(done.topics_made)}" if done.topics_made else ""
+    made = f", created the topics {', '.join(done.created_topics)}" if done.created_topics else ""
     out.print(f"{done.orders:,} orders ({done.bad:,} bad) and {done.stores:,} stores in {done.seconds:.1f} s{made}")
 
 
@@ -109,8 +109,8 @@ def demo(
     port: Annotated[int | None, typer.Option(help="Airflow's port; default: 8080, or any that is free.")] = None,
 ) -> None:
     """Start Kafka and Airflow, produce orders, let the pipeline run, and ask it."""
-    from sluice.demo.show import Options
-    from sluice.demo.show import demo as show
+    from sluice.examples.orders.demo import Options
+    from sluice.examples.orders.demo import demo as show
 
     with said():
         status = show(Options(leave, port), out)

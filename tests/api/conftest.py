@@ -47,6 +47,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, states: States) -> Iterato
     """The server; its user `viewer` may read every DAG but `payroll`, its user `stranger` none."""
     environment = {
         "SLUICE_HOME": states.database.removeprefix("sqlite:///"),
+        "SLUICE_PIPELINES": str(REPOSITORY / "spark_jobs"),
         "AIRFLOW__CORE__AUTH_MANAGER": "tests.api.auth.PartialAuthManager",
         "PYTHONPATH": str(REPOSITORY),
     }

@@ -16,10 +16,10 @@ from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsi
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
+from sluice.examples.orders import totals_of_topic
 from sluice.orchestration.dags import pipeline_dags
 from sluice.orchestration.operator import SluiceJobOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
-from sluice.samples import totals_of_topic
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology import load_pipelines

@@ -12,10 +12,10 @@ from confluent_kafka import Producer
 
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.samples.topics import read_topic
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.testing.kafka import EmbeddedKafka
+from sluice.topics import read_topic
 from sluice.topology import Pipeline, load_pipeline
 from tests.docs.pages import files, read
 

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.job.run import JobRun
 from sluice.plan import plan
-from sluice.samples.topics import read_topic
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.topics import read_topic
 from sluice.topology import Pipeline
 from tests.engine.conftest import _state_rows
 

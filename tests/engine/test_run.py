@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sluice import Pipeline, session
-from sluice.demo.answers import letter_headers
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import EngineError
+from sluice.examples.orders.demo_answers import letter_headers
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.model import JobRef, owner
 from sluice.state.shard.checksums import NO_CHECKSUM

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice import Pipeline, Serde
-from sluice.demo.answers import letter_headers
 from sluice.errors import EngineError
+from sluice.examples.orders.demo_answers import letter_headers
 from sluice.values.records import OnError
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Build, Names, sale, sales_of

@@ -12,14 +12,14 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from sluice.demo.answers import letter_headers
-from sluice.samples.orders import START_MS
-from sluice.samples.topics import read_topic
-from sluice.samples.totals import TYPES, Totals, read
+from sluice.examples.orders.demo_answers import letter_headers
+from sluice.examples.orders.records import START_MS
+from sluice.examples.orders.totals import TYPES, Totals, read
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
 from sluice.state.shard.shard import Shard
+from sluice.topics import read_topic
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
 

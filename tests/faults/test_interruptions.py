@@ -19,9 +19,9 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from sluice.engine.publish.transaction import Writer, read_marker
 from sluice.errors import EngineError
-from sluice.samples.topics import read_topic
 from sluice.state.model import JobRef, Snapshot
 from sluice.testing.kafka import running as running_broker
+from sluice.topics import read_topic
 from tests.faults import orders as orders_pipeline
 from tests.faults.conftest import Seen, small_disk
 from tests.faults.dying import calls

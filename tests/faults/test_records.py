@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from sluice import Pipeline, tumbling
-from sluice.demo.answers import letter_headers
+from sluice.examples.orders.demo_answers import letter_headers
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, millis, sale, sales_of, shop

@@ -18,13 +18,13 @@ from sluice import Pipeline
 from sluice.engine.job.lease import Lease, Patience, this_process
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, SluiceError
-from sluice.samples.topics import read_topic
 from sluice.settings import settings
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef, owner
 from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.testing.kafka import running as running_broker
+from sluice.topics import read_topic
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, sale, sales_of, shop
 from tests.faults.conftest import Seen, small_disk

@@ -18,11 +18,11 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from sluice.demo.answers import letter_headers
-from sluice.samples.topics import produce, read_topic
+from sluice.examples.orders.demo_answers import letter_headers
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
 from sluice.state.shard.shard import Shard
+from sluice.topics import produce, read_topic
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
 

@@ -19,7 +19,7 @@ import psutil
 from confluent_kafka.admin import AdminClient
 
 from sluice.engine.batch.checkpoint import last_batch
-from sluice.samples.topics import produce_orders
+from sluice.examples.orders.topics import produce_orders
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.submission import submission

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sluice.demo.platform import clear
-from sluice.demo.service import members
 from sluice.settings import settings
 from sluice.testing.kafka import running
+from sluice.testing.platform import clear
+from sluice.testing.service import members
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,11 +12,11 @@ import httpx
 import psutil
 import pytest
 
-from sluice.demo.answers import dead_letters, differences, letter_headers, questions, served
-from sluice.demo.platform import LocalPlatform
-from sluice.demo.service import members
-from sluice.samples import STORE_1234, Totals, produce_orders, totals_of_topic
-from sluice.samples.topics import read_topic
+from sluice.examples.orders import STORE_1234, Totals, produce_orders, totals_of_topic
+from sluice.examples.orders.demo_answers import dead_letters, differences, letter_headers, questions, served
+from sluice.testing.platform import LocalPlatform
+from sluice.testing.service import members
+from sluice.topics import read_topic
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)

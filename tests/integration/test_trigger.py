@@ -15,11 +15,11 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
-from sluice.samples import produce
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, Snapshot
 from sluice.testing.kafka import EmbeddedKafka
+from sluice.topics import produce
 from tests.ports import free_port
 
 Events = list[dict[str, Any]]

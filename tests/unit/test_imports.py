@@ -24,13 +24,17 @@ ALLOWED: dict[str, set[str]] = {
     "sluice.answers": set(),
     "sluice.client": set(),
     "sluice.query": {"sqlalchemy"},
-    "sluice.samples": {"confluent_kafka"},
+    "sluice.examples.orders": {"confluent_kafka"},
+    "sluice.topics": {"confluent_kafka"},
     "sluice.testing.kafka": {"confluent_kafka"},
 }
 
 
 ASKED = [
-    *(f"sluice/{part}" for part in ("api", "client", "commands", "orchestration", "query", "server", "state")),
+    *(
+        f"sluice/{part}"
+        for part in ("api", "client", "commands", "examples", "orchestration", "query", "server", "state")
+    ),
     "dags",
     "plugins",
 ]

@@ -11,9 +11,9 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from sluice.demo.airflow import Airflow
-from sluice.samples import START_MS, STORE_1234, Totals
-from sluice.samples.topics import read_topic
+from sluice.examples.orders import START_MS, STORE_1234, Totals
+from sluice.testing.airflow import Airflow
+from sluice.topics import read_topic
 
 KINDS = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
 _FROM = datetime.fromtimestamp(START_MS // 15_000 * 15, UTC)

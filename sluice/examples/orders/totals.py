@@ -1,6 +1,6 @@
-"""What the orders pipeline must answer, added up with plain `json` and `decimal` from the bytes of the topic.
+"""The expected answers of the orders pipeline, computed with plain `json` and `decimal` from the bytes of the topic.
 
-Nothing of the product takes part: this is what its answers are compared with. The rules:
+None of the product's code takes part: its answers are compared with these. The rules:
 
 * A record is good if it is one JSON object with the fields of an order, each of its own type, none twice.
 * Per order type and location: number of orders and sum of `finalAmount`; the same per 15 s window of `orderedDateTime`.
@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
+
+from sluice.topics import read_topic
 
 WINDOW_MS = 15_000
 GRACE_MS = 15_000
@@ -40,12 +42,12 @@ Total = tuple[int, Decimal]
 
 
 class _BadError(Exception):
-    """The record is no order; the message is the reason."""
+    """The record is not a valid order; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What of an order is added up. `time_ms` is its event time."""
+    """The fields of an order that the totals need. `time_ms` is its event time."""
 
     location: str
     kind: str
@@ -55,7 +57,7 @@ class Order:
 
 @dataclass
 class Totals:
-    """The contents of the eight stores, and what became of every record."""
+    """The expected contents of the eight stores, and the number of dead letters and late records."""
 
     running: dict[tuple[str, str], Total] = field(default_factory=dict)
     """(order type, location) → totals."""
@@ -64,11 +66,11 @@ class Totals:
     read: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
     late: Counter[str] = field(default_factory=Counter)
-    """Order type → records that came after their window had closed."""
+    """Order type → records that arrived after their window had closed."""
     _stream_times: defaultdict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int), repr=False)
 
     def add(self, value: bytes | None, partition: int, now_ms: int) -> None:
-        """Take in the next record of a partition. `now_ms` is the clock that tells what lies in the future."""
+        """Add the next record of a partition. `now_ms` is the wall clock, to reject records from the future."""
         self.read += 1
         try:
             order = read(value, now_ms)
@@ -86,68 +88,66 @@ class Totals:
             self.windows[*key, start] = _plus(self.windows.get((*key, start)), order.amount)
 
     def stores(self) -> dict[str, dict[Any, Any]]:
-        """Lay out the eight stores by name: location → value, or (location, window start) → value.
+        """The eight stores by name: location → value, or (location, window start) → value.
 
         A count is an int; a revenue is (number of orders, Decimal).
         """
-        found: dict[str, dict[Any, Any]] = {}
+        stores: dict[str, dict[Any, Any]] = {}
         for kind in TYPES:
             prefix = f"{kind.lower()}_orders"
             running = {location: total for (of, location), total in self.running.items() if of == kind}
             windows = {(location, start): total for (of, location, start), total in self.windows.items() if of == kind}
-            found[f"{prefix}_count"] = {key: total[0] for key, total in running.items()}
-            found[f"{prefix}_revenue"] = dict(running)
-            found[f"{prefix}_count_window"] = {key: total[0] for key, total in windows.items()}
-            found[f"{prefix}_revenue_window"] = dict(windows)
-        return found
+            stores[f"{prefix}_count"] = {key: total[0] for key, total in running.items()}
+            stores[f"{prefix}_revenue"] = dict(running)
+            stores[f"{prefix}_count_window"] = {key: total[0] for key, total in windows.items()}
+            stores[f"{prefix}_revenue_window"] = dict(windows)
+        return stores
 
 
 def totals(records: Iterable[tuple[int, bytes | None]]) -> Totals:
     """Add up (partition, value) pairs, each partition's in the order of its offsets."""
-    found = Totals()
+    result = Totals()
     now_ms = int(time.time() * 1000)
     for partition, value in records:
-        found.add(value, partition, now_ms)
-    return found
+        result.add(value, partition, now_ms)
+    return result
 
 
 def totals_of_topic(kafka: dict[str, str], topic: str = "orders") -> Totals:
-    """Add up a whole topic, read from its beginning to where it ends now. `kafka` is librdkafka's configuration."""
-    from sluice.samples.topics import read_topic
-
+    """Add up a topic from its beginning to its current end. `kafka` is librdkafka's configuration."""
     return totals((message.partition() or 0, message.value()) for message in read_topic(kafka, topic))
 
 
 def read(value: bytes | None, now_ms: int) -> Order:
-    """Read one record's value as an order."""
+    """Parse a record's value as an order."""
     if not value:
         raise _BadError("null_value" if value is None else "empty_value")
     try:
-        found = json.loads(value, parse_float=Decimal, object_pairs_hook=_object, parse_constant=_no_number)
+        order = json.loads(value, parse_float=Decimal, object_pairs_hook=_object, parse_constant=_no_number)
     except UnicodeDecodeError:
         raise _BadError("not_utf8") from None
     except json.JSONDecodeError:
         raise _BadError("malformed") from None
-    _check(found, _FIELDS)
-    for item in found["orderLineItems"]:
+    _check(order, _FIELDS)
+    for item in order["orderLineItems"]:
         _check(item, _ITEM_FIELDS)
         _money(item["amount"])
-    if found["orderType"] not in TYPES:
+    if order["orderType"] not in TYPES:
         raise _BadError("contract")
-    time_ms = _time(found["orderedDateTime"])
+    time_ms = _time(order["orderedDateTime"])
     if time_ms > now_ms + MAX_AHEAD_MS:
         raise _BadError("future")
-    return Order(found["locationId"], found["orderType"], _money(found["finalAmount"]), time_ms)
+    return Order(order["locationId"], order["orderType"], _money(order["finalAmount"]), time_ms)
 
 
-def _check(found: Any, fields: dict[str, type]) -> None:
-    if not isinstance(found, dict):
+def _check(value: Any, fields: dict[str, type]) -> None:
+    if not isinstance(value, dict):
         raise _BadError("contract")
     for name, kind in fields.items():
-        if name not in found:
+        if name not in value:
             raise _BadError("contract")
         allowed = (int, Decimal) if kind is Decimal else (kind,)
-        if type(found[name]) not in allowed:
+        if type(value[name]) not in allowed:
             raise _BadError("contract")
 
 
@@ -167,10 +167,10 @@ def _time(text: str) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise _BadError("duplicate_field")
-    return found
+    return members
 
 
 def _no_number(_: str) -> Iterator[None]:

@@ -16,14 +16,14 @@ from typing import IO, Any
 from rich.console import Console
 from rich.markup import escape
 
-from sluice.demo.airflow import Airflow
-from sluice.demo.answers import Question, dead_letters, differences, questions, served
-from sluice.demo.platform import ROOT, LocalPlatform, clear, write_secret
-from sluice.demo.steps import Steps
 from sluice.errors import EngineError, PreflightError
+from sluice.examples.orders import Totals, produce_orders, totals_of_topic
+from sluice.examples.orders.demo_answers import Question, dead_letters, differences, questions, served
+from sluice.examples.orders.steps import Steps
 from sluice.provision.checks import check_memory, check_port, find_java, free_port
-from sluice.samples import Totals, produce_orders, totals_of_topic
 from sluice.settings import settings
+from sluice.testing.airflow import Airflow
+from sluice.testing.platform import ROOT, LocalPlatform, clear, write_secret
 from sluice.topology import drawing, load_pipeline
 
 ORDERS, STORES, SEED, BAD_SHARE = 10_000, 50, 7, 0.01

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import psutil
 
-from sluice.demo.airflow import Airflow, LogIn
-from sluice.demo.service import Service, end_sessions, stop
 from sluice.errors import EngineError, PreflightError
 from sluice.provision.checks import LOOPBACK, check_port, find_java, free_port
 from sluice.settings import settings
+from sluice.testing.airflow import Airflow, LogIn
 from sluice.testing.kafka import EmbeddedKafka, running
 from sluice.testing.kafka import stop as stop_kafka
+from sluice.testing.service import Service, end_sessions, stop
 
 ROOT = Path(__file__).resolve().parents[2]
 """The clone that holds dags/, plugins/ and spark_jobs/."""

@@ -1,0 +1,23 @@
+"""The orders example: sample orders from a seed, the demo, and expected totals computed without the product's code.
+
+The pipeline is `spark_jobs/orders.py`, its REST view `spark_jobs/orders_routes.py`.
+"""
+
+from sluice.examples.orders.records import START_MS, STORE_1234, Sample, orders, store_ids, stores
+from sluice.examples.orders.topics import Produced, create_order_topics, produce_orders
+from sluice.examples.orders.totals import Totals, totals, totals_of_topic
+
+__all__ = [
+    "START_MS",
+    "STORE_1234",
+    "Produced",
+    "Sample",
+    "Totals",
+    "create_order_topics",
+    "orders",
+    "produce_orders",
+    "store_ids",
+    "stores",
+    "totals",
+    "totals_of_topic",
+]

@@ -1,0 +1,126 @@
+"""Kafka topics: created, written to, and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from sluice.brokers import quiet, require_brokers
+from sluice.errors import EngineError
+
+_PRODUCER = {
+    "linger.ms": 50,
+    "batch.size": 1_000_000,
+    "compression.type": "lz4",
+    "queue.buffering.max.messages": 1_000_000,
+    "enable.idempotence": True,
+    "log_level": 3,
+}
+_TIMEOUT_S = 30.0
+_POLL_EVERY = 1_000
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic to create; `replication` 0 is the broker's default."""
+
+    name: str
+    partitions: int = 1
+    replication: int = 0
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[str, ...]:
+    """Create the topics that do not exist; returns their names."""
+    require_brokers(kafka)
+    admin = AdminClient(quiet(kafka))  # kept in a variable: it must outlive its futures
+    futures = admin.create_topics(
+        [NewTopic(topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)) for topic in topics]
+    )
+    return tuple(name for name, future in futures.items() if _was_created(name, future.exception(_TIMEOUT_S)))
+
+
+def _was_created(name: str, error: BaseException | None) -> bool:
+    if error is None:
+        return True
+    if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+        return False
+    raise EngineError(f"Topic {name} was not created: {error}", next_step="Check that the broker runs.")
+
+
+def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | None, bytes | None, int]]) -> None:
+    """Send records (key, value, timestamp in ms) in order; a timestamp of 0 is now.
+
+    Raises EngineError if the broker refuses any.
+    """
+    errors: list[KafkaError] = []
+
+    def note(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            errors.append(error)
+
+    producer = Producer({**_PRODUCER, **quiet(kafka), "on_delivery": note})
+    for number, (key, value, timestamp_ms) in enumerate(records):
+        while True:
+            try:
+                producer.produce(topic, value, key, timestamp=timestamp_ms)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % _POLL_EVERY == 0:
+            producer.poll(0)
+    undelivered = producer.flush(_TIMEOUT_S)
+    if errors or undelivered:
+        cause = errors[0] if errors else "no answer from the broker"
+        raise EngineError(
+            f"{len(errors) + undelivered} records were not written to {topic}: {cause}.",
+            next_step="Check that the broker runs, and produce again.",
+        )
+
+
+def require_delivery(error: KafkaError | None, message: Message) -> None:
+    """A delivery callback that raises EngineError if the broker refused the record."""
+    if error is not None:
+        raise EngineError(f"A record was not written to {message.topic()}: {error}.")
+
+
+def read_topic(kafka: Mapping[str, str], topic: str) -> Iterator[Message]:
+    """The committed records of a topic from its beginning to its current end, each partition's in order."""
+    consumer = Consumer(
+        {
+            "group.id": "sluice-read-topic",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "fetch.queue.backoff.ms": 5,
+            **quiet(kafka),
+        }
+    )
+    try:
+        metadata = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+        if metadata.error is not None:
+            raise EngineError(f"Topic {topic} cannot be read: {metadata.error}")
+        consumer.assign([TopicPartition(topic, number, 0) for number in metadata.partitions])
+        unread = set(metadata.partitions)
+        while unread:
+            for message in consumer.consume(10_000, timeout=1.0):
+                error = message.error()
+                if error is None:
+                    yield message
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    unread.discard(message.partition() or 0)
+                else:
+                    raise EngineError(f"Topic {message.topic()} cannot be read: {error}")
+    finally:
+        consumer.close()
+
+
+def text_headers(message: Message) -> dict[str, str]:
+    """The headers of a record as text."""
+    headers = dict(message.headers() or [])
+    return {name: value.decode(errors="replace") if isinstance(value, bytes) else "" for name, value in headers.items()}
