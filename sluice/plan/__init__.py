@@ -1,4 +1,4 @@
-"""A topology becomes jobs: each is one streaming query that the engine can run without knowing the topology."""
+"""Turn a topology into jobs, each one streaming query."""
 
 from sluice.plan.builder import column_name
 from sluice.plan.explain import explain

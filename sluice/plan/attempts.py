@@ -1,7 +1,7 @@
-"""Which of an author's expressions may have no result for some record, and what is then to blame.
+"""Find the author's expressions that can fail for some record, and the part that causes the failure.
 
-Spark's arithmetic is strict: a division by zero, a failed CAST or a number out of range ends a query. An expression
-that cannot fail is computed as it is; any other is tried (`jobs.Attempt`), so that it fails for its record alone.
+Spark's arithmetic is strict: a division by zero, a failed CAST or a number out of range ends the query. Expressions
+that can fail are wrapped (`jobs.Attempt`), so that they fail for their record only. All others are computed directly.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SAFE_FUNCTIONS = frozenset({"isnull", "isnotnull"})
 
 
 def may_fail(text: str, known: Types) -> bool:
-    """Whether Spark may find no result for a record, given the types of the fields that are known."""
+    """Whether the expression can fail for some record, given the known types of its fields."""
     return not _is_safe(tree_of(text), known)
 
 
 def causes(text: str) -> Iterator[tuple[str, str]]:
-    """The parts of an expression that may have no result, innermost first, each with what is then wrong with it.
+    """The parts of an expression that can fail, innermost first, each with its error message.
 
-    A part within a lambda is not looked at by itself: its names mean nothing outside.
+    Parts inside a lambda are skipped, because the lambda's names do not exist outside of it.
     """
     tree = tree_of(text)
     for node in reversed(list(tree.walk())):
@@ -61,7 +61,7 @@ def _is_safe(node: exp.Expr, known: Types) -> bool:
 def _is_safe_itself(node: exp.Expr, known: Types) -> bool:
     match node:
         case exp.Cast():
-            # To sqlglot Spark's CAST is a TryCast, which only TRY_CAST makes `safe`.
+            # sqlglot parses Spark's CAST as a TryCast; only TRY_CAST sets `safe`.
             return bool(node.args.get("safe")) or node.to.sql(dialect="spark") == "STRING" or _is_widening(node, known)
         case exp.Anonymous():
             return node.name.lower() in _SAFE_FUNCTIONS
@@ -75,13 +75,13 @@ def _is_safe_itself(node: exp.Expr, known: Types) -> bool:
         case exp.Like():
             return isinstance(node.expression, exp.Literal) and "\\" not in node.expression.name
     if isinstance(node, _COMPARISONS):
-        # Between texts and numbers Spark compares numbers, and casts the texts.
+        # To compare a text with a number, Spark casts the text to a number.
         return len({_group(child, known) for child in node.iter_expressions()} - {"null"}) == 1 and (
             "" not in {_group(child, known) for child in node.iter_expressions()}
         )
     if isinstance(node, _CHOICES):
         return kind_of(node, known) != ""
-    # The branch of a CASE is an If of its own, which has no type.
+    # Each branch of a CASE is an If without a type.
     return isinstance(node, _ALWAYS_SAFE) or (isinstance(node, exp.If) and isinstance(node.parent, exp.Case))
 
 
@@ -91,7 +91,7 @@ def _is_widening(node: exp.Cast, known: Types) -> bool:
 
 
 def _group(node: exp.Expr, known: Types) -> str:
-    """What a value may be compared with: `number`, or its very type; empty if that is not known."""
+    """`number` for numeric types, else the type itself: values of one kind can be compared. Empty if unknown."""
     if isinstance(node, exp.Null):
         return "null"
     kind = kind_of(node, known)
@@ -115,9 +115,9 @@ def _why(node: exp.Expr) -> str:
 
 
 def without_risk(text: str, known: Types) -> tuple[str, dict[str, str]]:
-    """An aggregate with some arguments replaced by names, and the expressions that these stand for.
+    """An aggregate with some arguments replaced by names, and the expressions behind these names.
 
-    They are those that may fail, and integers that are summed: as decimals their sum cannot pass 64 bits unnoticed.
+    Replaced are arguments that can fail, and summed integers: they become decimals, whose sum cannot overflow 64 bits.
     """
     tree = tree_of(text).copy()
     arguments: dict[str, str] = {}
@@ -135,7 +135,7 @@ def without_risk(text: str, known: Types) -> tuple[str, dict[str, str]]:
 
 
 def result_may_fail(text: str, known: Types) -> bool:
-    """Whether what is made of an aggregate's functions may fail, as `sum(a) / sum(b)` may."""
+    """Whether an expression over aggregates can fail, such as `sum(a) / sum(b)`."""
     tree = tree_of(text).copy()
     kinds = {}
     for number, function in enumerate(functions_of(tree)):
@@ -148,7 +148,7 @@ def result_may_fail(text: str, known: Types) -> bool:
 
 
 def sums_depend_on_order(text: str, known: Types) -> bool:
-    """Whether a sum or average in the text may come out otherwise in another order, or pass the digits there are."""
+    """Whether a sum or average in the text depends on the order of records, or can exceed a decimal's digits."""
     tree = tree_of(text)
     return any(not _adds_up(kind_of(one.this, known)) for one in tree.find_all(exp.Sum, exp.Avg))
 
@@ -160,7 +160,7 @@ def _adds_up(kind: str) -> bool:
 
 
 _SUM_DIGITS = 10
-"""Digits by which the type of a sum is wider than its argument's: ten thousand million of the largest fit."""
+"""A sum has this many more digits than its argument, enough for 10^10 of the largest values."""
 
 
 def _arguments(function: exp.Expr) -> Iterator[exp.Expr]:

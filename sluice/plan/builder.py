@@ -1,4 +1,4 @@
-"""A job while it is being put together: the columns made so far, and what is known after each node."""
+"""Mutable state while a job is planned: its columns so far, and the scope after each node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Layers = dict[int, list[tuple[str, str]]]
 
 @dataclass
 class PlanBuilder:
-    """A job while it is being put together."""
+    """A job while it is planned."""
 
     pipeline: Pipeline
     stages: dict[int, Layers] = field(default_factory=dict)
@@ -29,25 +29,25 @@ class PlanBuilder:
     metadata: set[str] = field(default_factory=set)
     scopes: dict[tuple[int, bool], Scope] = field(default_factory=dict)
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Column → the source and the field of its value that it holds."""
+    """Column → the source and field that it contains."""
     functions: dict[int, nodes.Apply] = field(default_factory=dict)
     attempts: dict[str, Attempt] = field(default_factory=dict)
     failing: list[tuple[Failure, Scope]] = field(default_factory=list)
-    """Where a step may fail, each with what is known before it."""
+    """Steps that can fail, each with the scope before it."""
     transforms: dict[int, Transformation] = field(default_factory=dict)
     explosions: dict[int, list[int]] = field(default_factory=dict)
-    """Stage → the nodes there that make several records of one."""
+    """Stage → its nodes that turn one record into several."""
     explosion_depths: dict[int, int] = field(default_factory=dict)
-    """Such a node → the layer in which it does so."""
+    """Such a node → its layer."""
     operators: dict[int, int] = field(default_factory=dict)
     """Number of an ordered operator → its stage."""
     inline: set[int] = field(default_factory=set)
-    """The operators that take another's results as they are, in the same stage."""
+    """The operators that take another operator's results directly, in the same stage."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What is known after a node: where its columns are, the condition to get here, and where each field stands."""
+    """The columns after a node: stage, layer, the condition for a record to get here, and each field's column."""
 
     stage: int
     depth: int
@@ -55,11 +55,11 @@ class Scope:
     columns: Mapping[str, str]
     scalar: bool = False
     is_null: str = "false"
-    """Condition: the value is null, or the table's row is deleted."""
+    """Condition: the value is null, or the table's row was deleted."""
     exploded: tuple[int, ...] = ()
-    """The nodes on the way that make several records of one."""
+    """Upstream nodes that turn one record into several."""
     raw: int | None = None
-    """The operator whose result, JSON in the column `value`, is the value as it is; None if steps made another."""
+    """The operator whose result (JSON in the column `value`) is the unchanged value; None if a step changed it."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -67,14 +67,14 @@ class Scope:
         return tuple(name for name in self.columns if name not in METADATA and not name.startswith("_window_"))
 
     def value(self, builder: PlanBuilder) -> str:
-        """SQL of the value: a struct of its fields, or the one value itself. Its fields are noted as used."""
+        """SQL of the value: a struct of its fields, or the scalar itself. Marks its fields as used."""
         if self.scalar:
             return column_read(builder, self, TEXT_FIELD)
         pairs = ", ".join(f"{literal(name)}, {column_read(builder, self, name)}" for name in self.fields)
         return f"named_struct({pairs})"
 
     def json(self, builder: PlanBuilder, condition: str = "true") -> str:
-        """SQL of the value as JSON, null where the condition is not met or the value is null."""
+        """SQL of the value as JSON; null if the condition is false or the value is null."""
         text = "value" if self.raw is not None else (VALUE_JSON if self.scalar else TO_JSON).format(self.value(builder))
         conditions = [
             one for one, trivial in ((condition, "true"), (f"NOT {self.is_null}", "NOT false")) if one != trivial
@@ -83,14 +83,14 @@ class Scope:
 
 
 def masked(builder: PlanBuilder, scope: Scope) -> str:
-    """The condition to get here, for a consumer: true for one copy of a record that others made several of."""
+    """The condition for a consumer to take a row: true for one row of a record that other nodes turned into several."""
     others = [number for number in builder.explosions.get(scope.stage, []) if number not in scope.exploded]
     conditions = [scope.passed, *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
     return " AND ".join(conditions)
 
 
 def sql_of(builder: PlanBuilder, scope: Scope, text: str) -> str:
-    """`text` over the job's columns; the fields it reads are noted as used."""
+    """`text` over the job's columns. Marks the fields it reads as used."""
     expression = parse(text)
     return expression.on({name: column_read(builder, scope, name) for name in expression.fields})
 
@@ -98,9 +98,9 @@ def sql_of(builder: PlanBuilder, scope: Scope, text: str) -> str:
 def tried(
     builder: PlanBuilder, scope: Scope, node: nodes.Node, before: nodes.Node, texts: Mapping[str, str], *, key: str = ""
 ) -> tuple[Scope, dict[str, str]]:
-    """SQL of the expressions of a step, and what is known after it: the records for which all have a result.
+    """SQL of a step's expressions, and the scope after it, which only passes records for which none failed.
 
-    `before` is the node that the expressions' fields are of; `key` names the expression that becomes a key.
+    `before` is the node whose fields the expressions read; `key` names the expression that becomes a key.
     """
     sqls = {name: sql_of(builder, scope, text) for name, text in texts.items()}
     types = types_after(before) | METADATA | CHANGE_METADATA
@@ -129,7 +129,7 @@ def tried(
 
 
 def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: str) -> None:
-    """Note that a step may fail for records that get to it; `error` is the SQL of what went wrong."""
+    """Register that a step can fail; `error` is the SQL of the error message."""
     if not scope.stage:
         builder.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
     key, value = ("", "") if not scope.stage else (column_read(builder, scope, "_key"), scope.json(builder))
@@ -138,19 +138,19 @@ def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: s
 
 
 def failures(builder: PlanBuilder) -> tuple[Failure, ...]:
-    """Where steps may fail, once every step has its columns: a record that a step made several of fails once."""
+    """The places where steps can fail. A record that a step turned into several fails only once."""
     return tuple(replace(failure, once=_once(builder, failure, scope)) for failure, scope in builder.failing)
 
 
 def _once(builder: PlanBuilder, failure: Failure, scope: Scope) -> str:
     others = [number for number in builder.explosions.get(scope.stage, []) if number not in scope.exploded]
-    # A table's old value failed already when it was the new one.
+    # A table's old value already failed when it was the new one.
     conditions = [*(["NOT old"] if scope.stage else []), *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
     return " AND ".join([f"{failure.error} IS NOT NULL", *conditions])
 
 
 def _is_checked(builder: PlanBuilder, scope: Scope, key: str) -> bool:
-    """Whether a key is one already, or a field whose size the reader of its topic is to look at."""
+    """Whether the key is unchanged, or is a field whose size the source's decoder checks."""
     (name, start, stop), *more = parse(key).names or (("", 0, 0),)
     if more or start != 0 or stop != len(key):
         return False
@@ -162,7 +162,7 @@ def _is_checked(builder: PlanBuilder, scope: Scope, key: str) -> bool:
 
 
 def column_read(builder: PlanBuilder, scope: Scope, name: str) -> str:
-    """The column of a field, which is noted as used."""
+    """The column of a field. Marks the field as used."""
     column = scope.columns[name]
     if column in METADATA:
         builder.metadata.add(column)
@@ -173,31 +173,31 @@ def column_read(builder: PlanBuilder, scope: Scope, name: str) -> str:
 
 
 def column_name(prefix: str, field: str) -> str:
-    """The job's column for a field, a name that needs no quotes in SQL."""
+    """The job's column for a field: a name that SQL does not need to quote."""
     return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
 
 
 def add(builder: PlanBuilder, stage: int, depth: int, name: str, sql: str) -> None:
-    """Make a column in the layer of that depth."""
+    """Add a column to the layer at `depth`."""
     builder.stages.setdefault(stage, {}).setdefault(depth, []).append((name, sql))
 
 
 _FINAL = 1_000_000
-"""The depth of what is made of every other column."""
+"""Depth of the last layer, whose columns can read every other column."""
 
 
 def below(builder: PlanBuilder, stage: int) -> int:
-    """A layer below all there are, for a step that makes several rows of one: a layer may have one such."""
+    """A new last layer, for a step that turns one row into several; a layer can have only one such step."""
     return max((depth for depth in builder.stages.get(stage, {}) if depth != _FINAL), default=0) + 1
 
 
 def final(builder: PlanBuilder, name: str, sql: str) -> None:
-    """Make a column of a record in the layer below all others."""
+    """Add a column to the last layer."""
     add(builder, 0, _FINAL, name, sql)
 
 
 def column_of(builder: PlanBuilder, scope: Scope, name: str, sql: str) -> str:
-    """The column of the layer below all others that holds `sql`, made once however often it is asked for."""
+    """The column of the last layer that computes `sql`; added on first use."""
     if sql.isidentifier() and sql != "false":
         return sql
     names = builder.stages.setdefault(scope.stage, {}).setdefault(_FINAL, [])

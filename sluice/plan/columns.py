@@ -1,14 +1,16 @@
-"""Every expression of the author as Spark SQL over the job's own columns.
+"""Translate the author's expressions into Spark SQL over the job's columns.
+
+Names of columns:
 
 - `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in `values.records.METADATA`;
-- `n5`: whether a record passed node 5; `n7_total`: field `total` that node 7 made; `r8`: what function 8 returned;
-- `t5_0`: what expressions of node 5 that may fail came to; `t5_0_error`: why they failed;
-- `v9`: the value that operator 9 sent on; `x6_pos`, `x6`: place and value of an element that node 6 made a record;
-  signs that a column's name cannot have are spelt out: field `order-id` is `s3_order_x2d_id`;
+- `n5`: whether a record passed node 5; `n7_total`: field `total` of node 7; `r8`: the result of function 8;
+- `t5_0`: results of node 5's expressions that can fail; `t5_0_error`: their error;
+- `v9`: the value that operator 9 emitted; `x6_pos`, `x6`: index and value of an array element in node 6;
+  characters that a column name cannot contain are escaped: field `order-id` is `s3_order_x2d_id`;
 - `k5_0`: the first key by which records that passed node 5 are grouped; `o9_key`, `o9_value`: output of sink 9.
 
-Columns come in stages, one before the first ordered operators and one after each set of them, and in a stage in layers,
-each computed from the ones before, so that a step is computed once however many follow it.
+Columns belong to stages: one before the first ordered operators and one after each set of them. A stage has layers,
+each computed from the previous ones, so that each step is computed once however many steps follow.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from sluice.values.sql import literal, quoted, typed_json
 
 
 def scope_of(builder: PlanBuilder, node: nodes.Node, *, old: bool = False) -> Scope:
-    """What is known after a step; its columns are made when they are first asked for.
+    """The scope after a node. Adds its columns on first use.
 
-    With `old` a table's rows come with what they replace, which takes an operator that remembers it.
+    With `old`, a table's rows include the values they replace, which requires an operator that stores them.
     """
     if (node.number, old) not in builder.scopes:
         builder.scopes[node.number, old] = _make_scope(builder, node, old=old)
@@ -88,7 +90,7 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
         builder.key_fields.setdefault(node.number, set()).add(node.key)
         text = f"CAST({columns[node.key]} AS STRING)"
         if node.nulls == "keep":
-            # Where the value is null there is no field to be the key.
+            # If the value is null, it has no field to use as the key.
             builder.metadata.add("_key")
             text = f"coalesce({text}, _key)"
         add(builder, 0, 1, columns["_key"], text)
@@ -98,7 +100,7 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
 
 
 def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
-    """After an ordered operator: its value is one column, typed by the engine."""
+    """The scope after an ordered operator: its value is one column, which the engine types."""
     scope = Scope(builder.operators[node.number], 0, f"(emitted AND target <=> {node.number})", RESULT_METADATA)
     column = f"v{node.number}"
     number = node.number
@@ -116,7 +118,7 @@ def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
 
 
 def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
-    """An ordered aggregate's columns over the results `a0`, `a1`, ... of its functions; none if each is just one."""
+    """An ordered aggregate's columns over the results `a0`, `a1`, ... of its functions; None if equal."""
     parts = {name: in_order(text) for name, text in node.columns.items()}
     functions: dict[tuple[str, str | None, int], None] = {}
     columns = []
@@ -162,14 +164,14 @@ RESULT_METADATA = {
     "_window_start": "timestamp_millis(nullif(window_start, -1))",
     "_window_end": "timestamp_millis(nullif(window_end, -1))",
 }
-"""What is known of the record that an operator's result came from."""
+"""Metadata of the record that led to an operator's result."""
 
 
 def _filter(builder: PlanBuilder, node: nodes.Filter, scope: Scope, where: str) -> Scope:
     scope, sqls = tried(builder, scope, node, node.parent, {"where": where})
     condition, name = sqls["where"], f"n{node.number}"
     if nodes.is_table(node):
-        # A row that no longer passes is deleted from the table that is left.
+        # A row that no longer passes the filter is deleted from the filtered table.
         add(builder, scope.stage, scope.depth + 1, name, f"({scope.is_null} OR NOT coalesce({condition}, false))")
         return replace(scope, depth=scope.depth + 1, is_null=name)
     add(builder, scope.stage, scope.depth + 1, name, f"coalesce({scope.passed} AND ({condition}), false)")
@@ -189,15 +191,15 @@ def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scop
             columns[name] = sql
         else:
             columns[name] = column_name(f"n{node.number}", name)
-            # Guarded: an expression is not evaluated for records that a filter before it took out.
+            # Do not evaluate the expression for records that an earlier filter removed.
             add(builder, scope.stage, scope.depth + 1, columns[name], f"IF({scope.passed}, {sql}, NULL)")
-    # A stream's record gets a value; a table's deletion stays one.
+    # In a stream, a null value becomes a value; in a table, it remains a deletion.
     is_null = scope.is_null if nodes.is_table(node) else "false"
     return replace(scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
 
 
 def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, fields: Mapping[str, str]) -> Scope:
-    """A record for each element of an array: the others of the stage count where `pos` is 0 or null."""
+    """One record per array element. Other consumers of the stage only take rows where `pos` is 0 or null."""
     name, depth = f"x{node.number}", below(builder, scope.stage)
     add(builder, scope.stage, depth, f"{name}_pos, {name}", f"posexplode_outer(IF({scope.passed}, {items}, NULL))")
     builder.explosions.setdefault(scope.stage, []).append(node.number)
@@ -212,7 +214,7 @@ def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, 
 
 
 def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scope:
-    """Each record once for every stream it comes by."""
+    """One row per merged stream that the record passes through."""
     first = scopes[0]
     depth = max(scope.depth for scope in scopes) + 1
     ways = ", ".join(f"IF({scope.passed}, {number}, NULL)" for number, scope in enumerate(scopes))
@@ -248,7 +250,7 @@ def _nulls(scopes: list[Scope]) -> dict[int, str]:
 
 
 def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
-    """A Python function as a function of SQL: it takes key and value as JSON, and gives JSON or what was wrong."""
+    """A Python function as a SQL function: takes key and value as JSON, returns JSON or an error."""
     builder.functions[node.number] = node
     key = column_read(builder, scope, "_key")
     name = f"r{node.number}"
@@ -259,7 +261,7 @@ def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
         if one not in scope.exploded
     }
     depth = scope.depth + 1
-    while depth in others:  # Spark would call it there for every record that is made of this one
+    while depth in others:  # there, Spark would call it for every row of this record
         depth += 1
     once = [scope.passed, *(f"coalesce(x{one}_pos, 0) = 0" for layer, one in others.items() if layer < depth)]
     passed = f"({' AND '.join(once)})" if len(once) > 1 else scope.passed
@@ -280,7 +282,7 @@ def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
 
 
 def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> Scope:
-    """A function of the whole frame, in a layer of its own: what it is given, and what it makes."""
+    """A function of the whole DataFrame, in its own layer, with its input and output columns."""
     depth = below(builder, scope.stage)
     given = tuple((name, f"IF({scope.passed}, {column_read(builder, scope, name)}, NULL)") for name in scope.fields)
     made = {name: column_name(f"n{node.number}", name) for name in node.fields}
@@ -292,7 +294,7 @@ def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> S
 
 
 def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str) -> Scope:
-    """The value that a function gave; and the key, where it gives both."""
+    """The scope after a function: the value it returned and, if it returns both, the key."""
     column = f"v{node.number}"
     add(builder, scope.stage, scope.depth + 1, column, typed_json(f"{result}.value", node.fields))
     typed = _typed(replace(scope, depth=scope.depth + 1), column, scope.passed, node.fields)

@@ -1,4 +1,4 @@
-"""A plan in words."""
+"""Describe a plan as text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def _what(job: Job) -> str:
     if job.groups:
         return f"{len(job.groups)} aggregation groups in one stateful operator"
     if not job.operators:
-        return "nothing to remember"
+        return "no state"
     return f"{len(job.operators)} ordered operators in {job.stages} stage{'s' if job.stages > 1 else ''}"
 
 
 def explain(plan: Plan) -> str:
-    """The jobs in words: what each reads, holds and writes, and why it is a job."""
+    """The jobs as text: what each reads, stores and writes, and why its operators are ordered."""
     jobs = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
     lines = [f"pipeline {plan.pipeline.name}: {jobs}, {plan.pipeline.workers} workers"]
     for job in plan.jobs:
@@ -26,9 +26,8 @@ def explain(plan: Plan) -> str:
         for group in job.groups:
             window = f", {group.window}" if group.window else ""
             window += f", kept {kept} ms after its end" if (kept := group.at.retention_ms) is not None else ""
-            lines.append(
-                f"  holds   by {group.at.key}{window}: {', '.join(store_column.store for store_column in group.store_columns)}"
-            )
+            stores = ", ".join(column.store for column in group.store_columns)
+            lines.append(f"  holds   by {group.at.key}{window}: {stores}")
         for operator in job.operators:
             why = why_ordered(plan.pipeline, operator.node)
             steps = f"{drawing.title(operator.node)} {drawing.detail(operator.node)}".strip()

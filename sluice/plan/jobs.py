@@ -1,4 +1,4 @@
-"""What a plan is made of: jobs, the aggregation groups they keep, the topics they read and write."""
+"""The parts of a plan: jobs, their aggregation groups and operators, and the topics they read and write."""
 
 from __future__ import annotations
 
@@ -15,75 +15,75 @@ Layers = tuple[tuple[tuple[str, str], ...], ...]
 
 
 TRANSFORM = "transform"
-"""The name of a layer's entry that stands for a function of the whole frame; its SQL is the node's number."""
+"""Name of a layer's entry for a function of the whole DataFrame; its SQL is the node's number."""
 
 
 @dataclass(frozen=True)
 class Transformation:
-    """A function from DataFrame to DataFrame: the SQL of the columns it is given, the names of those it makes."""
+    """A function from DataFrame to DataFrame: the SQL of its input columns and the names of its output columns."""
 
     function: Callable[[Any], Any]
     at: str
     given: tuple[tuple[str, str], ...]
     made: tuple[tuple[str, str], ...]
-    """Field and the job's column for it."""
+    """Field → the job's column."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A column of a step's expressions that may have no result: a struct `c0`, `c1`, ..., or null if one has none.
+    """A column with a step's expressions that can fail: a struct `c0`, `c1`, ..., or null if one of them failed.
 
-    Beside it stands `{name}_error`: what is wrong with a record for which the step fails, else null.
+    The column `{name}_error` contains the error message if the step failed, else null.
     """
 
     node: int
     passed: str
-    """Condition: the record got to the step."""
+    """Condition: the record reaches the step."""
     columns: tuple[str, ...]
     """SQL of the expressions."""
     keys: frozenset[int]
-    """Which of them become keys of records or stores."""
+    """Indexes of those that become keys of records or stores."""
     causes: tuple[tuple[str, str], ...]
-    """SQL of the parts that may be to blame, innermost first, each with what is then wrong."""
+    """SQL of the parts that can fail, innermost first, each with its error message."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Where a step may fail for a record. `error`: SQL of what went wrong, null if nothing did."""
+    """A place where a step can fail. `error`: SQL of the error message, null if the step did not fail."""
 
     node: nodes.Node
     column: str
-    """The name of the column of records that holds the error, where the step follows the sources."""
+    """Name of the column with the error, if the step follows the sources."""
     stage: int
     error: str
     once: str
-    """Condition: this row stands for the record, of which other steps may have made several."""
+    """Condition: this row represents the record, which other steps may have turned into several rows."""
     key: str
-    """SQL of the record's key as it got to the step."""
+    """SQL of the record's key at the step."""
     value: str
     """SQL of the value, as JSON."""
 
 
 @dataclass(frozen=True)
 class StoreColumn:
-    """One store of a group: the aggregates whose values make the store's value."""
+    """One store of a group: the aggregates that make up its value."""
 
     store: str
     columns: tuple[tuple[str, str], ...]
-    """Name and aggregate, over the job's columns."""
+    """Name and aggregate over the job's columns."""
     scalar: bool
 
 
 @dataclass(frozen=True)
 class AggregationGroup:
-    """The stores that share filter, key and window: their values stand together in one state row per key and window."""
+    """The stores with the same stream, key and window. They share one state row per key and window."""
 
     number: int
     at: nodes.Aggregate
     passed: str
-    """Column: whether a record counts here."""
+    """Column: whether the group counts a record."""
     key: str
-    """Column: the record's key here, as text."""
+    """Column: the record's key in the group, as text."""
     window: Window | None
     inputs: tuple[str, ...]
     """Columns that the aggregates read."""
@@ -93,18 +93,18 @@ class AggregationGroup:
 
     @property
     def name(self) -> str:
-        """For messages and stream times: the first store's name."""
+        """Name of the first store, used in messages and for stream times."""
         return self.store_columns[0].store
 
     @property
     def aggregates(self) -> tuple[str, ...]:
-        """Every aggregate of the group's stores, each once."""
+        """The aggregates of the group's stores, without duplicates."""
         return tuple(dict.fromkeys(text for store_column in self.store_columns for _, text in store_column.columns))
 
 
 @dataclass(frozen=True)
 class TableInput:
-    """A global table: its latest values are a group of their own, on every worker."""
+    """A global table. Its latest values form a group of their own, on every worker."""
 
     source: nodes.Source
     group: int
@@ -112,7 +112,7 @@ class TableInput:
 
 @dataclass(frozen=True)
 class StreamSink:
-    """Each record that passed is written to the topic; columns `o{number}_key`, `o{number}_value`."""
+    """An output of records. Its columns are `o{number}` (whether to write), `o{number}_key` and `o{number}_value`."""
 
     number: int
     topic: str
@@ -121,15 +121,16 @@ class StreamSink:
 
 @dataclass(frozen=True)
 class Edge:
-    """What gets to one side of an ordered operator, to a store or to a sink after one: columns of a stage.
+    """The path of rows into one side of an ordered operator, or into a store or sink after one.
 
-    `{name}`: whether a row gets there; `{name}_key`, `{name}_value` (JSON, null for a tombstone), `{name}_foreign`.
+    Its columns in the stage: `{name}` (whether a row takes this path), `{name}_key`, `{name}_value` (JSON, null for a
+    tombstone) and `{name}_foreign`.
     """
 
     target: int
     side: int
     stage: int
-    """The stage whose columns they are: 0 for records right after the stateless steps."""
+    """The stage of the columns: 0 for records right after the stateless steps."""
     passed: str
     key: str
     values: tuple[str, ...]
@@ -137,60 +138,60 @@ class Edge:
     is_null: str
     foreign: str | None = None
     scalar: bool = False
-    """The value is no object."""
+    """Whether the value is not an object."""
     raw: int | None = None
-    """The operator whose result the value is as it stands, JSON already."""
+    """The operator whose result is the unchanged value, already JSON."""
     arguments: bool = False
-    """The values are an aggregate's arguments: the JSON is an array."""
+    """Whether the values are an aggregate's arguments; the JSON is then an array."""
     old: bool = False
-    """Old values of a table get there too."""
+    """Whether a table's old values take this path too."""
     sources: tuple[nodes.Source, ...] = ()
-    """The topics that it comes from."""
+    """The topics of its records."""
     exploded: str = "0"
-    """SQL of a number that tells the rows of one record apart, where steps made several of it."""
+    """SQL of a number that distinguishes the rows of one record, if steps turned it into several."""
 
     @property
     def name(self) -> str:
-        """The prefix of its columns."""
+        """Prefix of its columns."""
         return f"f{self.target}_{self.side}"
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """An operator that takes each key's records in order, with a state of its own for each key."""
+    """An operator that processes each key's records in order and keeps a state per key."""
 
     number: int
     stage: int
     node: nodes.Node
     edges: tuple[Edge, ...]
     retracts: bool
-    """Something that follows needs the old value of what changes."""
+    """Whether a later step needs the old value of each change."""
     inline: int | None = None
-    """The operator of the same stage whose results it takes as they come."""
+    """The operator of the same stage whose results it takes directly."""
     store: str | None = None
     functions: tuple[tuple[str, str | None, int], ...] = ()
-    """Of an aggregate: function, its argument's SQL, and a number (of `top`)."""
+    """For an aggregate: function, SQL of its argument, and a number (for `top`)."""
     late: nodes.Late | None = None
-    """Where its late records go; of several aggregates with the same topic one sends them."""
+    """The topic for late records. If several aggregates share it, only one of them sends."""
     entries: Mapping[str, int] = field(default_factory=dict)
-    """Of a processor: its stores that can be queried, each with the number of its state rows."""
+    """For a processor: its stores that can be queried, each with its group number."""
     plain: bool = True
-    """Of an aggregate: its columns are the functions' results, nothing is computed of them."""
+    """For an aggregate: whether its columns are the functions' results, without further computation."""
 
     @property
     def name(self) -> str:
-        """For messages, counts and stream times."""
+        """Name in messages, counts and stream times."""
         return self.store or self.node.name
 
     @property
     def sources(self) -> tuple[nodes.Source, ...]:
-        """The topics that its rows come from."""
+        """The topics of its rows."""
         return nodes.sources_of(self.node)
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A step of a table's changes: the value becomes `{left, right}`, right from a global table by key."""
+    """A step for a table's changes: the value becomes `{left, right}`, with `right` looked up in a global table."""
 
     table: TableInput
     how: str
@@ -198,17 +199,17 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Select:
-    """A step of a table's changes: the value becomes this expression over `_key` and `v`."""
+    """A step for a table's changes: the value becomes this expression over `_key` and `v`."""
 
     sql: str
     node: nodes.Node
     causes: tuple[tuple[str, str], ...] = ()
-    """Of a step that may fail: SQL of the parts that may be to blame, each with what is then wrong."""
+    """For a step that can fail: SQL of the parts that can fail, each with its error message."""
 
 
 @dataclass(frozen=True)
 class TableSink:
-    """Each change of a store is written to the topic, after `steps`."""
+    """An output of a store's changes, after `steps`."""
 
     topic: str
     group: int
@@ -219,49 +220,49 @@ class TableSink:
 
 @dataclass(frozen=True)
 class Job:
-    """One streaming query: topics in, state rows and output records out, one snapshot per batch."""
+    """One streaming query: reads topics, writes state rows and output records, and publishes one snapshot per batch."""
 
     pipeline: Pipeline
     name: str
     streams: tuple[nodes.Source, ...]
     tables: tuple[TableInput, ...]
     fields: Mapping[int, tuple[str, ...]]
-    """Source number → the fields of its value that anything reads."""
+    """Source number → the fields of its value that any step reads."""
     key_fields: Mapping[int, frozenset[str]]
-    """Source number → the fields of its value that are keys as they stand."""
+    """Source number → the fields of its value that are used as keys unchanged."""
     metadata: tuple[str, ...]
-    """Which of `_key`, `_topic`, ... anything reads."""
+    """Those of `_key`, `_topic`, ... that any step reads."""
     layers: Layers
-    """Columns made of the records', one layer of the ones before."""
+    """Columns computed from the records, each layer from the previous ones."""
     groups: tuple[AggregationGroup, ...]
     stream_sinks: tuple[StreamSink, ...]
     table_sinks: tuple[TableSink, ...]
     operators: tuple[Ordered, ...] = ()
     edges: tuple[Edge, ...] = ()
-    """What gets to stores and sinks after ordered operators."""
+    """Edges into stores and sinks after ordered operators."""
     later_layers: Mapping[int, Layers] = field(default_factory=dict)
-    """Stage → the columns made of its operators' results."""
+    """Stage → the columns computed from its operators' results."""
     functions: Mapping[int, nodes.Apply] = field(default_factory=dict)
     """The Python functions that the layers call."""
     transforms: Mapping[int, Transformation] = field(default_factory=dict)
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
-    """The columns of the layers that are tried, by name."""
+    """The layers' columns that can fail, by name."""
     failures: tuple[Failure, ...] = ()
     ordered_sinks: tuple[nodes.Sink, ...] = ()
     read_elsewhere: frozenset[str] = frozenset()
-    """Topics that another job reads as well, which is the one to set aside what cannot be read: here it is counted."""
+    """Topics that another job reads too. That job writes the dead letters; this one only counts them."""
     tried_elsewhere: frozenset[str] = frozenset()
-    """Columns of errors that another job has as well, which is the one to write the dead letters."""
+    """Columns of errors that another job has too. That job writes the dead letters."""
 
     @property
     def tries(self) -> bool:
-        """Whether any expression of the job may fail."""
+        """Whether any expression of the job can fail."""
         steps = [step for sink in self.table_sinks for step in sink.steps]
         return bool(self.attempts) or any(isinstance(step, Select) and step.causes for step in steps)
 
     @property
     def stages(self) -> int:
-        """How many sets of ordered operators follow one another."""
+        """Number of stages of ordered operators."""
         return max((operator.stage for operator in self.operators), default=0)
 
     @property
@@ -271,7 +272,7 @@ class Job:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Every topic the job writes, dead letters left out."""
+        """Every topic the job writes, without dead letters."""
         topics = [sink.topic for sink in self.stream_sinks] + [sink.topic for sink in self.table_sinks]
         late = [group.at.late.topic for group in self.groups if group.at.late is not None]
         return tuple(topics + [sink.topic for sink in self.ordered_sinks] + late)
@@ -285,11 +286,11 @@ class Plan:
     jobs: tuple[Job, ...]
 
     def job(self, name: str) -> Job:
-        """The job of that name; TopologyError lists those there are."""
+        """The job with this name; TopologyError lists the existing jobs."""
         found = next((job for job in self.jobs if job.name == name), None)
         if found is None:
             names = ", ".join(job.name for job in self.jobs)
             raise TopologyError(
-                f"Pipeline {self.pipeline.name!r} has no job {name!r}.", next_step=f"There are: {names}."
+                f"Pipeline {self.pipeline.name!r} has no job {name!r}.", next_step=f"Its jobs are: {names}."
             )
         return found

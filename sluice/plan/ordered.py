@@ -1,4 +1,4 @@
-"""The operators of a topology that take each key's records in order, and the stages they form."""
+"""Select the operators that need each key's records in order, and assign them to stages."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from sluice.values.windows import Window
 LEFT, RIGHT, STORE = 0, 1, 2
 Functions = tuple[tuple[str, str | None, int], ...]
 SUBTRACTABLE = frozenset({"count", "sum", "avg", "collect_list"})
-"""Functions from which a value can be taken back."""
+"""Aggregates from which a value can be subtracted."""
 
 
 def children(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
-    """The nodes that take a node's output."""
+    """The nodes that take this node's output."""
     return [child for child in pipeline.nodes if node in nodes.parents(child)]
 
 
 def is_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether a node needs each key's records in order; the other aggregations are added up in any order."""
+    """Whether a node needs each key's records in order. Spark computes all other aggregations in any order."""
     match node:
         case nodes.Suppress() | nodes.Process() | nodes.Deduplicate() | nodes.ToTable():
             return True
@@ -44,44 +44,44 @@ def is_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
 
 
 def after_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether a node, or one before it, is ordered."""
+    """Whether this node or one upstream of it is ordered."""
     return is_ordered(pipeline, node) or any(after_ordered(pipeline, parent) for parent in nodes.parents(node))
 
 
 def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
-    """Why a node is not among those that are added up in any order, in words."""
+    """The reason why a node is ordered, for `sluice explain`."""
     match node:
         case nodes.Aggregate():
             return _why_aggregated_in_order(pipeline, node)
         case nodes.Merge():
-            return "streams from before and after a stateful step"
+            return "merges streams from before and after a stateful step"
         case nodes.ToTable():
-            return "the latest value of each key, and its old one"
+            return "stores each key's latest value"
         case nodes.Suppress():
-            return "results are held back"
+            return "holds results back"
         case nodes.Join():
-            return "both sides are kept, and matched in order"
+            return "stores both sides and joins them in order"
         case _:
-            return "each key's records are seen in order"
+            return "needs each key's records in order"
 
 
 def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
     window = node.window
     if node.python is not None:
-        return "Python functions see records in order"
+        return "Python functions need records in order"
     if window is not None and not isinstance(window, Window):
-        return f"the windows of {str(window).split('(')[0]} depend on the records"
+        return f"{str(window).split('(')[0]} windows depend on the records"
     if nodes.is_table(node.parent):
-        return "a table's old values are taken back"
+        return "subtracts a table's old values"
     if after_ordered(pipeline, node.parent):
-        return "what it takes comes in order"
+        return "its input is ordered"
     if _orders(node.columns.values()):
-        return "the result depends on the order, or on all values"
+        return "its functions depend on the order of records, or on all values"
     if _sums_in_order(node):
-        return "sums of doubles, and of decimals of many digits, are exact in order only"
+        return "sums of doubles and of long decimals are only exact record by record"
     if _result_may_fail(node):
-        return "what is made of its aggregates may have no result"
-    return "every change of it is taken further"
+        return "an expression over its aggregates can fail"
+    return "a later step needs every change"
 
 
 def _is_fused(pipeline: Pipeline, node: nodes.Aggregate) -> bool:
@@ -98,7 +98,7 @@ def _is_fused(pipeline: Pipeline, node: nodes.Aggregate) -> bool:
 
 
 def _sums_in_order(node: nodes.Aggregate) -> bool:
-    """Whether sums are kept exactly only record by record; functions that only Spark has stay with Spark."""
+    """Whether sums are only exact record by record. Aggregates with functions that only Spark has stay in Spark."""
     if any(isinstance(in_order(text), str) for text in node.columns.values()):
         return False
     known = types_after(node.parent) | METADATA
@@ -116,26 +116,26 @@ def _orders(texts: Iterable[str]) -> bool:
 
 
 def _ends_plainly(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether a table's changes just go to a topic from here on, perhaps mapped and looked up."""
+    """Whether the table's changes only go to topics from here, at most mapped and joined with global tables."""
     plain = isinstance(node, nodes.Sink | nodes.Select) or (isinstance(node, nodes.Join) and node.kind == "lookup")
     return plain and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
 
 
 class Planner:
-    """Puts the ordered operators of a pipeline into stages. `draft` gets the columns that they need."""
+    """Assigns a pipeline's ordered operators to stages, and adds the columns they need to `builder`."""
 
     def __init__(self, builder: PlanBuilder) -> None:
         self.builder = builder
         self.pipeline = builder.pipeline
         self.scopes: dict[str, Scope] = {}
-        """Feed's name → where it is taken from."""
+        """Edge's name → the scope it starts from."""
         self.nodes = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node) or self._may_differ(node)]
         self.retracting = {node.number for node in self.nodes if self._is_retracted(node)}
         self.operators: list[Ordered] = []
         self.edges: list[Edge] = []
 
     def plan(self) -> None:
-        """Make the operators, each after those it takes results from, and what feeds stores and sinks after them."""
+        """Create the operators, each after its inputs, and the edges into their stores."""
         for node in self.nodes:
             if (
                 not isinstance(node, nodes.Merge)
@@ -155,20 +155,20 @@ class Planner:
                 self.edges.append(self._edge(operator.node, STORE, scope, operator.node))
 
     def sink(self, node: nodes.Sink) -> Edge:
-        """What feeds a sink after an ordered operator."""
+        """Add the edge into a sink after an ordered operator."""
         edge = self._edge(node, LEFT, scope_of(self.builder, node.parent), node.parent)
         self.edges.append(edge)
         return edge
 
     def peek(self, node: nodes.Apply) -> None:
-        """Have a function called behind an ordered operator: of its result, always null, a feed is made, of no rows."""
+        """Call a function after an ordered operator: its edge depends on the result, which is always null."""
         scope = scope_of(self.builder, node)
         edge = self._edge(node, LEFT, scope, node)
         self.scopes[edge.name] = replace(scope, passed=f"({scope.passed} AND r{node.number}.value IS NOT NULL)")
         self.edges.append(edge)
 
     def finish(self) -> tuple[tuple[Ordered, ...], tuple[Edge, ...]]:
-        """Operators and feeds, once every step has its columns: a row that a step made several of counts once."""
+        """The operators and edges, once all columns exist. A row that a step turned into several counts once."""
         operators = tuple(replace(one, edges=tuple(map(self._finished, one.edges))) for one in self.operators)
         return operators, tuple(map(self._finished, self.edges))
 
@@ -181,7 +181,7 @@ class Planner:
         return replace(edge, passed=passed)
 
     def _may_differ(self, node: nodes.Node) -> bool:
-        """Whether a merge may be of streams that come out of different stages."""
+        """Whether the node merges streams that may come from different stages."""
         return isinstance(node, nodes.Merge) and after_ordered(self.pipeline, node)
 
     def _operator(self, node: nodes.Node) -> Ordered:
@@ -234,7 +234,7 @@ class Planner:
 
     @staticmethod
     def _key_text(node: nodes.Node, side: int) -> Iterable[tuple[str, str]]:
-        """The expression that is the key of what a node takes, where that is not the record's own."""
+        """The expression for the key of the node's input; None if it is the record's key."""
         match node:
             case nodes.Aggregate(key=key) if side == LEFT:
                 yield "key", key
@@ -244,12 +244,12 @@ class Planner:
                 yield "key", by
 
     def _key(self, node: nodes.Node, scope: Scope, made: str | None) -> tuple[str, str | None]:
-        """SQL of the key by which a node takes records, and of what goes along with it."""
+        """SQL of the key of the node's input, and of the record's original key (or its value, for late records)."""
         own = column_read(self.builder, scope, "_key")
         if made is None:
             return own, None
         if isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
-            # A late record goes out as it got here.
+            # Late records are written as they arrived here.
             return _text(made), None if node.late is None else scope.json(self.builder)
         return _text(made), own
 
@@ -258,7 +258,7 @@ class Planner:
         return None if any(one.late is late for one in self.operators) else late
 
     def _functions(self, node: nodes.Node) -> Functions:
-        """The functions that an aggregate's columns are made of."""
+        """The functions in an aggregate's columns."""
         if not isinstance(node, nodes.Aggregate) or node.python is not None:
             return ()
         functions: dict[tuple[str, str | None, int], None] = {}
@@ -273,7 +273,7 @@ class Planner:
         return tuple(functions)
 
     def _is_retracted(self, node: nodes.Node) -> bool:
-        """Whether anything that takes the node's results needs the old values too."""
+        """Whether any consumer of the node's results needs the old values too."""
         return any(
             (takes_old(child) and node is nodes.parents(child)[0])
             or (isinstance(child, nodes.Filter | nodes.Select | nodes.MapValues) and self._is_retracted(child))
@@ -286,19 +286,19 @@ _ENTRIES = (1 << 30) - 1_024
 
 
 def is_of_processor(group_id: int) -> bool:
-    """Whether a store with state rows of that number is a processor's."""
+    """Whether the group number belongs to a processor's store."""
     return group_id >= _FIRST_ENTRIES
 
 
 def _entries(node: nodes.Node) -> dict[str, int]:
-    """A processor's stores with the numbers of their state rows: they follow the names, as stores may come and go."""
+    """A processor's stores with their group numbers. They depend on the name only: stores may come and go."""
     if not isinstance(node, nodes.Process) or not node.queryable:
         return {}
     return {name: _FIRST_ENTRIES + zlib.crc32(name.encode()) % _ENTRIES for name in node.stores}
 
 
 def takes_old(node: nodes.Node) -> bool:
-    """Whether a node needs the old values of the table that it takes."""
+    """Whether the node needs the old values of its input table."""
     match node:
         case nodes.Aggregate(parent=parent):
             return nodes.is_table(parent)
@@ -313,7 +313,7 @@ def _text(sql: str) -> str:
 
 
 def _exploded(scope: Scope) -> str:
-    """A number that tells the rows of one record apart."""
+    """SQL of a number that distinguishes the rows of one record."""
     sql = "0"
     for number in scope.exploded:
         sql = f"({sql} * 1024 + least(coalesce(x{number}_pos, 0), 1023))"
@@ -322,14 +322,13 @@ def _exploded(scope: Scope) -> str:
 
 def _no_function(pipeline: Pipeline, node: nodes.Aggregate, text: str, why: str) -> TopologyError:
     return TopologyError(
-        f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {text} is not known where {why}.",
+        f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {text} is not supported here: {why}.",
         next_step="Use count, sum, min, max, avg, collect_list, collect_set, first, last or top, or Python functions.",
     )
 
 
 def _no_subtraction(pipeline: Pipeline, node: nodes.Aggregate, function: str) -> TopologyError:
     return TopologyError(
-        f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: a value that changes in the table cannot be "
-        f"taken back from {function}.",
+        f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {function} cannot subtract a table's old value.",
         next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, or Python functions that add and subtract.",
     )

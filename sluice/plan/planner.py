@@ -1,4 +1,4 @@
-"""A topology becomes jobs: each is one streaming query that the engine can run without knowing the topology."""
+"""Turn a topology into jobs, each one streaming query."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from sluice.values.windows import Window
 
 
 def plan(pipeline: Pipeline) -> Plan:
-    """Snapshot the topology into as few jobs as its operators allow.
+    """Plan a pipeline with as few jobs as its operators allow.
 
-    What can be added up in any order is one job; what needs each key's records in order is another, if there is any.
+    Aggregations that Spark can compute in any order form one job. Operators that need each key's records in order form
+    another, if there are any.
     """
     if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in pipeline.nodes):
         raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
@@ -53,7 +54,7 @@ def plan(pipeline: Pipeline) -> Plan:
 
 
 def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered: bool, rest: bool) -> Job:
-    """A job of the fused aggregates, or of the ordered operators, or of both; `rest`: and of all that needs neither."""
+    """A job with the fused aggregates, the ordered operators or both; with `rest`, also of all other outputs."""
     builder = PlanBuilder(pipeline)
     planner = Planner(builder)
     if ordered:
@@ -68,7 +69,7 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
     peeks = _last_peeks(pipeline)
     for peek in peeks:
         if rest and not after_operators(pipeline, peek):
-            scope_of(builder, peek)  # whose column every record gets
+            scope_of(builder, peek)  # adds its column to every record
         elif ordered and after_operators(pipeline, peek):
             planner.peek(peek)
     for node in fused:
@@ -110,7 +111,7 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
 
 
 def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether a node follows an aggregation or an ordered operator, so that it is not made of single records."""
+    """Whether a node follows an aggregation or an ordered operator, and so does not process single records."""
     return any(
         isinstance(parent, nodes.Aggregate)
         or (is_ordered(pipeline, parent) and not isinstance(parent, nodes.ToTable))
@@ -120,7 +121,7 @@ def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
 
 
 def _last_peeks(pipeline: Pipeline) -> list[nodes.Apply]:
-    """The functions that are called for what they do, and that no step behind them needs."""
+    """The functions called for their side effects whose output no later step uses."""
     peeks = [node for node in pipeline.nodes if isinstance(node, nodes.Apply) and node.gives == "nothing"]
     return [node for node in peeks if not _is_used(pipeline, node)]
 
@@ -136,7 +137,7 @@ def _is_used(pipeline: Pipeline, node: nodes.Node) -> bool:
 
 
 def _stage(builder: PlanBuilder, sink: nodes.Sink) -> int:
-    """The stage that a sink follows: 0 for records that no ordered operator took, or for a fused aggregate's."""
+    """The stage before a sink: 0 if no ordered operator precedes it, or if it follows a fused aggregate."""
     if not after_operators(builder.pipeline, sink) or _follows_fused(builder.pipeline, sink):
         return 0
     return scope_of(builder, sink.parent).stage
@@ -154,7 +155,7 @@ def _sources(pipeline: Pipeline) -> list[nodes.Source]:
 
 
 def _tables(pipeline: Pipeline, groups: int) -> tuple[TableInput, ...]:
-    """The global tables. Their state rows' numbers follow the groups', and are no node's."""
+    """The global tables. Their group numbers follow those of the aggregation groups, and are not node numbers."""
     found = [source for source in _sources(pipeline) if source.kind == "global_table"]
     first = groups or len(pipeline.nodes)
     return tuple(TableInput(source, first + i) for i, source in enumerate(found))
@@ -168,20 +169,20 @@ def _layers(builder: PlanBuilder, stage: int) -> Layers:
 def _groups(builder: PlanBuilder, fused: list[nodes.Aggregate]) -> list[AggregationGroup]:
     groups: dict[tuple[Any, ...], list[nodes.Aggregate]] = {}
     for node in fused:
-        # A record that fails for one store counts in the others: only stores that fail together stand together.
+        # A record that fails for one store still counts in the others: a group contains stores that fail together.
         alike = (node.parent.number, node.key, node.window, node.late, node.retention_ms, node.on_error, _risk(node))
         groups.setdefault(alike, []).append(node)
     return [_group(builder, number, members) for number, members in enumerate(groups.values())]
 
 
 def _risk(node: nodes.Aggregate) -> tuple[str, ...]:
-    """The arguments of an aggregate that may fail."""
+    """The arguments of an aggregate that can fail."""
     known = types_after(node.parent) | METADATA
     return tuple(sql for sql in _arguments([node]) if may_fail(sql, known))
 
 
 def _arguments(members: list[nodes.Aggregate]) -> list[str]:
-    """What is computed before the aggregates of stores of one stream."""
+    """The expressions computed before the aggregates of stores of one stream."""
     known = types_after(members[0].parent) | METADATA
     texts = [text for node in members for text in node.columns.values()]
     return list(dict.fromkeys(sql for text in texts for sql in without_risk(text, known)[1].values()))
@@ -224,7 +225,7 @@ def _stream_sink(builder: PlanBuilder, sink: nodes.Sink) -> StreamSink:
     scope = scope_of(builder, sink.parent)
     passed, key = masked(builder, scope), column_read(builder, scope, "_key")
     if nodes.is_table(sink.parent):
-        passed = f"({passed} AND {key} IS NOT NULL)"  # nobody could tell which row that changes
+        passed = f"({passed} AND {key} IS NOT NULL)"  # without a key, the change has no row
     final(builder, f"o{sink.number}", f"({passed})")
     final(builder, f"o{sink.number}_key", f"IF({passed}, {key}, NULL)")
     final(builder, f"o{sink.number}_value", scope.json(builder, passed))
@@ -232,7 +233,7 @@ def _stream_sink(builder: PlanBuilder, sink: nodes.Sink) -> StreamSink:
 
 
 def _table_chain(sink: nodes.Sink, fused: list[nodes.Aggregate]) -> list[nodes.Node] | None:
-    """The nodes from a fused aggregate to the sink, or None if the sink follows none."""
+    """The nodes from a fused aggregate to the sink; None if the sink follows none."""
     chain: list[nodes.Node] = [sink.parent]
     while nodes.parents(chain[0]) and chain[0] not in fused:
         chain.insert(0, nodes.parents(chain[0])[0])

@@ -1,4 +1,4 @@
-"""The Spark SQL types of expressions, as far as contracts and the text say: Spark itself is asked only later."""
+"""Spark SQL types of expressions, as far as they follow from contracts and the text, without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.topology.expressions import aggregates, struct_fields
 from sluice.values.records import METADATA, TEXT_FIELD
 
 Types = Mapping[str, str]
-"""Name → type; an empty text where the type is not known."""
+"""Name → type; empty if unknown."""
 
 NUMBERS = ("BIGINT", "INT", "DOUBLE", "DECIMAL")
 _DIGITS_OF = {"BIGINT": (20, 0), "INT": (10, 0)}
@@ -26,18 +26,18 @@ MOST_DIGITS = 38
 
 
 def type_of(text: str, known: Types) -> str:
-    """The type of an expression over fields of these types; empty if it is not known."""
+    """The type of an expression over fields of these types; empty if unknown."""
     return kind_of(tree_of(text), known)
 
 
 @cache
 def tree_of(text: str) -> exp.Expr:
-    """An expression, read once however often it is asked about; whoever changes it takes a copy."""
+    """The parsed expression, cached; copy it before changing it."""
     return sqlglot.parse_one(text, dialect="spark")
 
 
 def kind_of(tree: exp.Expr, known: Types) -> str:
-    """The same, of an expression that is read already."""
+    """Like `type_of`, for a parsed expression."""
     match tree:
         case exp.Paren() | exp.Neg() | exp.Abs() | exp.Min() | exp.Max() | exp.First() | exp.Last():
             return kind_of(tree.this, known)
@@ -69,14 +69,14 @@ def kind_of(tree: exp.Expr, known: Types) -> str:
 
 
 def types_after(node: nodes.Node) -> dict[str, str]:
-    """The fields of the values after a step, each with its type."""
+    """The fields after a step with their types."""
     if node not in _TYPES:
         _TYPES[node] = _types_after(node)
     return _TYPES[node]
 
 
 _TYPES: WeakKeyDictionary[nodes.Node, dict[str, str]] = WeakKeyDictionary()
-"""Kept, since every step asks for those before it, and several steps may follow one."""
+"""Cache: each step needs the types before it, and several steps can follow one."""
 
 
 def _types_after(node: nodes.Node) -> dict[str, str]:
@@ -139,7 +139,7 @@ def _literal(literal: exp.Literal) -> str:
 
 
 def _one_of(branches: list[exp.Expr], known: Types) -> str:
-    """The type that branches of one expression share; an integer literal is of any number's type."""
+    """The common type of an expression's branches; an integer literal fits any numeric type."""
     kinds = {kind_of(one, known) for one in branches if not isinstance(one, exp.Null)}
     if len(kinds) > 1:
         kinds = {kind_of(one, known) for one in branches if not isinstance(one, exp.Null | exp.Literal)} or kinds
@@ -163,7 +163,7 @@ def _calculated(tree: exp.Binary, known: Types) -> str:
 
 
 def decimal_digits(tree: exp.Binary, known: Types) -> tuple[int, int] | None:
-    """Precision and scale that any result of this decimal arithmetic fits; None of a division, and of other types."""
+    """Precision and scale that fit any result of this decimal arithmetic; None for divisions and other types."""
     kinds = kind_of(tree.left, known), kind_of(tree.right, known)
     if not any(kind.startswith("DECIMAL") for kind in kinds) or not all(
         kind.startswith(("DECIMAL", *_DIGITS_OF)) for kind in kinds
@@ -181,14 +181,14 @@ def decimal_digits(tree: exp.Binary, known: Types) -> tuple[int, int] | None:
 
 
 def _digits(node: exp.Expr, kind: str) -> tuple[int, int]:
-    """Precision and scale of a number as a decimal; of an integer literal only its own digits."""
+    """Precision and scale of a number as a decimal; for an integer literal, of its digits only."""
     if kind in _DIGITS_OF:
         return (len(node.name), 0) if isinstance(node, exp.Literal) else _DIGITS_OF[kind]
     return precision_and_scale(kind)
 
 
 def precision_and_scale(kind: str) -> tuple[int, int]:
-    """The digits of a DECIMAL type: in all, and after the point."""
+    """Precision and scale of a DECIMAL type."""
     found = [int(number) for number in re.findall(r"\d+", kind)]
     return (found[0], found[1]) if len(found) == 2 else (10, 0) if not found else (found[0], 0)
 
