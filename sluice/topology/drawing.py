@@ -8,14 +8,13 @@ from html import escape
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
 
-# What a drawing may not hold even when it is escaped.
+# Characters that XML does not allow even when escaped.
 _NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _BOX, _GAP, _ROW, _HEIGHT = 270, 60, 62, 44
 _FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Sink": "#fef3c7"}
 
 
 def title(node: nodes.Node) -> str:
-    """What the node is."""
     match node:
         case nodes.Source(kind=kind):
             return f"{kind.replace('_', ' ')} {node.topic}"
@@ -38,7 +37,7 @@ def title(node: nodes.Node) -> str:
 
 
 def detail(node: nodes.Node) -> str:
-    """What the node does, in the author's expressions, on one line."""
+    """The node's expressions, in one line."""
     return re.sub(_NO_XML, "\N{REPLACEMENT CHARACTER}", " ".join(_detail(node).split()))
 
 
@@ -70,7 +69,7 @@ def _detail(node: nodes.Node) -> str:
 
 
 def text(pipeline: Pipeline) -> str:
-    """The topology as indented text, each step below the one it follows."""
+    """The topology as indented text, each step below its input."""
     lines = [f"pipeline {pipeline.name}, {pipeline.workers} workers"]
 
     def show(node: nodes.Node, depth: int) -> None:
@@ -103,7 +102,7 @@ def _plain(label: str) -> str:
 
 
 def svg(pipeline: Pipeline) -> str:
-    """The topology as a drawing that needs no script: sources on the left, each step right of what it follows."""
+    """The topology as an SVG: sources on the left, each step to the right of its input."""
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20
     height = max(y for _, y in place.values()) + _HEIGHT + 20
@@ -119,15 +118,15 @@ def svg(pipeline: Pipeline) -> str:
 
 
 def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
-    """Top left corner of each node's box.
+    """The top left corner of each node's box.
 
-    A node is right of the first one it follows: the first of several beside it, the others in rows of their own below.
-    A table that is only looked up stands under all others, left of the joins that do.
+    A node is to the right of its first input: the first of several in the same row, the others in rows below. Tables
+    that are only looked up come last, to the left of their joins.
     """
     place: dict[int, tuple[int, int]] = {}
 
     def put(node: nodes.Node, column: int, row: int) -> int:
-        """Place a node and all that follow it; the next free row."""
+        """Place a node and all nodes after it; returns the next free row."""
         place[node.number] = (20 + column * (_BOX + _GAP), 20 + row * _ROW)
         free = row
         for child in pipeline.nodes:
@@ -143,7 +142,7 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
                 free = put(source, 0, free)
             else:
                 looked_up.append(source)
-    # A table that others are looked up for has its steps placed before the tables that are looked up there.
+    # Tables with steps of their own go first, so that tables looked up by these steps find them placed.
     looked_up.sort(key=lambda table: not any(nodes.parents(node)[:1] == (table,) for node in pipeline.nodes))
     for table in looked_up:
         joins = [

@@ -1,8 +1,8 @@
-"""What an author's function does, as a hash that changes with its code and with nothing else.
+"""A hash of an author's function that changes only when its code does.
 
-The hash is of the syntax tree: comments, docstrings, formatting and line numbers are not in it, nor what differs
-between minor versions of Python. Functions, classes and plain values of the same module that it uses count as its own
-code. What it calls in other modules does not.
+It is made of the syntax tree, without comments, docstrings, formatting and line numbers, and is the same in all minor
+versions of Python. Functions, classes and plain values that the function uses from its own module count as its code;
+other modules do not.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _DIGITS = 16
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
-    """The hash of a function, a class, or an object that can be called."""
-    found = "\n".join(_described(function, set()))
-    return hashlib.sha256(found.encode()).hexdigest()[:_DIGITS]
+    """The hash of a function, a class, or a callable object."""
+    description = "\n".join(_described(function, set()))
+    return hashlib.sha256(description.encode()).hexdigest()[:_DIGITS]
 
 
 def _described(value: Any, seen: set[int]) -> Iterator[str]:
@@ -37,7 +37,7 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
     match value:
         case functools.partial():
             yield "partial"
-            for part in (value.func, *value.args, *(one for pair in sorted(value.keywords.items()) for one in pair)):
+            for part in (value.func, *value.args, *(item for pair in sorted(value.keywords.items()) for item in pair)):
                 yield from _described(part, seen)
         case Wrapper():
             yield type(value).__name__
@@ -55,8 +55,8 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
                     yield from _used(function, seen)
         case list() | tuple() | dict():
             yield type(value).__name__
-            for one in value.items() if isinstance(value, dict) else value:
-                yield from _described(one, seen)
+            for item in value.items() if isinstance(value, dict) else value:
+                yield from _described(item, seen)
         case _ if isinstance(value, _PLAIN):
             yield repr(value)
         case _ if inspect.isbuiltin(value) or inspect.ismodule(value):
@@ -66,7 +66,7 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _used(function: FunctionType, seen: set[int]) -> Iterator[str]:
-    """What a function uses of its own module, of the functions around it, and as defaults."""
+    """The values that a function uses from its own module and from enclosing functions."""
     state_rows = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name in sorted(state_rows):
         yield name
@@ -92,13 +92,15 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _tree(value: FunctionType | type) -> str:
-    """The syntax tree of a function or class as text; names and constants where the source is not there."""
+    """The syntax tree of a function or class as text; its names and constants if the source is unavailable."""
     try:
         node = _lambda(value) if isinstance(value, FunctionType) and value.__name__ == "<lambda>" else _parsed(value)
     except (OSError, TypeError, ValueError, IndexError, SyntaxError):
         name = value.__qualname__
         if not isinstance(value, FunctionType):
-            return "\n".join([name, *(_tree(one) for one in vars(value).values() if isinstance(one, FunctionType))])
+            return "\n".join(
+                [name, *(_tree(member) for member in vars(value).values() if isinstance(member, FunctionType))]
+            )
         plain = [constant for constant in value.__code__.co_consts if isinstance(constant, _PLAIN)]
         return f"{name} {value.__code__.co_names} {plain}"
     return _text(node)
@@ -109,14 +111,14 @@ def _parsed(value: FunctionType | type) -> ast.AST:
 
 
 def _lambda(function: FunctionType) -> ast.AST:
-    """The tree of a lambda: `getsource` gives whole lines, which may be no syntax by themselves, or hold several."""
+    """The tree of a lambda. `getsource` returns whole lines, which may not parse alone or contain several lambdas."""
     code = function.__code__
     lines = linecache.getlines(code.co_filename)
-    found = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.Lambda)]
-    # Instructions that stand for something in the source say where; the last of them is the body as a whole.
-    line, _, column, _ = [place for place in code.co_positions() if (place[3] or 0) > (place[2] or 0)][-1]
-    mine = (node for node in found if node.lineno <= (line or 0) <= (node.end_lineno or 0))
-    offsets = ((node, len("".join(lines[node.lineno - 1]).encode()[: node.col_offset])) for node in mine)
+    lambdas = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.Lambda)]
+    # The last instruction with a source position is the body as a whole.
+    line, _, column, _ = [position for position in code.co_positions() if (position[3] or 0) > (position[2] or 0)][-1]
+    around = (node for node in lambdas if node.lineno <= (line or 0) <= (node.end_lineno or 0))
+    offsets = ((node, len("".join(lines[node.lineno - 1]).encode()[: node.col_offset])) for node in around)
     return max(
         (node for node, offset in offsets if node.lineno < (line or 0) or offset <= (column or 0)),
         key=lambda node: (node.lineno, node.col_offset),
@@ -124,7 +126,7 @@ def _lambda(function: FunctionType) -> ast.AST:
 
 
 def _text(node: ast.AST) -> str:
-    """A tree as text without docstrings. What is empty is left out: some versions of Python have more such fields."""
+    """A tree as text without docstrings. Empty fields are left out: some versions of Python have more of them."""
     fields = []
     for name, value in ast.iter_fields(node):
         if name == "kind":
@@ -132,7 +134,7 @@ def _text(node: ast.AST) -> str:
         if name == "body" and isinstance(value, list) and isinstance(node, _DOCUMENTED):
             value = value[_has_docstring(value) :]
         if isinstance(node, ast.JoinedStr):  # to which Python 3.12 adds empty strings
-            value = [one for one in value if getattr(one, "value", None) != ""]
+            value = [part for part in value if getattr(part, "value", None) != ""]
         if value is None or value == []:
             continue
         fields.append(f"{name}={_field(value)}")

@@ -1,4 +1,4 @@
-"""The nodes of a topology, as plain values; the handles (`streams`, `tables`, ...) are how an author makes them."""
+"""The nodes of a topology, as plain values. Authors make them with the handles in `dsl`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from sluice.values.windows import AnyWindow, JoinWindow
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One step. `number` is its place in the pipeline; `at` is the author's `file:line`."""
+    """One step. `number` is its index in the pipeline; `at` is the author's `file:line`."""
 
     number: int
     at: str
     on_error: OnError = field(default="dead_letter", kw_only=True)
-    """What becomes of a record that fails here."""
 
     @property
     def name(self) -> str:
-        """The step's name in drawings and messages."""
+        """The step's name in counts and messages."""
         return f"{type(self).__name__.lower()}-{self.number}"
 
 
 @dataclass(frozen=True, eq=False)
 class Source(Node):
-    """A topic that is read: a stream of records, a table (the latest value per key), or a table on every worker."""
+    """A topic that is read as a stream, as a table (the latest value per key), or as a table on every worker."""
 
     topic: str
     kind: Literal["stream", "table", "global_table"]
@@ -42,7 +41,7 @@ class Source(Node):
     key: str | None
     key_decode: Callable[[bytes], str] | None
     event_time: str | None
-    """Field of the event's time; None: the record's own."""
+    """The field with the event time; None for the Kafka timestamp."""
     zone: str
     max_future_skew_ms: int
     nulls: OnNull
@@ -58,7 +57,7 @@ class Source(Node):
 
 @dataclass(frozen=True, eq=False)
 class Filter(Node):
-    """Records for which `where` is true go on; of a table's rows the others are deleted."""
+    """Keeps the records for which `where` is true; a table's other rows are deleted."""
 
     parent: Node
     where: str
@@ -66,7 +65,7 @@ class Filter(Node):
 
 @dataclass(frozen=True, eq=False)
 class Select(Node):
-    """The value becomes these fields, each an expression over the old ones."""
+    """Replaces the value by columns, each an expression over the old fields."""
 
     parent: Node
     columns: dict[str, str]
@@ -74,7 +73,7 @@ class Select(Node):
 
 @dataclass(frozen=True, eq=False)
 class MapValues(Node):
-    """The value becomes this expression itself, which later steps call `value`."""
+    """Replaces the value by an expression's, which later steps call `value`."""
 
     parent: Node
     value: str
@@ -82,7 +81,7 @@ class MapValues(Node):
 
 @dataclass(frozen=True, eq=False)
 class SelectKey(Node):
-    """The record's key becomes this expression, as text."""
+    """Replaces the key by an expression's value as text."""
 
     parent: Node
     key: str
@@ -90,24 +89,25 @@ class SelectKey(Node):
 
 @dataclass(frozen=True, eq=False)
 class Apply(Node):
-    """A Python function of the record's value (`with_key`: of key and value).
+    """A Python function of key and value.
 
-    `gives`: a `value`, many `values`, a `key`, a `record` (key and value), many `records`, a `condition`, `nothing`.
+    `gives` is its result: a `value`, many `values`, a `key`, a `record` (key and value), many `records`, a `condition`,
+    or `nothing`.
     """
 
     parent: Node
     function: Callable[..., Any]
     gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
     takes: type | None
-    """The type that the function is given its value as; None: what JSON gives."""
+    """The type of the value that the function is given; None for what JSON gives."""
     returns: type | None
     fields: dict[str, str]
-    """The fields of the value afterwards."""
+    """The fields of the resulting value."""
 
 
 @dataclass(frozen=True, eq=False)
 class Transform(Node):
-    """A function from DataFrame to DataFrame: the value becomes the columns that it makes."""
+    """Replaces the value by the columns that a function from DataFrame to DataFrame makes."""
 
     parent: Node
     function: Callable[..., Any]
@@ -116,12 +116,12 @@ class Transform(Node):
 
 @dataclass(frozen=True, eq=False)
 class FlatMapValues(Node):
-    """A record for each element of an array expression. Of structs the fields become the value's."""
+    """Makes a record of each element of an array. A struct becomes the value."""
 
     parent: Node
     items: str
     fields: dict[str, str]
-    """The element's fields if it is a struct that is known; else just `value`."""
+    """The element's fields if it is a known struct; else empty."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ class ToStream(Node):
 
 @dataclass(frozen=True, eq=False)
 class ToTable(Node):
-    """A stream's records as a table: the latest value per key; null deletes."""
+    """A stream's records as a table of the latest value per key; null deletes the key."""
 
     parent: Node
     store: str
@@ -153,10 +153,10 @@ class ToTable(Node):
 
 @dataclass(frozen=True, eq=False)
 class PythonAggregate:
-    """An aggregate by Python functions, called in the order of the records."""
+    """An aggregate by Python functions, called in the order of the records: `adder(key, aggregate, value)`."""
 
     initializer: Callable[[], Any] | None
-    """None for `reduce`: the first value is the first aggregate."""
+    """None in `reduce`, where the first value is the first aggregate."""
     adder: Callable[..., Any]
     subtractor: Callable[..., Any] | None
     merger: Callable[..., Any] | None
@@ -167,7 +167,7 @@ class PythonAggregate:
 
 @dataclass(frozen=True, eq=False)
 class Aggregate(Node):
-    """A store: the records of each `key` (and window) aggregated into `columns`, or into one value if `scalar`."""
+    """A store of the records of each `key` and window, aggregated into `columns`, or into one value if `scalar`."""
 
     parent: Node
     key: str
@@ -177,9 +177,9 @@ class Aggregate(Node):
     scalar: bool
     python: PythonAggregate | None = None
     late: Late | None = None
-    """Where records go that are late for every window."""
+    """The sink for records that are late for every window."""
     retention_ms: int | None = None
-    """How long after its end a window is kept; None: for ever."""
+    """How long a window is kept after its end; None for ever."""
 
     @property
     @override
@@ -189,7 +189,7 @@ class Aggregate(Node):
 
 @dataclass(frozen=True, eq=False)
 class Suppress(Node):
-    """A table's results held back: until their window closes, or for a time after a key's first update."""
+    """Holds a table's results back until their window closes, or for a time after a key's first update."""
 
     parent: Node
     until: Literal["window_close", "time_limit"]
@@ -201,9 +201,9 @@ class Suppress(Node):
 
 @dataclass(frozen=True, eq=False)
 class Join(Node):
-    """Two inputs by key: streams within a `window`, a stream with a table, or two tables.
+    """A join by key of two streams within a `window`, of a stream with a table, or of two tables.
 
-    `on` is the left side's key for it: of a stream with a global table, or the foreign key of a table.
+    `on` gives the key to look up: in a global table, or as the foreign key of a table.
     """
 
     left: Node
@@ -216,23 +216,20 @@ class Join(Node):
 
 @dataclass(frozen=True, eq=False)
 class Process(Node):
-    """An author's processor, with stores and timers, called with each key's records in order."""
+    """An author's processor, called with each key's records in order."""
 
     parent: Node
     processor: type
     stores: Mapping[str, tuple[Any, int | None]]
-    """Name → type of the values, and time to live in ms."""
+    """Type of the values and time to live in ms, by name."""
     takes: type | None
     returns: Mapping[str, type | None]
-    """Output → type of its values."""
+    """Type of the values of each output."""
     queryable: bool
-    """Whether its stores can be queried."""
 
 
 @dataclass(frozen=True, eq=False)
 class Branch(Node):
-    """One named output of a processor."""
-
     parent: Process
     output: str
     fields: dict[str, str]
@@ -240,7 +237,7 @@ class Branch(Node):
 
 @dataclass(frozen=True, eq=False)
 class Deduplicate(Node):
-    """The first record of each id within a time goes on."""
+    """Passes on the first record of each id within a time."""
 
     parent: Node
     by: str
@@ -249,7 +246,7 @@ class Deduplicate(Node):
 
 @dataclass(frozen=True, eq=False)
 class Sink(Node):
-    """Every record, or every change of a table, is written to `topic`."""
+    """Writes every record, or every change of a table, to `topic`."""
 
     parent: Node
     topic: str
@@ -265,19 +262,21 @@ class Sink(Node):
 
 @dataclass(frozen=True, eq=False)
 class Late(Sink):
-    """Records that are late for every window are written to `topic`, with the value that they had there."""
+    """Writes the records that are late for every window to `topic`."""
 
 
 def is_step_name(name: str) -> bool:
-    """Whether a step without a name of its own may be called so, or keep stream times under such a name."""
+    """Whether a name has the form of a generated one, such as `filter-3` or `filter-3.left`."""
     kind, _, rest = name.partition("-")
     number, _, _ = rest.partition(".")
-    kinds = {one.__name__.lower() for one in globals().values() if isinstance(one, type) and issubclass(one, Node)}
+    kinds = {
+        value.__name__.lower() for value in globals().values() if isinstance(value, type) and issubclass(value, Node)
+    }
     return kind in kinds and number.isdecimal()
 
 
 def parents(node: Node) -> tuple[Node, ...]:
-    """The nodes whose output `node` takes."""
+    """The inputs of a node."""
     match node:
         case Source():
             return ()
@@ -305,14 +304,14 @@ def is_table(node: Node) -> bool:
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:
-    """The topics that a node's records come from, each once."""
+    """The sources of a node's records, each once."""
     if isinstance(node, Source):
         return (node,)
     return tuple(dict.fromkeys(source for parent in parents(node) for source in sources_of(parent)))
 
 
 def window_of(node: Node) -> AnyWindow | None:
-    """The windows of a table's keys; None if they have none."""
+    """The windows of a table's keys, if it is windowed."""
     match node:
         case Aggregate(window=window):
             return window

@@ -1,4 +1,4 @@
-"""Where the author is: errors and nodes name the line of the pipeline's file that they come from."""
+"""The line of the author's file that is being executed; errors and nodes name it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _HERE = Path(__file__).parent
 
 
 def source_line() -> str:
-    """`file:line` of the author's code that is being run: the innermost outside of this package."""
+    """`file:line` of the innermost caller outside of this package."""
     frame = inspect.currentframe()
     while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_HERE):
         frame = frame.f_back

@@ -18,12 +18,12 @@ _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000
 
 
 def tumbling(size: Duration, grace: Duration = 0) -> Window:
-    """Windows of `size` one after the other. A record is late for its window once stream time reaches end + grace."""
+    """Adjacent windows of `size`. A record is late once stream time has reached its window's end + `grace`."""
     return _checked(Window(milliseconds(size), milliseconds(grace)))
 
 
 def hopping(size: Duration, *, advance: Duration, grace: Duration = 0) -> Window:
-    """Windows of `size`, one every `advance`: a record is in all that hold its time, and late for each by itself."""
+    """Windows of `size` that start every `advance` and overlap; a record can be late for some of its windows only."""
     window = Window(milliseconds(size), milliseconds(grace), milliseconds(advance))
     if not 0 < window.advance_ms <= window.size_ms:
         raise TopologyError(f"{window} at {source_line()}: the advance must be 1 ms to {window.size_ms} ms, the size.")
@@ -31,12 +31,12 @@ def hopping(size: Duration, *, advance: Duration, grace: Duration = 0) -> Window
 
 
 def sliding(size: Duration, grace: Duration = 0) -> SlidingWindow:
-    """Windows that slide over time: one for each distinct set of records of a key that lie within `size`."""
+    """Windows that slide over time: one for each distinct set of a key's records within `size`."""
     return _checked(SlidingWindow(milliseconds(size), milliseconds(grace)))
 
 
 def session(gap: Duration, grace: Duration = 0) -> SessionWindow:
-    """Windows of activity: a record joins a session from which it is no more than `gap` away, and may join two."""
+    """Windows of activity: records no more than `gap` apart share a session, and a record can merge two sessions."""
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
     if window.gap_ms < 0 or window.grace_ms < 0:
         raise TopologyError(f"{window} at {source_line()}: gap and grace must be at least 0.")
@@ -46,7 +46,10 @@ def session(gap: Duration, grace: Duration = 0) -> SessionWindow:
 def within(
     size: Duration = 0, *, before: Duration | None = None, after: Duration | None = None, grace: Duration = 0
 ) -> JoinWindow:
-    """How far apart two records of joined streams may be: `size` both ways, or `before` and `after` the left one."""
+    """How far apart the records of two joined streams may be.
+
+    The right record is at most `size` away from the left one, or at most `before` before and `after` after it.
+    """
     window = JoinWindow(
         milliseconds(size if before is None else before),
         milliseconds(size if after is None else after),
@@ -54,22 +57,22 @@ def within(
     )
     if window.before_ms + window.after_ms < 0 or window.grace_ms < 0:
         raise TopologyError(
-            f"{window} at {source_line()}: the window must not end before it begins, and grace be at least 0."
+            f"{window} at {source_line()}: the window must not end before it starts, and grace must be at least 0."
         )
     return window
 
 
 def kept_for(window: AnyWindow, retention: Duration) -> int:
-    """A retention in ms; TopologyError if a window would be let go of while it still takes records."""
-    kept = milliseconds(retention)
+    """A retention in ms. Raises TopologyError if a window would expire while it still accepts records."""
+    retention_ms = milliseconds(retention)
     needed = open_for(window)
-    if kept < needed:
+    if retention_ms < needed:
         raise TopologyError(
-            f"The retention of {window} at {source_line()} is {kept} ms, but it takes records for {needed} ms "
+            f"The retention of {window} at {source_line()} is {retention_ms} ms, but it accepts records for {needed} ms "
             "after its end.",
-            next_step=f"Keep windows for {needed} ms at least.",
+            next_step=f"Set it to at least {needed} ms.",
         )
-    return kept
+    return retention_ms
 
 
 W = TypeVar("W", Window, SlidingWindow)
@@ -82,7 +85,7 @@ def _checked(window: W) -> W:
 
 
 def milliseconds(duration: Duration) -> int:
-    """A duration in whole milliseconds; TopologyError if it cannot be read as one."""
+    """A duration in whole milliseconds."""
     if isinstance(duration, timedelta):
         return duration // timedelta(milliseconds=1)
     if isinstance(duration, int) and not isinstance(duration, bool):

@@ -1,4 +1,4 @@
-"""Contracts: a msgspec Struct says what a topic's values are; here it is read as Spark SQL types."""
+"""Contracts, msgspec Structs that declare a topic's values, as Spark SQL types."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sluice.values.sql import quoted
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
-    """How long an amount may be: `precision` digits, `scale` of them after the point. For `Annotated[Decimal, ...]`."""
+    """For `Annotated[Decimal, ...]`: an amount of at most `precision` digits, `scale` of them after the point."""
     return msgspec.Meta(extra={"precision": precision, "scale": scale})
 
 
 Decimal2 = Annotated[Decimal, Digits(12, 2)]
-"""An amount of money: twelve digits, two of them after the point."""
+"""An amount of money: up to twelve digits, two of them after the point."""
 
 _SIMPLE: dict[type[inspect.Type], str] = {
     inspect.IntType: "BIGINT",
@@ -33,11 +33,11 @@ _SIMPLE: dict[type[inspect.Type], str] = {
 
 
 _DEEPEST = 40
-"""How many objects may lie within each other."""
+"""The deepest nesting of objects."""
 
 
 def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
-    """The contract's fields by their names in the JSON, each with its Spark SQL type."""
+    """The contract's fields by their JSON names, each with its Spark SQL type."""
     return {
         field.encode_name: _sql_type(field.type, f"{contract.__name__}.{field.name}")
         for field in _struct(contract).fields
@@ -45,13 +45,13 @@ def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def sql_type(kind: Any) -> str:
-    """The Spark SQL type of any type that a field may have."""
+    """The Spark SQL type of any type that a field can have."""
     name = getattr(kind, "__name__", str(kind))
     return _sql_type(_info(kind, name), name)
 
 
 def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
-    """JSON name → attribute name, where they differ or not."""
+    """Attribute names by JSON name."""
     return {field.encode_name: field.name for field in _struct(contract).fields}
 
 
@@ -79,7 +79,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
             return f"DECIMAL({digits['precision']},{digits['scale']})"
         return _sql_type(kind.type, where)
     if isinstance(kind, inspect.UnionType):
-        present = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+        present = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         if len(present) == 1:
             return _sql_type(present[0], where)
     if isinstance(kind, inspect.StructType):
@@ -98,36 +98,36 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
 
 def _struct_type(kind: inspect.StructType, where: str) -> str:
     if where.count(".") > _DEEPEST:
-        raise TopologyError(f"{where[:100]}...: a contract that holds itself has no Spark SQL type.")
+        raise TopologyError(f"{where[:100]}...: a contract that contains itself has no Spark SQL type.")
     inner = ", ".join(f"{quoted(f.encode_name)}: {_sql_type(f.type, f'{where}.{f.name}')}" for f in kind.fields)
     return f"STRUCT<{inner}>"
 
 
 def _map_type(kind: inspect.DictType, where: str) -> str:
     if not isinstance(kind.key_type, inspect.StrType):
-        raise TopologyError(f"{where}: an object's keys are texts.", next_step="Declare it as dict[str, ...].")
+        raise TopologyError(f"{where}: an object's keys must be str.", next_step="Declare it as dict[str, ...].")
     return f"MAP<STRING, {_sql_type(kind.value_type, where)}>"
 
 
 def quote_counter(contract: type[msgspec.Struct]) -> Callable[[msgspec.Struct], int] | None:
-    """A function that says how many quotation marks the JSON of a value of this contract has, nested ones included.
+    """A function that counts the quotation marks in the JSON of a value of this contract, nested values included.
 
-    A text with just that many has no field twice, none that the contract does not name, and no escaped quotation
-    mark. None if the number cannot be told from the value, because a field may be left out.
+    JSON with exactly that many has no duplicate or unknown field and no escaped quotation mark. None if the number
+    does not follow from the value, because fields are optional.
     """
     source = _strings(_struct(contract), "v")
     return None if source is None else eval(f"lambda v: 2 * ({source})")
 
 
 def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
-    found = {str: "STRING", int: "BIGINT"}.get(_choice_type(kind))
-    if found is None:
-        raise TopologyError(f"{where} is a choice of neither texts nor whole numbers.")
-    return found
+    sql = {str: "STRING", int: "BIGINT"}.get(_choice_type(kind))
+    if sql is None:
+        raise TopologyError(f"{where} must be a choice of str values, or of int values.")
+    return sql
 
 
 def _choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
-    """The one type of all choices; NoneType if there are several."""
+    """The type of all choices; NoneType if they differ."""
     values = kind.values if isinstance(kind, inspect.LiteralType) else [member.value for member in kind.cls]
     types = {type(value) for value in values}
     return types.pop() if len(types) == 1 else type(None)
@@ -137,7 +137,7 @@ _QUOTED = inspect.StrType | inspect.DateTimeType | inspect.DateType | inspect.By
 
 
 def _strings(kind: inspect.Type, value: str) -> str | None:
-    """Python text that counts the strings, names of fields included, in the JSON of `value`."""
+    """Python source that counts the strings, field names included, in the JSON of `value`."""
     match kind:
         case inspect.Metadata():
             return _strings(kind.type, value)
@@ -166,11 +166,11 @@ def _total(counts: list[str | None]) -> str | None:
 
 
 def decimals(contract: Any) -> list[tuple[str, str, str]]:
-    """The declared amounts of a contract, or of any type that a field may have, nested ones included.
+    """The declared amounts of a contract, or of any type that a field can have, nested ones included.
 
-    Each is its path for messages, its Spark SQL type, and Python text that collects its values from `values`.
+    For each: its path for messages, its Spark SQL type, and Python source that collects its values from `values`.
     """
-    found: list[tuple[str, str, str]] = []
+    amounts: list[tuple[str, str, str]] = []
 
     def visit(kind: inspect.Type, path: str, item: str, loops: str) -> None:
         match kind:
@@ -178,18 +178,18 @@ def decimals(contract: Any) -> list[tuple[str, str, str]]:
                 for field in kind.fields:
                     visit(field.type, f"{path}.{field.encode_name}", f"{item}.{field.name}", loops)
             case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
-                name = f"i{len(found)}_{loops.count(' for ')}"
+                name = f"i{len(amounts)}_{loops.count(' for ')}"
                 visit(kind.item_type, f"{path}[...]", name, f"{loops} for {name} in {item}")
             case inspect.DictType():
-                name = f"i{len(found)}_{loops.count(' for ')}"
+                name = f"i{len(amounts)}_{loops.count(' for ')}"
                 visit(kind.value_type, f"{path}[...]", name, f"{loops} for {name} in {item}.values()")
             case inspect.UnionType():
-                for one in kind.types:
-                    visit(one, path, item, f"{loops} if {item} is not None")
+                for member in kind.types:
+                    visit(member, path, item, f"{loops} if {item} is not None")
             case inspect.Metadata(type=inspect.DecimalType()):
-                found.append((path, _sql_type(kind, path), f"[{item} for v in values{loops}]"))
+                amounts.append((path, _sql_type(kind, path), f"[{item} for v in values{loops}]"))
             case inspect.Metadata():
                 visit(kind.type, path, item, loops)
 
     visit(inspect.type_info(contract), "$", "v", "")
-    return found
+    return amounts

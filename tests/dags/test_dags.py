@@ -102,7 +102,7 @@ def test_loading_dags_needs_no_spark() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("pipeline = 1", "broken.py holds no pipeline."),
+        ("pipeline = 1", "broken.py defines no pipeline."),
         ("import nothing_like_this", "ModuleNotFoundError"),
         ("def", "SyntaxError"),
     ],
@@ -132,8 +132,8 @@ BROKEN = {
     "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:6 is not a valid pipeline name."),
     "own": (GOOD.format(name="sluice_retention"), "'sluice_retention' at own.py:6 is the name of one of Sluice's own"),
     "no plan": ("from sluice import Pipeline\npipeline = Pipeline('idle')", "idle reads no stream."),
-    "one": (GOOD.format(name="same"), "one.py and two.py both hold a pipeline 'same'."),
-    "two": (GOOD.format(name="same"), "one.py and two.py both hold a pipeline 'same'."),
+    "one": (GOOD.format(name="same"), "one.py and two.py both define a pipeline 'same'."),
+    "two": (GOOD.format(name="same"), "one.py and two.py both define a pipeline 'same'."),
 }
 
 

@@ -64,8 +64,8 @@ def test_two_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) ->
 
 
 WRONG = {
-    "no pipeline": ("x = 1", r"a\.py holds no pipeline\. Add: pipeline = Pipeline\(\"name\"\)"),
-    "something else in its name": ("pipeline = 'orders'", r"a\.py holds no pipeline"),
+    "no pipeline": ("x = 1", r"a\.py defines no pipeline\. Add: pipeline = Pipeline\(\"name\"\)"),
+    "something else in its name": ("pipeline = 'orders'", r"a\.py defines no pipeline"),
     "an import that fails": (
         "import no_such_module",
         r"a\.py:1 cannot be imported: ModuleNotFoundError: .*no_such_module",
@@ -75,7 +75,7 @@ WRONG = {
     "an end of the process": ("import sys\nsys.exit('no')", r"a\.py:2 cannot be imported: SystemExit: no\."),
     "an import that waits": (
         "import time\ntime.sleep(60)",
-        r"a\.py:2 is still being imported after 0\.2 s\. Importing a pipeline's file must not wait",
+        r"a\.py:2 is still being imported after 0\.2 s\. A pipeline's file must not wait",
     ),
     "a name with a space": (
         GOOD.format(name="my sales"),
@@ -87,7 +87,7 @@ WRONG = {
     ),
     "a wrong topology": (
         GOOD.format(name="one").replace('"shop").c', '"shpo").c'),
-        r"one: group_by at a\.py:9: 'shpo' reads shpo",
+        r"one: group_by at a\.py:9: 'shpo' reads unknown fields: shpo",
     ),
 }
 
@@ -100,13 +100,13 @@ def test_a_file_that_is_wrong_is_named(wrong: str, tmp_path: Path) -> None:
         load_file(file, 0.2 if "waits" in wrong else 10)
     # And it can be corrected: nothing of the failed try is left.
     file.write_text(GOOD.format(name="corrected") + "# longer, so that Python's cache takes it for a new one\n")
-    if "holds no pipeline" not in says:
+    if "defines no pipeline" not in says:
         assert load_file(file).name == "corrected"
 
 
 def test_a_name_that_is_not_there_and_a_folder_that_is_not_there(tmp_path: Path) -> None:
     write(tmp_path, a=GOOD.format(name="one"), b=GOOD.format(name="two"))
-    with pytest.raises(TopologyError, match=r"no pipeline 'three' in .*\. There are: one, two\."):
+    with pytest.raises(TopologyError, match=r"no pipeline 'three' in .*\. Known pipelines: one, two\."):
         load_pipeline(tmp_path, "three")
     with pytest.raises(TopologyError, match=r"nowhere is not a folder\. Set SLUICE_PIPELINES"):
         load_pipelines(tmp_path / "nowhere")
@@ -114,7 +114,7 @@ def test_a_name_that_is_not_there_and_a_folder_that_is_not_there(tmp_path: Path)
 
 def test_two_files_with_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path, a=GOOD.format(name="one"), b=GOOD.format(name="one"))
-    with pytest.raises(TopologyError, match=r"a\.py and b\.py both hold a pipeline 'one'"):
+    with pytest.raises(TopologyError, match=r"a\.py and b\.py both define a pipeline 'one'"):
         load_pipeline(tmp_path, "one")
 
 
@@ -132,9 +132,9 @@ UNUSABLE = {
     ),
     "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:8 is not a valid pipeline name."),
     "reserved": (GOOD.format(name="produce_sample_orders"), "'produce_sample_orders' at reserved.py:8 is the name"),
-    "twice": (GOOD.format(name="same"), "again.py and twice.py both hold a pipeline 'same'."),
-    "again": (GOOD.format(name="same"), "again.py and twice.py both hold a pipeline 'same'."),
-    "nothing": ("x = 1", "nothing.py holds no pipeline."),
+    "twice": (GOOD.format(name="same"), "again.py and twice.py both define a pipeline 'same'."),
+    "again": (GOOD.format(name="same"), "again.py and twice.py both define a pipeline 'same'."),
+    "nothing": ("x = 1", "nothing.py defines no pipeline."),
 }
 
 
@@ -188,7 +188,7 @@ def test_a_pipeline_with_a_mistake_in_its_file_says_the_mistake(tmp_path: Path) 
     write(tmp_path, a=GOOD.format(name="one") + "def", my=GOOD.format(name="m y"))
     with pytest.raises(TopologyError, match=r"a\.py:10 cannot be imported: SyntaxError"):
         load_pipeline(tmp_path, "one")
-    with pytest.raises(TopologyError, match=r"'m y' at my\.py:8 is no name"):
+    with pytest.raises(TopologyError, match=r"'m y' at my\.py:8 is not a valid pipeline name"):
         load_pipeline(tmp_path, "my")
 
 

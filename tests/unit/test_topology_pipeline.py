@@ -133,7 +133,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no workers": (lambda: Pipeline("p", workers=0), r"workers=0 must be 1 to 1024"),
     "a value that is no Struct": (
         lambda: Pipeline("p").stream("s", value=dict),
-        r"an object's keys are texts",
+        r"an object's keys must be str",
     ),
     "a windowed store joined with a table": (
         lambda: joined(windowed=True),
@@ -241,9 +241,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a contract with keys that are numbers": (
         lambda: Pipeline("p").stream("s", value=dict[int, str]),
-        r"an object's keys are texts",
+        r"an object's keys must be str",
     ),
-    "a contract that holds itself": (lambda: Pipeline("p").stream("s", value=Tree), r"a contract that holds itself"),
+    "a contract that holds itself": (lambda: Pipeline("p").stream("s", value=Tree), r"a contract that contains itself"),
     "a window of half a second in words": (lambda: tumbling("0.5 seconds"), r"'0\.5 seconds' at .* is not a duration"),
 }  # fmt: skip
 
