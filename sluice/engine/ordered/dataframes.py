@@ -235,7 +235,7 @@ def _one_type(node: nodes.Merge, kinds: list[str]) -> str:
         raise TopologyError(
             f"merge at {node.at}: the values of one stream are {first.simpleString()}, those of another are "
             f"{other.simpleString()}.",
-            next_step="Bring them to one type with CAST in map_values or map_value.",
+            next_step="Bring them to one type with CAST in select or map_values.",
         )
     return kinds[0]
 
