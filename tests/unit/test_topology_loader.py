@@ -75,7 +75,7 @@ WRONG = {
     "an end of the process": ("import sys\nsys.exit('no')", r"a\.py:2 cannot be imported: SystemExit: no\."),
     "an import that waits": (
         "import time\ntime.sleep(60)",
-        r"a\.py:2 is still being imported after 0\.2 s\. A pipeline's file must not wait",
+        r"a\.py:2 is still being imported after 0\.2 s\. The file must not wait",
     ),
     "a name with a space": (
         GOOD.format(name="my sales"),

@@ -1,4 +1,4 @@
-"""Import one pipeline's file: its module holds the pipeline in the name `pipeline`."""
+"""Import one pipeline's file, which defines the name `pipeline`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.errors import SluiceError, TopologyError
 from sluice.topology.pipeline import Pipeline
 
 LOAD_SECONDS = 10.0
-"""How long the import of a pipeline's file may take. Airflow gives the file that makes the DAGs of all of them 30 s."""
+"""How long the import of a pipeline's file may take. Airflow allows 30 s for the file that makes all pipelines' DAGs."""
 
 
 def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
@@ -26,7 +26,7 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     module = import_file(file, seconds)
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
-        raise TopologyError(f"{file.name} holds no pipeline.", next_step='Add: pipeline = Pipeline("name").')
+        raise TopologyError(f"{file.name} defines no pipeline.", next_step='Add: pipeline = Pipeline("name").')
     pipeline.doc = (module.__doc__ or "").strip()
     pipeline.file = file
     return pipeline
@@ -35,7 +35,7 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
 def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
     """The module of an author's file. Raises TopologyError, with the line, if it cannot be imported in time.
 
-    The time limit holds in a process's main thread only, and does not interrupt C code.
+    The time limit works in the main thread only, and does not interrupt C code.
     """
     try:
         with _at_most(seconds):
@@ -45,7 +45,7 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
     except _TookTooLong as error:
         raise TopologyError(
             f"{_place(file, error)} is still being imported after {seconds:g} s.",
-            next_step="Importing the file must not wait for anything; its functions may.",
+            next_step="The file must not wait for anything while it is imported.",
         ) from None
     except BaseException as error:  # a file may call sys.exit, too
         cause = f"{type(error).__name__}: {error}".rstrip(": ").removesuffix(".")
@@ -53,12 +53,12 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
 
 
 class _TookTooLong(BaseException):
-    """No Exception: the author's own `except Exception` must not catch it."""
+    """Not an Exception, so that the author's `except Exception` does not catch it."""
 
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise _TookTooLong in the block when its time is up, where a signal can do that: in the main thread."""
+    """Raise _TookTooLong in the block when its time is up; does nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -68,7 +68,7 @@ def _at_most(seconds: float) -> Iterator[None]:
 
     begun = time.monotonic()
     handler = signal.signal(signal.SIGALRM, interrupt) or signal.SIG_DFL
-    # Again every second, for an author who catches everything once. Whoever set an alarm before keeps it.
+    # Repeated every second, in case the author's code catches it. An earlier alarm is restored afterwards.
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
@@ -80,7 +80,7 @@ def _at_most(seconds: float) -> Iterator[None]:
 
 
 def _place(file: Path, error: BaseException) -> str:
-    """The file, with the line that an error comes from if it is known."""
+    """The file, with the line of the error if it is known."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.absolute()]
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == file.absolute():
         lines.append(error.lineno)
@@ -88,8 +88,8 @@ def _place(file: Path, error: BaseException) -> str:
 
 
 def load_module(file: Path, name: str = "") -> ModuleType:
-    """Import a pipeline's file once a process, by default under a name of its own that no installed module can have."""
-    # A dot would make it a module in a package, which pickle would look for.
+    """Import a pipeline's file once per process, by default under a name that no installed module can have."""
+    # With a dot, pickle would look for a package.
     name = name or f"sluice-pipeline:{file.absolute()}".replace(".", "_")
     if name in sys.modules:
         return sys.modules[name]

@@ -1,6 +1,6 @@
-"""Try pipelines' files, each in a process of its own: one may end its process, or never return.
+"""Import pipelines' files in separate processes: a file may end its process, or never return.
 
-A helper process forks a child for each file, since it has no threads, which do not survive a fork.
+A helper process without threads forks a child for each file; threads would not survive the fork.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sluice.topology.loading.file import LOAD_SECONDS, load_file
 
 _AT_ONCE = 8
 _GRACE_SECONDS = 2.0
-"""After its time limit, a child has this long to say where it hangs."""
+"""A child that has passed its time limit has this long to report its line."""
 
 
 def pipeline_name(file: Path, seconds: float) -> str:
@@ -32,7 +32,7 @@ def pipeline_name(file: Path, seconds: float) -> str:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What importing a file came to: the name of its pipeline, or what is wrong."""
+    """The result of importing a file: the name of its pipeline, or an error."""
 
     name: str = ""
     error: str = ""
@@ -45,7 +45,7 @@ def outcomes(
     load: Callable[[Path, float], str] = pipeline_name,
     start_seconds: float = 20.0,
 ) -> dict[Path, Outcome]:
-    """Import every file in a process of its own, eight at a time, and end those that take longer than `seconds`.
+    """Import every file in a separate process, eight at a time; kill those that take longer than `seconds`.
 
     `load`, a function of a module, imports a file and returns its pipeline's name. The helper process may take
     `start_seconds` to import that module.
@@ -66,7 +66,7 @@ def outcomes(
             check=True,
         )
     except (subprocess.SubprocessError, OSError) as error:
-        raise TopologyError(f"The pipelines' files could not be tried: {error}.") from None
+        raise TopologyError(f"Importing the pipelines' files failed: {error}.") from None
     return dict(zip(files, msgspec.json.decode(ran.stdout, type=list[Outcome]), strict=True))
 
 
@@ -77,7 +77,7 @@ class _Child:
     load: Callable[[Path, float], str]
     pid: int = 0
     pipe: int = -1
-    said: bytes = b""
+    output: bytes = b""
     ends_at: float = field(default=0.0)
 
     def start(self) -> None:
@@ -85,19 +85,19 @@ class _Child:
         self.pid = os.fork()
         self.ends_at = time.monotonic() + self.seconds + _GRACE_SECONDS
         if self.pid == 0:
-            os.setpgid(0, 0)  # so that what the file starts is ended with it
+            os.setpgid(0, 0)  # so that processes started by the file are killed with it
             os.close(self.pipe)
-            nothing = os.open(os.devnull, os.O_RDWR)
+            null = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
-                os.dup2(nothing, descriptor)
+                os.dup2(null, descriptor)
             os.write(writing, msgspec.json.encode(_outcome(self.file, self.seconds, self.load)))
             os._exit(0)
         os.close(writing)
 
     def read(self) -> bool:
-        """Take what the child has written; whether that was all."""
+        """Read what the child has written; returns True at the end."""
         data = os.read(self.pipe, 1 << 16)
-        self.said += data
+        self.output += data
         return not data
 
     def end(self) -> Outcome:
@@ -106,7 +106,7 @@ class _Child:
         _, status = os.waitpid(self.pid, 0)
         os.close(self.pipe)
         with contextlib.suppress(msgspec.DecodeError):
-            return msgspec.json.decode(self.said, type=Outcome)
+            return msgspec.json.decode(self.output, type=Outcome)
         if time.monotonic() >= self.ends_at:
             return Outcome(error=f"{self.file.name} is still being imported after {self.seconds:g} s.")
         code = os.waitstatus_to_exitcode(status)
@@ -124,7 +124,7 @@ def _outcome(file: Path, seconds: float, load: Callable[[Path, float], str]) -> 
 def _try_all(files: Sequence[Path], seconds: float, load: Callable[[Path, float], str]) -> dict[Path, Outcome]:
     waiting = [_Child(file, seconds, load) for file in files]
     running: dict[int, _Child] = {}
-    found: dict[Path, Outcome] = {}
+    results: dict[Path, Outcome] = {}
     while waiting or running:
         while waiting and len(running) < _AT_ONCE:
             child = waiting.pop(0)
@@ -136,12 +136,12 @@ def _try_all(files: Sequence[Path], seconds: float, load: Callable[[Path, float]
         now = time.monotonic()
         for pipe in {*done, *(pipe for pipe, child in running.items() if child.ends_at <= now)}:
             child = running.pop(pipe)
-            found[child.file] = child.end()
-    return found
+            results[child.file] = child.end()
+    return results
 
 
 def main(load: Callable[[Path, float], str]) -> None:
-    """The helper process: files as arguments, after their time limit; outcomes in their order as JSON."""
+    """The helper process: its arguments are the time limit and the files; it prints their outcomes as JSON."""
     paths = [Path(argument) for argument in sys.argv[2:]]
     tried = _try_all(paths, float(sys.argv[1]), load)
     sys.stdout.buffer.write(msgspec.json.encode([tried[path] for path in paths]))
