@@ -150,7 +150,7 @@ def check(
         found = check_with_spark(settings(), planned) if planned else Findings()
         for fine in (one for one in planned if one.pipeline.name not in found.errors):
             jobs = f"{len(fine.jobs)} job{'s' if len(fine.jobs) > 1 else ''}"
-            out.print(f"{fine.pipeline.name}: {len(fine.pipeline.nodes)} steps, {jobs}, no error")
+            out.print(f"{fine.pipeline.name}: {len(fine.pipeline.steps)} steps, {jobs}, no error")
             for warning in found.warnings.get(fine.pipeline.name, []):
                 out.print(f"{fine.pipeline.name}: {warning}", markup=False, soft_wrap=True)
     wrong += found.errors.values()

@@ -49,15 +49,14 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
     from sluice.brokers import require_brokers
     from sluice.engine.job.compatibility import require_same_jobs
     from sluice.engine.job.restore import RestoringRun
-    from sluice.plan import explain, plan
+    from sluice.plan import explain, load_plan
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.run_ends import noted
-    from sluice.topology import load_pipeline
 
     begun = time.monotonic()
     log = structlog.get_logger()
     with noted(configuration, name, run=configuration.run):
-        planned = plan(load_pipeline(configuration.pipelines, name))
+        planned = load_plan(configuration.pipelines, name)
         print(explain(planned), flush=True)
         with Ledger.open(configuration.ledger) as ledger:
             require_same_jobs(ledger, planned)
@@ -75,10 +74,9 @@ def rebuild(
     """Build the state of jobs of a pipeline anew from their topics."""
     from sluice.brokers import require_brokers
     from sluice.engine.job.rebuild import Rebuild, forget_gone
-    from sluice.plan import plan
-    from sluice.topology import load_pipeline
+    from sluice.plan import load_plan
 
-    planned = plan(load_pipeline(configuration.pipelines, name))
+    planned = load_plan(configuration.pipelines, name)
     require_brokers(configuration.kafka)
     for job in [planned.job(job) for job in chosen] or planned.jobs:
         Rebuild(spark.result(), job, configuration, from_topics).run()

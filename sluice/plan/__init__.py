@@ -1,47 +1,61 @@
-"""Turn a topology into jobs, each one streaming query."""
+"""A topology becomes jobs: each is one streaming query that the engine runs without knowing the topology.
 
-from sluice.plan.builder import column_name
+`jobs`, `steps` and `operators` are what a plan is made of, plain values; the other modules make it of a topology.
+"""
+
 from sluice.plan.explain import explain
 from sluice.plan.jobs import (
-    TRANSFORM,
     AggregationGroup,
     Attempt,
+    BaseJob,
+    Column,
     Edge,
     Failure,
+    FusedJob,
     Job,
     Layers,
     Lookup,
-    Ordered,
+    OrderedJob,
+    OrderedOperator,
     Plan,
+    PlannedPipeline,
     Select,
     StoreColumn,
-    StreamSink,
     TableInput,
     TableSink,
     Transformation,
 )
 from sluice.plan.ordered import is_of_processor
-from sluice.plan.planner import plan
+from sluice.plan.planner import load_plan, plan
+from sluice.plan.steps import PythonFunction, Sink, Source, SourceField, Step
 
 __all__ = [
-    "TRANSFORM",
     "AggregationGroup",
     "Attempt",
+    "BaseJob",
+    "Column",
     "Edge",
     "Failure",
+    "FusedJob",
     "Job",
     "Layers",
     "Lookup",
-    "Ordered",
+    "OrderedJob",
+    "OrderedOperator",
     "Plan",
+    "PlannedPipeline",
+    "PythonFunction",
     "Select",
+    "Sink",
+    "Source",
+    "SourceField",
+    "Step",
     "StoreColumn",
-    "StreamSink",
     "TableInput",
     "TableSink",
     "Transformation",
-    "column_name",
     "explain",
     "is_of_processor",
+    "load_plan",
     "plan",
 ]

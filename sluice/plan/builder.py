@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sluice.plan.attempts import causes, may_fail
-from sluice.plan.jobs import Attempt, Failure, Transformation
+from sluice.plan.jobs import Attempt, Column, Failure, Transformation
+from sluice.plan.steps import PythonFunction, Step
 from sluice.plan.value_types import types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import parse
@@ -15,7 +16,8 @@ from sluice.topology.pipeline import Pipeline
 from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
-Layers = dict[int, list[tuple[str, str]]]
+Layers = dict[int, list[Column | Attempt] | Transformation]
+"""Depth → what is computed there."""
 
 
 @dataclass
@@ -23,18 +25,22 @@ class PlanBuilder:
     """A job while it is planned."""
 
     pipeline: Pipeline
+    steps: tuple[Step, ...]
     stages: dict[int, Layers] = field(default_factory=dict)
     used: dict[int, dict[str, None]] = field(default_factory=dict)
     key_fields: dict[int, set[str]] = field(default_factory=dict)
     metadata: set[str] = field(default_factory=set)
     scopes: dict[tuple[int, bool], Scope] = field(default_factory=dict)
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Column → the source and field that it contains."""
-    functions: dict[int, nodes.Apply] = field(default_factory=dict)
-    attempts: dict[str, Attempt] = field(default_factory=dict)
+    """Column → the source and the field of its value that it holds."""
+    results: dict[str, str] = field(default_factory=dict)
+    """SQL of a field of an operator's results → the column of these results."""
+    results_read: set[str] = field(default_factory=set)
+    """The columns of operators' results that expressions read."""
+    functions: list[PythonFunction] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
     failing: list[tuple[Failure, Scope]] = field(default_factory=list)
-    """Steps that can fail, each with the scope before it."""
-    transforms: dict[int, Transformation] = field(default_factory=dict)
+    """Where a step may fail, each with what is known before it."""
     explosions: dict[int, list[int]] = field(default_factory=dict)
     """Stage → its nodes that turn one record into several."""
     explosion_depths: dict[int, int] = field(default_factory=dict)
@@ -57,9 +63,9 @@ class Scope:
     is_null: str = "false"
     """Condition: the value is null, or the table's row was deleted."""
     exploded: tuple[int, ...] = ()
-    """Upstream nodes that turn one record into several."""
-    raw: int | None = None
-    """The operator whose result (JSON in the column `value`) is the unchanged value; None if a step changed it."""
+    """The nodes on the way that make several records of one."""
+    raw: str | None = None
+    """The column of an operator's results, if the value is such a result as it stands in `value`: JSON."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -76,8 +82,10 @@ class Scope:
     def json(self, builder: PlanBuilder, condition: str = "true") -> str:
         """SQL of the value as JSON; null if the condition is false or the value is null."""
         text = "value" if self.raw is not None else (VALUE_JSON if self.scalar else TO_JSON).format(self.value(builder))
+        is_null = null_read(builder, self)
         conditions = [
-            one for one, trivial in ((condition, "true"), (f"NOT {self.is_null}", "NOT false")) if one != trivial
+            *([] if condition == "true" else [condition]),
+            *([] if is_null == "false" else [f"NOT {is_null}"]),
         ]
         return f"IF({' AND '.join(conditions)}, {text}, NULL)" if conditions else text
 
@@ -111,21 +119,23 @@ def tried(
     ]
     if not risky:
         return scope, sqls
+    made = [attempt for attempt in builder.attempts if attempt.step == node.number]
     attempt = Attempt(
+        f"t{node.number}_{len(made)}",
         node.number,
         scope.passed,
         tuple(sqls[name] for name in risky),
         frozenset(number for number, name in enumerate(risky) if name == key),
         tuple((sql_of(builder, scope, part), why) for name in risky for part, why in causes(texts[name])),
     )
-    column = next((name for name, made in builder.attempts.items() if made == attempt), None)
-    if column is None:
-        column = f"t{node.number}_{sum(made.node == node.number for made in builder.attempts.values())}"
-        builder.attempts[column] = attempt
-        add(builder, scope.stage, scope.depth + 1, column, "")
-        may_fail_here(builder, scope, node, f"{column}_error")
-    after = replace(scope, depth=scope.depth + 1, passed=f"({scope.passed} AND {column}_error IS NULL)")
-    return after, sqls | {name: f"{column}.c{number}" for number, name in enumerate(risky)}
+    same = next((one for one in made if replace(attempt, name=one.name) == one), None)
+    if same is None:
+        builder.attempts.append(attempt)
+        add(builder, scope.stage, scope.depth + 1, attempt)
+        may_fail_here(builder, scope, node, attempt.error)
+    attempt = same or attempt
+    after = replace(scope, depth=scope.depth + 1, passed=f"({scope.passed} AND {attempt.error} IS NULL)")
+    return after, sqls | {name: attempt.result(number) for number, name in enumerate(risky)}
 
 
 def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: str) -> None:
@@ -134,7 +144,7 @@ def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: s
         builder.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
     key, value = ("", "") if not scope.stage else (column_read(builder, scope, "_key"), scope.json(builder))
     column = f"error_{error.replace('.', '_')}"
-    builder.failing.append((Failure(node, column, scope.stage, error, "", key, value), scope))
+    builder.failing.append((Failure(builder.steps[node.number], column, scope.stage, error, "", key, value), scope))
 
 
 def failures(builder: PlanBuilder) -> tuple[Failure, ...]:
@@ -169,7 +179,16 @@ def column_read(builder: PlanBuilder, scope: Scope, name: str) -> str:
     elif column in builder.sources:
         number, of_source = builder.sources[column]
         builder.used.setdefault(number, {})[of_source] = None
+    elif column in builder.results:
+        builder.results_read.add(builder.results[column])
     return column
+
+
+def null_read(builder: PlanBuilder, scope: Scope) -> str:
+    """The condition that the value is null; the results that it reads are noted as read."""
+    if scope.is_null in builder.results:
+        builder.results_read.add(builder.results[scope.is_null])
+    return scope.is_null
 
 
 def column_name(prefix: str, field: str) -> str:
@@ -177,9 +196,11 @@ def column_name(prefix: str, field: str) -> str:
     return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
 
 
-def add(builder: PlanBuilder, stage: int, depth: int, name: str, sql: str) -> None:
-    """Add a column to the layer at `depth`."""
-    builder.stages.setdefault(stage, {}).setdefault(depth, []).append((name, sql))
+def add(builder: PlanBuilder, stage: int, depth: int, column: Column | Attempt) -> None:
+    """Make a column in the layer of that depth."""
+    layer = builder.stages.setdefault(stage, {}).setdefault(depth, [])
+    assert isinstance(layer, list)
+    layer.append(column)
 
 
 _FINAL = 1_000_000
@@ -191,18 +212,19 @@ def below(builder: PlanBuilder, stage: int) -> int:
     return max((depth for depth in builder.stages.get(stage, {}) if depth != _FINAL), default=0) + 1
 
 
-def final(builder: PlanBuilder, name: str, sql: str) -> None:
-    """Add a column to the last layer."""
-    add(builder, 0, _FINAL, name, sql)
+def final(builder: PlanBuilder, name: str, sql: str, step: int) -> None:
+    """Make a column of a record in the layer below all others."""
+    add(builder, 0, _FINAL, Column(name, sql, step))
 
 
-def column_of(builder: PlanBuilder, scope: Scope, name: str, sql: str) -> str:
-    """The column of the last layer that computes `sql`; added on first use."""
+def column_of(builder: PlanBuilder, scope: Scope, name: str, sql: str, step: int) -> str:
+    """The column of the layer below all others that holds `sql`, made once for all steps that need it."""
     if sql.isidentifier() and sql != "false":
         return sql
-    names = builder.stages.setdefault(scope.stage, {}).setdefault(_FINAL, [])
-    made = next((column for column, text in names if text == sql), None)
-    if made is None:
-        made = f"{name}_{len(names)}"
-        names.append((made, sql))
-    return made
+    layer = builder.stages.setdefault(scope.stage, {}).setdefault(_FINAL, [])
+    assert isinstance(layer, list)
+    same = next((column for column in layer if isinstance(column, Column) and column.sql == sql), None)
+    if same is None:
+        same = Column(f"{name}_{len(layer)}", sql, step)
+        layer.append(same)
+    return same.name

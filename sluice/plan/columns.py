@@ -18,12 +18,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sluice.plan.builder import PlanBuilder, Scope, add, below, column_name, column_read, may_fail_here, tried
-from sluice.plan.jobs import TRANSFORM, Transformation
+from sluice.plan.builder import (
+    PlanBuilder,
+    Scope,
+    add,
+    below,
+    column_name,
+    column_read,
+    may_fail_here,
+    null_read,
+    tried,
+)
+from sluice.plan.jobs import Column, Transformation, result_column
+from sluice.plan.steps import PythonFunction
 from sluice.topology import nodes
 from sluice.topology.expressions import Parts, in_order, parse
 from sluice.topology.serdes import is_object
 from sluice.values.records import METADATA, TEXT_FIELD
+from sluice.values.references import Reference, reference
 from sluice.values.sql import literal, quoted, typed_json
 
 
@@ -49,8 +61,9 @@ def _make_scope(builder: PlanBuilder, node: nodes.Node, *, old: bool) -> Scope:
             return _merged(builder, node, [scope_of(builder, stream) for stream in streams])
         case nodes.Branch(parent=process, output=output, fields=fields):
             scope = scope_of(builder, process)
-            name = f"v{process.number}_{list(process.returns).index(output)}"
-            return _typed(scope, name, f"({scope.passed} AND output = {literal(output)})", fields)
+            column = result_column(process.number, list(process.returns).index(output))
+            passed = f"({scope.passed} AND output = {literal(output)})"
+            return _noted(builder, _typed(scope, column, passed, fields), column)
         case _:
             (parent,) = nodes.parents(node)
             return _step_scope(builder, node, scope_of(builder, parent, old=old))
@@ -93,7 +106,7 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
             # If the value is null, it has no field to use as the key.
             builder.metadata.add("_key")
             text = f"coalesce({text}, _key)"
-        add(builder, 0, 1, columns["_key"], text)
+        add(builder, 0, 1, Column(columns["_key"], text, node.number))
     scalar = not is_object(node.serde.contract)
     is_null = "_null" if node.nulls == "keep" else "false"
     return Scope(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)
@@ -102,19 +115,25 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
 def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
     """The scope after an ordered operator: its value is one column, which the engine types."""
     scope = Scope(builder.operators[node.number], 0, f"(emitted AND target <=> {node.number})", RESULT_METADATA)
-    column = f"v{node.number}"
-    number = node.number
+    column = result_column(node.number)
     while node.number in builder.inline:
         (node,) = nodes.parents(node)
     if isinstance(node, nodes.Aggregate) and node.python is None and (made := made_of(node)):
         columns = {name: parse(text).on({a: f"{column}.{a}" for a in parse(text).fields}) for name, text in made}
         if node.scalar:
             columns = {TEXT_FIELD: next(iter(columns.values()))}
-        is_null = "(value IS NULL)"
-        return replace(scope, columns=columns | RESULT_METADATA, scalar=node.scalar, is_null=is_null)
-    return replace(
-        _typed(scope, column, scope.passed, result_fields(builder, node)), is_null="(value IS NULL)", raw=number
-    )
+        scope = replace(scope, columns=columns | RESULT_METADATA, scalar=node.scalar)
+    else:
+        scope = replace(_typed(scope, column, scope.passed, result_fields(builder, node)), raw=column)
+    return replace(_noted(builder, scope, column), is_null="(value IS NULL)")
+
+
+def _noted(builder: PlanBuilder, scope: Scope, column: str) -> Scope:
+    """The same, with its fields noted as parts of the operator's results in that column."""
+    builder.results |= {scope.columns[name]: column for name in scope.fields}
+    if scope.is_null != "false":
+        builder.results[scope.is_null] = column
+    return scope
 
 
 def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
@@ -171,16 +190,19 @@ def _filter(builder: PlanBuilder, node: nodes.Filter, scope: Scope, where: str) 
     scope, sqls = tried(builder, scope, node, node.parent, {"where": where})
     condition, name = sqls["where"], f"n{node.number}"
     if nodes.is_table(node):
-        # A row that no longer passes the filter is deleted from the filtered table.
-        add(builder, scope.stage, scope.depth + 1, name, f"({scope.is_null} OR NOT coalesce({condition}, false))")
+        # A row that no longer passes is deleted from the table that is left.
+        sql = f"({null_read(builder, scope)} OR NOT coalesce({condition}, false))"
+        add(builder, scope.stage, scope.depth + 1, Column(name, sql, node.number))
         return replace(scope, depth=scope.depth + 1, is_null=name)
-    add(builder, scope.stage, scope.depth + 1, name, f"coalesce({scope.passed} AND ({condition}), false)")
+    sql = f"coalesce({scope.passed} AND ({condition}), false)"
+    add(builder, scope.stage, scope.depth + 1, Column(name, sql, node.number))
     return replace(scope, depth=scope.depth + 1, passed=name)
 
 
 def _rekeyed(builder: PlanBuilder, node: nodes.Node, scope: Scope, sql: str) -> Scope:
-    add(builder, scope.stage, scope.depth + 1, f"key{node.number}", sql)
-    return replace(scope, depth=scope.depth + 1, columns={**scope.columns, "_key": f"key{node.number}"})
+    column = f"key{node.number}"
+    add(builder, scope.stage, scope.depth + 1, Column(column, sql, node.number))
+    return replace(scope, depth=scope.depth + 1, columns={**scope.columns, "_key": column})
 
 
 def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scope, texts: Mapping[str, str]) -> Scope:
@@ -191,9 +213,10 @@ def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scop
             columns[name] = sql
         else:
             columns[name] = column_name(f"n{node.number}", name)
-            # Do not evaluate the expression for records that an earlier filter removed.
-            add(builder, scope.stage, scope.depth + 1, columns[name], f"IF({scope.passed}, {sql}, NULL)")
-    # In a stream, a null value becomes a value; in a table, it remains a deletion.
+            # Guarded: an expression is not evaluated for records that a filter before it took out.
+            column = Column(columns[name], f"IF({scope.passed}, {sql}, NULL)", node.number, field=name)
+            add(builder, scope.stage, scope.depth + 1, column)
+    # A stream's record gets a value; a table's deletion stays one.
     is_null = scope.is_null if nodes.is_table(node) else "false"
     return replace(scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
 
@@ -201,7 +224,8 @@ def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scop
 def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, fields: Mapping[str, str]) -> Scope:
     """One record per array element. Other consumers of the stage only take rows where `pos` is 0 or null."""
     name, depth = f"x{node.number}", below(builder, scope.stage)
-    add(builder, scope.stage, depth, f"{name}_pos, {name}", f"posexplode_outer(IF({scope.passed}, {items}, NULL))")
+    sql = f"posexplode_outer(IF({scope.passed}, {items}, NULL))"
+    add(builder, scope.stage, depth, Column(name, sql, node.number, position=f"{name}_pos"))
     builder.explosions.setdefault(scope.stage, []).append(node.number)
     builder.explosion_depths[node.number] = depth
     builder.metadata.add("_offset")
@@ -218,16 +242,17 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
     first = scopes[0]
     depth = max(scope.depth for scope in scopes) + 1
     ways = ", ".join(f"IF({scope.passed}, {number}, NULL)" for number, scope in enumerate(scopes))
-    add(builder, first.stage, depth, f"m{node.number}_ways", f"filter(array({ways}), way -> way IS NOT NULL)")
+    column = f"m{node.number}_ways"
+    add(builder, first.stage, depth, Column(column, f"filter(array({ways}), way -> way IS NOT NULL)", node.number))
     way = replace(first, depth=depth, passed="true", exploded=())
-    found = _elements(builder, node, way, f"m{node.number}_ways", {})
+    elements = _elements(builder, node, way, column, {})
     name = f"x{node.number}"
 
     def chosen(pick: Mapping[int, str]) -> str:
         cases = " ".join(f"WHEN {number} THEN {sql}" for number, sql in pick.items())
         return f"CASE {name} {cases} END"
 
-    columns = {}
+    columns, depth = {}, elements.depth + 1
     for field_name in first.columns:
         sqls = {number: scope.columns[field_name] for number, scope in enumerate(scopes) if field_name in scope.columns}
         if len(set(sqls.values())) == 1:
@@ -236,22 +261,20 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
         for scope in scopes:
             column_read(builder, scope, field_name)
         columns[field_name] = column_name(f"n{node.number}", field_name)
-        add(builder, first.stage, found.depth + 1, columns[field_name], chosen(sqls))
-    add(builder, first.stage, found.depth + 1, f"n{node.number}_null", f"coalesce({chosen(_nulls(scopes))}, false)")
-    exploded = tuple(dict.fromkeys([*(one for scope in scopes for one in scope.exploded), node.number]))
+        add(builder, first.stage, depth, Column(columns[field_name], chosen(sqls), node.number, field=field_name))
+    is_null = f"n{node.number}_null"
+    nulls = chosen({number: null_read(builder, scope) for number, scope in enumerate(scopes)})
+    add(builder, first.stage, depth, Column(is_null, f"coalesce({nulls}, false)", node.number))
+    exploded = tuple(dict.fromkeys([*(number for scope in scopes for number in scope.exploded), node.number]))
     return replace(
-        found, depth=found.depth + 1, columns=columns, scalar=first.scalar, is_null=f"n{node.number}_null",
-        exploded=exploded,
+        elements, depth=depth, columns=columns, scalar=first.scalar, is_null=is_null, exploded=exploded,
     )  # fmt: skip
 
 
-def _nulls(scopes: list[Scope]) -> dict[int, str]:
-    return {number: scope.is_null for number, scope in enumerate(scopes)}
-
-
 def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
-    """A Python function as a SQL function: takes key and value as JSON, returns JSON or an error."""
-    builder.functions[node.number] = node
+    """A Python function as a function of SQL: it takes key and value as JSON, and gives JSON or what was wrong."""
+    takes, returns = reference(node.takes), reference(node.returns)
+    builder.functions.append(PythonFunction(node.number, Reference(node.function), node.gives, takes, returns))
     key = column_read(builder, scope, "_key")
     name = f"r{node.number}"
     may_fail_here(builder, scope, node, f"{name}.error")
@@ -266,7 +289,7 @@ def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
     once = [scope.passed, *(f"coalesce(x{one}_pos, 0) = 0" for layer, one in others.items() if layer < depth)]
     passed = f"({' AND '.join(once)})" if len(once) > 1 else scope.passed
     call = f"python_{node.number}({passed}, {key}, {scope.json(builder, passed)})"
-    add(builder, scope.stage, depth, name, call)
+    add(builder, scope.stage, depth, Column(name, call, node.number))
     after = replace(scope, depth=depth, passed=f"({scope.passed} AND {name}.error IS NULL)")
     match node.gives:
         case "nothing":
@@ -286,17 +309,17 @@ def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> S
     depth = below(builder, scope.stage)
     given = tuple((name, f"IF({scope.passed}, {column_read(builder, scope, name)}, NULL)") for name in scope.fields)
     made = {name: column_name(f"n{node.number}", name) for name in node.fields}
-    builder.transforms[node.number] = Transformation(node.function, node.at, given, tuple(made.items()))
-    add(builder, scope.stage, depth, TRANSFORM, str(node.number))
+    transformation = Transformation(node.number, Reference(node.function), node.at, given, tuple(made.items()))
+    builder.stages.setdefault(scope.stage, {})[depth] = transformation
     kept = {name: sql for name, sql in scope.columns.items() if name not in scope.fields}
     scalar = list(node.fields) == [TEXT_FIELD]
     return replace(scope, depth=depth, columns=kept | made, scalar=scalar, is_null="false", raw=None)
 
 
 def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str) -> Scope:
-    """The scope after a function: the value it returned and, if it returns both, the key."""
-    column = f"v{node.number}"
-    add(builder, scope.stage, scope.depth + 1, column, typed_json(f"{result}.value", node.fields))
+    """The value that a function gave; and the key, where it gives both."""
+    column = result_column(node.number)
+    add(builder, scope.stage, scope.depth + 1, Column(column, typed_json(f"{result}.value", node.fields), node.number))
     typed = _typed(replace(scope, depth=scope.depth + 1), column, scope.passed, node.fields)
     kept = {name: sql for name, sql in scope.columns.items() if name in METADATA or name.startswith("_window_")}
     columns = {name: sql for name, sql in typed.columns.items() if name in typed.fields} | kept

@@ -1,42 +1,46 @@
-"""The parts of a plan: jobs, their aggregation groups and operators, and the topics they read and write."""
+"""What a plan is made of: jobs, the aggregation groups they keep, the topics they read and write.
+
+All of it is data that can be pickled and says what the engine needs to know: the topology itself is not in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
 from sluice.errors import TopologyError
-from sluice.topology import nodes
-from sluice.topology.pipeline import Pipeline
-from sluice.values.windows import Window
-
-Layers = tuple[tuple[tuple[str, str], ...], ...]
-
-
-TRANSFORM = "transform"
-"""Name of a layer's entry for a function of the whole DataFrame; its SQL is the node's number."""
+from sluice.plan.operators import Action, Aggregate, Process, ProcessorStore, PythonAggregate, StreamJoin
+from sluice.plan.steps import PythonFunction, Sink, Source, Step
+from sluice.values.records import How
+from sluice.values.references import Reference
+from sluice.values.windows import AnyWindow, Window
 
 
 @dataclass(frozen=True)
-class Transformation:
-    """A function from DataFrame to DataFrame: the SQL of its input columns and the names of its output columns."""
+class Column:
+    """A column of a job's rows."""
 
-    function: Callable[[Any], Any]
-    at: str
-    given: tuple[tuple[str, str], ...]
-    made: tuple[tuple[str, str], ...]
-    """Field → the job's column."""
+    name: str
+    sql: str
+    step: int | None
+    """Number of the step that it is made for; None where several share it."""
+    field: str = ""
+    """The author's name of what it holds, if it has one."""
+    position: str = ""
+    """Of a column that makes a row of each element of an array: the column of the element's place in the array."""
 
 
 @dataclass(frozen=True)
 class Attempt:
     """A column with a step's expressions that can fail: a struct `c0`, `c1`, ..., or null if one of them failed.
 
-    The column `{name}_error` contains the error message if the step failed, else null.
+    Beside it stands `error`: what is wrong with a record for which the step fails, else null.
     """
 
-    node: int
+    name: str
+    step: int
     passed: str
     """Condition: the record reaches the step."""
     columns: tuple[str, ...]
@@ -46,12 +50,38 @@ class Attempt:
     causes: tuple[tuple[str, str], ...]
     """SQL of the parts that can fail, innermost first, each with its error message."""
 
+    @property
+    def error(self) -> str:
+        """The column of what is wrong with a record."""
+        return f"{self.name}_error"
+
+    def result(self, number: int) -> str:
+        """SQL of an expression's result."""
+        return f"{self.name}.c{number}"
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """A function from DataFrame to DataFrame: the SQL of the columns it is given, the names of those it makes."""
+
+    step: int
+    function: Reference
+    at: str
+    given: tuple[tuple[str, str], ...]
+    made: tuple[tuple[str, str], ...]
+    """Field and the job's column for it."""
+
+
+Layer: TypeAlias = tuple[Column | Attempt, ...] | Transformation
+"""Columns that are computed from those of the layers before, all at once; or a function of the whole frame."""
+Layers: TypeAlias = tuple[Layer, ...]
+
 
 @dataclass(frozen=True)
 class Failure:
     """A place where a step can fail. `error`: SQL of the error message, null if the step did not fail."""
 
-    node: nodes.Node
+    step: Step
     column: str
     """Name of the column with the error, if the step follows the sources."""
     stage: int
@@ -62,6 +92,8 @@ class Failure:
     """SQL of the record's key at the step."""
     value: str
     """SQL of the value, as JSON."""
+    tried_elsewhere: bool = False
+    """Whether another job of the pipeline has the same step, and writes the dead letters."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +101,7 @@ class StoreColumn:
     """One store of a group: the aggregates that make up its value."""
 
     store: str
+    step: int
     columns: tuple[tuple[str, str], ...]
     """Name and aggregate over the job's columns."""
     scalar: bool
@@ -79,17 +112,28 @@ class AggregationGroup:
     """The stores with the same stream, key and window. They share one state row per key and window."""
 
     number: int
-    at: nodes.Aggregate
+    topics: tuple[str, ...]
+    """The topics that its records come from."""
     passed: str
     """Column: whether the group counts a record."""
     key: str
-    """Column: the record's key in the group, as text."""
+    """Column: the record's key here, as text."""
+    grouped_by: str
+    """The author's expression of the key."""
     window: Window | None
     inputs: tuple[str, ...]
     """Columns that the aggregates read."""
     store_columns: tuple[StoreColumn, ...]
-    null: str = ""
+    mergeable: Mapping[str, tuple[str, str | None]]
+    """The aggregates that can be put together from parts, each as function and column; that of `count(*)` is None."""
+    null: str
     """Column: whether the record's value is null; empty if it never is."""
+    late: Sink | None
+    """The topic of records that are late for every window."""
+    retention_ms: int | None
+    """How long after its end a window is kept; None: for ever."""
+    made: str
+    """The steps before it in the author's words: state stays valid as long as they are the same."""
 
     @property
     def name(self) -> str:
@@ -101,92 +145,162 @@ class AggregationGroup:
         """The aggregates of the group's stores, without duplicates."""
         return tuple(dict.fromkeys(text for store_column in self.store_columns for _, text in store_column.columns))
 
+    @property
+    def late_key(self) -> str:
+        """Column: the key of a late record."""
+        return f"late{self.number}_key"
+
+    @property
+    def late_value(self) -> str:
+        """Column: the value of a late record, as JSON."""
+        return f"late{self.number}_value"
+
 
 @dataclass(frozen=True)
 class TableInput:
     """A global table. Its latest values form a group of their own, on every worker."""
 
-    source: nodes.Source
+    source: Source
     group: int
-
-
-@dataclass(frozen=True)
-class StreamSink:
-    """An output of records. Its columns are `o{number}` (whether to write), `o{number}_key` and `o{number}_value`."""
-
-    number: int
-    topic: str
-    node: nodes.Sink
+    value: str
+    """The Spark SQL type of its values."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """The path of rows into one side of an ordered operator, or into a store or sink after one.
-
-    Its columns in the stage: `{name}` (whether a row takes this path), `{name}_key`, `{name}_value` (JSON, null for a
-    tombstone) and `{name}_foreign`.
-    """
+    """What gets to one side of an ordered operator, to a store or to a sink after one: columns of a stage."""
 
     target: int
     side: int
     stage: int
-    """The stage of the columns: 0 for records right after the stateless steps."""
+    """The stage whose columns they are: 0 for records right after the stateless steps."""
+    topics: tuple[str, ...]
+    """The topics that it comes from."""
     passed: str
+    """Condition: a row gets there."""
     key: str
     values: tuple[str, ...]
     """SQL of the value, or of an aggregate's arguments."""
     is_null: str
     foreign: str | None = None
+    """SQL of the record's own key, where `key` is another; of an aggregate with late records, of the whole value."""
     scalar: bool = False
-    """Whether the value is not an object."""
-    raw: int | None = None
-    """The operator whose result is the unchanged value, already JSON."""
+    """The value is no object."""
+    raw: str | None = None
+    """The column of an operator's result that the value is as it stands, JSON already."""
     arguments: bool = False
     """Whether the values are an aggregate's arguments; the JSON is then an array."""
     old: bool = False
-    """Whether a table's old values take this path too."""
-    sources: tuple[nodes.Source, ...] = ()
-    """The topics of its records."""
+    """Old values of a table get there too."""
+    valued: bool = False
+    """A record without a value does not move stream time, as one without a key never does."""
     exploded: str = "0"
     """SQL of a number that distinguishes the rows of one record, if steps turned it into several."""
 
     @property
-    def name(self) -> str:
-        """Prefix of its columns."""
+    def column(self) -> str:
+        """Column: whether a row gets there."""
         return f"f{self.target}_{self.side}"
+
+    @property
+    def key_column(self) -> str:
+        """Column of the key."""
+        return f"{self.column}_key"
+
+    @property
+    def value_column(self) -> str:
+        """Column of the value as JSON, null for a tombstone."""
+        return f"{self.column}_value"
+
+    @property
+    def foreign_column(self) -> str:
+        """Column of `foreign`."""
+        return f"{self.column}_foreign"
 
 
 @dataclass(frozen=True)
-class Ordered:
-    """An operator that processes each key's records in order and keeps a state per key."""
+class OrderedOperator:
+    """An operator that takes each key's records in order, with a state of its own for each key."""
 
-    number: int
+    step: Step
     stage: int
-    node: nodes.Node
+    action: Action
     edges: tuple[Edge, ...]
+    topics: tuple[str, ...]
+    """The topics that its rows come from."""
     retracts: bool
-    """Whether a later step needs the old value of each change."""
-    inline: int | None = None
-    """The operator of the same stage whose results it takes directly."""
-    store: str | None = None
-    functions: tuple[tuple[str, str | None, int], ...] = ()
-    """For an aggregate: function, SQL of its argument, and a number (for `top`)."""
-    late: nodes.Late | None = None
-    """The topic for late records. If several aggregates share it, only one of them sends."""
-    entries: Mapping[str, int] = field(default_factory=dict)
-    """For a processor: its stores that can be queried, each with its group number."""
-    plain: bool = True
-    """For an aggregate: whether its columns are the functions' results, without further computation."""
+    """Something that follows needs the old value of what changes."""
+    inline: int | None
+    """The operator of the same stage whose results it takes as they come."""
+    clock: str
+    """Whose stream time it goes by: its own name, or that of the operator whose results it takes as they come."""
+    waits: bool
+    """Something of it, or of an operator that takes its results as they come, waits for stream time."""
+    store: str | None
+    grouped_by: str
+    """The author's expression of the store's key."""
+    window: AnyWindow | None
+    """The windows of the store's keys."""
+    late: Sink | None
+    """Where its late records go; of several aggregates with the same topic one sends them."""
+    made: str
+    """The steps before it in the author's words: state stays valid as long as they are the same."""
+    why_ordered: str
+    """Why it needs each key's records in order, in words."""
+    does: str
+    """What it does itself, in the author's words and with the types that he declares."""
+    read: frozenset[str] = frozenset()
+    """The columns of its results that expressions after it read."""
+
+    @property
+    def number(self) -> int:
+        """The number of its step."""
+        return self.step.number
 
     @property
     def name(self) -> str:
-        """Name in messages, counts and stream times."""
-        return self.store or self.node.name
+        """For counts and stream times."""
+        return self.step.name
 
     @property
-    def sources(self) -> tuple[nodes.Source, ...]:
-        """The topics of its rows."""
-        return nodes.sources_of(self.node)
+    def result(self) -> str:
+        """The column of its results, where it has one output."""
+        return result_column(self.number)
+
+    @property
+    def sides(self) -> tuple[Edge, ...]:
+        """What feeds it records right after the stateless steps."""
+        return tuple(edge for edge in self.edges if edge.stage == 0)
+
+    @property
+    def joint(self) -> bool:
+        """Whether its sides share a stream time."""
+        return isinstance(self.action, StreamJoin)
+
+    def time_name(self, side: int) -> str:
+        """The name of a side's stream time."""
+        return f"{self.clock}.{side}" if self.joint else self.clock
+
+    @property
+    def stores(self) -> Mapping[str, ProcessorStore]:
+        """A processor's stores that can be queried."""
+        if not isinstance(self.action, Process):
+            return {}
+        return {name: store for name, store in self.action.stores.items() if store.group_id is not None}
+
+    @property
+    def retention_ms(self) -> int | None:
+        """How long after its end a window of its store is kept; None: for ever."""
+        return self.action.retention_ms if isinstance(self.action, Aggregate | PythonAggregate) else None
+
+
+LEFT, RIGHT, STORE = 0, 1, 2
+"""Sides of an operator that are fed; what feeds the operator's store is a side of its own."""
+
+
+def result_column(operator: int, output: int | None = None) -> str:
+    """The column of an operator's results; of a processor of those to one output."""
+    return f"v{operator}" if output is None else f"v{operator}_{output}"
 
 
 @dataclass(frozen=True)
@@ -194,7 +308,7 @@ class Lookup:
     """A step for a table's changes: the value becomes `{left, right}`, with `right` looked up in a global table."""
 
     table: TableInput
-    how: str
+    how: How
 
 
 @dataclass(frozen=True)
@@ -202,7 +316,7 @@ class Select:
     """A step for a table's changes: the value becomes this expression over `_key` and `v`."""
 
     sql: str
-    node: nodes.Node
+    step: int
     causes: tuple[tuple[str, str], ...] = ()
     """For a step that can fail: SQL of the parts that can fail, each with its error message."""
 
@@ -211,7 +325,7 @@ class Select:
 class TableSink:
     """An output of a store's changes, after `steps`."""
 
-    topic: str
+    sink: Sink
     group: int
     store_column: int
     steps: tuple[Lookup | Select, ...]
@@ -219,51 +333,47 @@ class TableSink:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One streaming query: reads topics, writes state rows and output records, and publishes one snapshot per batch."""
+class PlannedPipeline:
+    """What the jobs of a pipeline share: its name, what it sets for all steps, and how it is shown."""
 
-    pipeline: Pipeline
     name: str
-    streams: tuple[nodes.Source, ...]
+    workers: int
+    idle_ms: int | None
+    max_failures: float
+    file: Path | None
+    dead_letters: str
+    """The topic of the records that could not be read, processed or written."""
+    markers: str
+    """The topic that says which batches' output is out."""
+    steps: tuple[Step, ...]
+    text: str
+    mermaid: str
+    svg: str
+    asks_the_moment: bool
+    """Whether an expression asks for the time of day, or for chance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseJob:
+    """What all jobs have: topics in, columns of single records, topics out, one snapshot per batch."""
+
+    pipeline: PlannedPipeline
+    name: str
+    streams: tuple[Source, ...]
     tables: tuple[TableInput, ...]
-    fields: Mapping[int, tuple[str, ...]]
-    """Source number → the fields of its value that any step reads."""
-    key_fields: Mapping[int, frozenset[str]]
-    """Source number → the fields of its value that are used as keys unchanged."""
     metadata: tuple[str, ...]
     """Those of `_key`, `_topic`, ... that any step reads."""
     layers: Layers
-    """Columns computed from the records, each layer from the previous ones."""
-    groups: tuple[AggregationGroup, ...]
-    stream_sinks: tuple[StreamSink, ...]
-    table_sinks: tuple[TableSink, ...]
-    operators: tuple[Ordered, ...] = ()
-    edges: tuple[Edge, ...] = ()
-    """Edges into stores and sinks after ordered operators."""
-    later_layers: Mapping[int, Layers] = field(default_factory=dict)
-    """Stage → the columns computed from its operators' results."""
-    functions: Mapping[int, nodes.Apply] = field(default_factory=dict)
+    """Columns made of the records', one layer of the ones before."""
+    functions: tuple[PythonFunction, ...]
     """The Python functions that the layers call."""
-    transforms: Mapping[int, Transformation] = field(default_factory=dict)
-    attempts: Mapping[str, Attempt] = field(default_factory=dict)
-    """The layers' columns that can fail, by name."""
-    failures: tuple[Failure, ...] = ()
-    ordered_sinks: tuple[nodes.Sink, ...] = ()
+    failures: tuple[Failure, ...]
+    stream_sinks: tuple[Sink, ...]
+    """The topics that single records are written to."""
+    state_functions: tuple[tuple[str, Reference], ...]
+    """The author's functions that the job's state depends on, each with a name for messages."""
     read_elsewhere: frozenset[str] = frozenset()
-    """Topics that another job reads too. That job writes the dead letters; this one only counts them."""
-    tried_elsewhere: frozenset[str] = frozenset()
-    """Columns of errors that another job has too. That job writes the dead letters."""
-
-    @property
-    def tries(self) -> bool:
-        """Whether any expression of the job can fail."""
-        steps = [step for sink in self.table_sinks for step in sink.steps]
-        return bool(self.attempts) or any(isinstance(step, Select) and step.causes for step in steps)
-
-    @property
-    def stages(self) -> int:
-        """Number of stages of ordered operators."""
-        return max((operator.stage for operator in self.operators), default=0)
+    """Topics that another job reads as well, which is the one to set aside what cannot be read: here it is counted."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -271,26 +381,156 @@ class Job:
         return tuple(source.topic for source in (*self.streams, *(table.source for table in self.tables)))
 
     @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """Every topic the job writes, dead letters left out."""
+        raise NotImplementedError
+
+    @property
     def outputs(self) -> tuple[str, ...]:
-        """Every topic the job writes, without dead letters."""
-        topics = [sink.topic for sink in self.stream_sinks] + [sink.topic for sink in self.table_sinks]
-        late = [group.at.late.topic for group in self.groups if group.at.late is not None]
-        return tuple(topics + [sink.topic for sink in self.ordered_sinks] + late)
+        """The names of these topics."""
+        return tuple(sink.topic for sink in self.sinks)
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The stores that can be queried, global tables left out."""
+        raise NotImplementedError
+
+    @property
+    def tries(self) -> bool:
+        """Whether any expression of the job may fail."""
+        return any(isinstance(column, Attempt) for column in self.columns)
+
+    @property
+    def columns(self) -> Iterator[Column | Attempt]:
+        """The columns of all layers."""
+        return columns_of(self.layers)
+
+    @property
+    def first_failures(self) -> tuple[Failure, ...]:
+        """Where steps before any ordered operator may fail."""
+        return tuple(failure for failure in self.failures if not failure.stage)
+
+    def step_of(self, column: str) -> Step | None:
+        """The step that a column is made for, or that writes the topic or keeps the store of that name."""
+        for each in self.columns:
+            if column in (each.name, each.error if isinstance(each, Attempt) else None):
+                return None if each.step is None else self.pipeline.steps[each.step]
+        number = next((sink.number for sink in self.sinks if column in (sink.topic, sink.key, sink.value)), None)
+        return None if number is None else self.pipeline.steps[number]
+
+    def step_named(self, name: str) -> Step | None:
+        """The step that has that name in counts."""
+        return next((step for step in self.pipeline.steps if step.name == name), None)
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """Column → the author's name of what it holds, where it has one."""
+        made = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
+        return made | {field.column: field.name for source in self.streams for field in source.fields}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedJob(BaseJob):
+    """One streaming query whose stores Spark adds up in any order, all in one stateful operator."""
+
+    groups: tuple[AggregationGroup, ...]
+    table_sinks: tuple[TableSink, ...]
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """Every topic the job writes, dead letters left out."""
+        late = [group.late for group in self.groups if group.late is not None]
+        return (*self.stream_sinks, *(table.sink for table in self.table_sinks), *late)
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The stores that can be queried, global tables left out."""
+        return tuple(store_column.store for group in self.groups for store_column in group.store_columns)
+
+    @property
+    def tries(self) -> bool:
+        """Whether any expression of the job may fail."""
+        steps = (step for sink in self.table_sinks for step in sink.steps)
+        return super().tries or any(isinstance(step, Select) and step.causes for step in steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedJob(BaseJob):
+    """One streaming query whose operators take each key's records in order; it may have none, and only pass on."""
+
+    operators: tuple[OrderedOperator, ...]
+    edges: tuple[Edge, ...]
+    """What gets to stores and sinks after ordered operators."""
+    later_layers: Mapping[int, Layers]
+    """Stage → the columns made of its operators' results."""
+    ordered_sinks: tuple[Sink, ...]
+    """The topics that operators' results are written to."""
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """Every topic the job writes, dead letters left out."""
+        return (*self.stream_sinks, *self.ordered_sinks)
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The stores that can be queried, global tables left out."""
+        own = (operator.store for operator in self.operators if operator.store is not None)
+        return (*own, *(name for operator in self.operators for name in operator.stores))
+
+    @property
+    def stages(self) -> int:
+        """How many sets of ordered operators follow one another."""
+        return max((operator.stage for operator in self.operators), default=0)
+
+    @property
+    def columns(self) -> Iterator[Column | Attempt]:
+        """The columns of all layers."""
+        yield from columns_of(self.layers)
+        for layers in self.later_layers.values():
+            yield from columns_of(layers)
+
+    def step_of(self, column: str) -> Step | None:
+        """The step that a column is made for, or that writes the topic or keeps the store of that name."""
+        edges = [*self.edges, *(edge for operator in self.operators for edge in operator.edges)]
+        for edge in edges:
+            if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
+                return self.pipeline.steps[edge.target]
+        return super().step_of(column)
+
+    def step_named(self, name: str) -> Step | None:
+        """The step that has that name in counts."""
+        own = next((operator.step for operator in self.operators if operator.name == name), None)
+        return own or super().step_named(name)
+
+    def feeds_of(self, stage: int) -> list[Edge]:
+        """What is fed from a stage: to operators, stores and sinks."""
+        edges = (edge for operator in self.operators for edge in operator.edges)
+        return [edge for edge in (*edges, *self.edges) if edge.stage == stage]
+
+
+Job: TypeAlias = FusedJob | OrderedJob
+
+
+def columns_of(layers: Layers) -> Iterator[Column | Attempt]:
+    """The columns of layers; what a function of the whole frame makes has no SQL."""
+    for layer in layers:
+        if not isinstance(layer, Transformation):
+            yield from layer
 
 
 @dataclass(frozen=True)
 class Plan:
     """The jobs of a pipeline."""
 
-    pipeline: Pipeline
+    pipeline: PlannedPipeline
     jobs: tuple[Job, ...]
 
     def job(self, name: str) -> Job:
-        """The job with this name; TopologyError lists the existing jobs."""
-        found = next((job for job in self.jobs if job.name == name), None)
-        if found is None:
+        """The job of that name; TopologyError lists those there are."""
+        job = next((job for job in self.jobs if job.name == name), None)
+        if job is None:
             names = ", ".join(job.name for job in self.jobs)
             raise TopologyError(
                 f"Pipeline {self.pipeline.name!r} has no job {name!r}.", next_step=f"Its jobs are: {names}."
             )
-        return found
+        return job

@@ -9,18 +9,35 @@ from dataclasses import replace
 
 from sluice.errors import TopologyError
 from sluice.plan.attempts import result_may_fail, sums_depend_on_order
-from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, tried
+from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried
 from sluice.plan.columns import made_of, scope_of
-from sluice.plan.jobs import Edge, Ordered
+from sluice.plan.jobs import LEFT, STORE, Edge, OrderedOperator, result_column
+from sluice.plan.lineage import declared, does, made_by
+from sluice.plan.operators import (
+    Action,
+    Aggregate,
+    AggregateFunction,
+    Deduplicate,
+    Latest,
+    Merge,
+    Process,
+    ProcessorOutput,
+    ProcessorStore,
+    PythonAggregate,
+    StreamJoin,
+    Suppress,
+    TableJoin,
+)
+from sluice.plan.sources import sink_of, topics_of
 from sluice.plan.value_types import types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import ORDER_MATTERS, Parts, in_order
 from sluice.topology.pipeline import Pipeline
+from sluice.topology.serdes import fields_of
 from sluice.values.records import METADATA
-from sluice.values.windows import Window
+from sluice.values.references import Reference, reference
+from sluice.values.windows import JoinWindow, SlidingWindow, Window, open_for
 
-LEFT, RIGHT, STORE = 0, 1, 2
-Functions = tuple[tuple[str, str | None, int], ...]
 SUBTRACTABLE = frozenset({"count", "sum", "avg", "collect_list"})
 """Aggregates from which a value can be subtracted."""
 
@@ -131,7 +148,8 @@ class Planner:
         """Edge's name → the scope it starts from."""
         self.nodes = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node) or self._may_differ(node)]
         self.retracting = {node.number for node in self.nodes if self._is_retracted(node)}
-        self.operators: list[Ordered] = []
+        self.operators: list[OrderedOperator] = []
+        self.late: set[nodes.Late] = set()
         self.edges: list[Edge] = []
 
     def plan(self) -> None:
@@ -142,17 +160,17 @@ class Planner:
                 or len({scope_of(self.builder, one).stage for one in node.streams}) > 1
             ):
                 self.operators.append(self._operator(node))
-        numbers = Counter(group_id for operator in self.operators for group_id in operator.entries.values())
+        numbers = Counter(store.group_id for operator in self.operators for store in operator.stores.values())
         for operator in self.operators:
-            if alike := [name for name, group_id in operator.entries.items() if numbers[group_id] > 1]:
+            if alike := [name for name, store in operator.stores.items() if numbers[store.group_id] > 1]:
                 raise TopologyError(
-                    f"{self.pipeline.name}: process at {operator.node.at}: store {alike[0]!r} gets the same number as "
+                    f"{self.pipeline.name}: process at {operator.step.at}: store {alike[0]!r} gets the same number as "
                     "another one.",
                     next_step="Give it another name.",
                 )
             if operator.store is not None:
-                scope = scope_of(self.builder, operator.node, old=True)
-                self.edges.append(self._edge(operator.node, STORE, scope, operator.node))
+                node = self.pipeline.nodes[operator.number]
+                self.edges.append(self._edge(node, STORE, scope_of(self.builder, node, old=True), node))
 
     def sink(self, node: nodes.Sink) -> Edge:
         """Add the edge into a sink after an ordered operator."""
@@ -164,16 +182,33 @@ class Planner:
         """Call a function after an ordered operator: its edge depends on the result, which is always null."""
         scope = scope_of(self.builder, node)
         edge = self._edge(node, LEFT, scope, node)
-        self.scopes[edge.name] = replace(scope, passed=f"({scope.passed} AND r{node.number}.value IS NOT NULL)")
+        self.scopes[edge.column] = replace(scope, passed=f"({scope.passed} AND r{node.number}.value IS NOT NULL)")
         self.edges.append(edge)
 
-    def finish(self) -> tuple[tuple[Ordered, ...], tuple[Edge, ...]]:
-        """The operators and edges, once all columns exist. A row that a step turned into several counts once."""
-        operators = tuple(replace(one, edges=tuple(map(self._finished, one.edges))) for one in self.operators)
-        return operators, tuple(map(self._finished, self.edges))
+    def finish(self) -> tuple[tuple[OrderedOperator, ...], tuple[Edge, ...]]:
+        """Operators and feeds, once every step has its columns: a row that a step made several of counts once."""
+        clocks = {operator.number: operator.name for operator in self.operators}
+        waited_for = {operator.inline for operator in self.operators}
+        operators = (
+            replace(
+                operator,
+                edges=tuple(map(self._finished, operator.edges)),
+                clock=operator.name if operator.inline is None else clocks[operator.inline],
+                waits=operator.waits or operator.number in waited_for,
+                read=frozenset(self._results(operator)) & self.builder.results_read,
+            )
+            for operator in self.operators
+        )
+        return tuple(operators), tuple(map(self._finished, self.edges))
+
+    @staticmethod
+    def _results(operator: OrderedOperator) -> list[str]:
+        if isinstance(operator.action, Process):
+            return [output.column for output in operator.action.outputs.values()]
+        return [operator.result]
 
     def _finished(self, edge: Edge) -> Edge:
-        passed = masked(self.builder, self.scopes[edge.name])
+        passed = masked(self.builder, self.scopes[edge.column])
         if edge.stage and not edge.old:
             passed += " AND NOT old"
         if edge.arguments and edge.old:
@@ -184,7 +219,7 @@ class Planner:
         """Whether the node merges streams that may come from different stages."""
         return isinstance(node, nodes.Merge) and after_ordered(self.pipeline, node)
 
-    def _operator(self, node: nodes.Node) -> Ordered:
+    def _operator(self, node: nodes.Node) -> OrderedOperator:
         inline = None
         if isinstance(node, nodes.Suppress):
             inline = next((one for one in self.operators if one.number == node.parent.number), None)
@@ -194,22 +229,31 @@ class Planner:
         self.builder.operators[node.number] = stage
         if inline:
             self.builder.inline.add(node.number)
-        return Ordered(
-            number=node.number, stage=stage, node=node, edges=tuple(edges), retracts=node.number in self.retracting,
-            inline=inline.number if inline else None, store=getattr(node, "store", None), functions=functions,
-            late=self._late(node), entries=_entries(node),
-            plain=not functions or not made_of(node),  # type: ignore[arg-type]
+        late = node.late if isinstance(node, nodes.Aggregate) else None
+        late_sink = None if late is None or late in self.late else sink_of(late)
+        self.late |= {late} if late is not None else set()
+        return OrderedOperator(
+            step=self.builder.steps[node.number], stage=stage, action=action_of(node, functions), edges=tuple(edges),
+            topics=topics_of(node), retracts=node.number in self.retracting, inline=inline.number if inline else None,
+            clock=node.name, waits=waits(node), store=getattr(node, "store", None),
+            grouped_by=getattr(node, "key", "_key"), window=nodes.window_of(node), late=late_sink,
+            made=made_by(node), why_ordered=why_ordered(self.pipeline, node), does=does(node),
         )  # fmt: skip
 
-    def _sides(self, node: nodes.Node, functions: Functions) -> list[Edge]:
-        found = []
+    def _sides(self, node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> list[Edge]:
+        edges = []
         for side, parent in enumerate(nodes.parents(node)):
             scope = scope_of(self.builder, parent, old=takes_old(node) and side == LEFT)
-            found.append(self._edge(node, side, scope, parent, functions))
-        return found
+            edges.append(self._edge(node, side, scope, parent, functions))
+        return edges
 
     def _edge(
-        self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node, functions: Functions | None = None
+        self,
+        node: nodes.Node,
+        side: int,
+        scope: Scope,
+        parent: nodes.Node,
+        functions: tuple[AggregateFunction, ...] | None = None,
     ) -> Edge:
         builder = self.builder
         arguments = isinstance(node, nodes.Aggregate) and node.python is None and side == LEFT
@@ -223,13 +267,16 @@ class Planner:
             values = tuple(sqls.get(f"argument{i}", "NULL") for i in range(len(functions)))
         else:
             values = (scope.value(builder) if scope.raw is None else "value",)
+        valued = isinstance(node, nodes.Join) or (
+            isinstance(node, nodes.Aggregate) and (node.window is None or isinstance(node.window, SlidingWindow))
+        )
         edge = Edge(
-            target=node.number, side=side, stage=scope.stage, passed="", key=key, values=values, is_null=scope.is_null,
-            foreign=foreign, scalar=scope.scalar, raw=None if arguments else scope.raw, arguments=arguments,
-            old=takes_old(node) and side == LEFT,
-            sources=nodes.sources_of(parent), exploded=_exploded(scope),
+            target=node.number, side=side, stage=scope.stage, topics=topics_of(parent), passed="", key=key,
+            values=values, is_null=null_read(builder, scope), foreign=foreign, scalar=scope.scalar,
+            raw=None if arguments else scope.raw, arguments=arguments, old=takes_old(node) and side == LEFT,
+            valued=valued, exploded=_exploded(scope),
         )  # fmt: skip
-        self.scopes[edge.name] = scope
+        self.scopes[edge.column] = scope
         return edge
 
     @staticmethod
@@ -253,12 +300,8 @@ class Planner:
             return _text(made), None if node.late is None else scope.json(self.builder)
         return _text(made), own
 
-    def _late(self, node: nodes.Node) -> nodes.Late | None:
-        late = node.late if isinstance(node, nodes.Aggregate) else None
-        return None if any(one.late is late for one in self.operators) else late
-
-    def _functions(self, node: nodes.Node) -> Functions:
-        """The functions in an aggregate's columns."""
+    def _functions(self, node: nodes.Node) -> tuple[AggregateFunction, ...]:
+        """The functions that an aggregate's columns are made of."""
         if not isinstance(node, nodes.Aggregate) or node.python is not None:
             return ()
         functions: dict[tuple[str, str | None, int], None] = {}
@@ -290,11 +333,67 @@ def is_of_processor(group_id: int) -> bool:
     return group_id >= _FIRST_ENTRIES
 
 
-def _entries(node: nodes.Node) -> dict[str, int]:
-    """A processor's stores with their group numbers. They depend on the name only: stores may come and go."""
-    if not isinstance(node, nodes.Process) or not node.queryable:
-        return {}
-    return {name: _FIRST_ENTRIES + zlib.crc32(name.encode()) % _ENTRIES for name in node.stores}
+def waits(node: nodes.Node) -> bool:
+    """Whether something of an operator waits for stream time though no record comes."""
+    match node:
+        case nodes.Aggregate(window=window):
+            return window is not None
+        case nodes.Join(kind=kind):
+            return kind == "stream-stream"
+        case nodes.Suppress() | nodes.Process() | nodes.Deduplicate():
+            return True
+        case _:
+            return False
+
+
+def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Action:
+    """What the operator of a node does."""
+    match node:
+        case nodes.Aggregate(python=None):
+            plain = not functions or not made_of(node)
+            table = nodes.is_table(node.parent)
+            return Aggregate(node.window, functions, tuple(node.columns), node.scalar, plain, table, node.retention_ms)
+        case nodes.Aggregate(python=nodes.PythonAggregate() as python):
+            return PythonAggregate(
+                node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
+                reference(python.merger), reference(python.takes), reference(python.returns), dict(python.fields),
+                nodes.is_table(node.parent), node.retention_ms,
+            )  # fmt: skip
+        case nodes.Merge():
+            return Merge()
+        case nodes.ToTable():
+            return Latest()
+        case nodes.Suppress():
+            window = nodes.window_of(node)
+            wait_ms = open_for(window) if node.until == "window_close" and window else node.limit_ms
+            return Suppress(node.until, wait_ms, node.max_records, node.max_bytes, node.when_full)
+        case nodes.Join(kind="stream-stream", window=JoinWindow() as within):
+            return StreamJoin(node.how, within)
+        case nodes.Join():
+            assert node.kind != "stream-stream"
+            return TableJoin(node.how, node.kind, node.on is not None)
+        case nodes.Deduplicate():
+            return Deduplicate(node.within_ms)
+        case nodes.Process():
+            return _process(node)
+        case _:
+            raise AssertionError(f"{node.name} is no ordered operator")
+
+
+def _process(node: nodes.Process) -> Process:
+    stores = {
+        # State rows' numbers follow the stores' names, as stores may come and go.
+        name: ProcessorStore(
+            Reference(kind), ttl_ms, f"map<string,{declared(kind)}>",
+            _FIRST_ENTRIES + zlib.crc32(name.encode()) % _ENTRIES if node.queryable else None,
+        )
+        for name, (kind, ttl_ms) in node.stores.items()
+    }  # fmt: skip
+    outputs = {
+        name: ProcessorOutput(reference(kind), result_column(node.number, number), fields_of(kind))
+        for number, (name, kind) in enumerate(node.returns.items())
+    }
+    return Process(Reference(node.processor), stores, reference(node.takes), outputs, node.queryable)
 
 
 def takes_old(node: nodes.Node) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sluice.errors import TopologyError
@@ -11,21 +13,27 @@ from sluice.plan.builder import PlanBuilder, column_of, column_read, failures, f
 from sluice.plan.columns import scope_of
 from sluice.plan.jobs import (
     AggregationGroup,
-    Job,
+    FusedJob,
     Layers,
     Lookup,
+    OrderedJob,
     Plan,
+    PlannedPipeline,
     Select,
     StoreColumn,
-    StreamSink,
     TableInput,
     TableSink,
+    Transformation,
 )
+from sluice.plan.lineage import functions_of, made_by
 from sluice.plan.ordered import Planner, children, is_ordered
+from sluice.plan.sources import sink_of, source_of, step_of, topics_of
+from sluice.plan.steps import Sink
 from sluice.plan.value_types import types_after
-from sluice.topology import nodes
-from sluice.topology.expressions import parse
+from sluice.topology import drawing, load_pipeline, nodes
+from sluice.topology.expressions import mergeable, parse
 from sluice.topology.pipeline import Pipeline
+from sluice.values import contracts
 from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
 from sluice.values.sql import literal, quoted
 from sluice.values.windows import Window
@@ -39,31 +47,90 @@ def plan(pipeline: Pipeline) -> Plan:
     """
     if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in pipeline.nodes):
         raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
+    planned = _planned(pipeline)
     fused = [node for node in pipeline.nodes if isinstance(node, nodes.Aggregate) and not is_ordered(pipeline, node)]
     ordered = any(is_ordered(pipeline, node) for node in pipeline.nodes)
-    if not (fused and ordered):
-        return Plan(pipeline, (_job(pipeline, "main", fused, ordered=ordered, rest=True),))
-    main = _job(pipeline, "main", fused, ordered=False, rest=True)
-    second = _job(pipeline, "ordered", [], ordered=True, rest=False)
+    if not fused:
+        return Plan(planned, (_ordered_job(pipeline, planned, "main", ordered=ordered, rest=True),))
+    main = _fused_job(pipeline, planned, fused)
+    if not ordered:
+        return Plan(planned, (main,))
+    second = _ordered_job(pipeline, planned, "ordered", ordered=True, rest=False)
+    tried = {failure.column for failure in main.failures}
     second = replace(
         second,
         read_elsewhere=frozenset(second.topics).intersection(main.topics),
-        tried_elsewhere=frozenset(one.column for one in second.failures) & {one.column for one in main.failures},
+        failures=tuple(replace(failure, tried_elsewhere=failure.column in tried) for failure in second.failures),
     )
-    return Plan(pipeline, (main, second))
+    return Plan(planned, (main, second))
 
 
-def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered: bool, rest: bool) -> Job:
-    """A job with the fused aggregates, the ordered operators or both; with `rest`, also of all other outputs."""
-    builder = PlanBuilder(pipeline)
+def load_plan(folder: Path, name: str) -> Plan:
+    """The plan of the pipeline of that name in a folder of pipelines' files."""
+    return plan(load_pipeline(folder, name))
+
+
+# What no other run of a query gives again.
+_ASKS_THE_MOMENT = re.compile(r"\b(now|rand\w*|uuid|shuffle|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
+
+
+def _planned(pipeline: Pipeline) -> PlannedPipeline:
+    steps = tuple(map(step_of, pipeline.nodes))
+    return PlannedPipeline(
+        name=pipeline.name,
+        workers=pipeline.workers,
+        idle_ms=pipeline.idle_ms,
+        max_failures=pipeline.max_failures,
+        file=pipeline.file,
+        dead_letters=pipeline.dead_letters,
+        markers=pipeline.markers,
+        steps=steps,
+        text=drawing.text(pipeline),
+        mermaid=drawing.mermaid(pipeline),
+        svg=drawing.svg(pipeline),
+        asks_the_moment=_ASKS_THE_MOMENT.search(" ".join(step.detail for step in steps)) is not None,
+    )
+
+
+def _fused_job(pipeline: Pipeline, planned: PlannedPipeline, fused: list[nodes.Aggregate]) -> FusedJob:
+    """The job of the stores that are added up in any order, and of all that needs no operator."""
+    builder = PlanBuilder(pipeline, planned.steps)
+    plain = [sink for sink in _sinks(pipeline) if not after_operators(pipeline, sink)]
+    for sink in plain:
+        scope_of(builder, sink.parent)
+    peeks = _last_peeks(pipeline)
+    for peek in peeks:
+        if not after_operators(pipeline, peek):
+            scope_of(builder, peek)  # whose column every record gets
+    for node in fused:
+        scope_of(builder, node.parent)
+    groups = _groups(builder, fused)
+    tables = _tables(pipeline, len(groups))
+    table_sinks = [
+        _table_sink(sink, chain, groups, tables)
+        for sink in _sinks(pipeline)
+        if (chain := _table_chain(sink, fused)) is not None
+    ]
+    stream_sinks = tuple(_stream_sink(builder, sink) for sink in plain)
+    return FusedJob(
+        groups=tuple(groups),
+        table_sinks=tuple(table_sinks),
+        stream_sinks=stream_sinks,
+        state_functions=functions_of(fused),
+        **_of_every_job(builder, planned, "main", [*fused, *plain, *peeks], tables, rest=True),
+    )
+
+
+def _ordered_job(pipeline: Pipeline, planned: PlannedPipeline, name: str, *, ordered: bool, rest: bool) -> OrderedJob:
+    """The job of the ordered operators, if there are any; `rest`: and of all that needs no operator."""
+    builder = PlanBuilder(pipeline, planned.steps)
     planner = Planner(builder)
     if ordered:
         planner.plan()
-    sinks = [node for node in pipeline.nodes if isinstance(node, nodes.Sink) and not isinstance(node, nodes.Late)]
-    mine = [sink for sink in sinks if ordered and _stage(builder, sink)]
-    for sink in mine:
+    after = [sink for sink in _sinks(pipeline) if ordered and _stage(builder, sink)]
+    for sink in after:
         planner.sink(sink)
-    plain = [sink for sink in sinks if rest and not after_operators(pipeline, sink)]
+    plain = [sink for sink in _sinks(pipeline) if rest and not after_operators(pipeline, sink)]
     for sink in plain:
         scope_of(builder, sink.parent)
     peeks = _last_peeks(pipeline)
@@ -72,42 +139,54 @@ def _job(pipeline: Pipeline, name: str, fused: list[nodes.Aggregate], *, ordered
             scope_of(builder, peek)  # adds its column to every record
         elif ordered and after_operators(pipeline, peek):
             planner.peek(peek)
-    for node in fused:
-        scope_of(builder, node.parent)
-    groups = _groups(builder, fused)
     operators, edges = planner.finish()
-    tables = _tables(pipeline, len(groups)) if rest else ()
-    table_sinks = [
-        _table_sink(sink, chain, groups, tables) for sink in sinks if fused and (chain := _table_chain(sink, fused))
-    ]
+    tables = _tables(pipeline, 0) if rest else ()
     stream_sinks = tuple(_stream_sink(builder, sink) for sink in plain)
     if operators:
         builder.metadata.add("_offset")
-    read = {
-        source for node in (*fused, *plain, *peeks, *(op.node for op in operators)) for source in nodes.sources_of(node)
-    }
-    streams = [source for source in _sources(pipeline) if source in read or (rest and source.kind == "stream")]
-    return Job(
-        pipeline=pipeline,
-        name=name,
-        streams=tuple(streams),
-        tables=tables,
-        fields={number: tuple(names) for number, names in builder.used.items()},
-        key_fields={number: frozenset(names) for number, names in builder.key_fields.items()},
-        metadata=tuple(sorted(builder.metadata)),
-        layers=_layers(builder, 0),
-        groups=tuple(groups),
-        stream_sinks=stream_sinks,
-        table_sinks=tuple(table_sinks),
+    stateful = [pipeline.nodes[operator.number] for operator in operators]
+    late = [operator.late for operator in operators if operator.late is not None]
+    return OrderedJob(
         operators=operators,
         edges=edges,
         later_layers={stage: _layers(builder, stage) for stage in builder.stages if stage},
-        functions=builder.functions,
-        transforms=builder.transforms,
-        attempts=builder.attempts,
-        failures=failures(builder),
-        ordered_sinks=(*mine, *(op.late for op in operators if op.late is not None)),
+        ordered_sinks=(*map(sink_of, after), *late),
+        stream_sinks=stream_sinks,
+        state_functions=functions_of(stateful),
+        **_of_every_job(builder, planned, name, [*plain, *peeks, *stateful], tables, rest=rest),
     )
+
+
+def _of_every_job(
+    builder: PlanBuilder,
+    planned: PlannedPipeline,
+    name: str,
+    ends: list[nodes.Node],
+    tables: tuple[TableInput, ...],
+    *,
+    rest: bool,
+) -> dict[str, Any]:
+    """What all jobs have, once every step has its columns; `ends` are the nodes whose sources the job reads."""
+    read = {source for node in ends for source in nodes.sources_of(node)}
+    streams = [
+        source_of(source, builder.used.get(source.number, {}), builder.key_fields.get(source.number, ()))
+        for source in _sources(builder.pipeline)
+        if source in read or (rest and source.kind == "stream")
+    ]
+    return {
+        "pipeline": planned,
+        "name": name,
+        "streams": tuple(streams),
+        "tables": tables,
+        "metadata": tuple(sorted(builder.metadata)),
+        "layers": _layers(builder, 0),
+        "functions": tuple(builder.functions),
+        "failures": failures(builder),
+    }
+
+
+def _sinks(pipeline: Pipeline) -> list[nodes.Sink]:
+    return [node for node in pipeline.nodes if isinstance(node, nodes.Sink) and not isinstance(node, nodes.Late)]
 
 
 def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
@@ -155,15 +234,18 @@ def _sources(pipeline: Pipeline) -> list[nodes.Source]:
 
 
 def _tables(pipeline: Pipeline, groups: int) -> tuple[TableInput, ...]:
-    """The global tables. Their group numbers follow those of the aggregation groups, and are not node numbers."""
-    found = [source for source in _sources(pipeline) if source.kind == "global_table"]
+    """The global tables. Their state rows' numbers follow the groups', and are no node's."""
+    sources = [source for source in _sources(pipeline) if source.kind == "global_table"]
     first = groups or len(pipeline.nodes)
-    return tuple(TableInput(source, first + i) for i, source in enumerate(found))
+    return tuple(
+        TableInput(source_of(source), first + i, contracts.sql_type(source.serde.contract))
+        for i, source in enumerate(sources)
+    )
 
 
 def _layers(builder: PlanBuilder, stage: int) -> Layers:
-    layers = builder.stages.get(stage, {})
-    return tuple(tuple(layers[depth]) for depth in sorted(layers))
+    layers = (layer for _, layer in sorted(builder.stages.get(stage, {}).items()))
+    return tuple(layer if isinstance(layer, Transformation) else tuple(layer) for layer in layers)
 
 
 def _groups(builder: PlanBuilder, fused: list[nodes.Aggregate]) -> list[AggregationGroup]:
@@ -196,9 +278,9 @@ def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) ->
     texts = {"key": first.key} | {name: sql for sql, name in arguments.items()}
     scope, sqls = tried(builder, scope, first, first.parent, texts, key="key")
     condition = masked(builder, scope)
-    passed = column_of(builder, scope, f"n{first.parent.number}", condition)
+    passed = column_of(builder, scope, f"n{first.parent.number}", condition, first.number)
     key = f"IF({condition}, CAST({sqls['key']} AS STRING), NULL)"
-    key = column_of(builder, scope, f"k{first.parent.number}", key)
+    key = column_of(builder, scope, f"k{first.parent.number}", key, first.number)
     store_columns, inputs = [], dict[str, str]()
     for node in members:
         columns = []
@@ -207,29 +289,37 @@ def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) ->
             read = {name: arguments[replaced[name]] if name in replaced else name for name in parse(safe).fields}
             for name_there in read.values():
                 column = sqls[name_there] if name_there in sqls else column_read(builder, scope, name_there)
-                inputs[name_there] = column_of(builder, scope, f"i{scope.stage}", column)
-            columns.append((name, parse(safe).on({one: inputs[name_there] for one, name_there in read.items()})))
-        store_columns.append(StoreColumn(node.store, tuple(columns), node.scalar))
+                inputs[name_there] = column_of(builder, scope, f"i{scope.stage}", column, first.number)
+            columns.append((name, parse(safe).on({field: inputs[name_there] for field, name_there in read.items()})))
+        store_columns.append(StoreColumn(node.store, node.number, tuple(columns), node.scalar))
     window = first.window
     assert window is None or isinstance(window, Window)
-    null = "" if scope.is_null == "false" else column_of(builder, scope, f"z{first.parent.number}", scope.is_null)
+    is_null = scope.is_null
+    null = "" if is_null == "false" else column_of(builder, scope, f"z{first.parent.number}", is_null, first.number)
+    texts_made = {text for store_column in store_columns for _, text in store_column.columns}
+    group = AggregationGroup(
+        number=number, topics=topics_of(first), passed=passed, key=key, grouped_by=first.key, window=window,
+        inputs=tuple(sorted(set(inputs.values()))), store_columns=tuple(store_columns),
+        mergeable={text: parts for text in sorted(texts_made) if (parts := mergeable(text)) is not None},
+        null=null, late=None if first.late is None else sink_of(first.late), retention_ms=first.retention_ms,
+        made=made_by(first),
+    )  # fmt: skip
     if first.late is not None:
-        final(builder, f"late{number}_key", column_read(builder, scope, "_key"))
-        final(builder, f"late{number}_value", scope.json(builder, condition))
-    return AggregationGroup(
-        number, first, passed, key, window, tuple(sorted(set(inputs.values()))), tuple(store_columns), null
-    )
+        final(builder, group.late_key, column_read(builder, scope, "_key"), first.late.number)
+        final(builder, group.late_value, scope.json(builder, condition), first.late.number)
+    return group
 
 
-def _stream_sink(builder: PlanBuilder, sink: nodes.Sink) -> StreamSink:
-    scope = scope_of(builder, sink.parent)
+def _stream_sink(builder: PlanBuilder, node: nodes.Sink) -> Sink:
+    scope = scope_of(builder, node.parent)
     passed, key = masked(builder, scope), column_read(builder, scope, "_key")
-    if nodes.is_table(sink.parent):
-        passed = f"({passed} AND {key} IS NOT NULL)"  # without a key, the change has no row
-    final(builder, f"o{sink.number}", f"({passed})")
-    final(builder, f"o{sink.number}_key", f"IF({passed}, {key}, NULL)")
-    final(builder, f"o{sink.number}_value", scope.json(builder, passed))
-    return StreamSink(sink.number, sink.topic, sink)
+    if nodes.is_table(node.parent):
+        passed = f"({passed} AND {key} IS NOT NULL)"  # nobody could tell which row that changes
+    sink = sink_of(node)
+    final(builder, sink.passed, f"({passed})", node.number)
+    final(builder, sink.key, f"IF({passed}, {key}, NULL)", node.number)
+    final(builder, sink.value, scope.json(builder, passed), node.number)
+    return sink
 
 
 def _table_chain(sink: nodes.Sink, fused: list[nodes.Aggregate]) -> list[nodes.Node] | None:
@@ -251,7 +341,7 @@ def _table_sink(
     steps: list[Lookup | Select] = []
     for node in chain[1:]:
         if isinstance(node, nodes.Join):
-            steps.append(Lookup(next(t for t in tables if t.source is node.right), node.how))
+            steps.append(Lookup(next(t for t in tables if t.source.number == node.right.number), node.how))
             columns = {"left": "v.left", "right": "v.right"}
         elif isinstance(node, nodes.Select):
             made = ", ".join(
@@ -260,9 +350,9 @@ def _table_sink(
             known = types_after(node.parent) | CHANGE_METADATA
             risky = [text for text in node.columns.values() if may_fail(text, known)]
             blamed = [(parse(part).on(columns | _TABLE), why) for text in risky for part, why in causes(text)]
-            steps.append(Select(f"named_struct({made})", node, tuple(blamed)))
+            steps.append(Select(f"named_struct({made})", node.number, tuple(blamed)))
             columns = {name: f"v.{quoted(name)}" for name in node.columns}
-    return TableSink(sink.topic, group.number, store_column, tuple(steps), scalar=store.scalar and not steps)
+    return TableSink(sink_of(sink), group.number, store_column, tuple(steps), scalar=store.scalar and not steps)
 
 
 _TABLE = {name: name for name in CHANGE_METADATA}

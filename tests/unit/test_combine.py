@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from sluice import Decimal2, Pipeline, tumbling
 from sluice.engine.fused.partial_aggregates import STATE_COLUMNS, Combiner
-from sluice.plan import Job, plan
+from sluice.plan import FusedJob, plan
 from sluice.topology.expressions import mergeable
 
 AMOUNT = pa.decimal128(12, 2)
@@ -27,11 +27,13 @@ class Sale(Struct):
     share: float
 
 
-def job(**columns: str) -> Job:
+def job(**columns: str) -> FusedJob:
     pipeline = Pipeline("p")
     shops = pipeline.stream("sales", value=Sale).group_by("shop")
     shops.windowed_by(tumbling(100)).aggregate(columns, store="of")
-    return plan(pipeline).jobs[0]
+    (only,) = plan(pipeline).jobs
+    assert isinstance(only, FusedJob)
+    return only
 
 
 def state_rows(*records: tuple[str, int, Any], column: str = "s0_amount") -> pa.RecordBatch:

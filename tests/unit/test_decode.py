@@ -25,6 +25,7 @@ from sluice.engine.read.decode import DeadLetter, ValueDecoder, key_texts
 from sluice.engine.read.global_tables import TableReader
 from sluice.engine.read.streams import StreamReader
 from sluice.plan import plan
+from sluice.plan.sources import source_of
 from sluice.topology import nodes
 
 
@@ -53,7 +54,7 @@ def decoder(contract: type[Struct], fields: tuple[str, ...] | None = None, zone:
     pipeline.stream("t", value=contract)
     (source,) = pipeline.nodes
     assert isinstance(source, nodes.Source)
-    return ValueDecoder.of(source, tuple(source.fields) if fields is None else fields)
+    return ValueDecoder(source_of(source, tuple(source.fields) if fields is None else fields))
 
 
 def refused(raw: bytes | None, contract: type[Struct] = Order) -> tuple[str, str]:
@@ -69,7 +70,7 @@ def taken(raw: bytes, contract: type[Struct] = Order, zone: str = "UTC") -> dict
     its = decoder(contract, zone=zone)
     rows, values, letters = its.decode([raw])
     assert (rows, letters) == ([0], [])
-    return {name: its.column(values, name).to_pylist()[0] for name in its.fields}
+    return {name: its.column(values, name).to_pylist()[0] for name in its.source.types}
 
 
 def order(**changed: str) -> bytes:
@@ -402,7 +403,7 @@ def test_any_valid_order_becomes_its_columns(
     rows, values, letters = its.decode([encoder.encode(one) for one in written])
     assert letters == []
     assert rows == list(range(len(written)))
-    columns = {name: its.column(values, name).to_pylist() for name in its.fields}
+    columns = {name: its.column(values, name).to_pylist() for name in its.source.types}
     for name in ("orderId", "shop", "amount", "kind"):
         assert columns[name] == [getattr(one, name) for one in written]
     assert columns["lines"] == [[{"item": i.item, "amount": i.amount} for i in one.lines] for one in written]

@@ -20,7 +20,7 @@ from sluice.engine.batch.side_outputs import Facts, SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, Clock
 from sluice.engine.fused import windowing as placing
 from sluice.engine.fused.windowing import Placed, Placer, place
-from sluice.plan import plan
+from sluice.plan import FusedJob, plan
 from sluice.values.windows import Window
 
 WINDOW = tumbling(60_000, grace=15_000)
@@ -187,7 +187,9 @@ class Sales:
         big.group_by("shop").aggregate(store="total", total="sum(amount)")
         big.to("big_sales")
         pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")
-        (self.job,) = plan(pipeline).jobs
+        (job,) = plan(pipeline).jobs
+        assert isinstance(job, FusedJob)
+        self.job = job
         self.side_outputs = SideOutputs(str(folder))
         self.side_outputs.start(0, {})
         (self.input,) = {name for group in self.job.groups for name in group.inputs}
@@ -362,6 +364,7 @@ def test_records_that_nothing_takes_are_counted_as_filtered(tmp_path: Path, monk
     pipeline = Pipeline("p")
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     (job,) = plan(pipeline).jobs
+    assert isinstance(job, FusedJob)
     placer = Placer.of(job, SideOutputs(str(tmp_path)), Begun(), {"sales": 1}, {})
     placer.clocks.side_outputs.start(0, {})
     monkeypatch.setattr(placing, "current_batch", lambda: 0)

@@ -12,8 +12,7 @@ import pytest
 from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, tumbling
-from sluice.plan import Job, Lookup, Select, explain, plan
-from sluice.topology import load_pipeline
+from sluice.plan import Attempt, Column, FusedJob, Job, Lookup, OrderedJob, Select, explain, load_plan, plan
 from sluice.topology.dsl import Stream
 from sluice.topology.expressions import parse
 
@@ -43,22 +42,42 @@ def pipeline_of(stream: Stream[Any]) -> Pipeline:
     return stream.pipeline
 
 
+def planned(pipeline: Pipeline) -> Job:
+    (only,) = plan(pipeline).jobs
+    return only
+
+
 def job(stream: Stream[Any]) -> Job:
-    (only,) = plan(pipeline_of(stream)).jobs
+    return planned(pipeline_of(stream))
+
+
+def fused(stream: Stream[Any]) -> FusedJob:
+    only = job(stream)
+    assert isinstance(only, FusedJob)
     return only
 
 
 def columns(job: Job) -> dict[str, str]:
-    return {name: sql for layer in job.layers for name, sql in layer}
+    return {column.name: column.sql for column in job.columns if isinstance(column, Column)}
+
+
+def attempts(job: Job) -> dict[str, Attempt]:
+    return {column.name: column for column in job.columns if isinstance(column, Attempt)}
+
+
+def read(job: Job) -> dict[int, list[str]]:
+    """The fields that anything reads, by their source's number."""
+    return {source.number: [field.name for field in source.fields] for source in job.streams}
 
 
 @pytest.fixture(scope="module")
-def orders() -> Job:
-    (only,) = plan(load_pipeline(ROOT / "spark_jobs", "orders")).jobs
+def orders() -> FusedJob:
+    (only,) = load_plan(ROOT / "spark_jobs", "orders").jobs
+    assert isinstance(only, FusedJob)
     return only
 
 
-def test_orders_are_one_job_with_four_groups_of_two_stores(orders: Job) -> None:
+def test_orders_are_one_job_with_four_groups_of_two_stores(orders: FusedJob) -> None:
     assert [[store_column.store for store_column in group.store_columns] for group in orders.groups] == [
         [f"{kind}_orders_count{window}", f"{kind}_orders_revenue{window}"]
         for kind in ("general", "restaurant")
@@ -74,8 +93,8 @@ def test_orders_are_one_job_with_four_groups_of_two_stores(orders: Job) -> None:
     )
 
 
-def test_only_fields_that_something_reads_are_carried(orders: Job) -> None:
-    assert {number: set(names) for number, names in orders.fields.items()} == {
+def test_only_fields_that_something_reads_are_carried(orders: FusedJob) -> None:
+    assert {number: set(names) for number, names in read(orders).items()} == {
         0: {"locationId", "finalAmount", "orderType"}
     }
     assert orders.metadata == ()
@@ -87,8 +106,8 @@ def test_metadata_is_carried_when_it_is_read() -> None:
     assert job(stream).metadata == ("_key", "_offset")
 
 
-def test_a_step_is_computed_once_however_many_follow_it(orders: Job) -> None:
-    texts = [sql for layer in orders.layers for _, sql in layer]
+def test_a_step_is_computed_once_however_many_follow_it(orders: FusedJob) -> None:
+    texts = list(columns(orders).values())
     assert len(set(texts)) == len(texts)
     assert sum("orderType = 'GENERAL'" in sql for sql in texts) == 1
     general = orders.groups[:2]
@@ -96,29 +115,31 @@ def test_a_step_is_computed_once_however_many_follow_it(orders: Job) -> None:
     assert general[0].passed == general[1].passed
 
 
-def test_columns_are_computed_from_layers_before_them(orders: Job) -> None:
+def test_columns_are_computed_from_layers_before_them(orders: FusedJob) -> None:
     stream = sales()
     mapped = stream.filter("amount > 1").select(double="amount * 2", shop="upper(shop)").filter("double > 3")
     mapped.select(four="double * 2", key="_key").to("out")
     mapped.group_by("shop || double").aggregate(store="s", total="sum(double)")
-    for each in (orders, job(stream)):
+    for each in (orders, fused(stream)):
         known = {"_source", "_partition", "_time", *each.metadata}
-        known |= {f"s{number}_{name}" for number, names in each.fields.items() for name in names}
+        known |= {field.column for source in each.streams for field in source.fields}
         for layer in each.layers:
-            for name, sql in layer:
-                for text in each.attempts[name].columns if name in each.attempts else [sql]:
-                    assert parse(text).fields <= known, (name, text)
-            known |= {name for name, _ in layer} | {f"{name}_error" for name, _ in layer if name in each.attempts}
+            assert isinstance(layer, tuple)
+            for column in layer:
+                for text in column.columns if isinstance(column, Attempt) else [column.sql]:
+                    assert parse(text).fields <= known, (column.name, text)
+            known |= {column.name for column in layer}
+            known |= {column.error for column in layer if isinstance(column, Attempt)}
         for group in each.groups:
             assert {group.passed, group.key, *group.inputs} <= known
         for sink in each.stream_sinks:
-            assert {f"o{sink.number}_key", f"o{sink.number}_value"} <= known
+            assert {sink.key, sink.value} <= known
 
 
 def test_only_columns_are_rewritten() -> None:
     stream = sales()
     stream.filter("exists(array(1), amount -> amount > quantity) AND shop <> 'amount' AND `amount` > 1").to("out")
-    ((sql,),) = [attempt.columns for attempt in job(stream).attempts.values()]
+    ((sql,),) = [attempt.columns for attempt in attempts(job(stream)).values()]
     assert "exists(array(1), amount -> amount > s0_quantity) AND s0_shop <> 'amount' AND s0_amount > 1" in sql
 
 
@@ -126,7 +147,7 @@ def test_a_field_of_any_name_is_a_column_that_needs_no_quotes() -> None:
     stream = sales()
     stream.filter("`order-no` > 1").select("order-no", "case", copy="`order-no` + 1").to("out")
     made = job(stream)
-    assert set(made.fields[0]) == {"shop", "order-no", "case"}
+    assert set(read(made)[0]) == {"shop", "order-no", "case"}
     assert any("s0_order_x2d_no > 1" in sql for sql in columns(made).values())
     value = columns(made)["o3_value"]
     assert "named_struct('order-no', s0_order_x2d_no, 'case', s0_case, 'copy', n2_copy)" in value
@@ -137,7 +158,7 @@ def test_a_renamed_field_is_not_computed_again() -> None:
     stream.select(what="amount").select(price="what").to("out")
     made = job(stream)
     assert "'price', s0_amount" in columns(made)["o3_value"]
-    assert made.fields[0] == ("shop", "amount")
+    assert read(made)[0] == ["shop", "amount"]
 
 
 def test_nothing_is_evaluated_for_records_that_a_filter_took_out() -> None:
@@ -147,7 +168,7 @@ def test_nothing_is_evaluated_for_records_that_a_filter_took_out() -> None:
     kept.group_by("100 div quantity").count(store="n")
     made = columns(job(stream))
     assert made["n1"] == "coalesce((_source <=> 0) AND (s0_quantity <> 0), false)"
-    tried = job(stream).attempts
+    tried = attempts(job(stream))
     assert tried["t2_0"].passed == "n1"
     assert tried["t2_0"].columns == ("s0_amount / s0_quantity",)
     assert made["n2_each"] == "IF((n1 AND t2_0_error IS NULL), t2_0.c0, NULL)"
@@ -160,10 +181,10 @@ def test_an_argument_that_may_fail_is_tried_before_the_aggregate() -> None:
     stream = sales()
     stream.group_by("shop").aggregate(store="all", items="sum(quantity)", n="count(*)")
     stream.group_by("shop").aggregate(store="rates", rate="max(quantity / amount)", n="count(*)")
-    planned = job(stream)
+    planned = fused(stream)
     every, rates = planned.groups
     made = columns(planned)
-    (tried,) = planned.attempts.values()
+    (tried,) = attempts(planned).values()
     assert tried.columns == ("s0_quantity / s0_amount",)
     assert made[dict(rates.store_columns[0].columns)["rate"].removeprefix("MAX(").removesuffix(")")] == "t2_0.c0"
     assert rates.passed != every.passed  # a record that fails for the one store counts in the other
@@ -172,14 +193,14 @@ def test_an_argument_that_may_fail_is_tried_before_the_aggregate() -> None:
 def test_whole_numbers_are_summed_as_decimals_which_hold_any_sum() -> None:
     stream = sales()
     stream.group_by("shop").aggregate(store="all", items="sum(quantity)")
-    planned = job(stream)
+    planned = fused(stream)
     (column,) = planned.groups[0].inputs
     assert columns(planned)[column] == "CAST(s0_quantity AS DECIMAL(20, 0))"
     assert dict(planned.groups[0].store_columns[0].columns) == {"items": f"SUM({column})"}
 
 
-def test_the_orders_try_nothing(orders: Job) -> None:
-    assert not orders.attempts
+def test_the_orders_try_nothing(orders: FusedJob) -> None:
+    assert not attempts(orders)
 
 
 def test_stores_with_filter_key_and_window_in_common_share_state_rows() -> None:
@@ -192,7 +213,7 @@ def test_stores_with_filter_key_and_window_in_common_share_state_rows() -> None:
     groups.windowed_by(tumbling(1000)).count(store="e")
     groups.windowed_by(tumbling(1000, grace=1)).count(store="f")
     stream.filter("amount > 1").group_by("shop").count(store="g")
-    stores = [[store_column.store for store_column in group.store_columns] for group in job(stream).groups]
+    stores = [[store_column.store for store_column in group.store_columns] for group in fused(stream).groups]
     assert stores == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]
 
 
@@ -201,7 +222,8 @@ def test_windows_that_are_kept_differently_long_have_state_rows_of_their_own() -
     words = pipeline.stream("words", value=str).group_by("value")
     for number, retention in enumerate(("1 day", "1 day", "2 days", None)):
         words.windowed_by(tumbling("1 minute"), retention=retention).count(store=f"store{number}")
-    (job,) = plan(pipeline).jobs
+    job = planned(pipeline)
+    assert isinstance(job, FusedJob)
     assert [[store_column.store for store_column in group.store_columns] for group in job.groups] == [
         ["store0", "store1"], ["store2"], ["store3"],
     ]  # fmt: skip
@@ -213,14 +235,14 @@ def test_a_tables_changes_are_looked_up_mapped_and_written() -> None:
     shops = pipeline_of(stream).global_table("shops", value=Shop, key="shop")
     total = stream.group_by("shop").aggregate(store="total", amount="sum(amount)")
     total.join(shops, how="left").select(amount="left.amount", city="right.city", shop="_key").to("out")
-    made = job(stream)
+    made = fused(stream)
     (sink,) = made.table_sinks
     lookup, select = sink.steps
     assert isinstance(lookup, Lookup)
     assert (lookup.how, lookup.table.source.topic, lookup.table.group) == ("left", "shops", 1)
     assert isinstance(select, Select)
     assert select.sql == "named_struct('amount', v.left.amount, 'city', v.right.city, 'shop', _key)"
-    assert (sink.topic, sink.group, sink.store_column, sink.scalar) == ("out", 0, 0, False)
+    assert (sink.sink.topic, sink.group, sink.store_column, sink.scalar) == ("out", 0, 0, False)
 
 
 def test_a_scalar_is_written_as_it_is_unless_it_is_mapped() -> None:
@@ -228,7 +250,7 @@ def test_a_scalar_is_written_as_it_is_unless_it_is_mapped() -> None:
     count = stream.group_by("shop").count(store="n")
     count.to("n")
     count.select(n="value", twice="2 * value").to("n_mapped")
-    plain, mapped = job(stream).table_sinks
+    plain, mapped = fused(stream).table_sinks
     assert (plain.scalar, plain.steps) == (True, ())
     (select,) = mapped.steps
     assert isinstance(select, Select)
@@ -243,13 +265,13 @@ def test_records_of_one_source_pass_no_step_of_another() -> None:
     two = pipeline.stream("two", value=Sale)
     one.filter("amount > 1").group_by("shop").count(store="a")
     two.group_by("shop").count(store="b")
-    made = job(one)
+    made = fused(one)
     assert columns(made)["n2"] == "coalesce((_source <=> 0) AND (s0_amount > 1), false)"
     assert columns(made)[made.groups[1].passed] == "(_source <=> 1)"
 
 
-def test_explain_says_what_is_read_held_and_written(orders: Job) -> None:
-    text = explain(plan(orders.pipeline))
+def test_explain_says_what_is_read_held_and_written(orders: FusedJob) -> None:
+    text = explain(load_plan(ROOT / "spark_jobs", "orders"))
     assert text.splitlines()[:4] == [
         "pipeline orders: 1 job, 4 workers",
         "job main: one streaming query, 4 aggregation groups in one stateful operator",
@@ -287,9 +309,9 @@ def test_the_selected_key_is_the_key_from_there_on() -> None:
     chosen.group_by_key().count(store="by_case")
     chosen.select("amount").to("by_case_topic")
     stream.group_by_key().count(store="by_shop")
-    made = job(stream)
+    made = fused(stream)
     number = chosen.node.number
-    tried = made.attempts[f"t{number}_0"]  # a key that is made may be too long
+    tried = attempts(made)[f"t{number}_0"]  # a key that is made may be too long
     assert (tried.columns, tried.keys) == (("upper(s0_case)",), frozenset({0}))
     assert columns(made)[f"key{number}"].endswith(f"CAST(t{number}_0.c0 AS STRING), NULL)")
     keys = {group.name: columns(made)[group.key] for group in made.groups}
@@ -305,7 +327,7 @@ def test_a_record_goes_to_the_first_branch_whose_condition_is_true() -> None:
     assert list(branches) == ["large", "many", "rest"]
     for name, branch in branches.items():
         branch.group_by("shop").count(store=name)
-    passed = {group.name: columns(job(stream))[group.passed] for group in job(stream).groups}
+    passed = {group.name: columns(job(stream))[group.passed] for group in fused(stream).groups}
     # Each is asked only where the ones before it said no, and no for a null.
     assert "amount" in passed["large"]
     assert "quantity" in passed["many"]
@@ -321,8 +343,9 @@ def test_a_merge_is_an_operator_only_where_its_streams_have_come_differently_far
     second = more.deduplicate("value", within="1 hour")
     first.merge(second).to("as_far")
     first.merge(more).to("not_as_far")
-    (job,) = plan(pipeline).jobs
-    assert [(type(operator.node).__name__, operator.stage) for operator in job.operators] == [
+    job = planned(pipeline)
+    assert isinstance(job, OrderedJob)
+    assert [(type(operator.action).__name__, operator.stage) for operator in job.operators] == [
         ("Deduplicate", 1), ("Deduplicate", 1), ("Merge", 2),
     ]  # fmt: skip
     assert "stage 2 merge" in explain(plan(pipeline))

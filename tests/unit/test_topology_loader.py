@@ -9,8 +9,9 @@ import pytest
 
 from sluice.errors import TopologyError
 from sluice.topology import load_pipeline, load_pipelines
-from sluice.topology.loading.file import load_file, load_module
+from sluice.topology.loading.file import load_file
 from sluice.topology.loading.folder import declared_names, pipeline_files
+from sluice.values.modules import load_module
 
 GOOD = '''"""Counts sales.
 

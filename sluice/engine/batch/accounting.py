@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,8 +18,7 @@ from sluice.engine.batch.side_outputs import Facts, SideOutputs
 from sluice.engine.batch.stream_time import SEEN, Clock
 from sluice.engine.read.decode import DeadLetter
 from sluice.errors import EngineError
-from sluice.plan import Failure, Job
-from sluice.topology import drawing, nodes
+from sluice.plan import Failure, Job, OrderedJob, Sink
 
 Mask = npt.NDArray[np.bool_]
 Part = tuple[str, int]
@@ -120,57 +119,23 @@ class Task:
 
 
 @dataclass(frozen=True)
-class FailingStep:
-    """A step before any ordered operator that may fail for a record, and what becomes of the record then."""
-
-    column: str
-    """What went wrong, or null."""
-    name: str
-    title: str
-    at: str
-    on_error: nodes.OnError
-    tried_elsewhere: bool
-    """Another job of the pipeline writes the dead letters."""
-
-    @classmethod
-    def of(cls, failure: Failure, job: Job) -> Self:
-        """The step, without what only the driver needs."""
-        node = failure.node
-        return cls(
-            failure.column, node.name, drawing.title(node), node.at, node.on_error,
-            failure.column in job.tried_elsewhere,
-        )  # fmt: skip
-
-    def error(self, batch: pa.RecordBatch, row: int) -> EngineError:
-        """What ends the run where the author says so."""
-        place = ", ".join(f"{name} {batch.column(f'_{name}')[row].as_py()}" for name in ("partition", "offset"))
-        return EngineError(
-            f"{self.title} at {self.at} failed for the record of {batch.column('_topic')[row].as_py()}, {place}: "
-            f"{batch.column(self.column)[row].as_py()}",
-            next_step='The step says on_error="fail": correct it or the topic, or let it say "dead_letter" or "skip".',
-        )
-
-
-@dataclass(frozen=True)
 class RecordSinks:
     """The topics that single records go to, and what to count."""
 
     side_outputs: SideOutputs
-    sinks: tuple[tuple[int, str], ...]
+    sinks: tuple[Sink, ...]
     topics: Mapping[int, str]
     passes: tuple[str, ...]
     """Columns: whether a record gets to an ordered operator."""
-    failing: tuple[FailingStep, ...]
+    failing: tuple[Failure, ...]
     dead_letters: str
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs) -> RecordSinks:
         """Those of a job."""
-        sinks = tuple((sink.number, sink.topic) for sink in job.stream_sinks)
         topics = {source.number: source.topic for source in job.streams}
-        passes = tuple(edge.name for edge in first_edges(job))
-        failing = tuple(FailingStep.of(failure, job) for failure in job.failures if not failure.stage)
-        return cls(side_outputs, sinks, topics, passes, failing, job.pipeline.dead_letters)
+        passes = tuple(edge.column for edge in job.feeds_of(0)) if isinstance(job, OrderedJob) else ()
+        return cls(side_outputs, job.stream_sinks, topics, passes, job.first_failures, job.pipeline.dead_letters)
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Part, Mask | None]]:
         """The partitions that a batch's records are from, each with its records; None stands for all.
@@ -188,13 +153,14 @@ class RecordSinks:
         """Put aside the output records of one partition's records; what became of each so far."""
         count = batch.num_rows
         applied = np.zeros(count, bool)
-        for number, topic in self.sinks:
-            there = truth(batch.column(f"o{number}"))
+        for sink in self.sinks:
+            there = truth(batch.column(sink.passed))
             applied |= there
             if there.any():
                 chosen = batch.filter(pa.array(there))
-                columns = {name: chosen.column(f"o{number}_{name}") for name in ("key", "value")}
-                facts.outputs.setdefault(topic, []).append(pa.table(columns | {"timestamp": chosen.column("_time")}))
+                columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
+                records = pa.table(columns | {"timestamp": chosen.column("_time")})
+                facts.outputs.setdefault(sink.topic, []).append(records)
         for name in self.passes:
             applied |= truth(batch.column(name))
         records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
@@ -207,27 +173,27 @@ class RecordSinks:
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
         letters: dict[int, DeadLetter] = {}
         elsewhere: set[int] = set()
-        for step in self.failing:
-            error = batch.column(step.column)
+        for failure in self.failing:
+            step, error = failure.step, batch.column(failure.column)
             failed = truth(error.is_valid())
             if not failed.any():
                 continue
             rows = np.flatnonzero(failed)
             if step.on_error == "fail":
-                raise step.error(batch, int(rows[0]))
+                raise _failed(failure, batch, int(rows[0]))
             if step.on_error == "skip":
                 skipped |= failed
             else:
                 rejected |= failed
             # A record once, however many rows other steps made of it.
             if records is not None:
-                last, of_rows = facts.rejected.get(step.column, -1), records[rows]
+                last, of_rows = facts.rejected.get(failure.column, -1), records[rows]
                 rows = rows[np.diff(of_rows, prepend=last) != 0]
-                facts.rejected[step.column] = int(of_rows[-1])
+                facts.rejected[failure.column] = int(of_rows[-1])
             facts.counts[f"failed/{step.name}"] += len(rows)
             for row in rows.tolist() if step.on_error == "dead_letter" else ():
                 record = row if records is None else int(records[row])
-                if step.tried_elsewhere:
+                if failure.tried_elsewhere:
                     elsewhere.add(record)
                 elif record != facts.last_letter:
                     letters.setdefault(record, DeadLetter(row, "processing", error[row].as_py(), step.title, step.at))
@@ -256,9 +222,14 @@ def _dead_letters(batch: pa.RecordBatch, letters: list[DeadLetter]) -> pa.Table:
     return pa.Table.from_batches([dead_letters(pa.RecordBatch.from_pydict(columns | raw), letters)])
 
 
-def first_edges(job: Job) -> Sequence[Any]:
-    """What gets to ordered operators right after the stateless steps."""
-    return [edge for operator in job.operators for edge in operator.edges if edge.stage == 0]
+def _failed(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
+    """The error that ends the run where the author says so."""
+    place = ", ".join(f"{name} {batch.column(f'_{name}')[row].as_py()}" for name in ("partition", "offset"))
+    return EngineError(
+        f"{failure.step} failed for the record of {batch.column('_topic')[row].as_py()}, {place}: "
+        f"{batch.column(failure.column)[row].as_py()}",
+        next_step='The step says on_error="fail": correct it or the topic, or let it say "dead_letter" or "skip".',
+    )
 
 
 def truth(booleans: pa.Array) -> Mask:

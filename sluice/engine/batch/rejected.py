@@ -14,9 +14,8 @@ from sluice.engine.batch.dead_letters import DEAD_LETTER, header
 from sluice.engine.batch.rows import LAST, REJECTED, in_order, offset_of, place_of
 from sluice.engine.batch.side_outputs import Facts
 from sluice.errors import EngineError
-from sluice.plan import Job
+from sluice.plan import Job, Step
 from sluice.state.model import NO_WINDOW
-from sluice.topology import drawing, nodes
 
 
 class Rejected(msgspec.Struct, omit_defaults=True):
@@ -78,16 +77,16 @@ def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
     facts, letters = Facts(), []
     for row in rows:
         rejected = msgspec.json.decode(row["value"], type=Rejected)
-        node = job.pipeline.nodes[rejected.node]
-        if node.on_error == "fail":
-            raise ends_the_run(f"{drawing.title(node)} at {node.at}", row["key"], rejected.detail)
-        name = f"failed/{node.name}"
+        step = job.pipeline.steps[rejected.node]
+        if step.on_error == "fail":
+            raise ends_the_run(str(step), row["key"], rejected.detail)
+        name = f"failed/{step.name}"
         facts.counts[name] = facts.counts.get(name, 0) + 1
         if (place := _place(topics, row)) is not None:
             of_place = facts.by_place.setdefault(f"{place[0]}-{place[1]}", {})
             of_place[name] = of_place.get(name, 0) + 1
-        if node.on_error == "dead_letter":
-            headers = [header(f"sluice.{name}", text) for name, text in _headers(node, place, row, rejected)]
+        if step.on_error == "dead_letter":
+            headers = [header(f"sluice.{name}", text) for name, text in _headers(step, place, row, rejected)]
             letters.append({"key": _bytes(row["key"]), "value": _bytes(rejected.value), "headers": headers})
     return pa.Table.from_pylist(letters, DEAD_LETTER), facts
 
@@ -100,13 +99,11 @@ def _place(topics: Mapping[int, str], row: Row) -> tuple[str, int, int] | None:
     return topics[source], partition, offset_of(row["place"])
 
 
-def _headers(
-    node: nodes.Node, place: tuple[str, int, int] | None, row: Row, rejected: Rejected
-) -> Iterator[tuple[str, str]]:
+def _headers(step: Step, place: tuple[str, int, int] | None, row: Row, rejected: Rejected) -> Iterator[tuple[str, str]]:
     yield "reason", rejected.reason
     yield "detail", rejected.detail
-    yield "step", drawing.title(node)
-    yield "at", node.at
+    yield "step", step.title
+    yield "at", step.at
     if row["key"] is not None:
         yield "key", row["key"]
     if rejected.timer is not None:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from sluice.engine.fused.partial_aggregates import Combiner
 from sluice.engine.fused.windowing import STATE_KEY
 from sluice.engine.steps.sql_errors import Unresolved
-from sluice.plan import AggregationGroup, Job, StoreColumn
+from sluice.plan import AggregationGroup, FusedJob, StoreColumn
 from sluice.values.sql import TO_JSON, quoted
 
 _EXPIRES = {"spark.watermarkDelayMs": 0}
@@ -25,7 +25,7 @@ Names = Mapping[str, str]
 """An aggregate's text → the column that holds it."""
 
 
-def fuse(job: Job, placed: DataFrame, combiner: Combiner) -> DataFrame:
+def fuse(job: FusedJob, placed: DataFrame, combiner: Combiner) -> DataFrame:
     """Changed state rows: `group_id`, `key`, `window_start`, `window_end`, `value` (JSON array of the group's store values)."""
     completed = {group.number: _completed(group, combiner) for group in job.groups}
     columns_of = {
@@ -49,7 +49,7 @@ def _completed(group: AggregationGroup, combiner: Combiner) -> Names:
     return {text: parts[text].sql if parts else text for text in group.aggregates}
 
 
-def _values(job: Job, names: Mapping[int, Names]) -> str:
+def _values(job: FusedJob, names: Mapping[int, Names]) -> str:
     """SQL that makes a state row's value; groups whose values are made alike share a branch."""
     cases: dict[str, list[int]] = {}
     for group in job.groups:
@@ -74,7 +74,7 @@ def _slot(store_column: StoreColumn, names: Names) -> str:
     return TO_JSON.format(f"named_struct({fields})")
 
 
-def slot_types(job: Job, records: DataFrame) -> dict[str, str]:
+def slot_types(job: FusedJob, records: DataFrame) -> dict[str, str]:
     """Store → the type of its value as Spark SQL DDL, given the columns that the aggregates read."""
     texts = {
         text: f"t{i}" for i, text in enumerate(dict.fromkeys(text for group in job.groups for text in group.aggregates))
@@ -90,7 +90,7 @@ def slot_types(job: Job, records: DataFrame) -> dict[str, str]:
     }
 
 
-def _aggregated(job: Job, rows: DataFrame, texts: Names) -> DataFrame:
+def _aggregated(job: FusedJob, rows: DataFrame, texts: Names) -> DataFrame:
     try:
         return rows.groupBy().agg(*(F.expr(text).alias(name) for text, name in texts.items()))
     except PySparkException:
@@ -99,7 +99,7 @@ def _aggregated(job: Job, rows: DataFrame, texts: Names) -> DataFrame:
                 try:
                     rows.groupBy().agg(F.expr(text))
                 except PySparkException as error:
-                    raise Unresolved(store_column.store, error) from None
+                    raise Unresolved(store_column.step, error) from None
         raise
 
 

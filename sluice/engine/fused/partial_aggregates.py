@@ -13,8 +13,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.plan import Job
-from sluice.topology.expressions import mergeable
+from sluice.plan import AggregationGroup, FusedJob
 
 STATE_COLUMNS = ("group_id", "key", "window_start", "window_end", "expires_at", "closed_at")
 _BY = ("key", "window_start")
@@ -49,13 +48,13 @@ class Combiner:
     inputs: dict[str, pa.DataType]
 
     @classmethod
-    def of(cls, job: Job, types: Mapping[str, pa.DataType]) -> Self:
+    def of(cls, job: FusedJob, types: Mapping[str, pa.DataType]) -> Self:
         """The combiner of a job, given the types of the columns that its aggregates read."""
         made: dict[str, Part] = {}
         parts = {
             group.number: {text: made[text] for text in group.aggregates}
             for group in job.groups
-            if all(_part(made, text, types) for text in group.aggregates)
+            if all(_part(made, group, text, types) for text in group.aggregates)
         }
         used = {name for group in job.groups if group.number not in parts for name in group.inputs}
         return cls(parts, {name: types[name] for name in sorted(used)})
@@ -111,11 +110,10 @@ class Combined:
         return self.combine(self.place(batches))
 
 
-def _part(made: dict[str, Part], text: str, types: Mapping[str, pa.DataType]) -> bool:
+def _part(made: dict[str, Part], group: AggregationGroup, text: str, types: Mapping[str, pa.DataType]) -> bool:
     """Whether the aggregate can be completed from parts; if so it is in `made`."""
-    found = mergeable(text)
-    if text not in made and found is not None:
-        function, column = found
+    if text not in made and text in group.mergeable:
+        function, column = group.mergeable[text]
         kind = pa.int64() if function == "count" else _part_type(function, types[column or ""])
         if kind is not None:
             made[text] = Part(f"m{len(made)}", function, column, kind)

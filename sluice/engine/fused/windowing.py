@@ -20,9 +20,8 @@ from sluice.engine.batch.accounting import Clocks, Fate, Part, PartFacts, Record
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Clock
-from sluice.plan import AggregationGroup, Job
+from sluice.plan import AggregationGroup, FusedJob
 from sluice.state.model import NO_WINDOW
-from sluice.topology import nodes
 from sluice.values.windows import Window
 
 Times = npt.NDArray[np.int64]
@@ -61,30 +60,6 @@ def place(times: Times, window: Window, stream_time: int, closed: int = BEFORE_A
     return Placed(rows, starts[rows, columns], int(late.sum()), int(running[-1]))
 
 
-@dataclass(frozen=True)
-class GroupSpec:
-    """What placing needs to know of a aggregation group."""
-
-    number: int
-    topics: tuple[str, ...]
-    stores: tuple[str, ...]
-    passed: str
-    key: str
-    null: str
-    window: Window | None
-    inputs: tuple[str, ...]
-    late: str | None = None
-    """The topic of its late records."""
-
-    @classmethod
-    def of(cls, group: AggregationGroup) -> GroupSpec:
-        """The same group, without what only the driver needs."""
-        stores = tuple(store_column.store for store_column in group.store_columns)
-        topics = tuple(source.topic for source in nodes.sources_of(group.at))
-        late = group.at.late.topic if group.at.late is not None else None
-        return cls(group.number, topics, stores, group.passed, group.key, group.null, group.window, group.inputs, late)
-
-
 @dataclass
 class _Task(Task):
     """One task's records, while they are placed."""
@@ -97,23 +72,22 @@ class Placer:
     """The task after the stateless steps: state rows go on to the stateful operator, output records to the driver."""
 
     clocks: Clocks
-    groups: tuple[GroupSpec, ...]
+    groups: tuple[AggregationGroup, ...]
     sinks: RecordSinks
     inputs: Mapping[str, pa.DataType]
 
     @classmethod
     def of(
         cls,
-        job: Job,
+        job: FusedJob,
         side_outputs: SideOutputs,
         batches: BatchClock,
         partitions: Mapping[str, int],
         inputs: Mapping[str, pa.DataType],
     ) -> Self:
         """The placer of a job, given each topic's number of partitions and the types of the aggregates' columns."""
-        groups = tuple(GroupSpec.of(group) for group in job.groups)
         clocks = Clocks.of(job, side_outputs, batches, partitions)
-        return cls(clocks, groups, RecordSinks.of(job, side_outputs), dict(inputs))
+        return cls(clocks, job.groups, RecordSinks.of(job, side_outputs), dict(inputs))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Place the records of one task."""
@@ -148,11 +122,11 @@ class Placer:
         A partition in which a group has seen nothing yet can still bring anything; but what was closed before it came
         stays closed, since Spark has let go of it.
         """
-        reached = [clock.closed(group.stores[0], group.topics) for group in self.groups if group.window]
+        reached = [clock.closed(group.name, group.topics) for group in self.groups if group.window]
         return max(min(reached, default=BEFORE_ALL), clock.times.get(CLOSED, BEFORE_ALL))
 
     def _state_rows(
-        self, batch: pa.RecordBatch, group: GroupSpec, part: Part, task: _Task, fate: Fate
+        self, batch: pa.RecordBatch, group: AggregationGroup, part: Part, task: _Task, fate: Fate
     ) -> pa.RecordBatch:
         facts = task.parts[part]
         passed = truth(batch.column(group.passed))
@@ -166,9 +140,9 @@ class Placer:
             fate.applied |= valued
             return self._batch(batch, group, np.flatnonzero(valued), None, task.closed)
         rows = np.flatnonzero(keyed)
-        name = f"{group.stores[0]}/{part[0]}/{part[1]}"
+        name = f"{group.name}/{part[0]}/{part[1]}"
         times = batch.column("_time").to_numpy()[rows]
-        since = facts.times.get(name, task.clock.of(group.stores[0], *part))
+        since = facts.times.get(name, task.clock.of(group.name, *part))
         placed = place(times, group.window, since, task.closed)
         if len(rows):
             facts.times[name] = placed.stream_time
@@ -180,21 +154,28 @@ class Placer:
         return self._batch(batch, group, rows[placed.rows], placed.starts, task.closed)
 
     @staticmethod
-    def _set_aside(batch: pa.RecordBatch, group: GroupSpec, rows: npt.NDArray[np.intp], facts: PartFacts) -> None:
+    def _set_aside(
+        batch: pa.RecordBatch, group: AggregationGroup, rows: npt.NDArray[np.intp], facts: PartFacts
+    ) -> None:
         """Hand over the records that are late for every window."""
         if len(rows) and group.late is not None:
             late = batch.take(pa.array(rows))
-            columns = {name: late.column(f"late{group.number}_{name}") for name in ("key", "value")}
+            columns = {"key": late.column(group.late_key), "value": late.column(group.late_value)}
             table = pa.table(columns | {"timestamp": late.column("_time")})
-            facts.outputs.setdefault(group.late, []).append(table)
+            facts.outputs.setdefault(group.late.topic, []).append(table)
 
     @staticmethod
-    def _count(facts: PartFacts, what: str, group: GroupSpec, number: int) -> None:
+    def _count(facts: PartFacts, what: str, group: AggregationGroup, number: int) -> None:
         if number:
-            facts.counts.update({f"{what}/{store}": number for store in group.stores})
+            facts.counts.update({f"{what}/{store_column.store}": number for store_column in group.store_columns})
 
     def _batch(
-        self, batch: pa.RecordBatch, group: GroupSpec, rows: npt.NDArray[np.intp], starts: Times | None, closed: int
+        self,
+        batch: pa.RecordBatch,
+        group: AggregationGroup,
+        rows: npt.NDArray[np.intp],
+        starts: Times | None,
+        closed: int,
     ) -> pa.RecordBatch:
         chosen = pa.array(rows)
         count = len(rows)

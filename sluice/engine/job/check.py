@@ -16,7 +16,7 @@ from sluice.engine.publish.store_changes import check_changes
 from sluice.engine.session import session
 from sluice.engine.steps.sql_errors import Unresolved, told
 from sluice.errors import EngineError, SluiceError, TopologyError
-from sluice.plan import Job, Plan
+from sluice.plan import FusedJob, Job, Plan
 from sluice.provision.checks import LOOPBACK
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
@@ -89,7 +89,8 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     frames = Frames(spark, job, storage, source, 1, source.partitions(job.topics))
     frames.shared_out()
     try:
-        check_changes(spark, job, frames.types)
+        if isinstance(job, FusedJob):
+            check_changes(spark, job, frames.types)
     except Unresolved as error:
         raise told(job, error) from None
     if ledger.snapshots.last_batch(storage.ref) is None:

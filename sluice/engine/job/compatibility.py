@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 
 from sluice.errors import EngineError
-from sluice.plan import Job, Plan, is_of_processor
+from sluice.plan import Plan, is_of_processor
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, StoreInfo
 
@@ -53,7 +53,7 @@ def said_changed(pipeline: str, functions: list[str]) -> str:
 def require_same_jobs(ledger: Ledger, planned: Plan) -> None:
     """Raise CompatibilityError if a job with state is gone, or a store would be kept by another job than its state."""
     name = planned.pipeline.name
-    homes = {store: job.name for job in planned.jobs for store in _stores(job)}
+    homes = {store: job.name for job in planned.jobs for store in job.stores}
     names = {job.name for job in planned.jobs}
     before = [info for info in ledger.jobs.current(name) if ledger.snapshots.last_batch(info.ref) is not None]
     moved = [
@@ -73,12 +73,6 @@ def _refuse(pipeline: str, changes: list[str]) -> None:
             next_step="Build the state anew from the topics, while the old one goes on being read: "
             f"sluice rebuild {pipeline}. Or undo the change, or give the pipeline another name.",
         )
-
-
-def _stores(job: Job) -> set[str]:
-    of_operators = {operator.store for operator in job.operators if operator.store is not None}
-    of_operators |= {name for operator in job.operators for name in operator.entries}
-    return of_operators | {store_column.store for group in job.groups for store_column in group.store_columns}
 
 
 def _holds(info: JobInfo) -> str:

@@ -21,10 +21,10 @@ from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.publish.shards import share_out
 from sluice.engine.read.global_tables import TableReader
 from sluice.engine.read.streams import StreamReader
+from sluice.engine.steps import pickling, python_steps
 from sluice.engine.steps.attempts import WITHOUT_SHARING
-from sluice.engine.steps.python_steps import register
 from sluice.engine.steps.sql_errors import Unresolved, told
-from sluice.plan import Job
+from sluice.plan import FusedJob, Job, OrderedJob
 
 
 class Input(Protocol):
@@ -62,13 +62,18 @@ class Frames:
 
         Raises TopologyError for an expression that Spark cannot take.
         """
-        register(self.spark, self.job)
+        pickling.register()
+        python_steps.register(self.spark, self.job)
         if self.job.tries:
             for name, value in WITHOUT_SHARING.items():
                 self.spark.conf.set(name, value)
         try:
             records = self._records()
-            state_rows = self._fused(records) if self.job.groups else self._ordered(records)
+            match self.job:
+                case FusedJob():
+                    state_rows = self._fused(self.job, records)
+                case OrderedJob():
+                    state_rows = self._ordered(self.job, records)
         except Unresolved as error:
             raise told(self.job, error) from None
         return share_out(self.job, state_rows, self._tables())
@@ -76,11 +81,11 @@ class Frames:
     def _records(self) -> DataFrame:
         """The streams' records, decoded and through every stateless step: only what is read of them from here on."""
         job, storage = self.job, self.storage
-        interleaved = self.input.interleaved and not job.groups
+        interleaved = self.input.interleaved and isinstance(job, OrderedJob)
         reader = StreamReader.of(job, storage.side_outputs, storage.batches, interleaved=interleaved)
         schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
         frame = self.input.read([source.topic for source in job.streams], self.max_records)
-        return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers, job)
+        return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers)
 
     def _kept(self) -> list[str]:
         """What every task after the stateless steps reads of a record."""
@@ -88,45 +93,44 @@ class Frames:
         if "_offset" in self.job.metadata:
             columns.append("_offset")
         for sink in self.job.stream_sinks:
-            columns += [f"o{sink.number}", f"o{sink.number}_key", f"o{sink.number}_value"]
-        failures = [failure for failure in self.job.failures if not failure.stage]
+            columns += [sink.passed, sink.key, sink.value]
+        failures = self.job.first_failures
         columns += [f"IF({failure.once}, {failure.error}, NULL) AS {failure.column}" for failure in failures]
         if failures:
             columns += ["_topic", "_timestamp", "_raw_key", "_raw_value", "_raw_headers"]
         return columns
 
-    def _fused(self, records: DataFrame) -> DataFrame:
+    def _fused(self, job: FusedJob, records: DataFrame) -> DataFrame:
         """State rows of the fused operator: records placed in time, added up in their task, then by the operator."""
         columns = self._kept()
-        for group in self.job.groups:
+        for group in job.groups:
             columns += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
-            columns += [f"late{group.number}_{name}" for name in ("key", "value") if group.at.late is not None]
+            columns += [group.late_key, group.late_value] if group.late is not None else []
         records = records.selectExpr(*dict.fromkeys(columns))
-        self.types = slot_types(self.job, records)
-        inputs = sorted({name for group in self.job.groups for name in group.inputs})
+        self.types = slot_types(job, records)
+        inputs = sorted({name for group in job.groups for name in group.inputs})
         types = {name: to_arrow_type(records.schema[name].dataType, timezone="UTC") for name in inputs}
         self.kept = {
             group.number: ", ".join(records.schema[name].dataType.simpleString() for name in group.inputs)
-            for group in self.job.groups
+            for group in job.groups
         }
-        placer = Placer.of(self.job, self.storage.side_outputs, self.storage.batches, self.partitions, types)
-        combiner = Combiner.of(self.job, types)
+        placer = Placer.of(job, self.storage.side_outputs, self.storage.batches, self.partitions, types)
+        combiner = Combiner.of(job, types)
         placed = records.mapInArrow(Combined(placer, combiner).__call__, _placed_schema(combiner))
-        return fuse(self.job, placed, combiner)
+        return fuse(job, placed, combiner)
 
-    def _ordered(self, records: DataFrame) -> DataFrame:
+    def _ordered(self, job: OrderedJob, records: DataFrame) -> DataFrame:
         """State rows and output rows of the ordered operators, stage after stage."""
-        job, storage = self.job, self.storage
+        storage = self.storage
         ingest = Ingest.of(
             job, storage.side_outputs, storage.batches, self.partitions, interleaved=self.input.interleaved
         )
         stages = Stages(job, storage, ingest, self.epoch)
         fed = stages.fed(records)
         columns = self._kept()
-        for operator in job.operators:
-            for edge in (edge for edge in operator.edges if edge.stage == 0):
-                columns += [edge.name, f"{edge.name}_key", f"{edge.name}_value"]
-                columns += [f"{edge.name}_foreign"] if edge.foreign is not None else []
+        for edge in (edge for operator in job.operators for edge in operator.sides):
+            columns += [edge.column, edge.key_column, edge.value_column]
+            columns += [edge.foreign_column] if edge.foreign is not None else []
         if ingest.interleaved:
             columns.append("_sequence")
         if job.operators:
@@ -147,7 +151,7 @@ class Frames:
         reader = TableReader.of(self.job, self.storage.side_outputs, self.storage.batches)
         source = self.input.read([table.source.topic for table in self.job.tables], None)
         state_rows = source.mapInArrow(reader.__call__, TableReader.columns)
-        if self.job.groups:
+        if isinstance(self.job, FusedJob):
             return state_rows
         rest = ("0L AS sequence", "position AS place", "0L AS sub", "0L AS time")
         return state_rows.selectExpr(*STATE_KEY, "value", *rest)

@@ -16,10 +16,8 @@ from sluice.engine.batch.checkpoint import batch_log, batch_positions, last_batc
 from sluice.engine.batch.side_outputs import open_path
 from sluice.engine.batch.storage import Storage
 from sluice.engine.read.identity import Positions
-from sluice.plan import Job
+from sluice.plan import FusedJob, Job, OrderedJob, Transformation
 from sluice.state.ledger.history import Batch
-from sluice.topology import drawing
-from sluice.topology.expressions import mergeable
 
 Sink = Callable[[DataFrame, int], None]
 """What Spark calls with each batch."""
@@ -87,23 +85,16 @@ def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Pos
 
 def _same_however_cut(job: Job, types: Mapping[str, str]) -> bool:
     """Whether batches can be joined: everything is exact, and nothing goes by the time of processing."""
-    texts = " ".join(drawing.detail(node) for node in job.pipeline.nodes)
-    return not (
-        job.operators
-        or job.transforms
-        or job.pipeline.idle_timeout_ms is not None
-        or any(source.on_time == "clock" for source in job.streams)
-        or any(mergeable(text) is None for group in job.groups for text in group.aggregates)
-        or any(
-            re.search("double|float", types[store_column.store])
-            for group in job.groups
-            for store_column in group.store_columns
-        )
-        or _OF_THE_MOMENT.search(texts)
+    groups = job.groups if isinstance(job, FusedJob) else ()
+    return (
+        not (isinstance(job, OrderedJob) and job.operators)
+        and not any(isinstance(layer, Transformation) for layer in job.layers)
+        and job.pipeline.idle_timeout_ms is None
+        and not job.pipeline.asks_the_moment
+        and not any(source.on_time == "clock" for source in job.streams)
+        and all(text in group.mergeable for group in groups for text in group.aggregates)
+        and not any(re.search("double|float", types[store]) for store in job.stores)
     )
-
-
-_OF_THE_MOMENT = re.compile(r"\b(now|rand\w*|uuid|shuffle|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
 
 
 def replay(

@@ -12,8 +12,6 @@ from pyspark.sql import types as spark
 
 from sluice.engine.batch.rejected import said
 from sluice.engine.ordered.runner import Hosted
-from sluice.engine.ordered.specs import OperatorSpec
-from sluice.engine.steps.pickling import Pickled
 from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, Hopping, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
@@ -30,90 +28,65 @@ from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions
 from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
-from sluice.plan import Ordered
-from sluice.topology import drawing, nodes
-from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, open_for
+from sluice.plan import OrderedOperator
+from sluice.plan import operators as plan
+from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow
 
 Make = Callable[[], Operator[Any]]
 
 
-def hosted(
-    operator: Ordered, spec: OperatorSpec, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool
-) -> Hosted:
+def hosted(operator: OrderedOperator, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool) -> Hosted:
     """The operator for its stage, given the types of every aggregate's arguments.
 
     `is_read`: expressions that follow read the fields of its results, by their types.
     """
-    late = None if operator.late is None else operator.late.number
-    node = operator.node
-    step = f"{drawing.title(node)} at {node.at}"
-    make = _make(operator, arguments.get(operator.number, []), is_read)
-    return Hosted(spec, make, operator.inline, late, node.on_error, tuple(operator.entries.values()), step)
+    return Hosted(operator, _make(operator, arguments.get(operator.number, []), is_read))
 
 
-def _make(operator: Ordered, arguments: list[spark.DataType], is_read: bool) -> Make:
-    node, retracts = operator.node, operator.retracts
-    match node:
-        case nodes.Aggregate():
+def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: bool) -> Make:
+    action, retracts = operator.action, operator.retracts
+    match action:
+        case plan.Aggregate() | plan.PythonAggregate():
             try:
-                calculation = _calculation(operator, node, arguments, is_read)
+                calculation = _calculation(action, arguments, is_read)
             except TopologyError as error:
-                where = f"aggregate into {node.store!r} at {node.at}"
+                where = f"aggregate into {operator.store!r} at {operator.step.at}"
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-            table = nodes.is_table(node.parent)
-            return partial(_aggregate, calculation, node.window, subtracts=table, retracts=retracts)
-        case nodes.Merge():
+            return partial(_aggregate, calculation, action.window, subtracts=action.subtracts, retracts=retracts)
+        case plan.Merge():
             return Merge
-        case nodes.ToTable():
+        case plan.Latest():
             return partial(Latest, retracts=retracts)
-        case nodes.Suppress():
-            limit = Limit(node.max_records, node.max_bytes, node.when_full)
-            return partial(Suppress, node.until, _wait(node), limit, retracts=retracts)
-        case nodes.Join():
-            return _join(node, retracts)
-        case _:
-            return _author(node)
+        case plan.Suppress():
+            limit = Limit(action.max_records, action.max_bytes, action.when_full)
+            return partial(Suppress, action.until, action.wait_ms, limit, retracts=retracts)
+        case plan.StreamJoin(how=how, window=window):
+            return partial(StreamJoin, how, window.before_ms, window.after_ms, window.grace_ms)
+        case plan.TableJoin(kind="stream-table"):
+            return partial(StreamTableJoin, _left_or_inner(action), mapped=action.mapped)
+        case plan.TableJoin(kind="foreign-key"):
+            return partial(ForeignKeyJoin, _left_or_inner(action), retracts=retracts)
+        case plan.TableJoin(how=how):
+            return partial(TableJoin, how, retracts=retracts)
+        case plan.Deduplicate(within_ms=within_ms):
+            return partial(Deduplicate, within_ms)
+        case plan.Process():
+            return partial(_process, action, operator.step.at)
 
 
-def _join(node: nodes.Join, retracts: bool) -> Make:
-    if node.kind == "stream-stream":
-        assert node.window is not None
-        return partial(StreamJoin, node.how, node.window.before_ms, node.window.after_ms, node.window.grace_ms)
-    if node.kind == "stream-table":
-        return partial(StreamTableJoin, _left_or_inner(node), mapped=node.on is not None)
-    if node.kind == "foreign-key":
-        return partial(ForeignKeyJoin, _left_or_inner(node), retracts=retracts)
-    return partial(TableJoin, node.how, retracts=retracts)
+def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
+    return "left" if join.how == "left" else "inner"
 
 
-def _left_or_inner(node: nodes.Join) -> Literal["inner", "left"]:
-    return "left" if node.how == "left" else "inner"
-
-
-def _author(node: nodes.Node) -> Make:
-    if isinstance(node, nodes.Deduplicate):
-        return partial(Deduplicate, node.within_ms)
-    assert isinstance(node, nodes.Process)
-    stores = {name: (Pickled.of(kind), ttl) for name, (kind, ttl) in node.stores.items()}
-    outputs = {name: _pickled(kind) for name, kind in node.returns.items()}
-    return partial(_process, Pickled.of(node.processor), stores, _pickled(node.takes), outputs, node.at)
-
-
-def _process(
-    processor: Pickled,
-    stores: dict[str, tuple[Pickled, int | None]],
-    takes: Pickled | None,
-    outputs: dict[str, Pickled | None],
-    at: str,
-) -> Operator[Any]:
-    options = {name: StoreOptions(kind.value, ttl) for name, (kind, ttl) in stores.items()}
-    returns = {name: kind.value if kind else Any for name, kind in outputs.items()}
-    argument = takes.value if takes else Any
+def _process(action: plan.Process, at: str) -> Operator[Any]:
+    options = {name: StoreOptions(store.type.value, store.ttl_ms) for name, store in action.stores.items()}
+    returns = {name: output.type.value if output.type else Any for name, output in action.outputs.items()}
+    argument = action.takes.value if action.takes else Any
     try:
-        return Process(processor.value, options, argument_type=argument, outputs=returns)
+        return Process(action.processor.value, options, argument_type=argument, outputs=returns)
     except FAILURES as error:
         raise EngineError(
-            f"The processor {processor.value.__name__} at {at} cannot be started: {said(error)}.",
+            f"The processor {action.processor.value.__name__} at {at} cannot be started: {said(error)}.",
             next_step="Correct its __init__ or init, and run again.",
         ) from error
 
@@ -132,39 +105,25 @@ def _aggregate(
 
 
 def _calculation(
-    operator: Ordered, node: nodes.Aggregate, arguments: list[spark.DataType], is_read: bool
+    action: plan.Aggregate | plan.PythonAggregate, arguments: list[spark.DataType], is_read: bool
 ) -> Callable[[], Calculation]:
-    python = node.python
-    if python is not None:
-        functions = [_pickled(one) for one in (python.initializer, python.adder, python.subtractor, python.merger)]
-        return partial(_custom, functions, _pickled(python.returns), _pickled(python.takes))
-    found = [
+    if isinstance(action, plan.PythonAggregate):
+        return partial(_custom, action)
+    functions = [
         Function(name, None if text is None else _python_type(kind), number, is_read)
-        for (name, text, number), kind in zip(operator.functions, arguments, strict=True)
+        for (name, text, number), kind in zip(action.functions, arguments, strict=True)
     ]
-    fields = tuple(node.columns) if operator.plain else tuple(f"a{i}" for i in range(len(found)))
-    scalar = node.scalar and operator.plain
-    return partial(Functions, *found, subtracts=nodes.is_table(node.parent), fields=fields, scalar=scalar)
+    fields = action.columns if action.plain else tuple(f"a{i}" for i in range(len(functions)))
+    scalar = action.scalar and action.plain
+    return partial(Functions, *functions, subtracts=action.subtracts, fields=fields, scalar=scalar)
 
 
-def _custom(functions: list[Pickled | None], returns: Pickled | None, takes: Pickled | None) -> Calculation:
-    initializer, adder, subtractor, merger = (one.value if one else None for one in functions)
+def _custom(action: plan.PythonAggregate) -> Calculation:
+    functions = (action.initializer, action.adder, action.subtractor, action.merger)
+    initializer, adder, subtractor, merger = (function.value if function else None for function in functions)
     assert adder is not None
-    return Custom(
-        initializer, adder, subtractor, merger, returns.value if returns else Any, takes.value if takes else Any
-    )
-
-
-def _pickled(value: Any) -> Pickled | None:
-    return None if value is None else Pickled.of(value)
-
-
-def _wait(node: nodes.Suppress) -> int:
-    window = nodes.window_of(node)
-    if node.until == "time_limit":
-        return node.limit_ms
-    assert window is not None
-    return open_for(window)
+    returns, takes = (kind.value if kind else Any for kind in (action.returns, action.takes))
+    return Custom(initializer, adder, subtractor, merger, returns, takes)
 
 
 def _python_type(kind: spark.DataType) -> type:

@@ -20,8 +20,7 @@ from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.rows import CLOCK, SCHEMA, places, rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED
-from sluice.engine.ordered.specs import EdgeSpec, OperatorSpec, specs_of
-from sluice.plan import Job
+from sluice.plan import Edge, OrderedJob, OrderedOperator
 
 Times = npt.NDArray[np.int64]
 
@@ -50,14 +49,14 @@ class Ingest:
 
     clocks: Clocks
     sinks: RecordSinks
-    operators: tuple[OperatorSpec, ...]
+    operators: tuple[OrderedOperator, ...]
     workers: int
     interleaved: bool
 
     @classmethod
     def of(
         cls,
-        job: Job,
+        job: OrderedJob,
         side_outputs: SideOutputs,
         batches: BatchClock,
         partitions: Mapping[str, int],
@@ -66,7 +65,7 @@ class Ingest:
     ) -> Self:
         """The feeder of a job, given each topic's number of partitions."""
         clocks = Clocks.of(job, side_outputs, batches, partitions)
-        return cls(clocks, RecordSinks.of(job, side_outputs), specs_of(job), job.pipeline.workers, interleaved)
+        return cls(clocks, RecordSinks.of(job, side_outputs), job.operators, job.pipeline.workers, interleaved)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Make rows of the records of one task."""
@@ -115,13 +114,13 @@ class Ingest:
     def _fed(
         self,
         batch: pa.RecordBatch,
-        operator: OperatorSpec,
+        operator: OrderedOperator,
         parts: list[tuple[Part, Mask | None]],
         orders: dict[str, Times],
         task: _Task,
     ) -> Iterator[pa.RecordBatch]:
         times = batch.column("_time").to_numpy()
-        there = {side.side: truth(batch.column(side.name)) for side in operator.sides}
+        there = {side.side: truth(batch.column(side.column)) for side in operator.sides}
         moves = {side.side: self._moves(batch, side, there[side.side]) for side in operator.sides}
         stream_times = _StreamTimes(len(times))
         for side in operator.sides:
@@ -129,7 +128,7 @@ class Ingest:
             self._advance(operator, side, times, moving, parts, task, stream_times)
         if operator.joint:
             self._advance_joint(operator, times, there, moves, parts, task, stream_times)
-        if not operator.sides and operator.clocked:
+        if not operator.sides and operator.waits:
             self._note(operator, times, parts, task)
         for side in operator.sides:
             chosen = np.flatnonzero(there[side.side])
@@ -137,15 +136,15 @@ class Ingest:
                 yield self._batch(batch, operator, side, chosen, orders, stream_times)
 
     @staticmethod
-    def _moves(batch: pa.RecordBatch, side: EdgeSpec, there: Mask) -> Mask:
+    def _moves(batch: pa.RecordBatch, side: Edge, there: Mask) -> Mask:
         """The records that move stream time."""
-        moves = there & truth(batch.column(f"{side.name}_key").is_valid())
-        return moves & truth(batch.column(f"{side.name}_value").is_valid()) if side.valued else moves
+        moves = there & truth(batch.column(side.key_column).is_valid())
+        return moves & truth(batch.column(side.value_column).is_valid()) if side.valued else moves
 
     @staticmethod
     def _advance(
-        operator: OperatorSpec,
-        side: EdgeSpec,
+        operator: OrderedOperator,
+        side: Edge,
         times: Times,
         moves: Mask,
         parts: list[tuple[Part, Mask | None]],
@@ -167,7 +166,7 @@ class Ingest:
 
     def _advance_joint(
         self,
-        operator: OperatorSpec,
+        operator: OrderedOperator,
         times: Times,
         present: dict[int, Mask],
         moves: dict[int, Mask],
@@ -203,7 +202,7 @@ class Ingest:
         stream_times.set_joint(running, before, alone)
 
     @staticmethod
-    def _note(operator: OperatorSpec, times: Times, parts: list[tuple[Part, Mask | None]], task: _Task) -> None:
+    def _note(operator: OrderedOperator, times: Times, parts: list[tuple[Part, Mask | None]], task: _Task) -> None:
         """Stream time of an operator that takes other operators' results: that of the topics they are made of."""
         for part, mask in parts:
             if part[0] in operator.topics:
@@ -214,16 +213,18 @@ class Ingest:
     @staticmethod
     def _batch(
         batch: pa.RecordBatch,
-        operator: OperatorSpec,
-        side: EdgeSpec,
+        operator: OrderedOperator,
+        side: Edge,
         chosen: npt.NDArray[np.intp],
         orders: dict[str, Times],
         stream_times: _StreamTimes,
     ) -> pa.RecordBatch:
         rows_of = pa.array(chosen)
         columns: dict[str, pa.Array | int | bool | str] = {"target": operator.number, "side": side.side}
-        for name in ("key", "value", *(("foreign",) if side.foreign else ())):
-            columns[name] = batch.column(f"{side.name}_{name}").take(rows_of)
+        columns["key"] = batch.column(side.key_column).take(rows_of)
+        columns["value"] = batch.column(side.value_column).take(rows_of)
+        if side.foreign is not None:
+            columns["foreign"] = batch.column(side.foreign_column).take(rows_of)
         columns["time"] = batch.column("_time").take(rows_of)
         for name, numbers in (orders | stream_times.columns(side.side)).items():
             columns[name] = pa.array(numbers[chosen])
@@ -233,7 +234,7 @@ class Ingest:
         """For every worker how far stream time is in this task's partitions: keys without records wait for it too."""
         found: list[dict[str, Any]] = []
         for operator in self._timed():
-            if not operator.clocked:
+            if not operator.waits:
                 continue
             for topic, partition in task.parts:
                 if topic not in operator.topics:
@@ -252,11 +253,11 @@ class Ingest:
             defaults: dict[str, Any] = {"emitted": False, "old": False, "sequence": 2**62, "place": 0, "sub": 0}
             yield pa.RecordBatch.from_pylist([defaults | one for one in found], SCHEMA)
 
-    def _timed(self) -> Iterator[OperatorSpec]:
+    def _timed(self) -> Iterator[OrderedOperator]:
         """The operators that have a stream time of their own."""
         return (operator for operator in self.operators if operator.clock == operator.name)
 
-    def _reached(self, operator: OperatorSpec, task: _Task) -> tuple[int | None, int | None]:
+    def _reached(self, operator: OrderedOperator, task: _Task) -> tuple[int | None, int | None]:
         """How far each side of a join of two streams is."""
         if not operator.joint:
             return None, None

@@ -13,38 +13,44 @@ import pyarrow as pa
 from sluice.engine.batch.rejected import Rejected, ends_the_run, said
 from sluice.engine.batch.rows import LAST, REJECTED, SCHEMA, SUBS, place_of
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Clock
-from sluice.engine.ordered.specs import OperatorSpec
 from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import Operator, Row, Window
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
 from sluice.operators.suppress import Suppress
+from sluice.plan import OrderedOperator
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import Remembered, State
 from sluice.state.shard.shard import Shard
-from sluice.values.records import OnError
 
 
 @dataclass(frozen=True)
 class Hosted:
-    """An operator as a stage runs it. `make` makes it on the executor; `inline` takes its results at once."""
+    """An operator as a stage runs it. `make` makes it on the executor."""
 
-    spec: OperatorSpec
+    spec: OrderedOperator
     make: Callable[[], Operator[Any]]
-    inline: int | None = None
-    late: int | None = None
-    """The sink of records that are late for every window."""
-    on_error: OnError = "dead_letter"
-    entries: tuple[int, ...] = ()
-    """Of a processor whose stores can be queried: the numbers of their state rows."""
-    step: str = ""
-    """What the author calls it, and where it is, for messages."""
 
     @property
     def number(self) -> int:
         """The operator's number."""
         return self.spec.number
+
+    @property
+    def late(self) -> int | None:
+        """The sink of records that are late for every window."""
+        return None if self.spec.late is None else self.spec.late.number
+
+    @property
+    def inline(self) -> int | None:
+        """The operator whose results it takes at once."""
+        return self.spec.inline
+
+    @property
+    def entries(self) -> tuple[int, ...]:
+        """Of a processor whose stores can be queried: the numbers of their state rows."""
+        return tuple(store.group_id for store in self.spec.stores.values() if store.group_id is not None)
 
 
 @dataclass(frozen=True)
@@ -181,8 +187,8 @@ class StageOutput:
         del self._rows[self._mark :]
         self._held = None
         detail = said(error)
-        if self.host.on_error == "fail":
-            raise ends_the_run(self.host.step, key, detail, timer) from error
+        if self.host.spec.step.on_error == "fail":
+            raise ends_the_run(str(self.host.spec.step), key, detail, timer) from error
         rejected = Rejected(self.host.number, detail, value, timer or None)
         window = None if timer or self.row is None else self.row.window
         self._add(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, emitted=False)
@@ -289,7 +295,7 @@ class HostRun:
 
     def close(self, output: StageOutput) -> None:
         """Let the keys that wait for stream time know how far it is."""
-        if not self.host.spec.clocked:
+        if not self.host.spec.waits:
             return
         called: Collection[str] = self.operator.called if isinstance(self.operator, Suppress) else ()
         due = [*self._states.due(self.host.number, self.closed), *called]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sluice.engine.batch.side_outputs import Written
-from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, Encoding, SetAside, encoded, fitting
+from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, SetAside, encoded, fitting
 from sluice.engine.publish.transaction import send_at_least_once
-from sluice.plan import Job
+from sluice.plan import Job, Sink
 
 AT_LEAST_ONCE = "at_least_once"
 
@@ -24,7 +24,7 @@ class AtLeastOnce:
 
     kafka: dict[str, str]
     topics: frozenset[str]
-    streams: dict[str, Encoding]
+    streams: dict[str, Sink]
     """Of these topics those that single records go to: tasks write them."""
     limits: Mapping[str, int]
     """Topic → bytes of its largest record."""
@@ -37,9 +37,8 @@ class AtLeastOnce:
 
         Dead letters are never among them.
         """
-        sinks = [sink for topic, sink in job.pipeline.sinks.items() if topic in job.outputs]
-        topics = frozenset(sink.topic for sink in sinks if AT_LEAST_ONCE in (sink.delivery, default))
-        streams = {sink.topic: Encoding.of(sink.node).pickled() for sink in job.stream_sinks if sink.topic in topics}
+        topics = frozenset(sink.topic for sink in job.sinks if AT_LEAST_ONCE in (sink.delivery, default))
+        streams = {sink.topic: sink for sink in job.stream_sinks if sink.topic in topics}
         return cls(kafka, topics, streams, limits, job.pipeline.dead_letters) if topics else None
 
     def __call__(self, topic: str, table: pa.Table) -> Written | None:

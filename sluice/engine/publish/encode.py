@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,10 +14,9 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import HEADERS, header
 from sluice.engine.batch.rejected import said
-from sluice.engine.steps.pickling import Pickled
 from sluice.errors import EngineError
 from sluice.operators.base import FAILURES
-from sluice.topology import nodes
+from sluice.plan import Sink
 
 NO_LIMIT = 2**31
 UNWRITTEN = "unwritten/"
@@ -36,7 +35,7 @@ class SetAside:
     letters: list[pa.Table] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, sink: Encoding, records: pa.Table, reason: str, details: list[str]) -> None:
+    def add(self, sink: Sink, records: pa.Table, reason: str, details: list[str]) -> None:
         """Add records, columns `key` and `value`, with a text for each that says what exactly is wrong."""
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + records.num_rows
         if sink.on_error == "skip":
@@ -57,52 +56,25 @@ class SetAside:
 Encoder = Callable[[Any], bytes]
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """What making a sink's records takes; the sink itself hangs on the whole pipeline, which tasks cannot be sent."""
-
-    topic: str
-    encode: Encoder | Pickled | None
-    encode_key: Encoder | Pickled | None
-    windowed: bool
-    on_error: nodes.OnError
-    at: str
-
-    @classmethod
-    def of(cls, sink: nodes.Sink) -> Self:
-        """That of a sink, for use where it was made."""
-        windowed = nodes.window_of(sink.parent) is not None
-        return cls(sink.topic, sink.encode, sink.encode_key, windowed, sink.on_error, sink.at)
-
-    def pickled(self) -> Self:
-        """The same, ready to travel."""
-        encode, encode_key = (one and Pickled.of(one) for one in (self.encode, self.encode_key))
-        return replace(self, encode=encode, encode_key=encode_key)
-
-
-def encoded(sink: Encoding, table: pa.Table, aside: SetAside) -> pa.Table:
+def encoded(sink: Sink, table: pa.Table, aside: SetAside) -> pa.Table:
     """Columns `key`, `value`, and `headers` and `timestamp` (epoch ms) if there are any, as they are written.
 
     JSON goes out as it is; what the author encodes is decoded first. EngineError if that fails, and the sink says so.
     """
     columns = {name: table.column(name) for name in ("key", "value")}
     errors: dict[int, str] = {}
-    if (encode := _here(sink.encode)) is not None:
+    if sink.encode is not None:
+        encode: Encoder = sink.encode.value
         columns["value"] = _each(lambda text: encode(_decode(text)), columns["value"], errors)
-    if (encode_key := _here(sink.encode_key)) is not None:
-        columns["key"] = _each(encode_key, columns["key"], errors)
-    if sink.windowed and "window_start" in table.column_names:
+    if sink.encode_key is not None:
+        columns["key"] = _each(sink.encode_key.value, columns["key"], errors)
+    if sink.is_windowed and "window_start" in table.column_names:
         columns["headers"] = _windows(table)
     for name in ("timestamp", "time"):
         if name in table.column_names:
             columns["timestamp"] = table.column(name)
     made = pa.table(columns)
     return _without(sink, table, made, errors, aside) if errors else made
-
-
-def _here(encoder: Encoder | Pickled | None) -> Encoder | None:
-    """The function itself."""
-    return encoder.value if isinstance(encoder, Pickled) else encoder
 
 
 def _each(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str]) -> pa.Array:
@@ -125,7 +97,7 @@ def _bytes(encode: Encoder, value: Any) -> bytes:
     return data
 
 
-def _without(sink: Encoding, table: pa.Table, made: pa.Table, errors: Mapping[int, str], aside: SetAside) -> pa.Table:
+def _without(sink: Sink, table: pa.Table, made: pa.Table, errors: Mapping[int, str], aside: SetAside) -> pa.Table:
     """The records that could be encoded."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
@@ -141,7 +113,7 @@ def _without(sink: Encoding, table: pa.Table, made: pa.Table, errors: Mapping[in
     return made.filter(pa.array(fine))
 
 
-def fitting(sink: Encoding | None, table: pa.Table, limit: int, aside: SetAside) -> pa.Table:
+def fitting(sink: Sink | None, table: pa.Table, limit: int, aside: SetAside) -> pa.Table:
     """The encoded records that are no larger than their topic takes.
 
     Sizes are those before compression, so that what is set aside does not depend on the records beside it. Where the

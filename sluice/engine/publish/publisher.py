@@ -20,13 +20,13 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import CLOSED, SEEN
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
-from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, Encoding, SetAside, encoded, fitting, shortened
+from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, SetAside, encoded, fitting, shortened
 from sluice.engine.publish.max_failures import require_few_failures
 from sluice.engine.publish.retention import Retention
 from sluice.engine.publish.shards import WRITTEN, ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
 from sluice.errors import SluiceError
-from sluice.plan import Job
+from sluice.plan import FusedJob, OrderedJob
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
@@ -63,12 +63,12 @@ class Output(Protocol):
         """Write a batch's records, all or none; how many by topic."""
 
 
-def ordered_records(job: Job, returned: pa.Table, aside: SetAside) -> Iterator[tuple[str, pa.Table]]:
+def ordered_records(job: OrderedJob, returned: pa.Table, aside: SetAside) -> Iterator[tuple[str, pa.Table]]:
     """What ordered operators sent to topics, each topic's records in order."""
     for sink in job.ordered_sinks:
         mine = returned.filter(pc.equal(returned.column("group_id"), sink.number))
         if mine.num_rows:
-            yield sink.topic, encoded(Encoding.of(sink), mine.take(pa.array(in_order(mine))), aside)
+            yield sink.topic, encoded(sink, mine.take(pa.array(in_order(mine))), aside)
 
 
 @dataclass
@@ -172,10 +172,11 @@ class Publisher:
 
     def _changes(self, state_rows: DataFrame, returned: pa.Table) -> tuple[Records, list[Row]]:
         """What the stores' changes are as output records, and those for which a step failed."""
-        if self.silent:
+        job = self.storage.job
+        if self.silent or not isinstance(job, FusedJob):
             return [], []
         self.tables.apply(returned)
-        return change_records(state_rows.sparkSession, self.storage.job, returned, self.tables, self.types)
+        return change_records(state_rows.sparkSession, job, returned, self.tables, self.types)
 
     def _write_output(
         self, ran: Batch, returned: pa.Table, changes: Records, letters: list[pa.Table], aside: SetAside
@@ -184,17 +185,18 @@ class Publisher:
         self.lease.check()
         side_outputs = self.storage.side_outputs
         records = [
-            (sink.topic, encoded(Encoding.of(sink.node), table, aside))
+            (sink.topic, encoded(sink, table, aside))
             for sink in job.stream_sinks
             for table in side_outputs.records(ran.number, sink.topic)
         ]
-        late = [group.at.late.topic for group in job.groups if group.at.late is not None]
-        records += [
-            (topic, table) for topic in dict.fromkeys(late) for table in side_outputs.records(ran.number, topic)
-        ]
-        records += ordered_records(job, returned, aside)
-        records += changes
-        sinks = {topic: Encoding.of(sink) for topic, sink in job.pipeline.sinks.items()}
+        match job:
+            case FusedJob():
+                late = dict.fromkeys(group.late.topic for group in job.groups if group.late is not None)
+                records += [(topic, table) for topic in late for table in side_outputs.records(ran.number, topic)]
+                records += changes
+            case OrderedJob():
+                records += ordered_records(job, returned, aside)
+        sinks = {sink.topic: sink for sink in job.sinks}
         records = [
             (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMIT), aside))
             for topic, table in records

@@ -12,8 +12,7 @@ from typing import Self
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import Clock
-from sluice.plan import Job
-from sluice.topology import nodes
+from sluice.plan import FusedJob, Job
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,6 @@ class Retention:
 
 
 def _windows(job: Job) -> Iterator[KeptWindows]:
-    stores = [(group.number, group.name, group.at) for group in job.groups]
-    stores += [(one.number, one.name, one.node) for one in job.operators if isinstance(one.node, nodes.Aggregate)]
-    for number, name, node in stores:
-        if node.retention_ms is not None:
-            yield KeptWindows(number, name, tuple(one.topic for one in nodes.sources_of(node)), node.retention_ms)
+    for store in job.groups if isinstance(job, FusedJob) else job.operators:
+        if store.retention_ms is not None:
+            yield KeptWindows(store.number, store.name, store.topics, store.retention_ms)

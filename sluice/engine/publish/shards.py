@@ -15,7 +15,7 @@ from sluice.engine.batch.checkpoint import current_batch
 from sluice.engine.batch.rows import REJECTED
 from sluice.engine.fused.windowing import STATE_KEY
 from sluice.errors import DamagedState
-from sluice.plan import Job
+from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.settings import settings
 from sluice.state.shard.addresses import shown
 from sluice.state.shard.shard import Shard, rows_of
@@ -81,9 +81,14 @@ class ShardWriter:
     def of(cls, job: Job, locations: tuple[str, ...], epoch: int) -> ShardWriter:
         """The writer of a job's shards, one location for each worker."""
         tables = frozenset(table.group for table in job.tables)
-        wanted = frozenset(sink.group for sink in job.table_sinks) | tables
-        events = frozenset([REJECTED, *(sink.number for sink in job.ordered_sinks)])
-        order = ("position",) if job.groups else ORDER[:3]
+        order: tuple[str, ...]
+        match job:
+            case FusedJob():
+                wanted = tables | {sink.group for sink in job.table_sinks}
+                events, order = frozenset([REJECTED]), ("position",)
+            case OrderedJob():
+                wanted = tables
+                events, order = frozenset([REJECTED, *(sink.number for sink in job.ordered_sinks)]), ORDER[:3]
         return cls(locations, wanted, tables, events, order, epoch, settings().server_token)
 
     @property

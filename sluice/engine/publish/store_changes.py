@@ -15,9 +15,8 @@ from sluice.engine.batch.rejected import Row
 from sluice.engine.publish.shards import open_shard
 from sluice.engine.steps.attempts import rejection, with_attempt
 from sluice.engine.steps.sql_errors import Unresolved
-from sluice.plan import Attempt, Job, Lookup, Select, TableInput, TableSink
+from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableInput, TableSink
 from sluice.state.shard.shard import Shard
-from sluice.values import contracts
 from sluice.values.records import CHANGE_METADATA
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
@@ -63,7 +62,7 @@ class GlobalTables:
         """`_key` and `name`, the value as the contract's struct."""
         rows = self.values[table.group]
         data = pa.table({"_key": pa.array(rows.keys(), pa.string()), "json": pa.array(rows.values(), pa.string())})
-        kind = literal(f"ARRAY<{contracts.sql_type(table.source.serde.contract)}>")
+        kind = literal(f"ARRAY<{table.value}>")
         return spark.createDataFrame(data).selectExpr("_key", f"from_json(json, {kind})[0] AS {name}")
 
 
@@ -75,7 +74,7 @@ def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
 
 
 def change_records(
-    spark: SparkSession, job: Job, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
+    spark: SparkSession, job: FusedJob, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
 ) -> tuple[list[tuple[str, pa.Table]], list[Row]]:
     """The output records of the batch's changes, and those for which a step failed, as rows of `rejected`.
 
@@ -93,11 +92,11 @@ def change_records(
                     for row in failed.to_pylist()
                 ]
                 made = made.filter(made.column(_REJECTED).is_null()).drop_columns([_REJECTED, "start", "end"])
-            outputs.append((sink.topic, made))
+            outputs.append((sink.sink.topic, made))
     return outputs, rejected
 
 
-def check_changes(spark: SparkSession, job: Job, types: Mapping[str, str]) -> None:
+def check_changes(spark: SparkSession, job: FusedJob, types: Mapping[str, str]) -> None:
     """Have Spark look at what is made of changes, without any; raises Unresolved."""
     schema = {"key": pa.string(), "window_start": pa.int64(), "window_end": pa.int64(), "value": pa.string()}
     tables = GlobalTables({table.group: {} for table in job.tables})
@@ -105,11 +104,16 @@ def check_changes(spark: SparkSession, job: Job, types: Mapping[str, str]) -> No
         try:
             _records(spark, job, sink, pa.schema(schema.items()).empty_table(), tables, types)
         except PySparkException as error:
-            raise Unresolved(sink.topic, error) from None
+            raise Unresolved(sink.sink.number, error) from None
 
 
 def _records(
-    spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
+    spark: SparkSession,
+    job: FusedJob,
+    sink: TableSink,
+    changed: pa.Table,
+    tables: GlobalTables,
+    types: Mapping[str, str],
 ) -> DataFrame:
     frame = _typed(spark, job, sink, changed, types)
     kept = [*CHANGE_METADATA]
@@ -121,7 +125,7 @@ def _records(
         elif not step.causes:
             frame = frame.selectExpr(*kept, f"{step.sql} AS v")
         else:
-            frame = _tried(frame, step, f"t{step.node.number}_{number}", kept)
+            frame = _tried(frame, step, f"t{step.step}_{number}", kept)
             kept = [*CHANGE_METADATA, _REJECTED]
     value = "CAST(v AS STRING)" if sink.scalar else TO_JSON.format("v")
     headers = [f"{_HEADERS} AS headers"] if job.groups[sink.group].window else []
@@ -137,16 +141,18 @@ _REJECTED = "_rejected"
 def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:
     """The frame after a step that may fail for a change; `_rejected` then says so, as JSON of `Rejected`."""
     passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
-    attempt = Attempt(step.node.number, passed, (step.sql,), frozenset(), step.causes)
-    made = with_attempt(frame, name, attempt)
-    found = rejection(step.node.number, f"{name}_error", VALUE_JSON.format("v"))
-    rejected = f"IF({name}_error IS NULL, NULL, {found})"
+    attempt = Attempt(name, step.step, passed, (step.sql,), frozenset(), step.causes)
+    made = with_attempt(frame, attempt)
+    rejected = rejection(step.step, attempt.error, VALUE_JSON.format("v"))
+    rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
     if _REJECTED in kept:
         rejected = f"coalesce({_REJECTED}, {rejected})"
-    return made.selectExpr(*CHANGE_METADATA, f"{rejected} AS {_REJECTED}", f"{name}.c0 AS v")
+    return made.selectExpr(*CHANGE_METADATA, f"{rejected} AS {_REJECTED}", f"{attempt.result(0)} AS v")
 
 
-def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, types: Mapping[str, str]) -> DataFrame:
+def _typed(
+    spark: SparkSession, job: FusedJob, sink: TableSink, changed: pa.Table, types: Mapping[str, str]
+) -> DataFrame:
     """`_key`, the window's times and `v`: the changed values of the sink's store, as Spark typed them."""
     group = job.groups[sink.group]
     fields = ", ".join(f"`{i}` {types[store_column.store]}" for i, store_column in enumerate(group.store_columns))

@@ -5,18 +5,16 @@ Runs in Spark's tasks right after the Kafka source, so a task sees one partition
 
 from __future__ import annotations
 
-import inspect as python_inspect
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property, partial
-from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -25,12 +23,8 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.side_outputs import no_garbage_collection
-from sluice.engine.steps.pickling import Pickled, load_by_name
-from sluice.topology import nodes
-from sluice.topology.serdes import is_object
+from sluice.plan import Source
 from sluice.values import contracts
-
-Contract = type[msgspec.Struct]
 
 
 @dataclass(frozen=True)
@@ -46,77 +40,32 @@ class DeadLetter:
 
 
 @dataclass(frozen=True)
-class ContractReference:
-    """Where a contract's class is defined: classes with constraints do not travel to executors, names do."""
-
-    module: str
-    file: str
-    name: str
-
-    @classmethod
-    def of(cls, contract: Contract) -> ContractReference:
-        """The reference of a class of a module; those of functions are refused when the pipeline is built."""
-        return cls(contract.__module__, python_inspect.getsourcefile(contract) or "", contract.__qualname__)
-
-    def load(self) -> Contract:
-        """The class, on whichever machine this is."""
-        return cast(Contract, attrgetter(self.name)(load_by_name(self.module, self.file)))
-
-
-@dataclass(frozen=True)
 class ValueDecoder:
     """Decodes the values of one source. Made on the driver, used in tasks."""
 
-    number: int
-    contract: ContractReference | Pickled | None
-    """A Struct, or the type of values that are no objects; None for plain text."""
-    fields: tuple[str, ...]
-    event_time: str | None
-    zone: str
-    max_future_skew_ms: int
-    on_time: str
-    keeps_nulls: bool
-    author: Pickled | None
-    """A decoder of the author's own."""
-    author_key: Pickled | None
-    types: dict[str, str] = field(default_factory=dict)
-    on_error: nodes.OnError = "dead_letter"
-    key_fields: frozenset[str] = frozenset()
-    """The fields that are keys of what follows."""
-
-    @classmethod
-    def of(
-        cls, source: nodes.Source, fields: tuple[str, ...], key_fields: frozenset[str] = frozenset()
-    ) -> ValueDecoder:
-        """The decoder of a source of which only `fields` are read by anything."""
-        serde = source.serde
-        return cls(
-            source.number, None if serde.is_text else _pickled(serde.contract), fields, source.event_time,
-            source.zone, source.max_future_skew_ms, source.on_time, source.nulls == "keep",
-            None if serde.decode is None else Pickled.of(serde.decode),
-            None if source.key_decode is None else Pickled.of(source.key_decode), dict(source.fields),
-            source.on_error, key_fields,
-        )  # fmt: skip
-
-    @cached_property
-    def _class(self) -> Any:
-        assert self.contract is not None
-        return self.contract.value if isinstance(self.contract, Pickled) else self.contract.load()
+    source: Source
 
     @property
-    def _is_object(self) -> bool:
-        return isinstance(self.contract, ContractReference)
+    def keeps_nulls(self) -> bool:
+        """Whether a record without a value is kept."""
+        return self.source.nulls == "keep"
+
+    @property
+    def _class(self) -> Any:
+        assert self.source.contract is not None
+        return self.source.contract.value
 
     @cached_property
     def _decode(self) -> Callable[[bytes], Any]:
-        if self.author is not None:
-            expected = self._class if self._is_object else str if self.contract is None else object
-            return partial(_of_author, self.author.value, expected)
-        return bytes.decode if self.contract is None else msgspec.json.Decoder(self._class).decode
+        contract, author = self.source.contract, self.source.decode
+        if author is not None:
+            expected = self._class if self.source.is_object else str if contract is None else object
+            return partial(_of_author, author.value, expected)
+        return bytes.decode if contract is None else msgspec.json.Decoder(self._class).decode
 
     @cached_property
     def _quotes(self) -> Callable[[msgspec.Struct], int] | None:
-        return contracts.quote_counter(self._class) if self._is_object else None
+        return contracts.quote_counter(self._class) if self.source.is_object else None
 
     @cached_property
     def _attributes(self) -> dict[str, str]:
@@ -129,13 +78,17 @@ class ValueDecoder:
             for path, sql, text in contracts.decimals(self._class)
         ]
 
+    @property
+    def _is_json(self) -> bool:
+        return self.source.contract is not None and self.source.decode is None
+
     def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[DeadLetter]]:
         """The rows that keep to the contract, their values, and those that do not."""
         rows: list[int] = []
         values: list[Any] = []
         letters: list[DeadLetter] = []
         decode, quotes = self._decode, self._quotes
-        strict, keeps_nulls = self.contract is not None and self.author is None, self.keeps_nulls
+        strict, keeps_nulls = self._is_json, self.keeps_nulls
         with no_garbage_collection():
             for row, text in enumerate(raw):
                 if text is None and keeps_nulls:
@@ -159,7 +112,7 @@ class ValueDecoder:
         self, rows: list[int], values: list[msgspec.Struct], letters: list[DeadLetter]
     ) -> tuple[list[int], list[msgspec.Struct], list[DeadLetter]]:
         """Take out the values with amounts of more digits than declared: looked at one by one only if there are any."""
-        if self.contract is None:
+        if self.source.contract is None:
             return rows, values, letters
         present = [value for value in values if value is not None] if self.keeps_nulls else values
         if not any(_refused(collect(present), kind) for _, kind, collect in self._decimals):
@@ -184,18 +137,18 @@ class ValueDecoder:
 
     def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         """One field of the values as an Arrow column. Raises what Arrow raises if one does not fit its type."""
-        sql = self.types[name]
+        sql = self.source.types[name]
         found = self._found(values, name)
         if sql == "TIMESTAMP":
             return self._timestamps(found)
         if "<" in sql or any(issubclass(kind, Enum) for kind in set(map(type, found))):
             found = msgspec.to_builtins(found, builtin_types=_KEPT)
-            if self.zone != "UTC" and "TIMESTAMP" in sql:
-                found = _in_zone(found, ZoneInfo(self.zone))
+            if self.source.zone != "UTC" and "TIMESTAMP" in sql:
+                found = _in_zone(found, ZoneInfo(self.source.zone))
         return pa.array(found, arrow_type(sql))
 
     def _found(self, values: Sequence[Any], name: str) -> list[Any]:
-        if not self._is_object:
+        if not self.source.is_object:
             return list(values)
         attribute = self._attributes[name]
         if self.keeps_nulls:
@@ -204,20 +157,19 @@ class ValueDecoder:
 
     def _timestamps(self, found: list[Any]) -> pa.Array:
         """Times that name no zone are taken in the pipeline's; the earlier one where clocks were turned back."""
-        if self.zone != "UTC":
-            found = _in_zone(found, ZoneInfo(self.zone))
+        if self.source.zone != "UTC":
+            found = _in_zone(found, ZoneInfo(self.source.zone))
         return pa.array(found, arrow_type("TIMESTAMP"))
 
     def keys(self, raw: list[bytes | None]) -> Iterator[str | Exception | None]:
         """Kafka keys as text, or why they are none."""
-        if self.author_key is None:
+        if self.source.key_decode is None:
             return key_texts(raw)
-        return _decoded(raw, self.author_key.value)
+        return _decoded(raw, self.source.key_decode.value)
 
     def json(self, value: Any, raw: bytes) -> str:
         """The value as JSON: the record's own text, if it is JSON."""
-        is_json = self.contract is not None and self.author is None
-        return raw.decode() if is_json else _encode(value).decode()
+        return raw.decode() if self._is_json else _encode(value).decode()
 
     def text(self, value: Any, name: str) -> str | None:
         """A field as a key: the text that Spark makes of it, since streams are keyed by that; null if it is null."""
@@ -226,8 +178,8 @@ class ValueDecoder:
 
     def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array) -> pa.Array:
         """Event times in ms: of the declared field, else of the records; of a record without a value its own."""
-        column = record_times if self.event_time is None else self.column(values, self.event_time)
-        if self.keeps_nulls and self.event_time is not None:
+        column = record_times if self.source.event_time is None else self.column(values, self.source.event_time)
+        if self.keeps_nulls and self.source.event_time is not None:
             empty = pa.array([value is None for value in values], pa.bool_())
             column = pc.if_else(empty, record_times.cast(column.type), column)
         return pc.divide(pc.floor_temporal(column, unit="millisecond").cast(pa.int64()), 1000)
@@ -235,10 +187,6 @@ class ValueDecoder:
 
 _KEPT = (Decimal, datetime, date, bytes)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
-
-
-def _pickled(contract: Any) -> ContractReference | Pickled:
-    return ContractReference.of(contract) if is_object(contract) else Pickled.of(contract)
 
 
 def _of_author(decode: Callable[[bytes], Any], expected: type, data: bytes) -> Any:

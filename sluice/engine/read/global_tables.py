@@ -27,7 +27,7 @@ class TableReader(Reader):
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock) -> TableReader:
         """The reader of a job's global tables."""
-        decoders = {table.source.topic: ValueDecoder.of(table.source, ()) for table in job.tables}
+        decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
         keys = {table.source.topic: table.source.key for table in job.tables}
         return cls(side_outputs, batches, job.pipeline.dead_letters, decoders, job.read_elsewhere, groups, keys)

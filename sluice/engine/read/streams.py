@@ -16,7 +16,7 @@ from sluice.engine.batch.dead_letters import dead_letters, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
 from sluice.engine.read.decode import OF_VALUES, DeadLetter, ValueDecoder
 from sluice.errors import EngineError
-from sluice.plan import Job, column_name
+from sluice.plan import Job
 from sluice.values.records import METADATA, MOST_KEY_BYTES
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", "to_json(headers) AS headers")
@@ -105,7 +105,7 @@ class Reader:
         if not letters:
             return
         letters.sort(key=lambda letter: letter.row)
-        match self.decoders[share.topic].on_error:
+        match self.decoders[share.topic].source.on_error:
             case "fail":
                 raise _unreadable(batch, share, letters[0])
             case "skip":
@@ -128,18 +128,11 @@ class StreamReader(Reader):
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, *, interleaved: bool = False) -> StreamReader:
         """The reader of a job's streams; `interleaved`: the records say in which order they came."""
-        decoders = {
-            source.topic: ValueDecoder.of(
-                source, job.fields.get(source.number, ()), job.key_fields.get(source.number, frozenset())
-            )
-            for source in job.streams
-        }
+        decoders = {source.topic: ValueDecoder(source) for source in job.streams}
         wanted = {
             "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
             "_sequence": interleaved,
-            **dict.fromkeys(
-                ("_raw_key", "_raw_value", "_raw_headers"), any(not failure.stage for failure in job.failures)
-            ),
+            **dict.fromkeys(("_raw_key", "_raw_value", "_raw_headers"), bool(job.first_failures)),
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
         return cls(side_outputs, batches, job.pipeline.dead_letters, decoders, job.read_elsewhere, job.metadata, extra)
@@ -151,14 +144,14 @@ class StreamReader(Reader):
         columns |= {name: METADATA[name] for name in self.metadata if name != "_partition"}
         columns |= {name: _EXTRA[name] for name in self.extra}
         for decoder in self.decoders.values():
-            columns |= {column_name(f"s{decoder.number}", name): decoder.types[name] for name in decoder.fields}
+            columns |= {field.column: decoder.source.types[field.name] for field in decoder.source.fields}
         return columns
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         decoder = self.decoders[share.topic]
         rows, values, letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
-        latest = clock + decoder.max_future_skew_ms
+        latest = clock + decoder.source.max_future_skew_ms
         try:
             made = self._columns(decoder, kept, values, share)
             wrong = _untimely(made["_time"], latest)
@@ -187,13 +180,15 @@ class StreamReader(Reader):
         share: Share,
         instead: int | None = None,
     ) -> dict[str, pa.Array]:
-        made = {column_name(f"s{decoder.number}", name): decoder.column(values, name) for name in decoder.fields}
-        made["_source"] = pa.repeat(pa.scalar(decoder.number, pa.int32()), len(values))
+        source = decoder.source
+        made = {field.column: decoder.column(values, field.name) for field in source.fields}
+        made["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
         made["_partition"] = pa.repeat(pa.scalar(share.partition, pa.int32()), len(values))
-        for name in decoder.key_fields.intersection(decoder.fields):
-            _require_short(name, made[column_name(f"s{decoder.number}", name)])
+        for read in source.fields:
+            if read.is_key:
+                _require_short(read.name, made[read.column])
         made["_time"] = decoder.times(values, kept.column("timestamp"))
-        if instead is not None and decoder.on_time == "clock":
+        if instead is not None and decoder.source.on_time == "clock":
             made["_time"] = _timely(made["_time"], instead)
         for name in self.metadata:
             made |= {} if name == "_partition" else {name: self._metadata(name, kept, decoder)}
@@ -208,7 +203,7 @@ class StreamReader(Reader):
         kind = arrow_type(METADATA[name])
         if name == "_headers":
             return pa.array([_header_texts(text) for text in kept.column("headers").to_pylist()], kind)
-        if name == "_key" and decoder.author_key is not None:
+        if name == "_key" and decoder.source.key_decode is not None:
             keys = list(decoder.keys(kept.column("key").to_pylist()))
             if wrong := next((key for key in keys if isinstance(key, Exception)), None):
                 raise ValueError(str(wrong))
@@ -229,14 +224,14 @@ class StreamReader(Reader):
     def _excused(decoder: ValueDecoder, wrong: Wrong, share: Share) -> Wrong:
         """What the source's author wants done about records without a valid time."""
         found = [why for why in wrong if why and why[0] == "event_time"]
-        if not found or decoder.on_time == "dead_letter":
+        if not found or decoder.source.on_time == "dead_letter":
             return wrong
-        if decoder.on_time == "fail":
+        if decoder.source.on_time == "fail":
             raise EngineError(
                 f"{share.topic}, partition {share.partition}: {found[0][1]}.",
                 next_step="The source says invalid_time='fail': correct the topic, or choose another policy.",
             )
-        if decoder.on_time == "clock":
+        if decoder.source.on_time == "clock":
             return [None if why and why[0] == "event_time" else why for why in wrong]
         share.counts["dropped/event_time"] += len(found)
         return [(SKIPPED, "") if why and why[0] == "event_time" else why for why in wrong]

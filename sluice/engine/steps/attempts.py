@@ -20,24 +20,25 @@ WITHOUT_SHARING = {"spark.sql.subexpressionElimination.enabled": "false"}
 """Spark would compute what two attempts have in common before either, where a failure ends the query."""
 
 
-def with_attempt(frame: DataFrame, name: str, attempt: Attempt) -> DataFrame:
+def with_attempt(frame: DataFrame, attempt: Attempt) -> DataFrame:
     """The frame with the attempt's struct, and with the text of what is wrong with a record for which it fails.
 
     Raises Unresolved for an expression that Spark cannot take.
     """
+    name = attempt.name
     fields = ", ".join(f"'c{number}', {sql}" for number, sql in enumerate(attempt.columns))
     try:
         made = frame.select("*", _tried(f"IF({attempt.passed}, named_struct({fields}), NULL)").alias(name))
     except PySparkException as error:
-        raise Unresolved(name, error) from None
+        raise Unresolved(attempt.step, error) from None
     wrong = F.when(F.expr(f"NOT ({attempt.passed})"), F.lit(None))
     wrong = wrong.when(F.col(name).isNull(), _blame(attempt))
     kind = made.schema[name].dataType
     assert isinstance(kind, spark.StructType)
     for number, column in enumerate(kind.fields):
-        for condition, what in _unusable(f"{name}.c{number}", column.dataType, is_key=number in attempt.keys):
+        for condition, what in _unusable(attempt.result(number), column.dataType, is_key=number in attempt.keys):
             wrong = wrong.when(F.expr(f"coalesce({condition}, false)"), F.lit(what))
-    return made.select("*", wrong.cast("STRING").alias(f"{name}_error"))
+    return made.select("*", wrong.cast("STRING").alias(attempt.error))
 
 
 def rejection(node: int, error: str, value: str) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 from pyspark import cloudpickle
 
-from sluice.topology.loading.file import load_module
+from sluice.values.modules import load_module
+from sluice.values.references import Reference
 
 
 def _again(values: dict[str, Any]) -> msgspec.Meta:
@@ -23,8 +24,12 @@ def _again(values: dict[str, Any]) -> msgspec.Meta:
 
 
 _META = tuple(name for name in dir(msgspec.Meta) if not name.startswith("_"))
-# Of constraints such as Digits msgspec itself cannot make a pickle.
-copyreg.pickle(msgspec.Meta, lambda meta: (_again, ({name: getattr(meta, name) for name in _META},)))
+
+
+def register() -> None:
+    """Teach pickle, in this process, to write a plan's references, and constraints such as Digits."""
+    copyreg.pickle(msgspec.Meta, lambda meta: (_again, ({name: getattr(meta, name) for name in _META},)))
+    copyreg.pickle(Reference, _reduce)
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,15 @@ class Pickled:
         if self.module != "__main__":  # whose functions travel whole
             load_by_name(self.module, self.file)
         return cloudpickle.loads(self.data)
+
+
+def _load(pickled: Pickled) -> Reference:
+    return Reference(loader=pickled)
+
+
+def _reduce(reference: Reference) -> tuple[Any, tuple[Pickled]]:
+    of = reference.loader if isinstance(reference.loader, Pickled) else Pickled.of(reference.value)
+    return _load, (of,)
 
 
 def load_by_name(module: str, file: str) -> Any:

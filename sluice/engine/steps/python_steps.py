@@ -15,38 +15,27 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from sluice.engine.batch.rejected import said
-from sluice.engine.steps.pickling import Pickled
 from sluice.operators.encoding import Declared, require_key, to_json
-from sluice.plan import Job
-from sluice.topology import nodes
+from sluice.plan import Job, PythonFunction
 
 RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:string>>, error:string>"
 
 
 def register(spark: SparkSession, job: Job) -> None:
     """Make the job's Python functions known to a session."""
-    for number, node in job.functions.items():
-        spark.udf.register(f"python_{number}", Step.of(node).call, RESULT)
+    for function in job.functions:
+        spark.udf.register(f"python_{function.number}", Call(function).call, RESULT)
 
 
 @dataclass(frozen=True)
-class Step:
-    """One function and what it gives."""
+class Call:
+    """One function, called for each record that gets to it."""
 
-    function: Pickled
-    gives: str
-    takes: Pickled | None
-    returns: Pickled | None
-
-    @classmethod
-    def of(cls, node: nodes.Apply) -> Step:
-        """The step of a node."""
-        takes, returns = (None if one is None else Pickled.of(one) for one in (node.takes, node.returns))
-        return cls(Pickled.of(node.function), node.gives, takes, returns)
+    of: PythonFunction
 
     @cached_property
     def _decode(self) -> Callable[[str], Any]:
-        return msgspec.json.Decoder(self.takes.value if self.takes else Any).decode
+        return msgspec.json.Decoder(self.of.takes.value if self.of.takes else Any).decode
 
     def call(self, passed: bool | None, key: str | None, value: str | None) -> dict[str, Any] | None:
         """The function's result for one record."""
@@ -58,8 +47,8 @@ class Step:
             return {"error": said(error)}
 
     def _result(self, key: str | None, value: Any) -> dict[str, Any]:
-        function = self.function.value
-        match self.gives:
+        function = self.of.function.value
+        match self.of.gives:
             case "nothing":
                 function(key, value)
                 return {}
@@ -72,7 +61,7 @@ class Step:
             case "records":
                 return {"items": [self._pair(pair) for pair in function(key, value)]}
             case "values":
-                return {"items": [{"value": self._json(one)} for one in function(key, value)]}
+                return {"items": [{"value": self._json(element)} for element in function(key, value)]}
             case _:
                 return {"value": self._json(function(key, value))}
 
@@ -90,7 +79,7 @@ class Step:
 
     @cached_property
     def _declared(self) -> Declared:
-        return Declared(Any if self.returns is None else self.returns.value)
+        return Declared(Any if self.of.returns is None else self.of.returns.value)
 
 
 def _key(key: Any) -> str | None:

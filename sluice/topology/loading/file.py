@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
 from sluice.errors import SluiceError, TopologyError
 from sluice.topology.pipeline import Pipeline
+from sluice.values.modules import load_module
 
 LOAD_SECONDS = 10.0
 """How long the import of a pipeline's file may take. Airflow allows 30 s for the file that makes all pipelines' DAGs."""
@@ -85,22 +83,3 @@ def _place(file: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == file.absolute():
         lines.append(error.lineno)
     return f"{file.name}:{lines[-1]}" if lines else file.name
-
-
-def load_module(file: Path, name: str = "") -> ModuleType:
-    """Import a pipeline's file once per process, by default under a name that no installed module can have."""
-    # With a dot, pickle would look for a package.
-    name = name or f"sluice-pipeline:{file.absolute()}".replace(".", "_")
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

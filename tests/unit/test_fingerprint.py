@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluice.topology.fingerprint import fingerprint
+from sluice.values.fingerprint import fingerprint
 
 Load = Callable[[str], ModuleType]
 

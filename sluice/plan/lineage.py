@@ -1,0 +1,99 @@
+"""What a store's or operator's state is made by, in words: state stays valid as long as these words stay the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sluice.errors import TopologyError
+from sluice.topology import drawing, nodes
+from sluice.topology.serdes import fields_of
+from sluice.values.records import TEXT_FIELD
+from sluice.values.references import Reference
+
+
+def made_by(node: nodes.Node) -> str:
+    """The steps before an operator, in the author's words; of a contract only the fields that are used matter."""
+    steps = [*_ancestors(node)]
+    texts = " ".join(drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source))
+    return " > ".join(
+        _source(step, texts) if isinstance(step, nodes.Source) else does(step)
+        for step in steps
+        if not (isinstance(step, nodes.Apply) and step.gives == "nothing")  # a peek changes no result
+    )
+
+
+def _source(source: nodes.Source, texts: str) -> str:
+    """What a topic's records are to the expressions in `texts`."""
+    kind = source.kind.replace("_", " ")
+    key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
+    time = f"event time {source.event_time or 'of the record'} {source.zone}"
+    if source.on_time == "clock":
+        time += ", or that of processing"
+    nulls = ["nulls kept"] if source.nulls == "keep" else []
+    used = [
+        f"{name} {sql}"
+        for name, sql in source.fields.items()
+        if name in (source.key, source.event_time) or re.search(rf"(?<!\w){re.escape(name)}(?!\w)", texts)
+    ]
+    return ", ".join([f"{kind} {source.topic}", key, time, *nulls, *used])
+
+
+def does(node: nodes.Node) -> str:
+    """What a step does, in the author's words and with the types that he declares."""
+    types = ""
+    match node:
+        case nodes.Apply(takes=takes, fields=fields):
+            types = f"({declared(takes)}) gives {', '.join(f'{name} {sql}' for name, sql in fields.items())}"
+        case nodes.Process(takes=takes, stores=stores, queryable=queryable):
+            # Stores that can be queried are compared by themselves.
+            kept = {} if queryable else stores
+            types = f"({declared(takes)}) {', '.join(f'{name} {declared(kind)}' for name, (kind, _) in kept.items())}"
+    return " ".join(text.strip() for text in (drawing.title(node), drawing.detail(node), types) if text)
+
+
+def declared(kind: Any) -> str:
+    """The type of a processor's values, as far as Spark SQL has one for it."""
+    try:
+        fields = {} if kind is Any else fields_of(kind)
+    except TopologyError:
+        fields = {}
+    if list(fields) == [TEXT_FIELD]:
+        return fields[TEXT_FIELD].lower() or "variant"
+    return f"struct<{','.join(f'{name}:{sql.lower()}' for name, sql in fields.items())}>" if fields else "variant"
+
+
+def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference], ...]:
+    """The author's functions that these operators' states depend on, each with a name that no other one has."""
+    steps = dict.fromkeys(step for node in stateful for step in (*_ancestors(node), node))
+    counts: dict[str, int] = {}
+    functions = []
+    for step in steps:
+        for function in _functions(step):
+            name = f"{function.name} ({drawing.title(step)})"
+            counts[name] = counts.get(name, 0) + 1
+            functions.append((name if counts[name] == 1 else f"{name} {counts[name]}", function))
+    return tuple(functions)
+
+
+def _functions(node: nodes.Node) -> Iterator[Reference]:
+    functions: tuple[Any, ...] = ()
+    match node:
+        case nodes.Source(serde=serde, key_decode=key_decode):
+            functions = (serde.decode, key_decode)
+        case nodes.Apply(function=function, gives=gives) if gives != "nothing":
+            functions = (function,)
+        case nodes.Transform(function=function):
+            functions = (function,)
+        case nodes.Aggregate(python=nodes.PythonAggregate() as python):
+            functions = (python.initializer, python.adder, python.subtractor, python.merger)
+        case nodes.Process(processor=processor):
+            functions = (processor,)
+    yield from (Reference(function) for function in dict.fromkeys(functions) if function is not None)
+
+
+def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:
+    for parent in nodes.parents(node):
+        yield from _ancestors(parent)
+        yield parent

@@ -1,0 +1,44 @@
+"""Topics that a job reads and writes, as values made of a topology's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sluice.plan.builder import column_name
+from sluice.plan.steps import Sink, Source, SourceField, Step
+from sluice.topology import drawing, nodes
+from sluice.topology.serdes import is_object
+from sluice.values.references import Reference, reference
+
+
+def step_of(node: nodes.Node) -> Step:
+    """A node as messages and counts name it."""
+    return Step(node.number, node.name, drawing.title(node), drawing.detail(node), node.at, node.on_error)
+
+
+def topics_of(node: nodes.Node) -> tuple[str, ...]:
+    """The topics that a node's records come from."""
+    return tuple(source.topic for source in nodes.sources_of(node))
+
+
+def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[str] = ()) -> Source:
+    """A topic of whose values the fields `read` are read; `keys` are those that are keys as they stand."""
+    serde = node.serde
+    return Source(
+        number=node.number, topic=node.topic, kind=node.kind,
+        contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,
+        is_object=is_object(serde.contract), decode=reference(serde.decode), key=node.key,
+        key_decode=reference(node.key_decode), event_time=node.event_time, zone=node.zone,
+        max_ahead_ms=node.max_ahead_ms, nulls=node.nulls, on_time=node.on_time, on_error=node.on_error,
+        types=dict(node.fields),
+        fields=tuple(SourceField(name, column_name(f"s{node.number}", name), name in keys) for name in read),
+    )  # fmt: skip
+
+
+def sink_of(node: nodes.Sink) -> Sink:
+    """A topic that is written."""
+    return Sink(
+        number=node.number, topic=node.topic, encode=reference(node.encode), encode_key=reference(node.encode_key),
+        delivery=node.delivery, is_windowed=nodes.window_of(node.parent) is not None, on_error=node.on_error,
+        at=node.at,
+    )  # fmt: skip

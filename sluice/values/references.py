@@ -1,0 +1,62 @@
+"""An author's functions and classes as values of a plan."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from sluice.values.fingerprint import fingerprint
+
+
+class Loader(Protocol):
+    """Finds a function or class again, in the process that a pickle has come to."""
+
+    @property
+    def value(self) -> Any:
+        """The function or class."""
+
+
+class Reference:
+    """A function, class or instance of an author.
+
+    How it is pickled is up to the engine (`engine.steps.pickling`), since Spark's tasks may not be able to import its module.
+    What has come out of a pickle is looked up when `value` is first read. Two references are equal if they refer to
+    the same object, or to functions with the same code.
+    """
+
+    def __init__(self, value: Any = None, loader: Loader | None = None) -> None:
+        self._value = value
+        self.loader = loader
+
+    @property
+    def value(self) -> Any:
+        """The function, class or instance itself."""
+        if self._value is None and self.loader is not None:
+            self._value = self.loader.value
+        return self._value
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return getattr(self.value, "__qualname__", type(self.value).__qualname__)
+
+    def fingerprint(self) -> str:
+        """A hash of its code."""
+        return fingerprint(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Reference):
+            return NotImplemented
+        if self.value == other.value:
+            return True
+        return callable(self.value) and callable(other.value) and self.fingerprint() == other.fingerprint()
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"Reference({self.name})"
+
+
+def reference(value: Any) -> Reference | None:
+    """A reference, or None for None."""
+    return None if value is None else Reference(value)

@@ -1,0 +1,51 @@
+"""A plan is data: what comes out of a pickle equals what went in."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from sluice import Pipeline
+from sluice.engine.steps import pickling
+from sluice.plan import Plan, load_plan, plan
+from sluice.topology import load_pipelines
+from sluice.values.references import Reference
+
+FOLDER = Path(__file__).parents[2] / "spark_jobs"
+pickling.register()
+NAMES = [pipeline.name for pipeline in load_pipelines(FOLDER).pipelines]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_survives_a_pickle(name: str) -> None:
+    planned = load_plan(FOLDER, name)
+    again: Plan = pickle.loads(pickle.dumps(planned))
+    assert again == planned
+    assert again.jobs is not planned.jobs
+
+
+def doubled(value: str) -> str:
+    return 2 * value
+
+
+def test_a_function_of_a_module_is_found_by_its_name() -> None:
+    again: Reference = pickle.loads(pickle.dumps(Reference(doubled)))
+    assert again.value is doubled
+
+
+def test_a_lambda_travels_with_its_code() -> None:
+    times = 3
+
+    def planned(times: int) -> Plan:
+        pipeline = Pipeline("p")
+        pipeline.stream("words", value=str).map_values(lambda value: value * times, returns=str).to("out")
+        return plan(pipeline)
+
+    (job,) = planned(times).jobs
+    again: Reference = pickle.loads(pickle.dumps(job.functions[0].function))
+    assert again.value("ab") == "ababab"
+    assert again == job.functions[0].function
+    (other,) = planned(4).jobs
+    assert again != other.functions[0].function
