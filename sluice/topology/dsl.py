@@ -16,7 +16,7 @@ from sluice.errors import TopologyError
 from sluice.operators.processor import Processor
 from sluice.topology import arguments, expression_checks, expressions, nodes
 from sluice.topology.expressions import Column
-from sluice.topology.functions import Function, Not, require_callable, with_key
+from sluice.topology.functions import Function, require_callable, with_key
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, fields_of, is_object, serde_of
 from sluice.topology.source_line import source_line
@@ -24,6 +24,7 @@ from sluice.topology.windows import Duration, kept_for, milliseconds
 from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD, Delivery, How, OnError
 from sluice.values.sql import quoted
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
+from sluice.values.wrappers import Not
 
 V = TypeVar("V")
 """A stream's or a table's values."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from sluice.errors import TopologyError
+from sluice.values.wrappers import WithoutKey
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -50,30 +51,3 @@ def _accepts(where: str, function: Any, arguments: tuple[str, ...]) -> bool:
 
 def _signature(function: Function) -> str:
     return f"{getattr(function, '__name__', repr(function))}{inspect.signature(function)}"
-
-
-class Wrapper:
-    """A function around an author's function, under the author's name.
-
-    `__wrapped__` leads pickling and fingerprints to the author's own module and code.
-    """
-
-    def __init__(self, function: Function) -> None:
-        self.function = self.__wrapped__ = function
-        for name in ("__module__", "__name__", "__qualname__"):
-            if hasattr(function, name):
-                setattr(self, name, getattr(function, name))
-
-
-class WithoutKey(Wrapper):
-    """Leaves the key out."""
-
-    def __call__(self, key: str | None, *arguments: Any) -> Any:
-        return self.function(*arguments)
-
-
-class Not(Wrapper):
-    """The opposite of a condition."""
-
-    def __call__(self, *arguments: Any) -> bool:
-        return not self.function(*arguments)

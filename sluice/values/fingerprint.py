@@ -18,7 +18,7 @@ from decimal import Decimal
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from sluice.topology.functions import Wrapper
+from sluice.values.wrappers import Wrapper
 
 _PLAIN = (type(None), bool, int, float, str, bytes, Decimal)
 _DIGITS = 16

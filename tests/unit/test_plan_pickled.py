@@ -45,7 +45,7 @@ def test_a_lambda_travels_with_its_code() -> None:
 
     (job,) = planned(times).jobs
     again: Reference = pickle.loads(pickle.dumps(job.functions[0].function))
-    assert again.value("ab") == "ababab"
+    assert again.value(None, "ab") == "ababab"
     assert again == job.functions[0].function
     (other,) = planned(4).jobs
     assert again != other.functions[0].function
