@@ -86,8 +86,6 @@ class Operator(Protocol[S]):
     """
 
     state_type: Any
-    drops_null_values: bool
-    """Whether rows with a null value do not advance stream time. Rows with a null key never do."""
 
     def begin(self) -> S:
         """Return the state of a key that has none yet."""

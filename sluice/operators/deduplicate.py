@@ -15,7 +15,6 @@ class Deduplicate:
     """
 
     state_type: Any = list[int]
-    drops_null_values = False
 
     def __init__(self, within: int) -> None:
         self.within = within

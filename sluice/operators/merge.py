@@ -11,7 +11,6 @@ class Merge(Timeless):
     """Passes every record on unchanged, without state: the runner has already sorted the records."""
 
     state_type: Any = None
-    drops_null_values = False
 
     def begin(self) -> None:
         pass

@@ -20,8 +20,6 @@ class Process:
     fails for a record or a timer, that record or timer is rejected; the timer counts as fired.
     """
 
-    drops_null_values = False
-
     def __init__(
         self,
         make: Callable[[], Processor],

@@ -98,7 +98,6 @@ class Suppress:
     """
 
     state_type: Any = State
-    drops_null_values = False
 
     def __init__(
         self,

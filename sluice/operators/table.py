@@ -21,7 +21,6 @@ class Latest(Timeless):
     """
 
     state_type: Any = Held
-    drops_null_values = False
 
     def __init__(self, *, retracts: bool = False) -> None:
         self.retracts = retracts

@@ -338,7 +338,7 @@ class PlannedPipeline:
 
     name: str
     workers: int
-    idle_ms: int | None
+    idle_timeout_ms: int | None
     max_failures: float
     file: Path | None
     dead_letters: str

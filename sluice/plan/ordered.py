@@ -267,7 +267,7 @@ class Planner:
             values = tuple(sqls.get(f"argument{i}", "NULL") for i in range(len(functions)))
         else:
             values = (scope.value(builder) if scope.raw is None else "value",)
-        valued = isinstance(node, nodes.Join) or (
+        valued = (isinstance(node, nodes.Join) and not nodes.is_table(node)) or (
             isinstance(node, nodes.Aggregate) and (node.window is None or isinstance(node.window, SlidingWindow))
         )
         edge = Edge(

@@ -79,7 +79,7 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
     return PlannedPipeline(
         name=pipeline.name,
         workers=pipeline.workers,
-        idle_ms=pipeline.idle_ms,
+        idle_timeout_ms=pipeline.idle_timeout_ms,
         max_failures=pipeline.max_failures,
         file=pipeline.file,
         dead_letters=pipeline.dead_letters,

@@ -29,7 +29,7 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
         contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,
         is_object=is_object(serde.contract), decode=reference(serde.decode), key=node.key,
         key_decode=reference(node.key_decode), event_time=node.event_time, zone=node.zone,
-        max_ahead_ms=node.max_ahead_ms, nulls=node.nulls, on_time=node.on_time, on_error=node.on_error,
+        max_future_skew_ms=node.max_future_skew_ms, nulls=node.nulls, on_time=node.on_time, on_error=node.on_error,
         types=dict(node.fields),
         fields=tuple(SourceField(name, column_name(f"s{node.number}", name), name in keys) for name in read),
     )  # fmt: skip

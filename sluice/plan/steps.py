@@ -62,7 +62,7 @@ class Source:
     """The field that holds the event's time; None: the record's own time."""
     zone: str
     """The time zone of event times that name none."""
-    max_ahead_ms: int
+    max_future_skew_ms: int
     nulls: OnNull
     on_time: OnTime
     on_error: OnError

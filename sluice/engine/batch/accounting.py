@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import dead_letters
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
-from sluice.engine.batch.stream_time import SEEN, Clock
+from sluice.engine.batch.stream_time import SEEN, Clock, Mask
 from sluice.engine.read.decode import DeadLetter
 from sluice.errors import EngineError
 from sluice.plan import Failure, Job, OrderedJob, Sink
 
-Mask = npt.NDArray[np.bool_]
 Part = tuple[str, int]
 """Topic and partition."""
 

@@ -1,13 +1,22 @@
-"""How far everything is closed: the stream time that every partition of an operator's topics has reached.
+"""Stream time: the largest event time that an operator has seen in a partition, and how far everything is closed.
 
-A partition in which nothing was seen yet can still bring anything, and holds up all others: unless the pipeline
-declares after which time without a record a partition is `idle_timeout`, and left out.
+Late rows move an operator's stream time like any other. A row without a key does not, nor does one without a value
+where the operator drops such rows. What waits for stream time is closed once every partition of the operator's topics
+has reached it. A partition in which nothing was seen yet can still bring anything, and holds up all others: unless the
+pipeline declares after which time without a record a partition is idle (`idle_timeout`), and left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.int64]
+"""Epoch ms."""
+Mask = npt.NDArray[np.bool_]
 
 BEFORE_ALL = -1
 """Stream time where nothing was seen yet."""
@@ -50,3 +59,20 @@ class Clock:
             return False
         seen = self.times.get(f"{SEEN}/{topic}/{partition}", BEFORE_ALL)
         return self.now - seen > self.idle_timeout_ms
+
+
+def advance(times: Times, moves: Mask, begin: int) -> tuple[Times, Times]:
+    """Stream time before and with each of an operator's rows, in their order; `moves`: which of them move it."""
+    after = np.maximum(np.maximum.accumulate(np.where(moves, times, BEFORE_ALL)), begin)
+    return np.concatenate(([begin], after[:-1])), after
+
+
+def advance_joint(times: Times, there: Mask, whole: Mask, begin: int, closed: int) -> tuple[Times, Times, Times]:
+    """The same for a join of two streams, whose sides share their stream time; third, how far it is closed.
+
+    Every row that is `there` moves stream time. But unmatched records come out only with a `whole` row, one that has a
+    key and a value, and is not out of order: a row's `before` is the stream time of the last such row before it.
+    """
+    _, after = advance(times, there, begin)
+    before, closed_after = advance(times, whole & (times == after), closed)
+    return before, after, closed_after

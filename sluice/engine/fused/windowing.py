@@ -19,12 +19,10 @@ import pyarrow as pa
 from sluice.engine.batch.accounting import Clocks, Fate, Part, PartFacts, RecordSinks, Task, truth
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Clock
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Clock, Times, advance
 from sluice.plan import AggregationGroup, FusedJob
 from sluice.state.model import NO_WINDOW
 from sluice.values.windows import Window
-
-Times = npt.NDArray[np.int64]
 
 TIME = pa.timestamp("us", tz="UTC")
 STATE_KEY = {"group_id": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": "BIGINT"}
@@ -50,7 +48,7 @@ def place(times: Times, window: Window, stream_time: int, closed: int = BEFORE_A
     """
     if not len(times):
         return Placed(np.empty(0, np.intp), times, 0, stream_time)
-    running = np.maximum(np.maximum.accumulate(times), stream_time)
+    _, running = advance(times, np.ones(len(times), bool), stream_time)
     # A row for each record, a column for each window that may hold it, oldest first.
     hops = np.arange(-(-window.size_ms // window.every_ms))[::-1] * window.every_ms
     starts = (times - times % window.every_ms)[:, None] - hops

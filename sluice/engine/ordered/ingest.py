@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.batch.accounting import Clocks, Mask, Part, PartFacts, RecordSinks, Task, truth
+from sluice.engine.batch.accounting import Clocks, Part, PartFacts, RecordSinks, Task, truth
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.rows import CLOCK, SCHEMA, places, rows
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, advance, advance_joint
 from sluice.plan import Edge, OrderedJob, OrderedOperator
-
-Times = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -159,10 +157,10 @@ class Ingest:
             mine = np.ones(len(times), bool) if mask is None else mask
             # What was closed stays closed, though a partition was idle and comes back.
             begin = max(task.time(name, part), task.clock.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL))
-            running = _running(np.where(moves & mine, times, BEFORE_ALL), begin)
-            stream_times.set(side.side, mine, running, begin)
+            before, after = advance(times, moves & mine, begin)
+            stream_times.set(side.side, mine, before, after)
             if (moves & mine).any():
-                task.parts[part].times[f"{name}/{part[0]}/{part[1]}"] = int(running[-1])
+                task.parts[part].times[f"{name}/{part[0]}/{part[1]}"] = int(after[-1])
 
     def _advance_joint(
         self,
@@ -179,27 +177,23 @@ class Ingest:
         carried = [task.clock.closed(operator.time_name(side.side), side.topics) for side in operator.sides]
         own = [task.clock.of(operator.time_name(side.side), *part) for side in operator.sides for part, _ in parts]
         begin = task.joint.setdefault(operator.number, max(*carried, *own))
-        running = _running(np.where(there, times, BEFORE_ALL), begin)
-        task.joint[operator.number] = int(running[-1])
-        # Every row moves the time. But unmatched records come out only with a whole row that is not out of order.
-        whole = np.logical_or.reduce(list(moves.values()))
         since = task.clock.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
         since = task.closed.setdefault(operator.number, since)
-        closed = _running(np.where(whole & (times == running), times, BEFORE_ALL), since)
-        task.closed[operator.number] = int(closed[-1])
-        alone = dict.fromkeys(present, running)
+        whole = np.logical_or.reduce(list(moves.values()))
+        before, after, closed = advance_joint(times, there, whole, begin, since)
+        task.joint[operator.number], task.closed[operator.number] = int(after[-1]), int(closed[-1])
+        alone = dict.fromkeys(present, after)
         if self.interleaved:
             # Only where both sides come in one task is it known how far each is when the other's record comes.
             for side in operator.sides:
                 name = f"{operator.time_name(side.side)}.whole"
                 since_side = task.alone.setdefault(name, task.clock.closed(name, side.topics))
-                alone[side.side] = _running(np.where(moves[side.side], times, BEFORE_ALL), since_side)
+                _, alone[side.side] = advance(times, moves[side.side], since_side)
                 task.alone[name] = int(alone[side.side][-1])
                 for part, _ in parts:
                     if part[0] in side.topics:
                         task.parts[part].times[f"{name}/{part[0]}/{part[1]}"] = task.alone[name]
-        before = np.concatenate(([since], closed[:-1]))
-        stream_times.set_joint(running, before, alone)
+        stream_times.set_joint(before, after, alone)
 
     @staticmethod
     def _note(operator: OrderedOperator, times: Times, parts: list[tuple[Part, Mask | None]], task: _Task) -> None:
@@ -268,10 +262,6 @@ class Ingest:
         return times.get(0), times.get(1)
 
 
-def _running(times: Times, begin: int) -> Times:
-    return np.maximum(np.maximum.accumulate(times), begin)
-
-
 class _StreamTimes:
     """Stream time before and with every record, by side."""
 
@@ -280,23 +270,18 @@ class _StreamTimes:
         self._columns: dict[int, dict[str, Times]] = {}
         self._joint: dict[str, Times] = {}
 
-    def set(self, side: int, mine: Mask, running: Times, begin: int) -> None:
+    def set(self, side: int, mine: Mask, before: Times, after: Times) -> None:
         """Stream time of the records of one partition."""
         columns = self._columns.setdefault(
             side, {name: np.full(self._count, BEFORE_ALL) for name in ("before", "after")}
         )
-        columns["after"][mine] = running[mine]
-        columns["before"][mine] = np.concatenate(([begin], running[:-1]))[mine]
+        columns["before"][mine], columns["after"][mine] = before[mine], after[mine]
 
-    def set_joint(self, running: Times, before: Times, reached: dict[int, Times]) -> None:
+    def set_joint(self, before: Times, after: Times, reached: dict[int, Times]) -> None:
         """Stream time that two sides share."""
         unknown = np.full(self._count, BEFORE_ALL)
-        self._joint = {
-            "after": running,
-            "before": before,
-            "left_time": reached.get(0, unknown),
-            "right_time": reached.get(1, unknown),
-        }
+        left, right = (reached.get(side, unknown) for side in (0, 1))
+        self._joint = {"before": before, "after": after, "left_time": left, "right_time": right}
 
     def columns(self, side: int) -> dict[str, Times]:
         """The columns of a side's rows."""

@@ -77,8 +77,6 @@ class Adding:
 class Aggregation(Adding):
     """An aggregation of a stream. A row that fails leaves the state as it was."""
 
-    drops_null_values = False
-
     def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
@@ -110,8 +108,6 @@ class Aggregation(Adding):
 class Aggregate(Timeless, Aggregation):
     """One aggregate per key of a stream."""
 
-    drops_null_values = True
-
     def _take(self, state: State, row: Row, out: Output) -> None:
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
@@ -125,8 +121,6 @@ class TableAggregate(Timeless, Adding):
     If either fails, neither takes effect: the aggregate keeps the old value, although the table's row has the new one.
     When the row changes again, the value that the aggregate kept is subtracted, not the one that was never added.
     """
-
-    drops_null_values = False
 
     def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)

@@ -26,8 +26,6 @@ class SlidingAggregate(Aggregation):
     for a window that ends before stream time - grace: such a window is neither created nor changed.
     """
 
-    drops_null_values = True
-
     def __init__(self, calculation: Calculation, window: Sliding, *, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)
         self.window = window

@@ -33,7 +33,6 @@ class TableJoin(Timeless):
     """
 
     state_type: Any = Pair
-    drops_null_values = False
 
     def __init__(self, how: How, *, retracts: bool = False) -> None:
         self.how = how
@@ -85,7 +84,6 @@ class StreamTableJoin(Timeless):
     """
 
     state_type: Any = Entry
-    drops_null_values = False
 
     def __init__(self, how: How, *, mapped: bool = False) -> None:
         self.how = how

@@ -29,7 +29,6 @@ class ForeignKeyJoin(Timeless):
     """
 
     state_type: Any = Referred
-    drops_null_values = False
 
     def __init__(self, how: Literal["inner", "left"], *, retracts: bool = False) -> None:
         self.how = how

@@ -92,7 +92,6 @@ class StreamJoin:
     """
 
     state_type: Any = Sides
-    drops_null_values = True
 
     def __init__(self, how: How, before: int, after: int, grace: int) -> None:
         self.outer = how in ("left", "outer"), how == "outer"

@@ -8,8 +8,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from sluice.engine.batch.stream_time import BEFORE_ALL, advance, advance_joint
 from sluice.operators.base import LEFT, RIGHT, Operator, Row, Window
-from sluice.operators.clock import Clock, JoinClock
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.suppress import Suppress
@@ -96,32 +98,50 @@ class Ran:
         return {at: value for at, value in last.items() if value is not None}
 
 
-def run(operator: Operator[Any], rows: Sequence[Given], cuts: Collection[int] = ()) -> Ran:
-    """Feed the rows; after those whose number is in `cuts`, and after the last, a batch ends."""
+def run(
+    operator: Operator[Any], rows: Sequence[Given], cuts: Collection[int] = (), *, drops_null_values: bool = False
+) -> Ran:
+    """Feed the rows; after those whose number is in `cuts`, and after the last, a batch ends.
+
+    `drops_null_values`: rows without a value do not move stream time.
+    """
     ran = Ran()
-    joins = isinstance(operator, StreamJoin)
-    clock = JoinClock() if joins else Clock(drops_null_values=operator.drops_null_values)
+    before, after, closed, reached = stream_times(operator, rows, drops_null_values)
     decode = state_decoder(operator.state_type)
     states: dict[str | None, Any] = {}
-    for number, given in enumerate(rows, 1):
+    for number, given in enumerate(rows):
         value = None if given.value is None else json.dumps(given.value)
-        clock.see(given.key, value, given.time, given.side)
         if given.key is None:
             state = operator.begin()
         elif given.key in states:
             state = states[given.key]
         else:
             state = decode(ran.states[given.key]) if given.key in ran.states else operator.begin()
-        reached = clock.reached if isinstance(clock, JoinClock) else (-1, -1)
-        times = clock.before, clock.after, given.side, given.old, given.window, reached, given.foreign
+        times = before[number], after[number], given.side, given.old, given.window, reached[number], given.foreign
         operator.process(state, Row(given.key, value, given.time, *times), ran)
         if given.key is not None:
             states[given.key] = state
-        if number in cuts or number == len(rows):
+        if number + 1 in cuts or number + 1 == len(rows):
             ran.states |= {key: encode_state(state) for key, state in states.items() if key is not None}
             states = {}
-            _close(operator, ran, clock.closed, reached)
+            _close(operator, ran, closed[number], reached[number])
     return ran
+
+
+def stream_times(
+    operator: Operator[Any], rows: Sequence[Given], drops_null_values: bool
+) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
+    """Before and with each row, how far everything is closed then, and how far the sides of a join are."""
+    times = np.array([given.time for given in rows], np.int64)
+    keyed = np.array([given.key is not None for given in rows], bool)
+    whole = keyed & np.array([given.value is not None for given in rows], bool)
+    if not isinstance(operator, StreamJoin):
+        before, after = advance(times, whole if drops_null_values else keyed, BEFORE_ALL)
+        return before.tolist(), after.tolist(), after.tolist(), [(BEFORE_ALL, BEFORE_ALL)] * len(rows)
+    before, after, closed = advance_joint(times, np.ones(len(rows), bool), whole, BEFORE_ALL, BEFORE_ALL)
+    is_left = np.array([given.side == LEFT for given in rows], bool)
+    left, right = (advance(times, whole & side, BEFORE_ALL)[1].tolist() for side in (is_left, ~is_left))
+    return before.tolist(), after.tolist(), closed.tolist(), list(zip(left, right, strict=True))
 
 
 def _close(operator: Operator[Any], ran: Ran, closed: int, reached: tuple[int, int]) -> None:

@@ -132,7 +132,8 @@ def test_sliding_is_late_for_a_window_that_ends_before_stream_time_less_grace() 
 
 
 def test_sliding_drops_null_values_which_move_no_time() -> None:
-    ran = run(SlidingAggregate(COUNT, Sliding(3)), [Given("a", None, 100), *at(5)])
+    rows = [Given("a", None, 100), *at(5)]
+    ran = run(SlidingAggregate(COUNT, Sliding(3)), rows, drops_null_values=True)
     assert (counts(ran), ran.dropped) == ({(2, 5): 1}, {"null_value": 1})
 
 
