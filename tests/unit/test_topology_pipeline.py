@@ -16,8 +16,9 @@ from sluice import Decimal2, Pipeline, session, struct, tumbling
 from sluice.errors import TopologyError
 from sluice.topology import nodes
 from sluice.topology.dsl import Stream
-from sluice.topology.functions import Not, with_key
+from sluice.topology.functions import with_key
 from sluice.topology.windows import milliseconds
+from sluice.values.wrappers import Not
 
 
 class Sale(Struct):
