@@ -1,6 +1,6 @@
-"""Write docs/reference.md and the drawings from the code: what an author uses, commands, settings, errors.
+"""Generate docs/reference.md and the drawings from the code: public API, commands, settings, errors.
 
-`make docs` runs it; a test fails when a docstring has changed and the page has not.
+`make docs` runs it; a test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from sluice import Client, client, errors, query, settings, topology
+from sluice import Client, Routes, Stores, client, errors, query, settings, topology
 from sluice.cli import app
 from sluice.operators import processor
 from sluice.query import Reader
@@ -30,23 +30,25 @@ PUBLIC: dict[str, list[Any]] = {
         topology.load_pipeline, topology.load_pipelines,
     ],
     "Processors": [processor.Processor, processor.Record, processor.Context, processor.Store, processor.Timer],
-    "Asking the REST view from Python": [
+    "Querying the REST API from Python": [
         Client, client.Entries, client.Entry, client.Groups, client.Group, client.Change,
     ],
-    "Asking shards from Python": [Reader, query.AsOf, query.Answer, query.Entry],
+    "Routes of your own": [Routes, Stores],
+    "Querying shards from Python": [Reader, query.AsOf, query.Answer, query.Entry],
     "Testing": [TopologyTestDriver, Output, kafka.EmbeddedKafka],
 }  # fmt: skip
-"""What the page describes; everything else may change without notice."""
+"""The public API; everything else may change without notice."""
 _HIDDEN = {"add", "claim", "expire", "turn_to"}
 _MADE_BY_METHODS = {
     topology.Stream, topology.GroupedStream, topology.WindowedStream, topology.Table, topology.GlobalTable,
     topology.GroupedTable, processor.Processor, processor.Context, processor.Store,
+    Stores,
 }  # fmt: skip
 
 
 def page() -> str:
     """The reference, as Markdown."""
-    parts = ["# Reference\n\nMade from the docstrings by `make docs`.", _extras()]
+    parts = ["# Reference\n\nGenerated from the docstrings by `make docs`.", _extras()]
     for title, objects in PUBLIC.items():
         parts += [f"## {title}", *(_describe(one) for one in objects)]
     parts += ["## Commands", *_commands(), "## Settings", _after_first_line(settings.__doc__), "## Errors", _errors()]
@@ -59,9 +61,9 @@ def drawings() -> dict[str, str]:
 
 
 def _extras() -> str:
-    """What has no docstring of its own: the columns of every record."""
+    """The columns of every record, which have no docstring."""
     columns = ", ".join(f"`{name}` ({kind})" for name, kind in METADATA.items())
-    return f"In every expression, beside the value's own fields: {columns}."
+    return f"Every expression can read the value's fields and these columns: {columns}."
 
 
 def _describe(thing: Any) -> str:
@@ -71,7 +73,7 @@ def _describe(thing: Any) -> str:
 
 
 def _members(kind: Any) -> Iterator[tuple[str, str, str]]:
-    """Public methods and properties in the order in which they are written; those of a described base stand there."""
+    """Public methods and properties in source order, without those of a base class that the page describes."""
     described = {one for objects in PUBLIC.values() for one in objects} - {kind}
     for base in (one for one in getattr(kind, "__mro__", ()) if one.__module__.startswith("sluice.")):
         for name, member in vars(base).items() if base not in described else ():
@@ -84,24 +86,26 @@ def _members(kind: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _signature(thing: Any) -> str:
-    found = inspect.signature(thing)
-    shown = [_with_default(one) for one in found.parameters.values() if one.name != "self"]
-    keyword_only = next((i for i, one in enumerate(shown) if one[1]), None)
-    texts = [text for text, _ in shown]
+    signature = inspect.signature(thing)
+    parameters = [_with_default(parameter) for parameter in signature.parameters.values() if parameter.name != "self"]
+    keyword_only = next((i for i, (_, is_keyword) in enumerate(parameters) if is_keyword), None)
+    texts = [text for text, _ in parameters]
     if keyword_only is not None and not any(text.startswith("*") for text in texts[:keyword_only]):
         texts.insert(keyword_only, "*")
-    returned = found.return_annotation
-    is_told = isinstance(returned, str) and returned != "None"
-    return f"({', '.join(texts)})" + (f" -> {returned}" if is_told else "")
+    result = signature.return_annotation
+    returns = f" -> {result}" if isinstance(result, str) and result != "None" else ""
+    return f"({', '.join(texts)}){returns}"
 
 
-def _with_default(one: inspect.Parameter) -> tuple[str, bool]:
-    """A parameter as its author wrote it, and whether it must be named."""
-    star = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
-    simple = isinstance(one.default, str | int | None)
-    default = "" if one.default is one.empty else f" = {one.default!r}" if simple else " = ..."
-    annotation = str(one.annotation).strip('"').replace("'", '"')
-    return f"{star}{one.name}: {annotation}{default}", one.kind is one.KEYWORD_ONLY
+def _with_default(parameter: inspect.Parameter) -> tuple[str, bool]:
+    """A parameter as written in the source, and whether it is keyword-only."""
+    star = (
+        "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+    )
+    simple = isinstance(parameter.default, str | int | None)
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}" if simple else " = ..."
+    annotation = str(parameter.annotation).strip('"').replace("'", '"')
+    return f"{star}{parameter.name}: {annotation}{default}", parameter.kind is parameter.KEYWORD_ONLY
 
 
 def _text(thing: Any) -> str:
