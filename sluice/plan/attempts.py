@@ -32,9 +32,9 @@ _CHOICES = exp.Coalesce | exp.If | exp.Case
 _SAFE_FUNCTIONS = frozenset({"isnull", "isnotnull"})
 
 
-def may_fail(text: str, known: Types) -> bool:
+def may_fail(text: str, types: Types) -> bool:
     """Whether the expression can fail for some record, given the known types of its fields."""
-    return not _is_safe(tree_of(text), known)
+    return not _is_safe(tree_of(text), types)
 
 
 def causes(text: str) -> Iterator[tuple[str, str]]:
@@ -54,47 +54,47 @@ def causes(text: str) -> Iterator[tuple[str, str]]:
             yield part, f"{why} in {part}"
 
 
-def _is_safe(node: exp.Expr, known: Types) -> bool:
-    return _is_safe_itself(node, known) and all(_is_safe(child, known) for child in node.iter_expressions())
+def _is_safe(node: exp.Expr, types: Types) -> bool:
+    return _is_safe_itself(node, types) and all(_is_safe(child, types) for child in node.iter_expressions())
 
 
-def _is_safe_itself(node: exp.Expr, known: Types) -> bool:
+def _is_safe_itself(node: exp.Expr, types: Types) -> bool:
     match node:
         case exp.Cast():
             # sqlglot parses Spark's CAST as a TryCast; only TRY_CAST sets `safe`.
-            return bool(node.args.get("safe")) or node.to.sql(dialect="spark") == "STRING" or _is_widening(node, known)
+            return bool(node.args.get("safe")) or node.to.sql(dialect="spark") == "STRING" or _is_widening(node, types)
         case exp.Anonymous():
             return node.name.lower() in _SAFE_FUNCTIONS
         case exp.Add() | exp.Sub() | exp.Mul():
-            digits = decimal_digits(node, known)
+            digits = decimal_digits(node, types)
             return digits is not None and digits[0] <= MOST_DIGITS
         case exp.Div() | exp.Mod() | exp.IntDiv():
             divisor = node.right
-            whole = kind_of(node.left, known) in ("BIGINT", "INT")
+            whole = kind_of(node.left, types) in ("BIGINT", "INT")
             return whole and isinstance(divisor, exp.Literal) and divisor.is_int and int(divisor.name) != 0
         case exp.Like():
             return isinstance(node.expression, exp.Literal) and "\\" not in node.expression.name
     if isinstance(node, _COMPARISONS):
         # To compare a text with a number, Spark casts the text to a number.
-        return len({_group(child, known) for child in node.iter_expressions()} - {"null"}) == 1 and (
-            "" not in {_group(child, known) for child in node.iter_expressions()}
+        return len({_group(child, types) for child in node.iter_expressions()} - {"null"}) == 1 and (
+            "" not in {_group(child, types) for child in node.iter_expressions()}
         )
     if isinstance(node, _CHOICES):
-        return kind_of(node, known) != ""
+        return kind_of(node, types) != ""
     # Each branch of a CASE is an If without a type.
     return isinstance(node, _ALWAYS_SAFE) or (isinstance(node, exp.If) and isinstance(node.parent, exp.Case))
 
 
-def _is_widening(node: exp.Cast, known: Types) -> bool:
-    kind, to = kind_of(node.this, known), node.to.sql(dialect="spark")
+def _is_widening(node: exp.Cast, types: Types) -> bool:
+    kind, to = kind_of(node.this, types), node.to.sql(dialect="spark")
     return (to == "DOUBLE" and kind.startswith(NUMBERS)) or (to == "DECIMAL(20, 0)" and kind in ("BIGINT", "INT"))
 
 
-def _group(node: exp.Expr, known: Types) -> str:
+def _group(node: exp.Expr, types: Types) -> str:
     """`number` for numeric types, else the type itself: values of one kind can be compared. Empty if unknown."""
     if isinstance(node, exp.Null):
         return "null"
-    kind = kind_of(node, known)
+    kind = kind_of(node, types)
     return "number" if kind.startswith(NUMBERS) else kind
 
 
@@ -114,43 +114,45 @@ def _why(node: exp.Expr) -> str:
     return "NO_RESULT" if isinstance(node, exp.Func) else ""
 
 
-def without_risk(text: str, known: Types) -> tuple[str, dict[str, str]]:
+def without_risk(text: str, types: Types) -> tuple[str, dict[str, str]]:
     """An aggregate with some arguments replaced by names, and the expressions behind these names.
 
     Replaced are arguments that can fail, and summed integers: they become decimals, whose sum cannot overflow 64 bits.
     """
     tree = tree_of(text).copy()
     arguments: dict[str, str] = {}
-    for argument in [one for function in functions_of(tree) for one in _arguments(function)]:
-        is_summed = isinstance(argument.parent, exp.Sum) and kind_of(argument, known) in ("BIGINT", "INT")
-        if _is_safe(argument, known) and not is_summed:
+    for argument in [part for function in functions_of(tree) for part in _arguments(function)]:
+        is_summed = isinstance(argument.parent, exp.Sum) and kind_of(argument, types) in ("BIGINT", "INT")
+        if _is_safe(argument, types) and not is_summed:
             continue
         sql = argument.sql(dialect="spark")
         sql = f"CAST({sql} AS DECIMAL(20, 0))" if is_summed else sql
-        name = next((name for name, known_sql in arguments.items() if known_sql == sql), f"__argument_{len(arguments)}")
+        name = next(
+            (name for name, argument_sql in arguments.items() if argument_sql == sql), f"__argument_{len(arguments)}"
+        )
         arguments[name] = sql
         if argument is not tree:
             argument.replace(exp.column(name))
     return (tree.sql(dialect="spark"), arguments) if arguments else (text, {})
 
 
-def result_may_fail(text: str, known: Types) -> bool:
+def result_may_fail(text: str, types: Types) -> bool:
     """Whether an expression over aggregates can fail, such as `sum(a) / sum(b)`."""
     tree = tree_of(text).copy()
     kinds = {}
     for number, function in enumerate(functions_of(tree)):
         inner = function.this if isinstance(function, exp.Filter) else function
-        kinds[f"a{number}"] = kind_of(inner, known)
+        kinds[f"a{number}"] = kind_of(inner, types)
         if function is tree:
             return False
         function.replace(exp.column(f"a{number}"))
     return not _is_safe(tree, kinds)
 
 
-def sums_depend_on_order(text: str, known: Types) -> bool:
+def sums_depend_on_order(text: str, types: Types) -> bool:
     """Whether a sum or average in the text depends on the order of records, or can exceed a decimal's digits."""
     tree = tree_of(text)
-    return any(not _adds_up(kind_of(one.this, known)) for one in tree.find_all(exp.Sum, exp.Avg))
+    return any(not _adds_up(kind_of(part.this, types)) for part in tree.find_all(exp.Sum, exp.Avg))
 
 
 def _adds_up(kind: str) -> bool:

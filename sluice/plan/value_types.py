@@ -25,9 +25,9 @@ _CONDITIONS = exp.Predicate | exp.And | exp.Or | exp.Not | exp.Boolean
 MOST_DIGITS = 38
 
 
-def type_of(text: str, known: Types) -> str:
+def type_of(text: str, types: Types) -> str:
     """The type of an expression over fields of these types; empty if unknown."""
-    return kind_of(tree_of(text), known)
+    return kind_of(tree_of(text), types)
 
 
 @cache
@@ -36,30 +36,30 @@ def tree_of(text: str) -> exp.Expr:
     return sqlglot.parse_one(text, dialect="spark")
 
 
-def kind_of(tree: exp.Expr, known: Types) -> str:
+def kind_of(tree: exp.Expr, types: Types) -> str:
     """Like `type_of`, for a parsed expression."""
     match tree:
         case exp.Paren() | exp.Neg() | exp.Abs() | exp.Min() | exp.Max() | exp.First() | exp.Last():
-            return kind_of(tree.this, known)
+            return kind_of(tree.this, types)
         case exp.Column():
-            return _field(tree, known)
+            return _field(tree, types)
         case exp.Literal():
             return _literal(tree)
         case exp.Cast():
             return tree.to.sql(dialect="spark").upper().replace(" ", "")
         case exp.Coalesce():
-            return _one_of([tree.this, *tree.expressions], known)
+            return _one_of([tree.this, *tree.expressions], types)
         case exp.If():
-            return _one_of([tree.args["true"], tree.args.get("false") or exp.null()], known)
+            return _one_of([tree.args["true"], tree.args.get("false") or exp.null()], types)
         case exp.Case():
             branches = [branch.args["true"] for branch in tree.args["ifs"]]
-            return _one_of([*branches, tree.args.get("default") or exp.null()], known)
+            return _one_of([*branches, tree.args.get("default") or exp.null()], types)
         case exp.Add() | exp.Sub() | exp.Mul() | exp.Div() | exp.Mod() | exp.IntDiv():
-            return _calculated(tree, known)
+            return _calculated(tree, types)
         case exp.Sum():
-            return _sum(kind_of(tree.this, known))
+            return _sum(kind_of(tree.this, types))
         case exp.Avg():
-            kind = kind_of(tree.this, known)
+            kind = kind_of(tree.this, types)
             return kind and ("DECIMAL(38,18)" if kind.startswith("DECIMAL") else "DOUBLE")
     if isinstance(tree, _TEXTS):
         return "STRING"
@@ -86,8 +86,8 @@ def _types_after(node: nodes.Node) -> dict[str, str]:
         case nodes.Transform(fields=fields) | nodes.FlatMapValues(fields=fields) if fields:
             return dict(fields)
         case nodes.Select(parent=parent, columns=columns):
-            known = types_after(parent) | METADATA
-            return {name: type_of(text, known) for name, text in columns.items()}
+            types = types_after(parent) | METADATA
+            return {name: type_of(text, types) for name, text in columns.items()}
         case nodes.MapValues(parent=parent, value=value):
             return {TEXT_FIELD: type_of(value, types_after(parent) | METADATA)}
         case nodes.Merge(streams=streams):
@@ -98,8 +98,8 @@ def _types_after(node: nodes.Node) -> dict[str, str]:
         case nodes.Aggregate(python=python) if python is not None:
             return dict(python.fields)
         case nodes.Aggregate(parent=parent, columns=columns, scalar=scalar):
-            known = types_after(parent) | METADATA
-            made = {name: type_of(text, known) for name, text in columns.items()}
+            types = types_after(parent) | METADATA
+            made = {name: type_of(text, types) for name, text in columns.items()}
             return {TEXT_FIELD: next(iter(made.values()))} if scalar else made
         case nodes.Filter() | nodes.SelectKey() | nodes.ToStream() | nodes.ToTable() | nodes.Suppress():
             return types_after(node.parent)
@@ -119,9 +119,9 @@ def _struct(types: Types) -> str:
     return f"STRUCT<{', '.join(f'`{name}`: {kind}' for name, kind in types.items())}>"
 
 
-def _field(column: exp.Column, known: Types) -> str:
+def _field(column: exp.Column, types: Types) -> str:
     first, *rest = (part.name for part in column.parts)
-    kind = known.get(first, "")
+    kind = types.get(first, "")
     for name in rest:
         kind = struct_fields(kind).get(name, "")
     return kind
@@ -138,33 +138,36 @@ def _literal(literal: exp.Literal) -> str:
     return "DOUBLE"
 
 
-def _one_of(branches: list[exp.Expr], known: Types) -> str:
+def _one_of(branches: list[exp.Expr], types: Types) -> str:
     """The common type of an expression's branches; an integer literal fits any numeric type."""
-    kinds = {kind_of(one, known) for one in branches if not isinstance(one, exp.Null)}
+    kinds = {kind_of(branch, types) for branch in branches if not isinstance(branch, exp.Null)}
     if len(kinds) > 1:
-        kinds = {kind_of(one, known) for one in branches if not isinstance(one, exp.Null | exp.Literal)} or kinds
+        kinds = {
+            kind_of(branch, types) for branch in branches if not isinstance(branch, exp.Null | exp.Literal)
+        } or kinds
         if not all(kind.startswith(NUMBERS) for kind in kinds) or any(
-            isinstance(one, exp.Literal) and (one.is_string or kind_of(one, known) != "BIGINT") for one in branches
+            isinstance(branch, exp.Literal) and (branch.is_string or kind_of(branch, types) != "BIGINT")
+            for branch in branches
         ):
             return ""
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def _calculated(tree: exp.Binary, known: Types) -> str:
-    left, right = kind_of(tree.left, known), kind_of(tree.right, known)
+def _calculated(tree: exp.Binary, types: Types) -> str:
+    left, right = kind_of(tree.left, types), kind_of(tree.right, types)
     if not left.startswith(NUMBERS) or not right.startswith(NUMBERS):
         return ""
     if "DOUBLE" in (left, right):
         return "DOUBLE"
     if not (left.startswith("DECIMAL") or right.startswith("DECIMAL")):
         return "DOUBLE" if isinstance(tree, exp.Div) else "BIGINT"
-    precision, scale = decimal_digits(tree, known) or (MOST_DIGITS, 6)
+    precision, scale = decimal_digits(tree, types) or (MOST_DIGITS, 6)
     return f"DECIMAL({min(precision, MOST_DIGITS)},{min(scale, MOST_DIGITS)})"
 
 
-def decimal_digits(tree: exp.Binary, known: Types) -> tuple[int, int] | None:
+def decimal_digits(tree: exp.Binary, types: Types) -> tuple[int, int] | None:
     """Precision and scale that fit any result of this decimal arithmetic; None for divisions and other types."""
-    kinds = kind_of(tree.left, known), kind_of(tree.right, known)
+    kinds = kind_of(tree.left, types), kind_of(tree.right, types)
     if not any(kind.startswith("DECIMAL") for kind in kinds) or not all(
         kind.startswith(("DECIMAL", *_DIGITS_OF)) for kind in kinds
     ):
@@ -189,8 +192,8 @@ def _digits(node: exp.Expr, kind: str) -> tuple[int, int]:
 
 def precision_and_scale(kind: str) -> tuple[int, int]:
     """Precision and scale of a DECIMAL type."""
-    found = [int(number) for number in re.findall(r"\d+", kind)]
-    return (found[0], found[1]) if len(found) == 2 else (10, 0) if not found else (found[0], 0)
+    digits = [int(number) for number in re.findall(r"\d+", kind)]
+    return (digits[0], digits[1]) if len(digits) == 2 else (10, 0) if not digits else (digits[0], 0)
 
 
 def _sum(kind: str) -> str:
@@ -204,4 +207,4 @@ def functions_of(tree: exp.Expr) -> list[exp.Expr]:
     """The outermost aggregate functions of an expression, each with its FILTER."""
     if isinstance(tree, exp.Filter) or aggregates(tree):
         return [tree]
-    return reduce(lambda found, child: found + functions_of(child), tree.iter_expressions(), list[exp.Expr]())
+    return reduce(lambda functions, child: functions + functions_of(child), tree.iter_expressions(), list[exp.Expr]())
