@@ -33,6 +33,7 @@ from sluice.topology import (
 if TYPE_CHECKING:
     from sluice.api.views.own import Routes, Stores
     from sluice.client import AsyncClient, Client
+    from sluice.query.local import read_store
 
 __all__ = [
     "AsyncClient",
@@ -68,6 +69,7 @@ __all__ = [
     "Window",
     "WindowedStream",
     "hopping",
+    "read_store",
     "session",
     "sliding",
     "struct",
@@ -86,4 +88,8 @@ def __getattr__(name: str) -> Any:
         from sluice.api.views import own
 
         return getattr(own, name)
+    if name == "read_store":
+        from sluice.query.local import read_store
+
+        return read_store
     raise AttributeError(name)

@@ -1,22 +1,44 @@
-"""What commands print, and how they fail."""
+"""How commands print rows and errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from decimal import Decimal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
 from sluice.errors import SluiceError
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 err = Console(stderr=True, highlight=False, emoji=False)
 out = Console(highlight=False, emoji=False)
 
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
+class Form(StrEnum):
+    """An output format."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+FormOption = Annotated[Form, typer.Option("--format", help="The output format.")]
+
 
 @contextmanager
-def said() -> Iterator[None]:
-    """Errors that are made for people end the command with their sentences, not with a traceback."""
+def errors_as_messages() -> Iterator[None]:
+    """End the command with the message of a SluiceError instead of a traceback."""
     try:
         yield
     except SluiceError as error:
@@ -25,8 +47,56 @@ def said() -> Iterator[None]:
 
 
 def show(error: SluiceError) -> None:
-    """Print what is wrong, and the next step."""
+    """Print an error and its next step."""
     err.print(f"[bold red]{type(error).title}:[/] ", end="")
     err.print(error.detail, markup=False, soft_wrap=True)
     if error.next_step:
         err.print(error.next_step, markup=False, soft_wrap=True)
+
+
+def print_rows(rows: list[dict[str, Any]], form: Form) -> None:
+    """Print rows; a column for each name that occurs."""
+    {Form.TABLE: _print_table, Form.JSON: print_json, Form.CSV: _print_csv}[form](rows)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    out.print(_ENCODER.encode(value).decode(), markup=False, soft_wrap=True)
+
+
+def printable(text: str) -> Text:
+    """The text itself, never markup, without the characters that control a terminal."""
+    from rich.text import Text
+
+    return Text("".join(letter if letter.isprintable() else "�" for letter in text))
+
+
+def _print_csv(rows: list[dict[str, Any]]) -> None:
+    writer = csv.DictWriter(sys.stdout, _columns(rows))
+    writer.writeheader()
+    writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None)
+    names = _columns(rows)
+    for name in names:
+        is_number = all(isinstance(row.get(name), int | Decimal | None) for row in rows)
+        table.add_column(printable(name), justify="right" if is_number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(printable(_text(row.get(name))) for name in names))
+    # At its full width: a narrow terminal wraps lines, and a pipe loses nothing.
+    width = out.measure(table, options=out.options.update(max_width=1_000_000)).maximum
+    Console(width=max(width, 1), highlight=False, emoji=False).print(table)
+
+
+def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else _ENCODER.encode(value).decode()

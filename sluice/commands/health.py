@@ -1,4 +1,4 @@
-"""How the pipelines are, as the command line says it."""
+"""The health of the pipelines: `sluice status`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sluice.commands.console import out, said
+from sluice.commands.console import errors_as_messages, out
 from sluice.settings import settings
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def status() -> None:
-    """Say how each pipeline is; 1 if a file cannot be loaded, or if the last run of a job failed."""
+    """Print the health of each pipeline; status 1 if a file cannot be loaded or the last run of a job failed."""
     from rich.table import Table
     from rich.text import Text
 
@@ -22,24 +22,25 @@ def status() -> None:
     from sluice.topology import load_pipelines
 
     table = Table("pipeline", "status", "newest snapshot", box=None)
-    wrong: list[str] = []
-    with said(), Ledger.open(settings().ledger) as ledger:
+    problems: list[str] = []
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         loaded = load_pipelines(settings().pipelines)
-        failures = [one for one in ledger.failures.all() if one.kind == "run"]
-        failed, broken = {one.pipeline for one in failures}, {one.name for one in loaded.broken}
-        for name in sorted({one.name for one in loaded.pipelines} | broken | failed | {*ledger.jobs.pipelines()}):
+        failures = [failure for failure in ledger.failures.all() if failure.kind == "run"]
+        failed, broken = {failure.pipeline for failure in failures}, {file.name for file in loaded.broken}
+        names = {pipeline.name for pipeline in loaded.pipelines} | broken | failed | {*ledger.jobs.pipelines()}
+        for name in sorted(names):
             state = "broken" if name in broken else "failed" if name in failed else "ok"
             table.add_row(Text(name), Text(state, "green" if state == "ok" else "red"), _newest(ledger, name))
-        wrong += [f"{one.error}" for one in loaded.broken]
-        wrong += [
-            f"{' / '.join(filter(None, (one.pipeline, one.job)))} failed at {one.at:%Y-%m-%d %H:%M:%S} UTC"
-            f"{f', run {one.run}' if one.run else ''}: {one.title}. {one.detail}"
-            for one in failures
+        problems += [str(file.error) for file in loaded.broken]
+        problems += [
+            f"{' / '.join(filter(None, (failure.pipeline, failure.job)))} failed at {failure.at:%Y-%m-%d %H:%M:%S} UTC"
+            f"{f', run {failure.run}' if failure.run else ''}: {failure.title}. {failure.detail}"
+            for failure in failures
         ]
         out.print(table)
-    for sentence in wrong:
-        out.print(f"✗ {sentence}", markup=False, soft_wrap=True)
-    raise typer.Exit(1 if wrong else 0)
+    for problem in problems:
+        out.print(f"✗ {problem}", markup=False, soft_wrap=True)
+    raise typer.Exit(1 if problems else 0)
 
 
 def _newest(ledger: Ledger, pipeline: str) -> str:

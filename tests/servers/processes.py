@@ -49,7 +49,7 @@ class ServerProcess:
         deadline = time.monotonic() + seconds
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert "State server answers on" in line, line + self.process.stdout.read()
+        assert "State server listens on" in line, line + self.process.stdout.read()
         assert time.monotonic() < deadline
         return self
 

@@ -43,7 +43,7 @@ def test_help_lists_the_commands() -> None:
         (("describe", "orders"), "stream orders: Order"),
         (("describe", "orders", "--mermaid"), "flowchart LR"),
         (("describe", "orders", "--svg"), "<svg "),
-        (("kafka", "stop"), "No broker runs."),
+        (("kafka", "stop"), "No broker is running."),
     ],
 )
 def test_answers(arguments: tuple[str, ...], expected: str) -> None:
@@ -57,7 +57,7 @@ def test_answers(arguments: tuple[str, ...], expected: str) -> None:
     [
         (("explain", "nothing"), "There is no pipeline 'nothing'"),
         (("run", "orders"), "There are no jars in"),
-        (("produce", "orders", "--start", "soon"), "--start 'soon' is no time."),
+        (("produce", "orders", "--start", "soon"), "--start 'soon' is not a time."),
     ],
 )
 def test_mistakes_get_a_sentence_and_the_next_step(arguments: tuple[str, ...], expected: str) -> None:

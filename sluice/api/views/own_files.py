@@ -49,7 +49,6 @@ def load_routes(folder: Path, seconds: float = LOAD_SECONDS) -> RouteFiles:
             loaded.routes[file] = routes
         except SluiceError as error:
             loaded.broken[file] = error
-            log.error("The routes of %s are not served: %s", file.name, error)
     return loaded
 
 
@@ -79,7 +78,10 @@ def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
 @cache
 def routes_of(folder: Path) -> tuple[Route, ...]:
     """The routes of a folder as they were when the process first needed them."""
-    return tuple(route for routes in load_routes(folder).routes.values() for route in routes.routes)
+    files = load_routes(folder)
+    for file, error in files.broken.items():
+        log.error("The routes of %s are not served: %s", file.name, error)
+    return tuple(route for routes in files.routes.values() for route in routes.routes)
 
 
 async def readable_routes(request: Request, folder: Path) -> list[Route]:

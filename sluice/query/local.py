@@ -1,0 +1,73 @@
+"""Reads a store directly, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import msgspec
+
+from sluice import answers
+from sluice.errors import Incomplete, NotFound, QueryError
+from sluice.query.answers import Entry
+from sluice.query.read_point import AsOf
+from sluice.query.reader import Reader
+from sluice.query.times import parse_time
+from sluice.settings import settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import NO_WINDOW
+from sluice.state.shard.ranges import Range
+
+_DECODER = msgspec.json.Decoder(float_hook=Decimal)
+
+
+def read_store(
+    store: str,
+    *,
+    pipeline: str | None = None,
+    as_of: str | None = None,
+    first: str | None = None,
+    last: str | None = None,
+    prefix: str = "",
+    start: str | None = None,
+    end: str | None = None,
+) -> list[answers.Entry]:
+    """The entries of a store in order, from the ledger and the shards that the settings name; no server is needed.
+
+    The parameters are those of `Client.range`. Up to 100,000 entries; numbers with a decimal point are `Decimal`.
+    Raises NotFound if there is no such store, and StateError if a worker's shard cannot be read.
+    """
+    within = Range(first, last, prefix, parse_time("start", start), parse_time("end", end))
+    with ThreadPoolExecutor(1) as thread:  # where the caller may already run an event loop
+        entries = thread.submit(asyncio.run, _read(store, pipeline, AsOf(as_of), within)).result()
+    return [_decoded(entry) for entry in entries]
+
+
+async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range) -> list[Entry]:
+    with Ledger.open(settings().ledger) as ledger:
+        reader = Reader(ledger)
+        stores = [store for store in await reader.catalogue.named(name) if pipeline in (None, store.pipeline)]
+        if not stores:
+            names = ", ".join(sorted({store.name for store in await reader.catalogue.stores()})) or "none"
+            raise NotFound(f"There is no store {name!r}.", next_step=f"Stores in this ledger: {names}.")
+        if len(stores) > 1:
+            pipelines = ", ".join(store.pipeline for store in stores)
+            raise QueryError(
+                f"{len(stores)} pipelines have a store {name!r}.", next_step=f"Choose one of: {pipelines}."
+            )
+        answer = await reader.all(await reader.catalogue.pin(stores[0], as_of), within)
+        if answer.partial:
+            reasons = "; ".join(
+                f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.reason
+            )
+            raise Incomplete(f"Not every worker can be read: {reasons}")
+        return answer.entries
+
+
+def _decoded(entry: Entry) -> answers.Entry:
+    if entry.window_start == NO_WINDOW:
+        return answers.Entry(entry.key, _DECODER.decode(entry.value))
+    start, end = (datetime.fromtimestamp(ms / 1_000, UTC) for ms in (entry.window_start, entry.window_end))
+    return answers.Entry(entry.key, _DECODER.decode(entry.value), start, end)
