@@ -1,0 +1,67 @@
+"""Reading a store without a server, from Python and from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sluice import read_store
+from sluice.answers import Entry
+from sluice.cli import app
+from sluice.errors import Incomplete, NotFound, QueryError
+from sluice.settings import settings
+from tests.states import States
+
+pytestmark = pytest.mark.unit
+
+START, END = datetime(2022, 12, 5, 8, 55, 15, tzinfo=UTC), datetime(2022, 12, 5, 8, 55, 30, tzinfo=UTC)
+START_MS = round(START.timestamp() * 1_000)
+
+
+@pytest.fixture
+def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[States]:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    settings.cache_clear()
+    states = States(f"sqlite:///{tmp_path}")
+    states.publish({"a": "[1,2.50]"})
+    states.publish([(0, "b", -1, -1, "[3,4.00]"), (1, "a", START_MS, START_MS + 15_000, "[7]")])
+    yield states
+    settings.cache_clear()
+
+
+def test_entries_are_decoded_and_in_order(states: States) -> None:
+    assert read_store("totals") == [Entry("a", 1), Entry("b", 3)]
+    assert read_store("revenue", first="b") == [Entry("b", Decimal("4.00"))]
+    assert read_store("totals", as_of="1.0", pipeline="orders") == [Entry("a", 1)]
+    assert read_store("windows", start="2022-12-05T08:55:15") == [Entry("a", 7, START, END)]
+
+
+def test_it_may_be_called_where_an_event_loop_runs(states: States) -> None:
+    async def run() -> list[Entry]:
+        return read_store("totals")
+
+    assert len(asyncio.run(run())) == 2
+
+
+def test_errors_say_what_to_do(states: States) -> None:
+    with pytest.raises(NotFound, match="Stores in this ledger: revenue, totals, windows"):
+        read_store("nothing")
+    States(states.database, pipeline="other").publish({"a": "[1,1]"})
+    with pytest.raises(QueryError, match="Choose one of: orders, other"):
+        read_store("totals")
+    Path(states.location(1).removeprefix("sqlite:///")).unlink()
+    with pytest.raises(Incomplete, match="worker 1: "):
+        read_store("totals", pipeline="orders")
+
+
+def test_the_command_reads_without_a_server(states: States) -> None:
+    result = CliRunner().invoke(app, ["query", "range", "revenue", "--local", "--format", "json", "--limit", "1"])
+    assert (result.exit_code, json.loads(result.stdout)) == (0, [{"key": "a", "value": 2.5}])
+    assert "There are more than 1 entries" in result.stderr
