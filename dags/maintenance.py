@@ -1,4 +1,4 @@
-"""Keep state small: once a day, forget old snapshots of every pipeline and the versions that only they could show."""
+"""Retention: once a day, delete old snapshots of every pipeline, and the versions that only these snapshots need."""
 
 from datetime import timedelta
 
@@ -12,14 +12,16 @@ with DAG(
     schedule="@daily",
     catchup=False,
     max_active_runs=1,
-    description="Forget old snapshots and compact the workers' shards",
+    description="Delete old snapshots and compact the shards",
     doc_md=__doc__,
     tags={"sluice", "maintenance"},
     params={
         "keep_snapshots": Param(
-            100, type="integer", minimum=1, maximum=100_000, description="Newest snapshots that stay"
+            100, type="integer", minimum=1, maximum=100_000, description="Number of newest snapshots to keep"
         ),
-        "keep_hours": Param(24, type="integer", minimum=1, maximum=8_760, description="Younger snapshots stay as well"),
+        "keep_hours": Param(
+            24, type="integer", minimum=1, maximum=8_760, description="Also keep snapshots younger than this"
+        ),
     },
     default_args={"owner": "sluice", "retries": 2, "retry_delay": timedelta(minutes=1)},
 ):

@@ -1,4 +1,4 @@
-"""What `sluice audit` prints: what became of every record that was read, whether it adds up, and the shards' state."""
+"""Prints audits for `sluice audit`: what happened to every record that was read, and whether the shards are intact."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "lat
 
 
 def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bool = False) -> bool:
-    """Print the audits of a run or a snapshot, or of all that is kept; whether everything balances and no shard is damaged.
+    """Print the audits of a run or a snapshot, or all of them; True if they balance and no shard is damaged.
 
     Raises NotFound if there is no such pipeline or run.
     """
     with Ledger.open(ledger_url) as ledger:
         jobs = ledger.jobs.current(pipeline)
         if not jobs:
-            raise NotFound(f"The ledger knows no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
-        found = {job.job: (job, _chosen(ledger, job, run)) for job in jobs}
+            raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
+        chosen = [(job, _chosen(ledger, job, run)) for job in jobs]
         for job in jobs:
             for note in ledger.notes.all(job.pipeline, job.job):
                 out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)
-        if not any(audits for _, audits in found.values()):
-            raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it is not kept any more.")
-        fine = [_job(ledger, job, audits, out, verify) for job, audits in found.values()]
-    return all(fine)
+        if not any(audits for _, audits in chosen):
+            raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it is no longer kept.")
+        results = [_job(ledger, job, audits, out, verify) for job, audits in chosen]
+    return all(results)
 
 
 def _chosen(ledger: Ledger, job: JobInfo, run: str) -> list[Audit]:
     audits = ledger.audits.all(job.ref)
-    # A run is told in the ledger with its DAG and task; whoever asks may leave them out.
+    # The ledger stores a run as DAG/RUN/TASK; the run alone is enough here.
     return [
         audit
         for audit in audits
@@ -59,14 +59,14 @@ def _job(ledger: Ledger, job: JobInfo, audits: list[Audit], out: Console, verify
     for source in total(audits):
         for name, number in sorted(source.passed_over.items()):
             reason, _, store = name.partition("/")
-            place = f"{source.topic} partition {source.partition}"
-            out.print(f"passed over by {store}, {reason}: {number:,} of {place}", markup=False)
-    wrong = [sentence for audit in audits for sentence in audit.wrong]
-    for sentence in wrong:
+            partition = f"{source.topic} partition {source.partition}"
+            out.print(f"passed over by {store}, {reason}: {number:,} of {partition}", markup=False)
+    mistakes = [sentence for audit in audits for sentence in audit.wrong]
+    for sentence in mistakes:
         out.print(f"✗ {sentence}", markup=False)
-    out.print("✗ It does not balance." if wrong else "✓ Every record read is accounted for.")
+    out.print("✗ It does not balance." if mistakes else "✓ Every record read is accounted for.")
     damaged = _damaged(ledger, job, last, out) if verify else False
-    return not wrong and not damaged
+    return not mistakes and not damaged
 
 
 def _row(source: SourceAudit) -> tuple[str, ...]:
@@ -88,13 +88,15 @@ def _caption(audits: list[Audit]) -> str:
     lines = [f"written to {topic}: {number:,}" for topic, number in sorted(written.items())]
     checksums, states = audits[-1].checksums, audits[-1].states
     for worker in sorted(checksums, key=int):
-        remembered = f", of its operators {states[worker]}" if states.get(worker, NO_CHECKSUM) != NO_CHECKSUM else ""
-        lines.append(f"state of worker {worker}: {checksums[worker]}{remembered}")
+        operator_states = (
+            f", of its operators {states[worker]}" if states.get(worker, NO_CHECKSUM) != NO_CHECKSUM else ""
+        )
+        lines.append(f"state of worker {worker}: {checksums[worker]}{operator_states}")
     return "\n".join(lines)
 
 
 def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
-    """Read every shard; those that are damaged are marked, so that nobody reads them."""
+    """Read every shard and quarantine the damaged ones, so that no query reads them."""
     damaged = False
     for worker in job.workers:
         try:
@@ -105,7 +107,7 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
             out.print(f"✓ worker {worker.number}: every state row and every operator's state has its checksum")
         except StateError as error:
             damaged = True
-            # A shard that cannot be reached may be as it was: only damage that was seen is marked.
+            # A shard that cannot be reached may be intact: only damage that was seen is quarantined.
             if isinstance(error, DamagedState):
                 ledger.quarantine.add(job.ref, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
@@ -113,13 +115,13 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
 
 
 def _verify_states(ledger: Ledger, ref: JobRef, shard: Shard, worker: int) -> None:
-    """Those of the newest snapshot, whichever snapshots are audited: older ones are not kept."""
+    """Verify the operator states of the newest snapshot: older ones are not kept."""
     newest = ledger.audits.newest(ref)
     while newest is not None:
         try:
             return shard.verify_states(newest.batch, _published(newest, worker))
         except DamagedState:
-            # A run may have published meanwhile, and what was kept of this snapshot is gone.
+            # A run may have published meanwhile, which removes the states of this snapshot.
             before, newest = newest, ledger.audits.newest(ref)
             if newest is None or newest.batch == before.batch:
                 raise

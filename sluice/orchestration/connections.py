@@ -1,4 +1,4 @@
-"""What Airflow's connections say: where Kafka is, and which Spark to submit to."""
+"""Kafka and Spark as Airflow's connections name them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SPARK = "spark_default"
 
 
 class KafkaConfigHook(KafkaBaseHook):
-    """The provider's hook, giving the configuration itself, for clients the provider knows nothing of."""
+    """The provider's hook, returning the configuration itself, for clients that the provider does not know."""
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
         return config
 
 
 def kafka_config(connection: str = KAFKA) -> dict[str, str]:
-    """Read librdkafka's settings from a Kafka connection, as text.
+    """The librdkafka settings of a Kafka connection, as text.
 
     Raises SettingsError if there is no such connection or Spark could not use it.
     """
@@ -38,8 +38,8 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
         raise SettingsError(f"Connection {connection!r} cannot be used: {error}") from None
     if calls := [name for name, value in config.items() if callable(value)]:
         raise SettingsError(
-            f"Connection {connection!r} sets {', '.join(calls)}: functions cannot be handed to Spark.",
-            next_step="Use a log-in that is written as text, such as SASL/SCRAM or a certificate.",
+            f"Connection {connection!r} sets {', '.join(calls)}: functions cannot be passed to Spark.",
+            next_step="Use a log-in that is text, such as SASL/SCRAM or a certificate.",
         )
     return {name: _text(value) for name, value in config.items()}
 
@@ -49,20 +49,20 @@ def _text(value: object) -> str:
 
 
 def spark_master(connection: str = SPARK) -> str:
-    """Read which Spark master a connection names; SettingsError if there is no such connection.
+    """The Spark master of a connection; SettingsError if there is no such connection.
 
-    The provider's hook would go on with YARN instead, and say so in the log only.
+    The provider's hook would use YARN instead, and only log it.
     """
     try:
-        found = BaseHook.get_connection(connection)
+        spark = BaseHook.get_connection(connection)
     except AirflowNotFoundException:
         raise SettingsError(
-            f"There is no connection {connection!r}, so it is unknown which Spark to submit to.",
+            f"There is no connection {connection!r} with a Spark master.",
             next_step="Add one of type Spark whose host is the master, for example local[2] or spark://HOST:7077.",
         ) from None
-    if found.extra_dejson.get("deploy-mode") == "cluster":
+    if spark.extra_dejson.get("deploy-mode") == "cluster":
         raise SettingsError(
             f"Connection {connection!r} asks for deploy mode cluster; the driver must run where Airflow's task runs.",
             next_step="Set its deploy-mode to client.",
         )
-    return found.host or ""
+    return spark.host or ""

@@ -1,4 +1,4 @@
-"""A DAG for each pipeline: it starts when records have come, and can be started by hand."""
+"""A DAG for each pipeline. It starts when there are unread records, and can be started by hand."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ RETRY_DELAY = timedelta(seconds=10)
 _NOTE_SECONDS = 3.0
 LONGEST_RUN = timedelta(hours=2)
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
-"""`client` in the DAG processor; the command `airflow dags reserialize`, say, ends at the first import error."""
+"""`client` in the DAG processor. Elsewhere, as in `airflow dags reserialize`, an import error ends the process."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 
 def pipeline_dags(folder: Path) -> dict[str, DAG]:
-    """Make the DAGs of all pipelines in `folder`, by id.
+    """The DAGs of all pipelines in `folder`, by id.
 
-    A file that cannot be used gets a DAG that says why, and an import error where Airflow's DAG processor asks; the
-    ledger knows of it, too. A task's process gets the DAG of its pipeline alone.
+    A file that cannot be used gets a DAG that shows the error, an entry in the ledger and, in the DAG processor, an
+    import error. A task's process gets its own pipeline's DAG only.
     """
     if (only := _only_dag(folder)) is not None:
         return {only.dag_id: only}
@@ -58,14 +58,14 @@ def pipeline_dags(folder: Path) -> dict[str, DAG]:
 
 
 def _note(broken: dict[str, SluiceError]) -> None:
-    """Tell the ledger, if it answers soon: Airflow must not lose the DAGs because it does not."""
+    """Note broken files in the ledger. A ledger that does not answer soon must not cost Airflow the DAGs."""
     noting = Thread(target=note_files, args=(settings(), broken), daemon=True)
     noting.start()
     noting.join(_NOTE_SECONDS)
 
 
 def _only_dag(folder: Path) -> DAG | None:
-    """The DAG that a task is to be run of; None where all DAGs are wanted, and if its pipeline cannot be loaded."""
+    """The DAG of the task that this process runs; None if it runs none, or if the pipeline cannot be loaded."""
     wanted = get_parsing_context().dag_id
     try:
         return pipeline_dag(load_pipeline(folder, wanted)) if wanted else None
@@ -78,7 +78,7 @@ def _as_ours(error: Exception) -> SluiceError:
 
 
 def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
-    """The broken files by the ids of their DAGs: the pipeline's name if the text says it, else the file's."""
+    """Broken files by DAG id: the pipeline's name if the file's text contains it, else the file's name."""
     found: dict[str, Broken] = {}
     for one in broken:
         name = one.name if _ID.fullmatch(one.name) and one.name not in taken else ""
@@ -93,7 +93,7 @@ def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
 
 
 def pipeline_dag(pipeline: Pipeline) -> DAG:
-    """Make the DAG of one pipeline, named as it is: a task for each job, one run at a time."""
+    """The DAG of one pipeline, with its name: a task for each job, one run at a time."""
     jobs = plan(pipeline).jobs
     topics = sorted({topic for job in jobs for topic in job.topics})
     trigger = KafkaEndOffsetTrigger(pipeline.name, topics)
@@ -116,7 +116,7 @@ def pipeline_dag(pipeline: Pipeline) -> DAG:
 
 
 def broken_dag(name: str, broken: Broken) -> DAG:
-    """Make a DAG in the place of a pipeline that cannot be loaded: its history stays, and nothing starts it."""
+    """The DAG of a pipeline that cannot be loaded: it keeps the history, and nothing starts it."""
     from airflow.providers.standard.operators.python import PythonOperator
 
     said = "\n".join(f"    {line}" for line in str(broken.error).splitlines())
@@ -133,10 +133,10 @@ def broken_dag(name: str, broken: Broken) -> DAG:
 
 
 class ImportErrorDag(DAG):
-    """No DAG that anyone sees, but an import error of a pipeline's file.
+    """An import error of a pipeline's file, in the form of a DAG that never becomes visible.
 
-    Airflow knows import errors of whole DAG files only, and takes all DAGs of such a file away. The one exception is a
-    DAG that cannot be serialized: its error goes to the file that the DAG names, and the other DAGs stay.
+    Airflow records import errors per DAG file, and removes all DAGs of such a file. The one exception is a DAG that
+    cannot be serialized: its error is filed under the file that the DAG names, and the other DAGs stay.
     """
 
     def __init__(self, name: str, broken: Broken) -> None:
@@ -145,7 +145,7 @@ class ImportErrorDag(DAG):
 
     @property
     def relative_fileloc(self) -> str:
-        """The pipeline's file, whatever file of DAGs this one was found in."""
+        """The pipeline's file instead of the DAG file."""
         return self.broken.file.name
 
     @relative_fileloc.setter
@@ -162,7 +162,7 @@ def _fail(why: str) -> None:
 
 
 def defaults() -> dict[str, object]:
-    """Give what every task of ours starts from."""
+    """Default arguments of every task."""
     return {
         "owner": OWNER,
         "retries": RETRIES,
@@ -174,11 +174,11 @@ def defaults() -> dict[str, object]:
 
 
 def owner_links() -> dict[str, str]:
-    """Link a DAG's owner to Sluice's page, if Airflow knows its own address."""
+    """A link from a DAG's owner to Sluice's page, if Airflow's own address is configured."""
     base = conf.get("api", "base_url", fallback="") or ""
     return {OWNER: f"{base.rstrip('/')}/plugin/sluice"} if base.startswith("http") else {}
 
 
 def documentation(pipeline: Pipeline) -> str:
-    """Describe the pipeline in Markdown: its author's words, the topology as text and as a flowchart."""
+    """Markdown with the file's docstring, and the topology as text and as a flowchart."""
     return f"{pipeline.doc}\n\n```text\n{drawing.text(pipeline)}\n```\n\n```mermaid\n{drawing.mermaid(pipeline)}\n```\n"

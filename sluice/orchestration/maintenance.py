@@ -1,4 +1,4 @@
-"""What the DAG of the daily maintenance does."""
+"""The task of the daily maintenance DAG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 def retain_all(params: dict[str, Any]) -> None:
-    """Apply retention to every pipeline; StateError, after all are done, if some shards could not be reached."""
+    """Apply retention to every pipeline; afterwards raises StateError if some shards could not be reached."""
     failed: list[str] = []
     with Ledger.open(settings().ledger) as ledger:
         for pipeline in ledger.jobs.pipelines():

@@ -1,4 +1,4 @@
-"""Start a pipeline when its topics hold records it has not read: one event for a burst, none when idle."""
+"""Starts a pipeline when its topics hold unread records: one event per burst, none when idle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Lag:
-    """Where the topics end, and how far from there the pipeline has read."""
+    """The topics' end offsets, and the offsets up to which the pipeline has read."""
 
     ends: Offsets
     positions: Offsets
@@ -39,7 +39,7 @@ class Lag:
 
     @property
     def records(self) -> int:
-        """Offsets between the pipeline's positions and the ends; a topic made anew counts with what it holds."""
+        """Unread offsets; a topic that was deleted and created again counts with all that it holds."""
         return sum(self._behind(topic, *one) for topic, ends in self.ends.items() for one in ends.items())
 
     def _behind(self, topic: str, partition: int, end: int) -> int:
@@ -50,11 +50,11 @@ class Lag:
 
 @dataclass
 class Burst:
-    """Decides when records that have come make one event.
+    """Decides when new records cause an event.
 
-    An event is due when the ends have been the same for `settle_s`, or `max_wait_s` after the first new record.
-    Then none is due before the pipeline has read as far as the event told, or, should its run have failed,
-    before `patience_s` have gone by and more records have come.
+    An event is due when the end offsets have not changed for `settle_s`, or `max_wait_s` after the first new record.
+    The next one is due when the pipeline has read up to the offsets of the last event. If that run failed, it is due
+    after `patience_s`, once there are more records.
     """
 
     settle_s: float
@@ -67,11 +67,11 @@ class Burst:
     _fired_at: float = 0.0
 
     def due(self, lag: Lag, now: float) -> bool:
-        """Whether an event is due at `now`, in seconds of a clock that only goes forward."""
+        """Whether an event is due at `now`, in seconds of a monotonic clock."""
         if lag.records == 0:
             self._seen = self._fired = None
             return False
-        if self._is_told(lag, now):
+        if self._is_running(lag, now):
             return False
         if self._seen is None:
             self._first_at = now
@@ -82,7 +82,7 @@ class Burst:
         self._seen, self._fired, self._fired_at = None, lag.ends, now
         return True
 
-    def _is_told(self, lag: Lag, now: float) -> bool:
+    def _is_running(self, lag: Lag, now: float) -> bool:
         if self._fired is None or _reaches(lag.positions, self._fired):
             return False
         return lag.ends == self._fired or now - self._fired_at < self.patience_s
@@ -93,11 +93,11 @@ def _reaches(positions: Offsets, ends: Offsets) -> bool:
 
 
 class KafkaEndOffsetTrigger(BaseEventTrigger):
-    """Fires when `topics` end beyond what the ledger says `pipeline` has read.
+    """Fires when `topics` end beyond the offsets that `pipeline` has read according to the ledger.
 
-    It asks the broker for offsets only: no record is read and nothing is committed. What has been read stands in the
-    ledger, so a triggerer that starts anew fires for unread records only. A broker, topic or ledger that cannot be
-    reached is waited for, and said once.
+    It only asks the broker for offsets: it reads no record and commits nothing. As the ledger holds what has been
+    read, a restarted triggerer fires for unread records only. It waits for a broker, topic or ledger that cannot be
+    reached, and logs that once.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.trouble = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Name the class and the arguments that make this trigger again."""
+        """The class and the arguments to create this trigger again."""
         names = ("pipeline", "topics", "kafka_config_id", "poll_seconds", "settle_seconds", "max_wait_seconds")
         arguments = {name: getattr(self, name) for name in (*names, "patience_seconds")}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield an event for each burst of records, for ever."""
+        """Yield an event for each burst of records. Endless."""
         burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds)
         pause = self.poll_seconds
         while True:
@@ -144,16 +144,16 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             await asyncio.sleep(pause)
 
     async def cleanup(self) -> None:
-        """Let go of the ledger."""
+        """Close the ledger."""
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close)
             self._ledger = None
 
     async def _look(self) -> Lag | None:
-        """Read the lag; None, said once in the log, while something it needs cannot be reached."""
+        """The lag; None, logged once, while the broker, a topic or the ledger cannot be reached."""
         try:
             if self._admin is None:
-                # Airflow's supervisor is asked for the connection over this thread's event loop: asgiref finds it.
+                # Airflow gets connections from its supervisor through this thread's event loop, which asgiref finds.
                 config = await sync_to_async(kafka_config)(self.kafka_config_id)
                 self._admin = await asyncio.to_thread(AdminClient, quiet(config) | {"error_cb": _ignore})
                 self._address = config.get("bootstrap.servers", "")
@@ -176,17 +176,17 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     def _lag(self, admin: AdminClient) -> Lag:
         if self._ledger is None:
             self._ledger = Ledger.open(settings().ledger)
-        # Positions first: read after the ends they might lie beyond them, as if the topic had been made anew.
+        # Positions first: read after the ends, they could lie beyond them, as if the topic had been created again.
         positions = self._ledger.positions(self.pipeline)
         found = admin.list_topics(timeout=_TIMEOUT_S).topics
         partitions = [TopicPartition(name, n) for name in self.topics if name in found for n in found[name].partitions]
-        # Retention may have emptied partitions that have not been read yet: they begin where they end.
+        # Retention may have emptied partitions that have not been read yet: their beginning is their end.
         unread = [one for one in partitions if one.partition not in positions.get(one.topic, {})]
         ends, begins = _offsets(admin, partitions, OffsetSpec.latest()), _offsets(admin, unread, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return Lag(ends, positions, begins)
 
     def _wait(self, trouble: str, kind: str = "") -> None:
-        """Say what is waited for, once for a kind: a client has many words for the same trouble."""
+        """Log why the trigger waits, once per kind: librdkafka has many messages for the same problem."""
         kind = kind or trouble
         if kind != self.trouble:
             log.warning("waiting", pipeline=self.pipeline, trouble=trouble)
@@ -194,7 +194,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
 
 def _offsets(admin: AdminClient, partitions: list[TopicPartition], which: OffsetSpec) -> Offsets:
-    """Ask where partitions begin or end for a reader of committed records: open transactions lie beyond."""
+    """Begin or end offsets for a reader of committed records: open transactions lie beyond the end."""
     if not partitions:
         return {}
     asked = admin.list_offsets(
@@ -209,4 +209,4 @@ def _offsets(admin: AdminClient, partitions: list[TopicPartition], which: Offset
 
 
 def _ignore(_error: object) -> None:
-    """Leave it to the trigger to say once what is wrong."""
+    """The trigger itself logs errors, once."""
