@@ -6,7 +6,7 @@ from sluice import Pipeline
 
 
 class Delivery(Struct):
-    """So many pieces of a product have come in, or gone if the quantity is below zero."""
+    """Pieces of a product that came in, or went out if `quantity` is negative."""
 
     productId: str
     name: str

@@ -1,4 +1,4 @@
-"""Words with global tables: every word beside the description of its letter, and beside the word of that key."""
+"""Words joined with global tables: with the description of their letter, and with the word of their key."""
 
 from sluice import Pipeline
 
@@ -7,7 +7,7 @@ words = pipeline.global_table("words", value=str)
 descriptions = pipeline.global_table("alphabet_descriptions", value=str)
 alphabet = pipeline.stream("alphabet", value=str)
 
-# The key to look up is an expression: the word's own first letter, whatever the record's key is.
+# The key to look up is an SQL expression, here the word's first letter, and not the record's key.
 alphabet.join(descriptions, on="upper(substring(value, 1, 1))").to("words_with_global_description_inner")
 alphabet.left_join(descriptions, on="upper(substring(value, 1, 1))").to("words_with_global_description_left")
 

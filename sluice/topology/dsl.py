@@ -100,15 +100,15 @@ class Handle(Generic[V]):
 
     def _check(self, text: str, step: str, need: expression_checks.Need = "", *, aggregate: bool = False) -> None:
         """Raise TopologyError unless `text` is an SQL expression over these fields that gives what the step needs."""
-        known = self.fields | self.metadata
+        readable = self.fields | self.metadata
         where = self._where(step)
         arguments.instance(where, text, str, "an SQL expression (str)")
         try:
             expression = expressions.parse(text)
         except TopologyError as error:
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-        expressions.check(expression, known, where, aggregate=aggregate)
-        expression_checks.require(text, known, where, need)
+        expressions.check(expression, readable, where, aggregate=aggregate)
+        expression_checks.require(text, readable, where, need)
 
     def _columns(
         self, step: str, picked: tuple[str | Mapping[str, Column], ...], named: Mapping[str, Column]

@@ -1,4 +1,4 @@
-"""Pieces of Spark SQL text: names, literals, JSON."""
+"""Spark SQL text for names, literals and JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from sluice.values.records import TEXT_FIELD
 
 TO_JSON = "to_json({}, map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
-"""JSON of a struct. Spark by itself would cut times to milliseconds."""
+"""JSON of a struct. Without the format, Spark cuts times to milliseconds."""
 _WRAPPED = TO_JSON.format("named_struct('v', {0})")
 VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
-"""JSON of any value, a struct or not: Spark only writes structs, so it is taken out of one."""
+"""JSON of any value. Spark only writes structs, so the value is wrapped in one and cut out."""
 
 
 def quoted(name: str) -> str:
-    """`name` as Spark SQL reads it back, whatever it holds."""
+    """`name`, in backticks if it needs them."""
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"`{name.replace('`', '``')}`"
 
 
@@ -25,7 +25,7 @@ def literal(text: str) -> str:
 
 
 def typed_json(text: str, fields: Mapping[str, str]) -> str:
-    """SQL that reads JSON back as a struct of these fields, or as the one `value`; as a VARIANT if no type is known."""
+    """SQL that parses JSON as a struct of these fields, or as one `value`, a VARIANT if its type is unknown."""
     if list(fields) == [TEXT_FIELD]:
         kind = fields[TEXT_FIELD]
         wrapped = f"concat('{{\"v\":', {text}, '}}')"

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from sluice.topology.functions import with_key
 from sluice.values.fingerprint import fingerprint
+from sluice.values.wrappers import Not
 
 Load = Callable[[str], ModuleType]
 
@@ -115,3 +117,9 @@ def test_functions_without_a_source_have_one_too() -> None:
     exec("def one(v): return v + 1\ndef two(v): return v + 2", made)
     assert fingerprint(len) != fingerprint(max)
     assert fingerprint(made["one"]) != fingerprint(made["two"])
+
+
+def test_a_wrapped_function_counts_with_its_own_code() -> None:
+    small, large = (with_key("here", function, "value") for function in (lambda n: n < 3, lambda n: n > 3))
+    assert fingerprint(small) != fingerprint(large)
+    assert fingerprint(Not(small)) != fingerprint(small)

@@ -1,0 +1,35 @@
+"""An author's function runs in another process, which has not imported the pipeline's file."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice.engine.steps.pickling import Pickled
+from sluice.topology.functions import with_key
+from sluice.values.modules import load_module
+from sluice.values.wrappers import Not
+
+FILE = """
+def large(amount):
+    return amount > 3
+
+def is_key(key, amount):
+    return key == amount
+"""
+
+CALL = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).value('k', 5))"
+
+
+@pytest.mark.parametrize(("name", "negated", "result"), [("large", False, "True"), ("is_key", True, "True")])
+def test_a_function_without_the_key_finds_its_module(tmp_path: Path, name: str, negated: bool, result: str) -> None:
+    file = tmp_path / "conditions.py"
+    file.write_text(FILE)
+    function = with_key("here", getattr(load_module(file), name), "value")
+    pickled = pickle.dumps(Pickled.of(Not(function) if negated else function))
+    done = subprocess.run([sys.executable, "-c", CALL, pickled.hex()], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == result
