@@ -49,11 +49,11 @@ def pipeline_dags(folder: Path) -> dict[str, DAG]:
         except Exception as error:
             broken.append(Broken(pipeline.file or folder, pipeline.name, _as_ours(error)))
     named = _named(broken, {*dags, *RESERVED})
-    for name, one in named.items():
-        dags[name] = broken_dag(name, one)
+    for name, file in named.items():
+        dags[name] = broken_dag(name, file)
         if os.environ.get(_CONTEXT) == "client":
-            dags[f"{name}.import_error"] = ImportErrorDag(name, one)
-    _note({name: one.error for name, one in named.items()})
+            dags[f"{name}.import_error"] = ImportErrorDag(name, file)
+    _note({name: file.error for name, file in named.items()})
     return dags
 
 
@@ -79,17 +79,17 @@ def _as_ours(error: Exception) -> SluiceError:
 
 def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
     """Broken files by DAG id: the pipeline's name if the file's text contains it, else the file's name."""
-    found: dict[str, Broken] = {}
-    for one in broken:
-        name = one.name if _ID.fullmatch(one.name) and one.name not in taken else ""
-        if name in found and str(found[name].error) == str(one.error):
-            continue  # two files with pipelines of one name
-        if not name or name in found:
-            name = re.sub(r"[^A-Za-z0-9_-]", "_", one.file.stem)[:200]
-        while name in found or name in taken:
+    files: dict[str, Broken] = {}
+    for file in broken:
+        name = file.name if _ID.fullmatch(file.name) and file.name not in taken else ""
+        if name in files and str(files[name].error) == str(file.error):
+            continue  # two files with pipelines of the same name
+        if not name or name in files:
+            name = re.sub(r"[^A-Za-z0-9_-]", "_", file.file.stem)[:200]
+        while name in files or name in taken:
             name += "_broken"
-        found[name] = one
-    return found
+        files[name] = file
+    return files
 
 
 def pipeline_dag(pipeline: Pipeline) -> DAG:
@@ -119,12 +119,12 @@ def broken_dag(name: str, broken: Broken) -> DAG:
     """The DAG of a pipeline that cannot be loaded: it keeps the history, and nothing starts it."""
     from airflow.providers.standard.operators.python import PythonOperator
 
-    said = "\n".join(f"    {line}" for line in str(broken.error).splitlines())
+    message = "\n".join(f"    {line}" for line in str(broken.error).splitlines())
     dag = DAG(
         name,
         schedule=None,
         description=f"{broken.file.name} cannot be loaded: {broken.error.detail}",
-        doc_md=f"**{broken.file.name} cannot be loaded.**\n\n{said}\n",
+        doc_md=f"**{broken.file.name} cannot be loaded.**\n\n{message}\n",
         tags={"sluice", "broken"},
         default_args={"owner": OWNER},
     )

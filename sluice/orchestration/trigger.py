@@ -40,7 +40,9 @@ class Lag:
     @property
     def records(self) -> int:
         """Unread offsets; a topic that was deleted and created again counts with all that it holds."""
-        return sum(self._behind(topic, *one) for topic, ends in self.ends.items() for one in ends.items())
+        return sum(
+            self._behind(topic, partition, end) for topic, ends in self.ends.items() for partition, end in ends.items()
+        )
 
     def _behind(self, topic: str, partition: int, end: int) -> int:
         begin = self.begins.get(topic, {}).get(partition, 0)
@@ -89,7 +91,11 @@ class Burst:
 
 
 def _reaches(positions: Offsets, ends: Offsets) -> bool:
-    return all(positions.get(t, {}).get(p, 0) >= end for t, found in ends.items() for p, end in found.items())
+    return all(
+        positions.get(topic, {}).get(partition, 0) >= end
+        for topic, partitions in ends.items()
+        for partition, end in partitions.items()
+    )
 
 
 class KafkaEndOffsetTrigger(BaseEventTrigger):
@@ -178,10 +184,12 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             self._ledger = Ledger.open(settings().ledger)
         # Positions first: read after the ends, they could lie beyond them, as if the topic had been created again.
         positions = self._ledger.positions(self.pipeline)
-        found = admin.list_topics(timeout=_TIMEOUT_S).topics
-        partitions = [TopicPartition(name, n) for name in self.topics if name in found for n in found[name].partitions]
+        topics = admin.list_topics(timeout=_TIMEOUT_S).topics
+        partitions = [
+            TopicPartition(name, number) for name in self.topics if name in topics for number in topics[name].partitions
+        ]
         # Retention may have emptied partitions that have not been read yet: their beginning is their end.
-        unread = [one for one in partitions if one.partition not in positions.get(one.topic, {})]
+        unread = [where for where in partitions if where.partition not in positions.get(where.topic, {})]
         ends, begins = _offsets(admin, partitions, OffsetSpec.latest()), _offsets(admin, unread, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return Lag(ends, positions, begins)
 
@@ -197,15 +205,15 @@ def _offsets(admin: AdminClient, partitions: list[TopicPartition], which: Offset
     """Begin or end offsets for a reader of committed records: open transactions lie beyond the end."""
     if not partitions:
         return {}
-    asked = admin.list_offsets(
+    futures = admin.list_offsets(
         dict.fromkeys(partitions, which),
         isolation_level=IsolationLevel.READ_COMMITTED,
         request_timeout=_TIMEOUT_S,
     )
-    found: Offsets = {}
-    for one, future in asked.items():
-        found.setdefault(one.topic, {})[one.partition] = future.result(_TIMEOUT_S).offset
-    return found
+    offsets: Offsets = {}
+    for where, future in futures.items():
+        offsets.setdefault(where.topic, {})[where.partition] = future.result(_TIMEOUT_S).offset
+    return offsets
 
 
 def _ignore(_error: object) -> None:

@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API, and of what its plugins serve."""
+"""A small client of Airflow's REST API and of its plugins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LogIn:
 
 
 class Airflow:
-    """Airflow at `url`, spoken to as one user. Not for use by several threads."""
+    """Airflow at `url`, as one user. Not thread-safe."""
 
     def __init__(self, url: str, log_in: LogIn | None = None) -> None:
         self.url = url
@@ -40,7 +40,7 @@ class Airflow:
         self._client.close()
 
     def is_up(self) -> bool:
-        """Whether the API answers and scheduler, DAG processor and triggerer are alive."""
+        """Whether the API answers, and scheduler, DAG processor and triggerer are healthy."""
         try:
             answer = self._client.get("/api/v2/monitor/health", timeout=5.0)
         except httpx.TransportError:
@@ -51,7 +51,7 @@ class Airflow:
         return all(states[name]["status"] == "healthy" for name in ("scheduler", "dag_processor", "triggerer"))
 
     def answers(self) -> bool:
-        """Whether the API answers at all."""
+        """Whether the API answers."""
         try:
             return self._client.get("/api/v2/version", timeout=5.0).status_code == httpx.codes.OK
         except httpx.TransportError:
@@ -62,39 +62,41 @@ class Airflow:
         return self._client.get(path, params=parameters or None, headers=self._headers())
 
     def json(self, path: str, **parameters: Any) -> Any:
-        """GET a path's JSON, numbers with a point as Decimal; EngineError if it is not there."""
+        """GET a path's JSON, numbers with a decimal point as Decimal; EngineError unless the status is 200."""
         answer = self.ask(path, **parameters)
         if answer.status_code != httpx.codes.OK:
-            raise EngineError(f"GET {path} gave {answer.status_code}: {answer.text[:500]}")
+            raise EngineError(f"GET {path} returned {answer.status_code}: {answer.text[:500]}")
         try:
             return json.loads(answer.content, parse_float=Decimal)
         except json.JSONDecodeError:
-            # Airflow's own page stands where nothing else does.
-            raise EngineError(f"GET {path} gave no JSON.", next_step="See that Airflow lists the plugin.") from None
+            # Airflow serves its own page at paths that no plugin has.
+            raise EngineError(
+                f"GET {path} returned no JSON.", next_step="Check that Airflow lists the plugin."
+            ) from None
 
     def trigger(self, dag: str, conf: dict[str, Any] | None = None) -> str:
-        """Start a run of a DAG by hand; its id."""
+        """Start a run of a DAG by hand; returns its id."""
         body = {"logical_date": None, "conf": conf or {}}
         answer = self._client.post(f"/api/v2/dags/{dag}/dagRuns", json=body, headers=self._headers())
         if answer.status_code != httpx.codes.OK:
-            raise EngineError(f"Triggering {dag} gave {answer.status_code}: {answer.text[:500]}")
+            raise EngineError(f"Triggering {dag} returned {answer.status_code}: {answer.text[:500]}")
         return str(answer.json()["dag_run_id"])
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
-        """List the runs of a DAG, oldest first; none as long as Airflow does not know the DAG."""
+        """The runs of a DAG, oldest first; none while Airflow does not know the DAG."""
         answer = self.ask(f"/api/v2/dags/{dag}/dagRuns", order_by="run_after", limit=100)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return []
-        found: list[dict[str, Any]] = answer.raise_for_status().json()["dag_runs"]
-        return found
+        runs: list[dict[str, Any]] = answer.raise_for_status().json()["dag_runs"]
+        return runs
 
     def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
-        """List the task instances of a run."""
-        found: list[dict[str, Any]] = self.json(f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
-        return found
+        """The task instances of a run."""
+        tasks: list[dict[str, Any]] = self.json(f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
+        return tasks
 
     def log(self, dag: str, run: str, task: str, attempt: int) -> str:
-        """Read a task's log as text."""
+        """A task's log as text."""
         answer = self._client.get(
             f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}",
             headers={**self._headers(), "Accept": "application/x-ndjson"},

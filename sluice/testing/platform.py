@@ -1,4 +1,4 @@
-"""Kafka and Airflow on this machine, started from nothing and stopped without a trace: for the demo and the tests."""
+"""Kafka and Airflow on this machine, for the demo and the tests: set up from nothing, and removed without a trace."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from sluice.testing.kafka import stop as stop_kafka
 from sluice.testing.service import Service, end_sessions, stop
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The clone that holds dags/, plugins/ and spark_jobs/."""
+"""The clone with dags/, plugins/ and spark_jobs/."""
 
 COMPONENTS = {
     "api-server": ["api-server"],
-    # Their log servers would listen on all addresses, and are not needed where the API server sees the same files.
+    # Their log servers would listen on all addresses, and the API server reads the same files anyway.
     "scheduler": ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
     "triggerer": ["triggerer", "--skip-serve-logs"],
@@ -45,9 +45,9 @@ def _silent(_: str) -> None: ...
 
 @dataclass
 class LocalPlatform:
-    """Airflow with its components and a broker, all in `home`, all on the loopback address.
+    """Airflow with all its components and a broker, with their files in `home`, on the loopback address.
 
-    Use it as a context manager: whatever way the block is left, every process is gone after it.
+    A context manager: after the block no process is left, however the block ends.
     """
 
     home: Path
@@ -56,7 +56,7 @@ class LocalPlatform:
     spark_master: str = "local[2]"
     pipelines: Path = ROOT / "spark_jobs"
     environment: dict[str, str] = field(default_factory=dict)
-    """More variables for Airflow's processes."""
+    """Additional environment variables for Airflow's processes."""
 
     def __post_init__(self) -> None:
         if not (ROOT / "dags").is_dir():
@@ -73,7 +73,7 @@ class LocalPlatform:
 
     @property
     def kafka_config(self) -> dict[str, str]:
-        """What a Kafka client of this broker needs."""
+        """Settings of a Kafka client for this broker."""
         return {"bootstrap.servers": self.kafka.bootstrap}
 
     @property
@@ -89,31 +89,32 @@ class LocalPlatform:
         self.stop()
 
     def start(self, fill: Callable[[], None] = lambda: None) -> None:
-        """Start everything: the broker, then `fill`, while Airflow lays out its database; then Airflow."""
+        """Start the broker and call `fill`, while Airflow migrates its database; then start Airflow."""
         with ThreadPoolExecutor(2) as together:
-            both = [together.submit(self.start_kafka, fill), together.submit(self.lay_out_airflow)]
-            for one in both:
-                one.result()
+            tasks = [together.submit(self.start_kafka, fill), together.submit(self.lay_out_airflow)]
+            for task in tasks:
+                task.result()
         self.start_airflow()
         self.wait_for_airflow()
 
     def start_kafka(self, fill: Callable[[], None] = lambda: None) -> None:
-        """Start the broker, and fill it when it answers."""
+        """Start the broker, then call `fill`."""
         self.kafka.start()
         fill()
 
     def lay_out_airflow(self) -> None:
-        """Write the users' passwords and make Airflow's database."""
+        """Write the users' passwords and create Airflow's database."""
         folder = self.home / "airflow"
         folder.mkdir(parents=True, exist_ok=True)
         write_secret(
-            self.home / "passwords.json", json.dumps({one.user: one.password for one in (self.admin, self.viewer)})
+            self.home / "passwords.json",
+            json.dumps({log_in.user: log_in.password for log_in in (self.admin, self.viewer)}),
         )
         migrate = self._spawn("database", ["db", "migrate"])
         migrate.finish()
 
     def start_airflow(self) -> None:
-        """Start Airflow's components, all at once."""
+        """Start all of Airflow's components."""
         for name, arguments in COMPONENTS.items():
             self.start_component(name, arguments)
 
@@ -122,11 +123,11 @@ class LocalPlatform:
         self._spawn(name, arguments or COMPONENTS[name])
 
     def stop_component(self, name: str) -> None:
-        """Stop one of Airflow's components, with all it has started."""
+        """Stop one of Airflow's components and every process that it started."""
         stop([self._services.pop(name)])
 
     def wait_for_airflow(self, say: Say = _silent) -> None:
-        """Wait until the API answers and all components are healthy; EngineError if one ends, or it takes too long."""
+        """Wait until all components are healthy; EngineError if one ends, or if it takes too long."""
         airflow = Airflow(self.url)
         for _ in self.ticks(START_SECONDS, "Airflow is not up"):
             if airflow.is_up():
@@ -135,7 +136,7 @@ class LocalPlatform:
         airflow.close()
 
     def ticks(self, seconds: float, what: str, pause_s: float = 0.5) -> Iterator[float]:
-        """Yield the seconds gone by, every `pause_s`; EngineError after `seconds`, or when a component has ended."""
+        """Yield the elapsed seconds every `pause_s`; EngineError after `seconds`, or when a component has ended."""
         began = time.monotonic()
         while (gone := time.monotonic() - began) < seconds:
             for service in self._services.values():
@@ -147,7 +148,7 @@ class LocalPlatform:
 
     @contextmanager
     def as_user(self, log_in: LogIn | None = None) -> Iterator[Airflow]:
-        """Speak to Airflow as a user, by default the admin."""
+        """A client of Airflow as a user, by default the admin."""
         airflow = Airflow(self.url, log_in or self.admin)
         try:
             yield airflow
@@ -155,7 +156,7 @@ class LocalPlatform:
             airflow.close()
 
     def stop(self) -> None:
-        """Stop every process that was started; Airflow first, so that nothing misses the broker."""
+        """Stop every process; Airflow first, so that nothing misses the broker."""
         stop(list(self._services.values()))
         self._services.clear()
         self.kafka.stop()
@@ -168,7 +169,7 @@ class LocalPlatform:
         return service
 
     def variables(self) -> dict[str, str]:
-        """Return the environment of Airflow's processes."""
+        """The environment of Airflow's processes."""
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "SLUICE_"))}
         return {**outer, **self.secrets, **self._sluice(), **self._airflow(), **self.environment}
 
@@ -204,13 +205,13 @@ class LocalPlatform:
 
 
 def remember(home: Path, session: int) -> None:
-    """Note a session in `home`, so that it can be ended even if we are killed."""
+    """Note a session in `home`, so that `clear` can end it after this process is killed."""
     with (home / "sessions").open("a") as notes:
         notes.write(f"{session} {psutil.Process(session).create_time()}\n")
 
 
 def clear(home: Path) -> None:
-    """End what a platform that was killed has left in `home`, and remove the folder."""
+    """End the processes that a killed platform left behind, and remove `home`."""
     notes = home / "sessions"
     if notes.is_file():
         pairs = (line.split() for line in notes.read_text().splitlines())
@@ -222,7 +223,7 @@ def clear(home: Path) -> None:
 
 
 def _is_ours(session: int, created: float) -> bool:
-    """Whether the session is the one noted: its number is not given away as long as one of its processes lives."""
+    """Whether it is still the noted session: its number is not reused while one of its processes lives."""
     try:
         return psutil.Process(session).create_time() == created
     except psutil.NoSuchProcess:
@@ -236,7 +237,7 @@ def write_secret(file: Path, text: str) -> None:
 
 
 def _secrets() -> dict[str, str]:
-    """Make what Airflow's components must share; each would write its own into airflow.cfg when started together."""
+    """Secrets that Airflow's components share: started together, each would write its own into airflow.cfg."""
     return {
         "AIRFLOW__API__SECRET_KEY": secrets.token_urlsafe(32),
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(48),

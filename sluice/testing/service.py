@@ -1,4 +1,4 @@
-"""A process of the platform, with everything it starts, in a session of its own."""
+"""A process of the platform in a session of its own, with everything that it starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG_LINES = 25
 
 @dataclass(frozen=True)
 class Service:
-    """A running program. Its session holds whatever it has started, re-parented processes included."""
+    """A running program. Its session contains every process that it started, re-parented ones too."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -27,7 +27,7 @@ class Service:
 
     @classmethod
     def start(cls, name: str, command: list[str], environment: Mapping[str, str], log: Path) -> Service:
-        """Start `command`, its output going to the file `log`."""
+        """Start `command`; its output goes to the file `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -55,12 +55,12 @@ class Service:
             self.check()
 
     def tail(self) -> str:
-        """Return the last lines of the log."""
+        """The last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
 
 
 def stop(services: Iterable[Service], patience_s: float = 8.0) -> None:
-    """Stop the services with all they have started: asked to end first, killed after `patience_s`."""
+    """Stop the services and every process that they started: SIGTERM first, SIGKILL after `patience_s`."""
     sessions = {service.process.pid for service in services}
     end_sessions(sessions, patience_s)
     for service in services:
@@ -77,7 +77,7 @@ def end_sessions(sessions: set[int], patience_s: float) -> None:
 
 
 def members(sessions: set[int]) -> list[psutil.Process]:
-    """Return the processes of these sessions that have not ended."""
+    """The processes of these sessions that have not ended."""
     return [
         process for process in psutil.process_iter(["pid"]) if _session(process) in sessions and not _ended(process)
     ]

@@ -1,4 +1,4 @@
-"""The demo: everything from nothing, then questions with their answers."""
+"""The demo: sets up Kafka and Airflow, runs the orders pipeline, and compares its answers with the topic."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _WIDTH = 400
 
 @dataclass(frozen=True)
 class Options:
-    """How the demo is to run; without a port, Airflow's usual one or else any that is free."""
+    """Options of the demo; without a port it uses Airflow's usual one, or any free one."""
 
     leave: bool = False
-    """End after the answers."""
+    """End after the answers instead of waiting for Ctrl-C."""
     port: int | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the run: what the topic says and what the REST view says."""
+    """The result: what the topic implies, and what the REST view answered."""
 
     totals: Totals
     answers: list[tuple[Question, str, bool]]
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether everything is as the topic says."""
+        """Whether every answer matches the topic."""
         return (
             all(right for _, _, right in self.answers)
             and not any(self.differences.values())
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def demo(options: Options, console: Console) -> int:
-    """Run the demo; 0 if all answers are right, 1 if not, 130 if it was interrupted before them."""
+    """Run the demo; returns 0 if all answers are right, 1 if not, 130 if it was interrupted before."""
     home = settings().home / "demo"
     try:
         with _alone(home), _stoppable():
@@ -74,7 +74,7 @@ def demo(options: Options, console: Console) -> int:
 
 def _demo(options: Options, home: Path, console: Console) -> int:
     began = time.monotonic()
-    with Steps(console) as steps, steps.step("Look at this machine") as step:
+    with Steps(console) as steps, steps.step("Check this machine") as step:
         clear(home)
         platform = _platform(options, home)
         step.say(f"Java {find_java().release}, Airflow on port {platform.port}, Kafka on {platform.kafka.port}")
@@ -91,7 +91,7 @@ def _demo(options: Options, home: Path, console: Console) -> int:
     finally:
         with _uninterrupted(), Steps(console) as steps, steps.step("Stop Airflow, Spark and Kafka") as step:
             platform.stop()
-            step.say("every process that was started is gone")
+            step.say("no process is left")
 
 
 def _platform(options: Options, home: Path) -> LocalPlatform:
@@ -111,7 +111,7 @@ def _start(platform: LocalPlatform, steps: Steps) -> None:
     def kafka() -> None:
         with steps.step("Start Kafka"):
             platform.start_kafka()
-        with steps.step(f"Produce {ORDERS:,} orders of {STORES} stores, some of them bad") as step:
+        with steps.step(f"Produce {ORDERS:,} orders of {STORES} stores, some of them invalid") as step:
             done = produce_orders(
                 platform.kafka_config,
                 count=ORDERS,
@@ -120,15 +120,15 @@ def _start(platform: LocalPlatform, steps: Steps) -> None:
                 bad_share=BAD_SHARE,
                 progress=lambda sent: step.say(f"{sent:,} of {ORDERS:,}"),
             )
-            step.say(f"{done.bad} bad ones")
+            step.say(f"{done.bad} invalid ones")
 
     def database() -> None:
-        with steps.step("Lay out Airflow's database"):
+        with steps.step("Create Airflow's database"):
             platform.lay_out_airflow()
 
     with ThreadPoolExecutor(2) as together:
-        for one in [together.submit(kafka), together.submit(database)]:
-            one.result()
+        for task in [together.submit(kafka), together.submit(database)]:
+            task.result()
     with steps.step("Start Airflow") as step:
         platform.start_airflow()
         platform.wait_for_airflow(step.say)
@@ -141,14 +141,14 @@ def _wait_for_run(platform: LocalPlatform, airflow: Airflow, steps: Steps) -> No
         for _ in platform.ticks(RUN_SECONDS, f"The DAG {PIPELINE} has not started"):
             if runs := airflow.runs(PIPELINE):
                 break
-            step.say("its trigger compares the topics' ends with the ledger")
+            step.say("its trigger compares the topics' end offsets with the ledger")
         step.say(runs[0]["run_type"].replace("_", " "))
     run = runs[0]["dag_run_id"]
-    with steps.step("Run it: spark-submit, one streaming query until all is read") as step:
+    with steps.step("Run it: spark-submit, one streaming query until everything is read") as step:
         for _ in platform.ticks(RUN_SECONDS, f"The run {run} has not ended"):
-            state = next(one["state"] for one in airflow.runs(PIPELINE) if one["dag_run_id"] == run)
+            state = next(dag_run["state"] for dag_run in airflow.runs(PIPELINE) if dag_run["dag_run_id"] == run)
             tasks = ", ".join(
-                f"task {one['task_id']} {one['state'] or 'waits'}" for one in airflow.tasks(PIPELINE, run)
+                f"task {task['task_id']} {task['state'] or 'waits'}" for task in airflow.tasks(PIPELINE, run)
             )
             step.say(tasks or state)
             if state in ("success", "failed"):
@@ -158,14 +158,14 @@ def _wait_for_run(platform: LocalPlatform, airflow: Airflow, steps: Steps) -> No
 
 
 def _compare(platform: LocalPlatform, airflow: Airflow, steps: Steps) -> Outcome:
-    with steps.step("Add up the topic without Sluice, and compare all eight stores") as step:
+    with steps.step("Compute the totals without Sluice, and compare all eight stores") as step:
         totals = totals_of_topic(platform.kafka_config)
         different = differences(totals.stores(), served(airflow))
-        asked = [_ask(airflow, question) for question in questions(totals)]
-        found = dead_letters(platform.kafka_config)
+        answers = [_ask(airflow, question) for question in questions(totals)]
+        letters = dead_letters(platform.kafka_config)
         keys = sum(len(rows) for rows in totals.stores().values())
         step.say(f"{keys:,} keys and windows, {sum(different.values())} differences")
-    return Outcome(totals, asked, different, found)
+    return Outcome(totals, answers, different, letters)
 
 
 def _ask(airflow: Airflow, question: Question) -> tuple[Question, str, bool]:
@@ -176,11 +176,11 @@ def _ask(airflow: Airflow, question: Question) -> tuple[Question, str, bool]:
 def _tell(platform: LocalPlatform, outcome: Outcome, seconds: float, console: Console) -> None:
     with platform.as_user() as airflow:
         write_secret(platform.home / "authorization", f"Authorization: Bearer {airflow.token}\n")
-    console.rule("Questions and answers")
+    console.rule("Queries and answers")
     for question, text, right in outcome.answers:
         command = f"curl -s -H @{_short(platform.home)}/authorization '{platform.url}{question.path}'"
         console.print(f"[bold]{escape(command)}[/]", soft_wrap=True)
-        mark = "" if question.expected is None else "  [green]✓ as in the topic[/]" if right else "  [red]✗ wrong[/]"
+        mark = "" if question.expected is None else "  [green]✓ matches the topic[/]" if right else "  [red]✗ wrong[/]"
         console.print(escape(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…") + mark + "\n", soft_wrap=True)
     _tell_wrong(outcome, console)
     console.rule("Dead letters, by reason")
@@ -202,7 +202,7 @@ def _tell_wrong(outcome: Outcome, console: Console) -> None:
 
 
 def _places(platform: LocalPlatform) -> dict[str, str]:
-    """Say where things are; writes the drawing of the topology."""
+    """Addresses and files to look at; writes the drawings of the topology."""
     pipeline = load_pipeline(ROOT / "spark_jobs", PIPELINE)
     picture, flowchart = platform.home / f"{PIPELINE}.svg", platform.home / f"{PIPELINE}.mmd"
     picture.write_text(drawing.svg(pipeline))
@@ -211,9 +211,9 @@ def _places(platform: LocalPlatform) -> dict[str, str]:
         "Airflow": platform.url,
         "log-in": f"{platform.admin.user}, password {platform.admin.password}",
         "page": f"{platform.url}/plugin/sluice",
-        "drawing": f"{_short(picture)} and, as Mermaid, {_short(flowchart)}; also on the page and the DAG's own",
+        "drawing": f"{_short(picture)} and, as Mermaid, {_short(flowchart)}; also on the page and in the DAG's documentation",
         "Kafka": platform.kafka.bootstrap,
-        "more": f"the DAG produce_sample_orders feeds the pipeline again; logs are in {_short(platform.logs)}",
+        "more": f"the DAG produce_sample_orders sends more orders; logs are in {_short(platform.logs)}",
     }
 
 
@@ -244,13 +244,14 @@ def _lock(lock: IO[str], home: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise PreflightError(
-            f"A demo runs in {home} already.", next_step="Stop it with Ctrl-C, or set SLUICE_HOME to another folder."
+            f"A demo is already running in {home}.",
+            next_step="Stop it with Ctrl-C, or set SLUICE_HOME to another folder.",
         ) from None
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Let a request to end be as good as Ctrl-C."""
+    """Treat the signals that end a process like Ctrl-C."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt

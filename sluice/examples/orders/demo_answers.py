@@ -1,4 +1,4 @@
-"""The questions the demo asks the REST view, and whether the answers are what the topic says."""
+"""The queries of the demo, and whether the answers match the topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from confluent_kafka import Message
 
 from sluice.examples.orders import START_MS, STORE_1234, Totals
 from sluice.testing.airflow import Airflow
-from sluice.topics import read_topic
+from sluice.topics import read_topic, text_headers
 
 KINDS = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
 _FROM = datetime.fromtimestamp(START_MS // 15_000 * 15, UTC)
@@ -21,18 +21,18 @@ _FROM = datetime.fromtimestamp(START_MS // 15_000 * 15, UTC)
 
 @dataclass(frozen=True)
 class Question:
-    """A path of the REST view, and what its answer must be, if that is known."""
+    """A path of the REST view, and the expected answer if it is known."""
 
     path: str
     expected: Any = None
 
     def is_right(self, answer: Any) -> bool:
-        """Whether the answer is the one expected."""
+        """Whether the answer is the expected one."""
         return self.expected is None or self.expected == answer
 
 
 def questions(totals: Totals) -> list[Question]:
-    """Make a few questions about store_1234, each with the answer that the topic's records give."""
+    """A few queries about store_1234, with the answers that the topic's records imply."""
     count, revenue = totals.running["GENERAL", STORE_1234]
     answer = {
         "locationId": STORE_1234,
@@ -52,26 +52,26 @@ def questions(totals: Totals) -> list[Question]:
 
 
 def served(airflow: Airflow) -> dict[str, dict[Any, Any]]:
-    """Ask the orders paths for all eight stores; the same shape as `Totals.stores`."""
-    found: dict[str, dict[Any, Any]] = {}
+    """The eight stores as the orders view returns them, in the shape of `Totals.stores`."""
+    stores: dict[str, dict[Any, Any]] = {}
     for prefix in KINDS:
-        found[f"{prefix}_count"] = _by_location(airflow, f"/v1/orders/count/{prefix}", _count)
-        found[f"{prefix}_revenue"] = _by_location(airflow, f"/v1/orders/revenue/{prefix}", _revenue)
-        found[f"{prefix}_count_window"] = _by_window(airflow, f"/v1/orders/windows/count/{prefix}", _count)
-        found[f"{prefix}_revenue_window"] = _by_window(airflow, f"/v1/orders/windows/revenue/{prefix}", _revenue)
-    return found
+        stores[f"{prefix}_count"] = _by_location(airflow, f"/v1/orders/count/{prefix}", _count)
+        stores[f"{prefix}_revenue"] = _by_location(airflow, f"/v1/orders/revenue/{prefix}", _revenue)
+        stores[f"{prefix}_count_window"] = _by_window(airflow, f"/v1/orders/windows/count/{prefix}", _count)
+        stores[f"{prefix}_revenue_window"] = _by_window(airflow, f"/v1/orders/windows/revenue/{prefix}", _revenue)
+    return stores
 
 
-def differences(expected: Mapping[str, dict[Any, Any]], found: Mapping[str, dict[Any, Any]]) -> dict[str, int]:
-    """Count, per store, the keys whose values differ or that one side lacks."""
+def differences(expected: Mapping[str, dict[Any, Any]], actual: Mapping[str, dict[Any, Any]]) -> dict[str, int]:
+    """Per store, the number of keys whose values differ or are missing on one side."""
     return {
-        store: sum(rows.get(key) != found[store].get(key) for key in rows.keys() | found[store].keys())
+        store: sum(rows.get(key) != actual[store].get(key) for key in rows.keys() | actual[store].keys())
         for store, rows in expected.items()
     }
 
 
 def dead_letters(kafka: Mapping[str, str], topic: str = "orders_dead_letters") -> Counter[str]:
-    """Count the dead letters by their reason."""
+    """The number of dead letters by reason."""
     reasons: Counter[str] = Counter()
     for message in read_topic(kafka, topic):
         reasons[letter_headers(message).get("sluice.reason", "none")] += 1
@@ -79,9 +79,8 @@ def dead_letters(kafka: Mapping[str, str], topic: str = "orders_dead_letters") -
 
 
 def letter_headers(letter: Message) -> dict[str, str]:
-    """Read what a dead letter says of itself: reason, detail, topic, partition, offset, timestamp."""
-    found = dict(letter.headers() or [])
-    return {name: text.decode() if isinstance(text, bytes) else str(text) for name, text in found.items()}
+    """The headers of a dead letter as text."""
+    return text_headers(letter)
 
 
 def _count(row: dict[str, Any]) -> int:

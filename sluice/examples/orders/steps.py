@@ -1,4 +1,4 @@
-"""What the demo is doing now, and for how long: spinners on a terminal, plain lines elsewhere."""
+"""Progress of the demo: spinners on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Seconds(TextColumn):
 
 
 class Step:
-    """One thing that is being done; `say` tells how far it is."""
+    """A step in progress; `say` reports details."""
 
     def __init__(self, steps: Steps, title: str) -> None:
         self.title = title
@@ -35,7 +35,7 @@ class Step:
         self._said_at = time.monotonic()
 
     def say(self, detail: str) -> None:
-        """Tell how far it is; where there is no terminal, news every second at most, the same every five seconds."""
+        """Report a detail; without a terminal, a new one at most every second, the same one every five seconds."""
         news, self._said = detail != self._said, detail
         now = time.monotonic()
         if self._steps.live or now - self._said_at >= (_OFTEN_S if news else _REMIND_S):
@@ -44,12 +44,12 @@ class Step:
 
     @property
     def detail(self) -> str:
-        """What was said last."""
+        """The detail reported last."""
         return self._said
 
 
 class Steps:
-    """The steps of a longer piece of work, some at the same time. Use it as a context manager."""
+    """Steps, of which several may run at the same time. A context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -73,7 +73,7 @@ class Steps:
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:
-        """Show a step until the block ends; ✗ if it ends with an error."""
+        """Show a step until the block ends, with ✗ if it ends with an error."""
         step = Step(self, title)
         if self.live:
             self._tasks[step] = self._progress.add_task(escape(title), total=1)
@@ -87,7 +87,7 @@ class Steps:
         self._finish(step, "[green]✓[/]")
 
     def show(self, step: Step, detail: str) -> None:
-        """Show what a step says."""
+        """Show a step's detail."""
         if self.live:
             self._progress.update(self._tasks[step], description=_line(step, detail))
         else:
