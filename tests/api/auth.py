@@ -1,4 +1,4 @@
-"""An auth manager with DAGs that some may not read; the one of Airflow's own for tests lets everybody read all."""
+"""An auth manager that hides DAGs from some users; Airflow's own for tests lets everybody read everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published state of the orders pipeline, small enough to be known by heart."""
+"""A small published state of the orders pipeline with known values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every route is behind the log-in, and only reads."""
+"""Every route needs a log-in and only reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BESIDE_ROUTES = [
 
 @pytest.fixture(scope="package")
 def routes(admin: httpx.Client) -> list[str]:
-    """Every route of the OpenAPI document that comes to an end, with examples for its parameters."""
+    """Every route of the OpenAPI document except streams, with example parameters."""
     paths = admin.get("/sluice/openapi.json").json()["paths"]
     found = [re.sub(r"\{(\w+)\}", lambda name: EXAMPLES[name[1]], path) for path in paths]
     assert STREAM in found
@@ -74,6 +74,6 @@ def test_nothing_can_be_changed(admin: httpx.Client, routes: list[str]) -> None:
 
 
 @pytest.mark.attack("S9", "reading every route for where state is kept")
-def test_no_answer_tells_where_state_is_kept(admin: httpx.Client, routes: list[str]) -> None:
+def test_no_response_reveals_where_state_is_stored(admin: httpx.Client, routes: list[str]) -> None:
     for path in [*routes, "/sluice/v1/stores?entries=true"]:
         assert "sqlite" not in admin.get(path).text

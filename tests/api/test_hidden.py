@@ -1,4 +1,4 @@
-"""What somebody may not read cannot be told from what is not there: not by status, text, headers, ETags or cursors."""
+"""Hidden names look like missing ones: same status, text, headers, ETags and cursors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.api
 
 STORES = "/sluice/v1/stores"
 HIDDEN, MISSING = "payroll", "payrolx"
-"""As long as each other, so that even the lengths of answers are the same."""
+"""Names of equal length, so that responses have equal lengths too."""
 OF_A_PIPELINE = [
     f"/sluice/v1/pipelines/{{}}/{what}" for what in ("snapshots", "workers", "topology", "topology?format=svg")
 ]
@@ -29,13 +29,13 @@ BY_NAME = [f"{STORES}/{{}}", f"{STORES}/{{}}/keys/boss", f"{STORES}/{{}}/count",
 
 @pytest.fixture(scope="module")
 def stranger(airflow: AirflowServer) -> Iterator[httpx.Client]:
-    """Somebody who may read no DAG at all."""
+    """A user who may read no DAG."""
     with airflow.client("stranger") as client:
         yield client
 
 
 def told(answer: httpx.Response, name: str) -> tuple[int, str, dict[str, str]]:
-    """All there is to an answer, without the name that was asked for, and the time."""
+    """A response without the requested name and the time."""
     headers = {key: value for key, value in answer.headers.items() if key != "date"}
     return answer.status_code, answer.text.replace(name, "…"), headers
 
@@ -43,7 +43,7 @@ def told(answer: httpx.Response, name: str) -> tuple[int, str, dict[str, str]]:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", [*OF_A_PIPELINE, *OF_A_STORE])
 @pytest.mark.attack("S2", "every route with the name of a pipeline that one may not read, beside a name there is not")
-def test_a_hidden_pipeline_is_answered_for_as_a_missing_one(viewer: httpx.Client, method: str, path: str) -> None:
+def test_a_hidden_pipeline_looks_like_a_missing_one(viewer: httpx.Client, method: str, path: str) -> None:
     hidden = told(viewer.request(method, path.format(HIDDEN)), HIDDEN)
     assert hidden == told(viewer.request(method, path.format(MISSING)), MISSING)
     assert hidden[0] == 404 or "limit=0" in path
@@ -51,7 +51,7 @@ def test_a_hidden_pipeline_is_answered_for_as_a_missing_one(viewer: httpx.Client
 
 @pytest.mark.parametrize("path", BY_NAME)
 @pytest.mark.attack("S2", "the names of stores that one may not read, beside names there are not")
-def test_a_hidden_store_is_answered_for_as_a_missing_one(admin: httpx.Client, viewer: httpx.Client, path: str) -> None:
+def test_a_hidden_store_looks_like_a_missing_one(admin: httpx.Client, viewer: httpx.Client, path: str) -> None:
     if not path.endswith("changes"):
         assert admin.get(path.format("totals")).status_code == 200
     hidden = told(viewer.get(path.format("totals")), "totals")
@@ -60,7 +60,7 @@ def test_a_hidden_store_is_answered_for_as_a_missing_one(admin: httpx.Client, vi
 
 
 @pytest.mark.attack("S2", "an ETag and a cursor that somebody else has been given")
-def test_what_others_were_given_opens_nothing(admin: httpx.Client, viewer: httpx.Client) -> None:
+def test_etags_and_cursors_of_other_users_open_nothing(admin: httpx.Client, viewer: httpx.Client) -> None:
     page = admin.get(f"{STORES}/totals", params={"pipeline": HIDDEN, "limit": 1})
     known = {"If-None-Match": page.headers["ETag"]}
     path = f"{STORES}/totals?pipeline="
@@ -72,7 +72,7 @@ def test_what_others_were_given_opens_nothing(admin: httpx.Client, viewer: httpx
 
 
 @pytest.mark.attack("S2", "the lists of stores and pipelines")
-def test_lists_leave_out_what_one_may_not_read(
+def test_lists_omit_what_the_user_may_not_read(
     admin: httpx.Client, viewer: httpx.Client, stranger: httpx.Client
 ) -> None:
     def pipelines(client: httpx.Client) -> set[str]:
@@ -101,7 +101,9 @@ def test_lists_leave_out_what_one_may_not_read(
     ],
 )
 @pytest.mark.attack("S2", "the orders view without permission for its DAG")
-def test_the_orders_view_is_of_its_pipeline(viewer: httpx.Client, stranger: httpx.Client, path: str) -> None:
+def test_the_orders_view_needs_permission_for_its_pipeline(
+    viewer: httpx.Client, stranger: httpx.Client, path: str
+) -> None:
     assert viewer.get(f"/v1/{path}").status_code == 200
     hidden = stranger.get(f"/v1/{path}")
     assert (hidden.status_code, hidden.json()["title"]) == (404, "Not found")

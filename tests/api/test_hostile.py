@@ -1,4 +1,4 @@
-"""Names that lead elsewhere, SQL in whatever can be asked, changed cursors: refused, and everything is as it was."""
+"""Path traversal, SQL injection and changed cursors are rejected and change nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = [
     "general_orders_count%00.sqlite",
     "%00",
 ]
-"""As they stand in the request: nothing has put them right before."""
+"""Raw paths, which no client has normalized."""
 PLACES = [
     f"{STORES}/{{}}",
     f"{STORES}/{{}}/keys/k",
@@ -63,7 +63,7 @@ SQL = [
 
 
 def told(raw: http.client.HTTPConnection, viewer: httpx.Client, path: str) -> tuple[int, bytes]:
-    """Status and body of the answer to a path that goes out letter by letter as it is."""
+    """Status and body of the response to an unmodified path."""
     raw.request("GET", path, headers={"Authorization": viewer.headers["Authorization"]})
     answer = raw.getresponse()
     return answer.status, answer.read()
@@ -71,7 +71,7 @@ def told(raw: http.client.HTTPConnection, viewer: httpx.Client, path: str) -> tu
 
 @pytest.fixture(scope="module")
 def raw(airflow: AirflowServer) -> Iterator[http.client.HTTPConnection]:
-    """A connection that sends paths as they are."""
+    """A connection that sends paths unmodified."""
     connection = http.client.HTTPConnection("127.0.0.1", airflow.port, timeout=30)
     yield connection
     connection.close()
@@ -89,7 +89,7 @@ def _everything_is_as_it_was(viewer: httpx.Client) -> Iterator[None]:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.attack("S4", "../, its encodings and NUL in names of stores, pipelines, snapshots, workers and files")
-def test_no_name_leads_elsewhere(
+def test_no_name_escapes_its_folder(
     airflow: AirflowServer, viewer: httpx.Client, raw: http.client.HTTPConnection, place: str
 ) -> None:
     for name in NAMES:
@@ -101,7 +101,7 @@ def test_no_name_leads_elsewhere(
 
 
 @pytest.mark.attack("S5", "queries that are no text, empty, endless, doubled, and paths that lead nowhere")
-def test_what_makes_no_sense_is_a_problem_document(
+def test_invalid_requests_get_a_problem_document(
     airflow: AirflowServer, viewer: httpx.Client, raw: http.client.HTTPConnection
 ) -> None:
     for path in SENSELESS:
@@ -156,13 +156,13 @@ def test_sql_is_text(viewer: httpx.Client, sql: str) -> None:
     ids=lambda asked: asked[:20],
 )
 @pytest.mark.attack("S5", "a limit of a billion, 10,000 keys at once, names without end")
-def test_nobody_may_ask_for_any_amount(viewer: httpx.Client, raw: http.client.HTTPConnection, asked: str) -> None:
-    # 90 kB of keys are too many for the HTTP server already.
+def test_the_size_of_a_request_is_limited(viewer: httpx.Client, raw: http.client.HTTPConnection, asked: str) -> None:
+    # The HTTP server already rejects 90 kB of keys.
     assert told(raw, viewer, COUNT + asked)[0] == (422 if len(asked) < 60_000 else 400)
 
 
 @pytest.mark.attack("S7", "a cursor with each of its bytes changed in turn, cut off, made longer, of another store")
-def test_a_cursor_counts_as_it_was_given_only(viewer: httpx.Client) -> None:
+def test_changed_cursors_are_rejected(viewer: httpx.Client) -> None:
     cursor = viewer.get(COUNT, params={"limit": 1}).json()["cursor"]
     assert viewer.get(COUNT, params={"cursor": cursor}).status_code == 200
     assert viewer.get(f"{STORES}/restaurant_orders_count", params={"cursor": cursor}).status_code == 400

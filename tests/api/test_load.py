@@ -1,4 +1,4 @@
-"""Five hundred heavy queries at once: most are turned away at once, and Airflow's own UI stays usable all the while."""
+"""Five hundred heavy queries at once: most get 429 at once, and Airflow's UI stays usable."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ pytestmark = pytest.mark.api
 QUERIES = 500
 ROWS = 30_000
 TRIES = 3
-"""Another process may take the machine during one try; a server that does not keep its UI usable fails all of them."""
+"""Other processes can disturb one attempt; a server that blocks its UI fails all of them."""
 TIMES = 4
-"""As many times longer than as many of Airflow's own cheapest requests the first moment may take, and a second."""
+"""The first moment may take this many times as long as 500 of Airflow's cheapest requests, plus a second."""
 ENDS = itertools.count(2_000_000_000)
 UI = ("/ui/config", "/ui/dags?limit=25", "/api/v2/monitor/health", "/")
-"""What Airflow's UI asks for when its list of DAGs is opened."""
+"""The requests of Airflow's UI when a user opens the list of DAGs."""
 
 
 @dataclass
 class Seen:
-    """What came of it; times in seconds."""
+    """Measured times in seconds."""
 
     alone: float
-    """Until the UI has all it asks for, with nobody else there: the median of several looks."""
+    """Median time to load the UI without other load."""
     cheap: float
-    """For as many of the cheapest requests as there will be heavy ones, all at once."""
+    """Time for as many cheap requests as heavy ones, all at once."""
     statuses: Counter[int] = field(default_factory=Counter)
     refused_after: float = 0
-    """From when all were asked until the last that was turned away was told so."""
+    """Time until the last rejected query got its 429."""
     ui: list[float] = field(default_factory=list)
-    """How long each look at the UI took, one after the other all the while."""
+    """Times to load the UI during the load, one after another."""
 
     @property
     def is_usable(self) -> bool:
@@ -58,7 +58,7 @@ class Seen:
 
 @pytest.fixture
 def heavy(states: States) -> str:
-    """A store of 30,000 windows, that nobody but the admin may read."""
+    """A store of 30,000 windows that only the admin may read."""
     payroll = States(states.database, pipeline="payroll", workers=1)
     payroll.batch = 0
     payroll.publish((1, f"key_{n % 100}", n * 1_000, n * 1_000 + 1_000, f"[{n}.25]") for n in range(ROWS))
@@ -66,7 +66,7 @@ def heavy(states: States) -> str:
 
 
 async def load(client: httpx.AsyncClient, path: str, seen: Seen) -> None:
-    """Ask for as much at once, each a question that nobody has asked yet; beside it, look at the UI."""
+    """Send all queries at once, each one uncached, and load the UI meanwhile."""
     began = time.monotonic()
 
     async def ask() -> None:
@@ -87,7 +87,7 @@ async def load(client: httpx.AsyncClient, path: str, seen: Seen) -> None:
 
 
 async def look(client: httpx.AsyncClient) -> float:
-    """Seconds until the UI has all it asks for when it is opened."""
+    """Seconds to load the UI."""
     began = time.monotonic()
     answers = await asyncio.gather(*(client.get(path) for path in UI))
     assert {answer.status_code for answer in answers} == {200}
@@ -95,7 +95,7 @@ async def look(client: httpx.AsyncClient) -> float:
 
 
 async def measure(address: str, token: str, heavy: str) -> Seen:
-    """The UI alone; as many of the cheapest requests there are, all at once; the load."""
+    """Measure the UI alone, cheap requests all at once, and the heavy load."""
     limits = httpx.Limits(max_connections=QUERIES + len(UI))
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(base_url=address, headers=headers, limits=limits, timeout=120) as client:
@@ -108,7 +108,7 @@ async def measure(address: str, token: str, heavy: str) -> Seen:
 
 
 @pytest.mark.attack("S11", "500 queries at once, each through all of a store, while somebody opens Airflow's UI")
-def test_heavy_queries_are_turned_away_and_the_ui_stays_usable(airflow: AirflowServer, heavy: str) -> None:
+def test_excess_queries_get_429_and_the_ui_stays_usable(airflow: AirflowServer, heavy: str) -> None:
     tries: list[Seen] = []
     while not any(seen.is_usable for seen in tries):
         assert len(tries) < TRIES, tries

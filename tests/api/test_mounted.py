@@ -1,4 +1,4 @@
-"""What the plugin does to the process that it is loaded into."""
+"""The plugin's effect on the process that loads it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 from sluice.api.mounted import Mounted
 
 
-def test_what_is_there_when_somebody_first_asks_is_left_alone_by_the_collector() -> None:
+def test_the_first_request_freezes_loaded_objects() -> None:
     gc.unfreeze()
     mounted = Mounted("own_routes_app")
     assert gc.get_freeze_count() == 0, "loading a plugin must cost a process nothing"

@@ -1,4 +1,4 @@
-"""The orders paths, answer by answer."""
+"""The orders routes and their responses."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_bodies(viewer: httpx.Client, path: str, body: str) -> None:
     assert answer.headers["X-Sluice-Partial"] == "false"
 
 
-def test_where_the_workers_are(viewer: httpx.Client, airflow: AirflowServer) -> None:
+def test_addresses_of_the_workers(viewer: httpx.Client, airflow: AirflowServer) -> None:
     here = f'"host":"127.0.0.1","port":{airflow.port}'
     assert viewer.get("/v1/metadata/all").text == f"[{{{here}}}]"
     found = viewer.get("/v1/metadata/general_orders/store_1234")
@@ -119,7 +119,7 @@ def test_a_missing_key(viewer: httpx.Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("time", ["yesterday", "2022-13-01", "9" * 30, "", "1e3"])
-def test_a_time_that_is_none(viewer: httpx.Client, time: str) -> None:
+def test_an_invalid_time(viewer: httpx.Client, time: str) -> None:
     answer = viewer.get("/v1/orders/windows/count", params={"from_time": time})
     assert (answer.status_code, answer.json()["detail"]) == (400, "from_time is not a time.")
 

@@ -1,4 +1,4 @@
-"""The generic view."""
+"""The routes for any store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_windows_of_a_key(viewer: httpx.Client) -> None:
     assert viewer.get(f"{STORES}/general_orders_count/keys/store_1234?from=0").status_code == 400
 
 
-def test_keys_may_hold_anything(viewer: httpx.Client) -> None:
+def test_keys_may_contain_any_character(viewer: httpx.Client) -> None:
     answer = viewer.get(f"{STORES}/general_orders_count/keys/a%2Fb%20%3Ci%3E")
     assert keys(answer) == ["a/b <i>"]
 
@@ -97,7 +97,7 @@ def test_an_earlier_snapshot(viewer: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "bound", [{"min_position": "orders:0:21"}, {"min_position": "other:0:1"}, {"min_snapshot": "1.2"}]
 )
-def test_a_bound_that_is_not_reached_is_412_with_what_is(viewer: httpx.Client, bound: dict[str, str]) -> None:
+def test_a_bound_that_is_not_reached_is_412_with_the_current_state(viewer: httpx.Client, bound: dict[str, str]) -> None:
     for path in ("", "/keys/store_1234", "/count", "/combine", "/keys"):
         key = {"key": "store_1234"} if path == "/keys" else {}
         refused = viewer.get(f"{STORES}/general_orders_count{path}", params=bound | key)
@@ -124,11 +124,9 @@ def test_the_list_of_stores(viewer: httpx.Client) -> None:
     assert viewer.get(windows["topology"]).text.startswith("pipeline orders")
 
 
-def test_a_pipeline_is_red_while_a_job_of_it_has_failed_or_its_file_is_broken(
-    viewer: httpx.Client, states: States
-) -> None:
+def test_a_pipeline_is_failed_or_broken_until_it_recovers(viewer: httpx.Client, states: States) -> None:
     def told() -> list[tuple[str, str, list[tuple[str, str, str, str]]]]:
-        time.sleep(1.1)  # what the ledger says of jobs is kept for a second
+        time.sleep(1.1)  # jobs are cached for a second
         return [
             (one["pipeline"], one["status"],
              [(failure["job"], failure["run"], failure["title"], failure["detail"]) for failure in one["failures"]])
@@ -204,13 +202,13 @@ def test_problems(viewer: httpx.Client, path: str, status: int) -> None:
         b"{}",
     ],
 )
-def test_forged_cursors_are_refused(viewer: httpx.Client, content: bytes) -> None:
+def test_forged_cursors_are_rejected(viewer: httpx.Client, content: bytes) -> None:
     cursor = base64.urlsafe_b64encode(content).decode()
     answer = viewer.get(f"{STORES}/general_orders_count", params={"cursor": cursor})
     assert answer.status_code == 400
 
 
-def test_every_answer_is_described(viewer: httpx.Client) -> None:
+def test_every_response_is_documented(viewer: httpx.Client) -> None:
     document = viewer.get("/sluice/openapi.json").json()
     assert document["openapi"].startswith("3.")
     text = viewer.get("/sluice/openapi.json").text
@@ -224,7 +222,7 @@ def test_every_answer_is_described(viewer: httpx.Client) -> None:
 
 @pytest.fixture
 def lost_worker(states: States) -> Iterator[int]:
-    """The worker that owns store_1234 cannot be read."""
+    """The worker that owns store_1234 is unavailable."""
     number = owner("store_1234", 2)
     shard = Path(make_url(states.location(number)).database or "")
     away = shard.rename(shard.with_suffix(".away"))
@@ -234,7 +232,7 @@ def lost_worker(states: States) -> Iterator[int]:
 
 
 @pytest.mark.fault("F12", "a worker's shard gone, behind Airflow")
-def test_a_lost_worker_makes_answers_partial_and_its_keys_unavailable(viewer: httpx.Client, lost_worker: int) -> None:
+def test_a_lost_worker_makes_responses_partial_and_its_keys_503(viewer: httpx.Client, lost_worker: int) -> None:
     everything = viewer.get(f"{STORES}/general_orders_count")
     assert everything.json()["partial"]
     (lost,) = [worker for worker in everything.json()["workers"] if worker["status"] != "ok"]
@@ -253,5 +251,5 @@ def test_a_lost_worker_makes_answers_partial_and_its_keys_unavailable(viewer: ht
         gone = viewer.get(path)
         assert (gone.status_code, gone.json()["title"]) == (503, "State unavailable")
         assert gone.headers["Retry-After"]
-    # A global table is whole on every worker.
+    # Every worker has all of a global table.
     assert keys(viewer.get(f"{STORES}/stores")) == ["store_1234"]

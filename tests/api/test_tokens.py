@@ -1,4 +1,4 @@
-"""Which log-ins count, for how long, and for whose pages."""
+"""Which log-ins are valid, for how long, and for which sites."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def token(airflow: AirflowServer) -> str:
 
 @pytest.fixture(scope="module")
 def claims(token: str) -> dict[str, Any]:
-    """What Airflow itself says in a token."""
+    """The claims of Airflow's own tokens."""
     found: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
     return found
 
@@ -37,7 +37,7 @@ def signed(claims: dict[str, Any], key: str = JWT_SECRET, algorithm: str = "HS51
 
 
 def statuses(client: httpx.Client, token: str) -> set[int]:
-    """How it is received, as a program and as a browser send it."""
+    """Status codes for the token as a program and as a browser send it."""
     ways = ({b"Authorization": b"Bearer " + token.encode()}, {b"Cookie": b"_token=" + token.encode()})
     return {client.get(STORES, headers=way).status_code for way in ways}
 
@@ -71,7 +71,7 @@ def _with_claims_of(other: str, token: str) -> str:
 
 @pytest.mark.parametrize("how", FORGED)
 @pytest.mark.attack("S3", "Airflow's own token, expired, for another audience, or changed, with the signature it had")
-def test_what_airflow_would_not_take_is_401(
+def test_tokens_that_airflow_rejects_are_401(
     anonymous: httpx.Client, claims: dict[str, Any], token: str, how: str
 ) -> None:
     assert statuses(anonymous, signed(claims)) == {200}, "signed again as it was, it counts"
@@ -89,10 +89,10 @@ def test_a_token_that_expires_is_401_within_seconds(anonymous: httpx.Client, cla
         time.sleep(0.2)
 
 
-def test_a_browsers_cookie_is_a_log_in(anonymous: httpx.Client, token: str) -> None:
+def test_a_browser_cookie_logs_in(anonymous: httpx.Client, token: str) -> None:
     cookie = {"Cookie": f"_token={token}"}
     assert anonymous.get("/sluice/", headers=cookie).status_code == 200
-    # As everywhere in Airflow, a token that is given explicitly wins over the browser's.
+    # As everywhere in Airflow, an explicit token takes precedence over the cookie.
     for given in ("Bearer x", "Bearer"):
         assert anonymous.get("/sluice/", headers=cookie | {"Authorization": given}).status_code == 401
 
@@ -112,21 +112,21 @@ ELSEWHERE: list[dict[str, str]] = [
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize("path", [STORES, "/v1/orders/count", "/sluice/nothing"])
 @pytest.mark.attack("S3", "what a page of another site can make a browser send that is logged in")
-def test_a_cookie_changes_nothing_for_pages_of_other_sites(
+def test_a_cookie_does_not_help_pages_of_other_sites(
     airflow: AirflowServer, anonymous: httpx.Client, token: str, method: str, path: str
 ) -> None:
     cookie = {"Cookie": f"_token={token}"}
     for headers in ELSEWHERE:
         refused = anonymous.request(method, path, headers=cookie | headers)
         assert (refused.status_code, refused.headers["Content-Type"]) == (403, "application/problem+json"), headers
-    # A page of this site, and a program with a token, get as far as the routes, none of which changes anything.
+    # Same-site pages and programs with a token reach the routes, none of which changes anything.
     bearer = {"Authorization": f"Bearer {token}", "Origin": "https://evil.example"}
     for headers in (cookie | {"Origin": airflow.url}, cookie | {"Sec-Fetch-Site": "same-origin"}, bearer):
         assert anonymous.request(method, path, headers=headers).status_code in (404, 405)
 
 
 @pytest.mark.attack("S3", "reading answers from a page of another site")
-def test_no_other_site_may_read_answers(anonymous: httpx.Client, token: str) -> None:
+def test_other_sites_cannot_read_responses(anonymous: httpx.Client, token: str) -> None:
     origin = {"Origin": "https://evil.example"}
     preflight = {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "authorization"}
     answers = [
@@ -139,7 +139,7 @@ def test_no_other_site_may_read_answers(anonymous: httpx.Client, token: str) -> 
 
 
 class Stream(threading.Thread):
-    """Reads changes of a store until the server ends them."""
+    """Read a store's changes until the server ends the stream."""
 
     def __init__(self, client: httpx.Client) -> None:
         super().__init__(daemon=True)
@@ -158,7 +158,7 @@ def leaving(airflow: AirflowServer) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.attack("S3", "a token used on, and a stream read on, after the log-out")
-def test_a_log_out_ends_it_within_seconds(leaving: httpx.Client) -> None:
+def test_a_log_out_ends_access_within_seconds(leaving: httpx.Client) -> None:
     assert leaving.get(STORES).status_code == 200
     stream = Stream(leaving)
     stream.start()

@@ -41,7 +41,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> States:
 
 
 class Busy:
-    """Orders that come in, some of them bad."""
+    """New orders, some of them bad."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance

@@ -69,13 +69,13 @@ def test_the_page_shows_stores_workers_runs_and_orders(airflow: AirflowServer, t
         expect(sluice.get_by_alt_text("Topology of orders")).to_be_visible()
         expect(sluice.locator("html")).to_have_attribute("data-theme", scheme)
         page.wait_for_function("document.fonts.ready.then(() => true)")
-        page.wait_for_timeout(500)  # the bars grow to their length
+        page.wait_for_timeout(500)  # the bars are animated
         suffix = "" if scheme == "light" else f"-{scheme}"
         page.screenshot(path=pictures(tmp_path) / f"airflow-page{suffix}.png")
         assert errors == []
 
 
-def test_what_the_chart_shows_is_what_the_rest_view_says(airflow: AirflowServer, page: Page) -> None:
+def test_the_chart_shows_the_values_of_the_rest_api(airflow: AirflowServer, page: Page) -> None:
     sluice = open_sluice(page)
     with airflow.client("viewer") as client:
         counts = {
@@ -89,7 +89,7 @@ def test_what_the_chart_shows_is_what_the_rest_view_says(airflow: AirflowServer,
     )
 
 
-def test_the_rest_view_is_described_on_a_page_of_its_own(page: Page) -> None:
+def test_a_page_documents_the_rest_api(page: Page) -> None:
     sluice = open_sluice(page)
     sluice.get_by_role("link", name="REST view").click()
     expect(sluice.get_by_text("/v1/orders/count/{order_type}")).to_be_visible()
@@ -97,7 +97,7 @@ def test_the_rest_view_is_described_on_a_page_of_its_own(page: Page) -> None:
     expect(sluice.locator("#stores tr")).to_have_count(9)
 
 
-def test_before_anything_is_published_it_says_what_to_do(page: Page) -> None:
+def test_an_empty_page_suggests_the_next_step(page: Page) -> None:
     for path in ("stores", "pipelines"):
         page.route(f"**/sluice/v1/{path}*", lambda route: route.fulfill(json=[]))
     sluice = open_sluice(page)
@@ -105,7 +105,7 @@ def test_before_anything_is_published_it_says_what_to_do(page: Page) -> None:
     expect(sluice.locator("#content")).to_be_hidden()
 
 
-def test_a_lost_worker_and_an_unreadable_ledger_are_said(page: Page, states: States) -> None:
+def test_a_lost_worker_and_an_unreadable_ledger_are_reported(page: Page, states: States) -> None:
     sluice = open_sluice(page)
     expect(sluice.locator("#health")).to_have_text("All workers answer")
     shard = Path(make_url(states.location(2)).database or "")
@@ -150,7 +150,7 @@ def test_a_failed_and_a_broken_pipeline_are_red(page: Page, states: States, tmp_
 
 
 @pytest.mark.attack("S6", "script in a key and in a dead letter's reason")
-def test_a_new_snapshot_shows_by_itself_and_markup_in_a_key_stays_text(page: Page, states: States) -> None:
+def test_a_new_snapshot_appears_and_markup_in_a_key_stays_text(page: Page, states: States) -> None:
     sluice = open_sluice(page)
     expect(sluice.locator("#snapshots tr").first).to_contain_text("1.5")
     states.publish(totals("general", {HOSTILE: (1_000_000, "1.00")}), counts={f"dead_letter/{HOSTILE}": 3})
@@ -161,7 +161,7 @@ def test_a_new_snapshot_shows_by_itself_and_markup_in_a_key_stays_text(page: Pag
 
 @pytest.fixture(scope="module")
 def hostile(states: States) -> States:
-    """A pipeline whose every text is markup: names, types, values, why a worker is lost, topology."""
+    """A pipeline with markup in every text: names, types, values, errors, topology."""
     made = States(states.database, pipeline="hostile", workers=1)
     made.stores = (made.store(IMAGE, key=HOSTILE, value=HOSTILE),)
     made.ledger.jobs.register(made.info(description=HOSTILE, drawing=HOSTILE, picture=SCRIPTED))
@@ -172,7 +172,7 @@ def hostile(states: States) -> States:
 
 
 def is_harmless(frame: Frame) -> bool:
-    """Whether none of the markup has become part of the page; that it could not run there, either, is not enough."""
+    """Whether no markup became part of the page; that it cannot run is not enough."""
     made: int = frame.locator("img[src=x], script:not([src])").count()
     return made == 0 and "broken" not in frame.title() and frame.locator("#broken").count() == 0
 
@@ -209,7 +209,7 @@ ANSWERS = {
 
 
 @pytest.mark.attack("S6", "a link to an answer that holds script, opened in the browser that is logged in")
-def test_an_answer_opened_as_a_page_runs_nothing(airflow: AirflowServer, page: Page, hostile: States) -> None:
+def test_a_response_opened_as_a_page_runs_no_script(airflow: AirflowServer, page: Page, hostile: States) -> None:
     for path, status in ANSWERS.items():
         answer = page.goto(f"{airflow.url}/sluice/v1/{path}")
         assert answer is not None

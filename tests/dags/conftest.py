@@ -1,4 +1,4 @@
-"""Airflow in this process: a home and a database of its own, and a broker when a test asks for one."""
+"""Airflow in this process, with its own home and database, and a broker for tests that need one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JARS = ROOT / ".sluice" / "jars" / "spark"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A SLUICE_HOME of the test's own, with the repository's pipelines."""
+    """A separate SLUICE_HOME with the repository's pipelines."""
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
     monkeypatch.setenv("SLUICE_PIPELINES", str(ROOT / "spark_jobs"))
     monkeypatch.setenv("SLUICE_JARS", str(JARS))
@@ -44,7 +44,7 @@ class Connections:
 
 @pytest.fixture
 def connections(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Connections:
-    """The connections of the providers, to the broker and to a Spark in this machine."""
+    """Connections to the broker and to a local Spark."""
     brokers = {"bootstrap.servers": kafka.bootstrap}
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": brokers}))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))

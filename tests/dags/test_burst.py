@@ -1,4 +1,4 @@
-"""When records that have come make an event: decided by values, with a clock of the test's own."""
+"""When new records make an event, tested with values and a fake clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def lag(end: int, position: int = 0) -> Lag:
 
 
 def fired(burst: Burst, story: list[tuple[float, Lag]]) -> list[float]:
-    """The moments at which an event was due."""
+    """The times at which an event was due."""
     return [now for now, seen in story if burst.due(seen, now)]
 
 
@@ -46,5 +46,5 @@ def test_events(story: list[tuple[float, Lag]], expected: list[float]) -> None:
     ],
     ids=["some read", "emptied by retention", "partly emptied", "made anew, shorter", "made anew, empty"],
 )
-def test_the_records_that_are_left(found: Lag, records: int) -> None:
+def test_counting_unread_records(found: Lag, records: int) -> None:
     assert found.records == records

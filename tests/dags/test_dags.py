@@ -1,4 +1,4 @@
-"""Every DAG as Airflow loads it, and run."""
+"""Load and run every DAG in Airflow."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_tasks(bag: DagBag, name: str, tasks: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [*PIPELINES, "produce_sample_orders", "sluice_retention"])
-def test_one_run_at_a_time_and_no_catching_up(bag: DagBag, name: str) -> None:
+def test_one_run_at_a_time_and_no_catchup(bag: DagBag, name: str) -> None:
     found = dag(bag, name)
     assert (found.max_active_runs, found.catchup) == (1, False)
     assert found.doc_md
     assert "sluice" in found.tags
 
 
-def test_the_pipeline_starts_when_its_topics_have_grown(bag: DagBag) -> None:
+def test_the_trigger_starts_the_pipeline_for_its_topics(bag: DagBag) -> None:
     schedule = dag(bag, "orders").schedule
     assert isinstance(schedule, list)
     (asset,) = schedule
@@ -77,7 +77,7 @@ def test_the_pipeline_starts_when_its_topics_have_grown(bag: DagBag) -> None:
     assert watcher.trigger.topics == ["orders", "stores"]
 
 
-def test_a_job_is_retried_with_growing_pauses_and_has_an_end(bag: DagBag) -> None:
+def test_jobs_are_retried_with_backoff_and_have_a_timeout(bag: DagBag) -> None:
     task = dag(bag, "orders").task_dict["main"]
     assert isinstance(task, SluiceJobOperator)
     assert task.retries == 2
@@ -107,7 +107,7 @@ def test_loading_dags_needs_no_spark() -> None:
         ("def", "SyntaxError"),
     ],
 )
-def test_a_broken_file_says_so_and_stops_no_other(tmp_path: Path, text: str, why: str) -> None:
+def test_a_broken_file_gets_a_dag_with_its_error(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "broken.py").write_text(text)
     (tmp_path / "orders.py").write_text((ROOT / "spark_jobs" / "orders.py").read_text())
     dags = pipeline_dags(tmp_path)
@@ -139,7 +139,7 @@ BROKEN = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of one good pipeline, and of files that are broken in every way."""
+    """A folder with one valid pipeline and files that are broken in every way."""
     made = tmp_path / "pipelines"
     made.mkdir()
     (made / "iot.py").write_text(GOOD.format(name="iot"))
@@ -151,8 +151,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def test_broken_files_get_import_errors_and_take_no_dag_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Airflow's DAG processor parses the file of all pipelines."""
+def test_broken_files_get_import_errors_and_remove_no_dag(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse dags/pipelines.py as Airflow's DAG processor does."""
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
     bundle = ROOT / "dags"
     request = DagFileParseRequest(file=str(bundle / "pipelines.py"), bundle_path=bundle, bundle_name="dags")
@@ -171,7 +171,7 @@ def test_broken_files_get_import_errors_and_take_no_dag_away(folder: Path, monke
     assert known["fraud"].kind == "file"
     assert known["fraud"].detail.startswith(BROKEN["fraud"][1])
 
-    # Once they are right, nothing of it is left.
+    # Once the files are fixed, the errors are gone.
     for name in BROKEN:
         (folder / f"{name}.py").unlink()
     assert set(pipeline_dags(folder)) == {"iot"}
@@ -179,13 +179,13 @@ def test_broken_files_get_import_errors_and_take_no_dag_away(folder: Path, monke
         assert ledger.failures.all() == []
 
 
-def test_other_programs_of_airflow_see_the_dags_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_airflow_programs_see_no_import_error_dags(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("_AIRFLOW_PROCESS_CONTEXT", raising=False)
     for dag in pipeline_dags(folder).values():
         assert DagSerialization.to_dict(dag)
 
 
-def test_a_task_imports_the_file_of_its_pipeline_alone(folder: Path) -> None:
+def test_a_task_only_imports_the_file_of_its_pipeline(folder: Path) -> None:
     (folder / "iot.py").write_text(GOOD.format(name="iot"))
     (folder / "loud.py").write_text(
         "import pathlib; pathlib.Path(__file__ + '.ran').touch()" + GOOD.format(name="loud")
@@ -195,7 +195,7 @@ def test_a_task_imports_the_file_of_its_pipeline_alone(folder: Path) -> None:
     assert not (folder / "loud.py.ran").exists()
 
 
-def test_no_pipeline_may_take_the_place_of_another_dag(bag: DagBag) -> None:
+def test_no_pipeline_can_replace_another_dag(bag: DagBag) -> None:
     assert set(bag.dags) - set(PIPELINES) == RESERVED
 
 
@@ -208,7 +208,7 @@ def test_parameters_are_checked(bag: DagBag, conf: dict[str, object]) -> None:
 
 
 @pytest.mark.attack("S8", "every parameter that any DAG takes")
-def test_every_parameter_is_a_figure_with_bounds(bag: DagBag) -> None:
+def test_every_parameter_is_a_number_with_bounds(bag: DagBag) -> None:
     takes: dict[str, Any] = {name: dag(bag, name).params for name in bag.dags}
     params = {(name, key): param.schema for name, found in takes.items() for key, param in found.items()}
     assert len(params) == 5

@@ -1,4 +1,4 @@
-"""What spark-submit is told: seen by a program in its place that writes down its arguments and environment."""
+"""The arguments and environment of spark-submit, recorded by a fake program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.ports import free_port
 SECRET = "hunter2-of-kafka"
 KAFKA = {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET, "enable.auto.commit": False}
 
-# The Spark provider leaves the pipe to spark-submit for Python to close.
+# The Spark provider does not close the pipe to spark-submit.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -43,7 +43,7 @@ class Submitted:
 
 @pytest.fixture(autouse=True)
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A spark2-submit, a name the provider allows, that writes down how it was called."""
+    """A fake spark2-submit (a name the provider allows) that records its calls."""
     record = tmp_path / "record.json"
     program = tmp_path / "bin" / "spark2-submit"
     program.parent.mkdir()
@@ -68,13 +68,13 @@ def connect(monkeypatch: pytest.MonkeyPatch, master: str | None = "local[2]", ka
 
 
 def submit(record: Path, *, given: dict[str, Any] | None = None, **arguments: Any) -> Submitted:
-    """What is submitted in a run for which `given` was given by whoever has triggered it."""
+    """The submission of a run triggered with the parameters `given`."""
     task = SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")
     context = {"ti": task, "params": given or {}, "dag_run": SimpleNamespace(conf=given or {}, run_id="manual__1")}
     operator = SluiceJobOperator(task_id="main", pipeline="orders", **arguments)
     operator.render_template_fields(cast(Any, context))
     operator.execute(cast(Any, context))
-    # Each submission has a folder of its own for temporary files.
+    # Each submission has its own temporary folder.
     return Submitted(*json.loads(re.sub(r"sluice-run-\w+", "sluice-run", record.read_text())))
 
 
@@ -103,7 +103,7 @@ HOSTILE = {
 
 
 @pytest.mark.attack("S8", "a run triggered with another topic, path, program, conf, jars, packages, environment")
-def test_what_a_run_is_given_changes_nothing_that_is_submitted(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_a_run_do_not_change_the_submission(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     plain, hostile = submit(recorder), submit(recorder, given=HOSTILE)
     assert hostile == plain
@@ -118,7 +118,7 @@ def test_nothing_of_a_job_is_a_template(recorder: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.attack("S8", "shell words in the name of a job, and in the master of a connection")
-def test_shell_words_are_words(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shell_syntax_is_not_interpreted(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     evil = tmp_path / "evil"
     connect(monkeypatch, f"local[2]; touch {evil}")
     said = submit(recorder, jobs=[f"$(touch {evil})", f"`touch {evil}`"])
@@ -154,9 +154,7 @@ def test_no_secret_is_logged(
     assert SECRET not in caplog.text + "".join(capfd.readouterr())
 
 
-def test_a_spark_of_this_machine_starts_quickly_and_is_for_this_machine_only(
-    recorder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_spark_starts_fast_and_listens_on_loopback(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     said = submit(recorder)
     assert said.environment["SPARK_LOCAL_IP"] == "127.0.0.1"
@@ -181,7 +179,7 @@ def test_a_cluster_gets_the_jars(recorder: Path, monkeypatch: pytest.MonkeyPatch
         ({"deploy-mode": "cluster"}, "Set its deploy-mode to client."),
     ],
 )
-def test_what_is_missing_fails_at_once_with_the_next_step(
+def test_missing_connections_fail_at_once_with_the_next_step(
     recorder: Path, monkeypatch: pytest.MonkeyPatch, connections: dict[str, Any], why: str
 ) -> None:
     connect(monkeypatch, **connections)
@@ -190,7 +188,7 @@ def test_what_is_missing_fails_at_once_with_the_next_step(
     assert not recorder.exists(), "nothing was submitted"
 
 
-def test_missing_jars_are_told(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_jars_are_reported(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     connect(monkeypatch)
     monkeypatch.setenv("SLUICE_JARS", str(tmp_path / "nothing"))
     settings.cache_clear()
@@ -198,9 +196,7 @@ def test_missing_jars_are_told(recorder: Path, monkeypatch: pytest.MonkeyPatch, 
         submit(recorder)
 
 
-def test_a_broker_that_is_down_ends_the_try_before_anything_is_submitted(
-    recorder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_submitted_while_the_broker_is_down(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "require_brokers", require_brokers)
     address = f"127.0.0.1:{free_port()}"
     connect(monkeypatch, kafka={"bootstrap.servers": address})
@@ -212,7 +208,7 @@ def test_a_broker_that_is_down_ends_the_try_before_anything_is_submitted(
     assert failures() == [("orders", "", "orders/manual__1/main", f"Kafka at {address} does not answer")]
 
 
-def test_a_driver_that_ends_without_a_word_is_a_failed_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     program = recorder.parent / "bin" / "spark2-submit"
     program.write_text("#!/bin/sh\nexit 137\n")
@@ -226,7 +222,7 @@ def failures() -> list[tuple[str, str, str, str]]:
         return [(one.pipeline, one.job, one.run, one.detail.rsplit(": ", 2)[0]) for one in ledger.failures.all()]
 
 
-def test_the_log_has_what_the_driver_says_but_not_javas_warning_of_sparks_own_module(
+def test_the_log_omits_javas_warning_about_sparks_module(
     recorder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     connect(monkeypatch)

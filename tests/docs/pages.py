@@ -1,4 +1,4 @@
-"""Pages of the documentation as tests: files they show are written, commands run, and what they print compared.
+"""Run documentation pages as tests: write the files they show, run their commands, compare the output.
 
 A block marked `python` whose first line is a comment with a path is a file. A block marked `sh` is run, all blocks of
 a page in one shell; a `text` block right after it is what it prints, `...` standing for anything. Blocks marked `bash`
@@ -22,25 +22,25 @@ _HOW = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Step:
-    """Commands of a page; `expected` is what they print, None if the page does not say."""
+    """Commands of a page; `expected` is their output, None if the page does not show it."""
 
     commands: str
     expected: str | None
 
     def differs(self, printed: str) -> str:
-        """How what was printed differs from the page; empty if it does not."""
+        """The difference between the output and the page; empty if they match."""
         if self.expected is None or _SAME.check_output(self.expected, printed, _HOW):
             return ""
         return f"{self.commands}\nprinted\n{printed}\ninstead of\n{self.expected}"
 
 
 def read(page: str) -> str:
-    """The text of a page, named from the root."""
+    """The text of a page; the path is relative to the repository."""
     return (ROOT / page).read_text()
 
 
 def files(text: str) -> dict[str, str]:
-    """The files that a page shows: path and content."""
+    """The files that a page shows: path → content."""
     blocks = (body for language, body in _BLOCK.findall(text) if language == "python")
     return {found[1]: body for body in blocks if (found := _PATH.match(body))}
 

@@ -1,4 +1,4 @@
-"""The page "From Kafka Streams to Sluice": all its Python is one pipeline, which is built and run."""
+"""The Python code of "From Kafka Streams to Sluice" is one pipeline; build and run it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROW = re.compile(r"^\| (?:.* )?\| `(.+)` \|$")
 
 
 def code() -> str:
-    """The page's Python in its order: blocks, and the right column of its tables."""
+    """The page's Python code in order: blocks and the right columns of tables."""
     lines, block = [], False
     for line in read(PAGE).splitlines():
         if line.startswith("```"):

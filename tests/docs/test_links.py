@@ -1,4 +1,4 @@
-"""Links between pages lead somewhere; what a page names is there."""
+"""Links between pages have targets; the files and settings that pages name exist."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _TARGET = re.compile(r"\bmake ([a-z-]+)(?=[` \n])")
 _SETTING = re.compile(r"\bSLUICE_[A-Z_]+\b")
 _ELSEWHERE = {"SLUICE_IVY_SETTINGS"}
-"""Variables that are not settings of the product: they belong to set-up."""
+"""Variables of set-up, which are not in Settings."""
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_targets(page: str) -> None:
     for link in _LINK.findall(read(page)):
         if not link.startswith(("http://", "https://")):
             path, _, anchor = link.partition("#")
@@ -42,7 +42,7 @@ def test_make_targets_and_settings_exist(page: str) -> None:
     assert set(_SETTING.findall(read(page))) <= known
 
 
-def test_every_page_can_be_reached_from_the_readme() -> None:
+def test_the_readme_links_to_every_page() -> None:
     seen: set[str] = set()
     todo = ["README.md"]
     while todo:

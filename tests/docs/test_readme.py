@@ -67,7 +67,7 @@ def test_the_pipeline_runs(pages: Pipeline, spark: SparkSession, kafka: Embedded
 
 
 def held(settings: Settings, name: str) -> list[tuple[str, Any]]:
-    """What a store holds: key and value, by key and window."""
+    """A store's entries (key and value), sorted by key and window."""
 
     async def ask() -> list[tuple[str, Any]]:
         with Ledger.open(settings.ledger) as ledger:

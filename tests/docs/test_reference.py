@@ -1,4 +1,4 @@
-"""The reference and the drawings are those of the code as it is."""
+"""The reference and the drawings are up to date."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_the_drawings_are_up_to_date(name: str) -> None:
     assert read(f"docs/images/{name}") == make_reference.drawings()[name], ADVICE
 
 
-def test_every_public_object_says_what_it_means() -> None:
+def test_every_public_object_has_a_docstring() -> None:
     for described in (one for objects in make_reference.PUBLIC.values() for one in objects):
         assert (described.__doc__ or "").strip().endswith("."), described
 
 
-def test_the_settings_page_has_the_table_of_the_code() -> None:
+def test_the_settings_page_matches_the_code() -> None:
     table = [line for line in (settings.__doc__ or "").splitlines() if line.startswith("| SLUICE_")]
     told = read("docs/how-to/settings.md").replace("`", "")
     assert table

@@ -1,4 +1,4 @@
-"""Every fault and every attack that is spoken of has a test that bears its number, and the pages name its file."""
+"""Every fault and attack has a marked test, and the pages list its file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTACKS = {f"S{number}" for number in range(1, 12)}
 
 @cache
 def marked(kind: str) -> dict[str, set[str]]:
-    """The files with tests that bear a marker, by its number."""
+    """Number of a fault or attack → files with tests for it."""
     found: dict[str, set[str]] = defaultdict(set)
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -33,13 +33,13 @@ def test_every_fault_and_every_attack_has_a_test() -> None:
     assert set(marked("attack")) == ATTACKS
 
 
-def test_the_page_names_the_files_of_each_attack() -> None:
+def test_the_security_page_lists_the_files_of_each_attack() -> None:
     rows = re.findall(r"^\| (S\d+) \|.*\| ([^|]+) \|$", read("docs/security.md"), re.MULTILINE)
     assert {number: set(re.findall(r"`([^`]+)`", files)) for number, files in rows} == dict(marked("attack"))
 
 
 @pytest.mark.parametrize("number", sorted(FAULTS))
-def test_guarantees_name_the_files_of_each_fault(number: str) -> None:
+def test_the_guarantees_page_lists_the_files_of_each_fault(number: str) -> None:
     rows = re.findall(r"^\| ([FB]\d[^|]*) \|.*\| ([^|]+) \|$", read("docs/guarantees.md"), re.MULTILINE)
     named = {file for numbers, files in rows if number in _numbers(numbers) for file in re.findall(r"`([^`]+)`", files)}
     assert named
@@ -48,7 +48,7 @@ def test_guarantees_name_the_files_of_each_fault(number: str) -> None:
 
 
 def _numbers(text: str) -> set[str]:
-    """`F2, F11 to F13` as the numbers that are meant."""
+    """The numbers in a text such as `F2, F11 to F13`."""
     found = set()
     for kind, first, last in re.findall(r"([FB])(\d+)(?: to [FB](\d+))?", text):
         found |= {f"{kind}{number}" for number in range(int(first), int(last or first) + 1)}

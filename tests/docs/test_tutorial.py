@@ -1,4 +1,4 @@
-"""The tutorial, from its first command to its last."""
+"""Run the tutorial from start to end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEPARATOR = "-- next step --"
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Iterator[Path]:
-    """What the tutorial needs of a clone that is set up; whatever happens, no broker is left."""
+    """A folder like a clone after set-up; stops the broker afterwards."""
     (tmp_path / "spark_jobs").symlink_to(ROOT / "spark_jobs")
     (tmp_path / ".sluice").mkdir()
     (tmp_path / ".sluice" / "jars").symlink_to((settings().home / "jars").resolve())
@@ -30,7 +30,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     kafka.stop(tmp_path / ".sluice" / "kafka")
 
 
-def test_the_tutorial_does_what_it_says(clone: Path) -> None:
+def test_the_commands_of_the_tutorial_print_its_output(clone: Path) -> None:
     port = str(free_port())
     text = read("docs/tutorial.md").replace("9092", port)
     for path, content in files(text).items():
@@ -48,7 +48,7 @@ def test_the_tutorial_does_what_it_says(clone: Path) -> None:
 
 
 def environment(port: str) -> dict[str, str]:
-    """As after `source .venv/bin/activate`, with another port, and the classes' archive that other tests use too."""
+    """The environment after `source .venv/bin/activate`, with another port and the shared class archive."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     brokers = f'{{"bootstrap.servers": "127.0.0.1:{port}"}}'

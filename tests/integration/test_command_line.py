@@ -1,4 +1,4 @@
-"""`sluice run` as people start it, on a real broker."""
+"""`sluice run` on a real broker."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ words.to("{name}_again", value=str)
 """
 
 
-def test_a_run_that_succeeds_warns_of_nothing(tmp_path: Path, kafka: EmbeddedKafka) -> None:
-    """Fused and ordered operators, an output in a transaction, a first run and one that goes on."""
+def test_a_successful_run_prints_no_warnings(tmp_path: Path, kafka: EmbeddedKafka) -> None:
+    """A first and a second run with fused and ordered operators and a transactional output."""
     name = "quiet"
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "quiet.py").write_text(PIPELINE.format(name=name))

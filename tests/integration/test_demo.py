@@ -1,4 +1,4 @@
-"""The demo leaves nothing behind, however it ends. That its answers are right is told by `make demo EXIT=1`."""
+"""The demo leaves nothing behind, however it ends. `make demo EXIT=1` checks its answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def demo(home: Path) -> Iterator[subprocess.Popen[str]]:
-    """The demo, on its way as far as Airflow's start."""
+    """A demo that has started Airflow."""
     process = start(home)
     assert process.stdout is not None
     for line in process.stdout:
@@ -51,7 +51,7 @@ def sessions(home: Path) -> set[int]:
 
 
 def stops(demo: subprocess.Popen[str], home: Path, number: signal.Signals) -> None:
-    """Send the signal; everything that was started must end."""
+    """Send the signal; every started process must end."""
     assert members(sessions(home))
     assert running(home / "kafka")
     demo.send_signal(number)
@@ -64,13 +64,13 @@ def stops(demo: subprocess.Popen[str], home: Path, number: signal.Signals) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_halfway_stopped_it_stops_what_it_started(
+def test_a_demo_stopped_halfway_stops_its_processes(
     demo: subprocess.Popen[str], home: Path, number: signal.Signals
 ) -> None:
     stops(demo, home, number)
 
 
-def test_what_a_killed_demo_has_left_is_cleared_by_the_next(demo: subprocess.Popen[str], home: Path) -> None:
+def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str], home: Path) -> None:
     demo.kill()
     demo.wait()
     left = sessions(home)
@@ -81,9 +81,7 @@ def test_what_a_killed_demo_has_left_is_cleared_by_the_next(demo: subprocess.Pop
     assert not home.exists()
 
 
-def test_of_two_in_one_home_the_second_is_refused_and_the_first_goes_on_until_its_terminal_is_closed(
-    demo: subprocess.Popen[str], home: Path
-) -> None:
+def test_a_second_demo_in_the_same_home_is_rejected(demo: subprocess.Popen[str], home: Path) -> None:
     second = start(home)
     said, _ = second.communicate(timeout=60)
     assert second.returncode == 1

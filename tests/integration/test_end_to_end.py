@@ -1,4 +1,4 @@
-"""The whole way of a record: Kafka, a DAG that starts by itself, spark-submit, snapshots, a REST answer to a log-in."""
+"""End to end: Kafka, a DAG that starts by itself, spark-submit, snapshots, authenticated REST queries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def send(platform: LocalPlatform, count: int, start_s: int) -> None:
 
 
 def wait_for_runs(platform: LocalPlatform, count: int) -> list[dict[str, Any]]:
-    """The pipeline's runs once there are so many and all have ended."""
+    """The pipeline's runs, once `count` of them have ended."""
     with platform.as_user() as airflow:
         for _ in platform.ticks(400, f"There are not {count} ended runs"):
             runs = airflow.runs(PIPELINE)
@@ -61,19 +61,19 @@ def idle(platform: LocalPlatform) -> None:
 
 @pytest.fixture(scope="module")
 def totals(platform: LocalPlatform) -> Totals:
-    """What the topic holds, added up without the product, after the first run."""
+    """Expected totals of the topic after the first run, computed in plain Python."""
     wait_for_runs(platform, 1)
     return totals_of_topic(platform.kafka_config)
 
 
-def test_a_burst_makes_one_run_and_idleness_none(platform: LocalPlatform) -> None:
+def test_a_burst_starts_one_run_and_idle_topics_none(platform: LocalPlatform) -> None:
     wait_for_runs(platform, 1)
     idle(platform)
     (run,) = wait_for_runs(platform, 1)
     assert (run["state"], run["run_type"]) == ("success", "asset_triggered")
 
 
-def test_all_eight_stores_equal_the_topic(platform: LocalPlatform, totals: Totals) -> None:
+def test_all_eight_stores_match_the_topic(platform: LocalPlatform, totals: Totals) -> None:
     assert totals.late
     expected = totals.stores()
     with platform.as_user(platform.viewer) as airflow:
@@ -82,7 +82,7 @@ def test_all_eight_stores_equal_the_topic(platform: LocalPlatform, totals: Total
     assert differences(expected, found) == dict.fromkeys(expected, 0)
 
 
-def test_the_answers_of_the_requirements(platform: LocalPlatform, totals: Totals) -> None:
+def test_the_queries_of_the_requirements(platform: LocalPlatform, totals: Totals) -> None:
     count, _ = totals.running["GENERAL", STORE_1234]
     with platform.as_user(platform.viewer) as airflow:
         answer = airflow.ask("/v1/orders/count/general_orders", location_id=STORE_1234)
@@ -117,7 +117,7 @@ def test_the_output_topics(platform: LocalPlatform, totals: Totals) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_without_a_log_in_nothing_is_answered(platform: LocalPlatform, route: str) -> None:
+def test_without_a_log_in_every_query_is_401(platform: LocalPlatform, route: str) -> None:
     answer = httpx.get(platform.url + route, trust_env=False)
     assert answer.status_code == 401
 
@@ -142,7 +142,7 @@ def test_no_secret_in_arguments_or_logs(platform: LocalPlatform, totals: Totals)
     assert [secret for secret in secrets if any(secret in text for text in lines + logs)] == []
 
 
-def test_the_next_burst_is_one_more_run_on_top_of_the_first(platform: LocalPlatform, totals: Totals) -> None:
+def test_the_next_burst_starts_one_more_run(platform: LocalPlatform, totals: Totals) -> None:
     send(platform, 3_000, 1_670_230_527 + 20)
     runs = wait_for_runs(platform, 2)
     assert [run["state"] for run in runs] == ["success", "success"]
@@ -153,7 +153,7 @@ def test_the_next_burst_is_one_more_run_on_top_of_the_first(platform: LocalPlatf
     assert dead_letters(platform.kafka_config) == expected.dead_letters
 
 
-def test_a_triggerer_that_starts_anew_starts_nothing(platform: LocalPlatform, totals: Totals) -> None:
+def test_restarting_the_triggerer_starts_no_run(platform: LocalPlatform, totals: Totals) -> None:
     before = len(wait_for_runs(platform, 1))
     platform.stop_component("triggerer")
     platform.start_component("triggerer")
@@ -162,7 +162,7 @@ def test_a_triggerer_that_starts_anew_starts_nothing(platform: LocalPlatform, to
     assert len(wait_for_runs(platform, 1)) == before
 
 
-def test_a_run_by_hand_with_nothing_to_read_changes_nothing(platform: LocalPlatform, totals: Totals) -> None:
+def test_a_manual_run_without_records_changes_nothing(platform: LocalPlatform, totals: Totals) -> None:
     before = len(wait_for_runs(platform, 1))
     with platform.as_user() as airflow:
         snapshot = airflow.ask("/v1/orders/count").headers["x-sluice-snapshot"]
@@ -171,7 +171,7 @@ def test_a_run_by_hand_with_nothing_to_read_changes_nothing(platform: LocalPlatf
         assert airflow.ask("/v1/orders/count").headers["x-sluice-snapshot"] == snapshot
 
 
-def test_the_run_tells_what_became_of_every_record(platform: LocalPlatform, totals: Totals) -> None:
+def test_the_run_counts_what_happened_to_every_record(platform: LocalPlatform, totals: Totals) -> None:
     (first, *_) = wait_for_runs(platform, 1)
     with platform.as_user() as airflow:
         (task,) = airflow.tasks(PIPELINE, first["dag_run_id"])
@@ -180,5 +180,5 @@ def test_the_run_tells_what_became_of_every_record(platform: LocalPlatform, tota
     assert f"read={totals.read + 20}" in said
 
 
-def test_the_home_of_the_platform_is_private_where_it_holds_secrets(platform: LocalPlatform) -> None:
+def test_files_with_secrets_are_private(platform: LocalPlatform) -> None:
     assert Path(platform.home / "passwords.json").stat().st_mode & 0o077 == 0

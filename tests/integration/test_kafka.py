@@ -40,31 +40,31 @@ def write(bootstrap: str, topic: str, values: list[bytes]) -> None:
     assert producer.flush(20) == 0
 
 
-def test_records_of_any_date_are_kept_and_read_back(broker: EmbeddedKafka) -> None:
+def test_records_of_any_date_are_kept(broker: EmbeddedKafka) -> None:
     broker.create_topics({"kept": 1})
     write(broker.bootstrap, "kept", [b"1", b"2", b"3"])
     assert read(broker.bootstrap, "kept", 3) == [b"1", b"2", b"3"]
 
 
-def test_topics_get_their_partitions_and_may_be_there_already(broker: EmbeddedKafka) -> None:
+def test_topics_are_created_once_with_their_partitions(broker: EmbeddedKafka) -> None:
     broker.create_topics({"wide": 3}, {"cleanup.policy": "compact"})
     broker.create_topics({"wide": 3, "narrow": 1})
     topics = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
     assert (len(topics["wide"].partitions), len(topics["narrow"].partitions)) == (3, 1)
 
 
-def test_a_refused_topic_is_an_error(broker: EmbeddedKafka) -> None:
+def test_an_invalid_topic_is_an_error(broker: EmbeddedKafka) -> None:
     with pytest.raises(KafkaException, match="no-such-policy"):
         broker.create_topics({"refused": 1}, {"cleanup.policy": "no-such-policy"})
 
 
-def test_nobody_makes_a_topic_by_asking_for_it(broker: EmbeddedKafka) -> None:
+def test_topics_are_not_created_automatically(broker: EmbeddedKafka) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     assert admin.list_topics("asked", timeout=10).topics["asked"].error is not None
     assert "asked" not in admin.list_topics(timeout=10).topics
 
 
-def test_a_transaction_is_seen_whole_or_not_at_all(broker: EmbeddedKafka) -> None:
+def test_readers_see_all_of_a_transaction_or_nothing(broker: EmbeddedKafka) -> None:
     broker.create_topics({"whole": 1})
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "test"})
     producer.init_transactions(20)
@@ -88,7 +88,7 @@ def test_it_listens_on_loopback_only(broker: EmbeddedKafka) -> None:
     assert set(listens) == {"127.0.0.1"}
 
 
-def test_a_second_broker_on_the_same_folder_is_refused(broker: EmbeddedKafka) -> None:
+def test_a_second_broker_on_the_same_folder_is_rejected(broker: EmbeddedKafka) -> None:
     with pytest.raises(PreflightError, match=f"runs already, on port {broker.port}"):
         kafka.start(broker.folder, free_port())
 
@@ -108,7 +108,7 @@ def test_a_broker_outlives_its_command_and_keeps_its_data(tmp_path: Path) -> Non
         kafka.stop(tmp_path)
 
 
-def test_a_taken_port_says_how_to_choose_another(tmp_path: Path) -> None:
+def test_a_port_in_use_suggests_choosing_another(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(PreflightError, match=rf"Port {port} .* sluice kafka start --port \d+"):
@@ -116,14 +116,14 @@ def test_a_taken_port_says_how_to_choose_another(tmp_path: Path) -> None:
     assert kafka.stop(tmp_path) is None
 
 
-def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_not_killed(tmp_path: Path) -> None:
     (tmp_path / "broker.json").write_text(f'{{"pid":{os.getpid()},"port":9092}}')
     assert kafka.running(tmp_path) is None
     assert kafka.stop(tmp_path) is None
     assert not (tmp_path / "broker.json").exists()
 
 
-def test_a_broker_that_ends_at_its_start_says_why(tmp_path: Path) -> None:
+def test_a_broker_that_fails_to_start_reports_the_reason(tmp_path: Path) -> None:
     port = free_port()
     with EmbeddedKafka(tmp_path, port):
         pass

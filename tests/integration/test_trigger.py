@@ -57,7 +57,7 @@ def send(broker: EmbeddedKafka, topic: str, count: int) -> None:
 
 
 def publish(ledger: Ledger, topic: str, batch: int, positions: dict[str, int]) -> None:
-    """What a run of the pipeline `p` does in the end."""
+    """Publish positions, as a run of the pipeline `p` does."""
     ledger.jobs.register(JobInfo(pipeline="p", job="main", generation=1, workers=(), stores=(), topics=(topic,)))
     snapshot = Snapshot(
         pipeline="p", job="main", generation=1, batch=batch, published_at=datetime.now(UTC),
@@ -76,7 +76,7 @@ async def watch(watched: KafkaEndOffsetTrigger, events: Events) -> None:
 
 
 async def run(watched: KafkaEndOffsetTrigger, story: Any) -> Events:
-    """What the trigger says while `story` happens."""
+    """The trigger's events while `story` runs."""
     events: Events = []
     watching = asyncio.create_task(watch(watched, events))
     try:
@@ -106,7 +106,7 @@ def test_200_records_make_one_event(broker: EmbeddedKafka, ledger: Ledger, topic
     assert sum(event["ends"][topic].values()) == 200
 
 
-def test_a_stream_that_never_pauses_makes_an_event_after_a_while(
+def test_a_stream_without_pauses_makes_an_event_after_a_while(
     broker: EmbeddedKafka, ledger: Ledger, topic: str
 ) -> None:
     async def story(events: Events) -> None:
@@ -118,7 +118,7 @@ def test_a_stream_that_never_pauses_makes_an_event_after_a_while(
     assert len(asyncio.run(run(trigger(topic, max_wait_seconds=1.5), story))) == 1
 
 
-def test_what_has_been_read_makes_none_also_after_a_restart(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+def test_read_records_make_no_event_even_after_a_restart(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
     events: Events = []
 
     async def first(events: Events) -> None:
@@ -136,9 +136,7 @@ def test_what_has_been_read_makes_none_also_after_a_restart(broker: EmbeddedKafk
     assert asyncio.run(run(trigger(topic), idle)) == []
 
 
-def test_a_restart_before_the_records_were_read_makes_one_again(
-    broker: EmbeddedKafka, ledger: Ledger, topic: str
-) -> None:
+def test_a_restart_before_the_run_makes_the_event_again(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
     async def story(events: Events) -> None:
         await until(events, 1)
         await asyncio.sleep(1)
@@ -148,9 +146,7 @@ def test_a_restart_before_the_records_were_read_makes_one_again(
     assert len(asyncio.run(run(trigger(topic), story))) == 1
 
 
-def test_records_that_come_during_a_run_make_one_event_after_it(
-    broker: EmbeddedKafka, ledger: Ledger, topic: str
-) -> None:
+def test_records_during_a_run_make_one_event_after_it(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
     async def story(events: Events) -> None:
         await asyncio.to_thread(send, broker, topic, 10)
         await until(events, 1)
@@ -165,7 +161,7 @@ def test_records_that_come_during_a_run_make_one_event_after_it(
     assert [event["records"] for event in events] == [10, 5]
 
 
-def test_an_open_transaction_makes_none_before_it_is_committed(
+def test_an_open_transaction_makes_no_event_before_its_commit(
     broker: EmbeddedKafka, ledger: Ledger, topic: str
 ) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"})
@@ -183,7 +179,7 @@ def test_an_open_transaction_makes_none_before_it_is_committed(
     assert len(asyncio.run(run(trigger(topic), story))) == 1
 
 
-def test_a_topic_is_waited_for(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
     later = f"{topic}_later"
 
     async def story(events: Events) -> None:
@@ -196,7 +192,7 @@ def test_a_topic_is_waited_for(broker: EmbeddedKafka, ledger: Ledger, topic: str
     assert len(asyncio.run(run(trigger(later), story))) == 1
 
 
-def test_a_broker_that_is_down_is_waited_for_and_said_once(
+def test_the_trigger_waits_for_the_broker_and_logs_it_once(
     tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kafka = EmbeddedKafka(tmp_path / "kafka", free_port())
@@ -221,7 +217,7 @@ def test_a_broker_that_is_down_is_waited_for_and_said_once(
     assert "%3|" not in said.err
 
 
-def test_a_trigger_can_be_made_again_from_what_it_says_of_itself() -> None:
+def test_a_trigger_can_be_serialized() -> None:
     path, arguments = trigger("t", max_wait_seconds=3.0).serialize()
     assert path == "sluice.orchestration.trigger.KafkaEndOffsetTrigger"
     assert KafkaEndOffsetTrigger(**arguments).serialize() == (path, arguments)

@@ -29,7 +29,7 @@ def source(partition: int = 0, start: int = 0, end: int = 10, **counts: Any) -> 
         ({"read": 11, "applied": 11}, "orders/0: 11 records were read from offsets 0 to 10"),
     ],
 )
-def test_what_was_read_is_accounted_for_or_it_is_said_where_not(counts: dict[str, Any], wrong: str) -> None:
+def test_an_audit_reports_where_it_does_not_balance(counts: dict[str, Any], wrong: str) -> None:
     assert source(**counts).wrong == wrong
     assert audit(0, 1, source(**counts)).wrong == ([wrong] if wrong else [])
 
@@ -43,7 +43,7 @@ def test_batches_add_up_by_partition() -> None:
     ]
 
 
-def test_an_audit_is_published_with_its_snapshot_or_not_at_all(database: str) -> None:
+def test_an_audit_is_published_with_its_snapshot(database: str) -> None:
     with Ledger.open(ledger_url(database)) as ledger:
         lease = ledger.leases.take(JobRef("orders", "totals", 1), Holder(host="h", pid=1, process=""), None)
         assert lease is not None

@@ -37,7 +37,7 @@ def said(states: States, run: str = "", *, verify: bool = False) -> tuple[bool, 
     return fine, text.getvalue()
 
 
-def test_a_run_is_told_by_partition_and_balances(states: States) -> None:
+def test_an_audit_lists_partitions_and_balances(states: States) -> None:
     states.ledger.snapshots.publish(
         make_snapshot(0), make_audit(0, 1, source(read=10, applied=9, late=1, passed_over={"late/minutes": 2}))
     )
@@ -53,14 +53,14 @@ def test_a_run_is_told_by_partition_and_balances(states: States) -> None:
         said(states, "other")
 
 
-def test_what_does_not_balance_is_said(states: States) -> None:
+def test_an_imbalance_is_reported(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=9)))
     fine, text = said(states)
     assert not fine
     assert "orders/0: 10 records were read, and 9 are accounted for" in text
 
 
-def test_a_damaged_shard_is_found_and_marked_until_it_is_right_again(states: States) -> None:
+def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> None:
     with Shard.open(states.location(0), to_write=True) as shard:
         shard.write(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
         checksum = shard.checksum(0)
@@ -80,7 +80,7 @@ def test_a_damaged_shard_is_found_and_marked_until_it_is_right_again(states: Sta
 
 
 @pytest.mark.attack("S9", "reading the audit of state in a database that cannot be reached")
-def test_no_audit_tells_a_databases_password(states: States) -> None:
+def test_no_audit_reveals_a_password(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=10)))
     place = "postgresql://sluice:hunter2@127.0.0.1:1/state?schema=s"
     workers = tuple(msgspec.structs.replace(one, location=place) for one in states.info().workers)
@@ -93,6 +93,6 @@ def test_no_audit_tells_a_databases_password(states: States) -> None:
     assert "127.0.0.1" in text, "what is said is about the database"
 
 
-def test_an_unknown_pipeline_is_named(states: States) -> None:
+def test_an_unknown_pipeline_is_an_error(states: States) -> None:
     with pytest.raises(NotFound, match="knows no pipeline 'others'"):
         report(ledger_url(states.database), "others", "", Console(quiet=True))

@@ -1,4 +1,4 @@
-"""The command `sluice`: what it prints, and how it fails."""
+"""Output and errors of the command `sluice`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_answers(arguments: tuple[str, ...], expected: str) -> None:
         (("produce", "orders", "--start", "soon"), "--start 'soon' is not a time."),
     ],
 )
-def test_mistakes_get_a_sentence_and_the_next_step(arguments: tuple[str, ...], expected: str) -> None:
+def test_mistakes_are_reported_with_the_next_step(arguments: tuple[str, ...], expected: str) -> None:
     result = sluice(*arguments)
     assert result.exit_code == 1
     assert expected in result.stderr
@@ -77,7 +77,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 @pytest.fixture
 def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pipelines of which only one can be loaded."""
+    """Two pipelines, one of them broken."""
     orders = Path(__file__).parents[2] / "spark_jobs" / "orders.py"
     (tmp_path / "orders.py").write_text(orders.read_text())
     (tmp_path / "exits.py").write_text("import sys; sys.exit('not here')")
@@ -90,7 +90,7 @@ def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("others")
-def test_status_says_which_pipelines_are_red() -> None:
+def test_status_lists_failed_and_broken_pipelines() -> None:
     with Ledger.open(settings().ledger) as ledger:
         ledger.failures.add(Failure.of(EngineError("[Kafka] is away."), "orders", "main", run="r1"))
     said = sluice("status")
@@ -101,14 +101,14 @@ def test_status_says_which_pipelines_are_red() -> None:
     assert re.search(r"orders / main failed at .* UTC, run r1: The job stopped. \[Kafka\] is away\.", said.stdout)
 
 
-def test_status_of_pipelines_that_are_fine() -> None:
+def test_status_of_healthy_pipelines() -> None:
     said = sluice("status")
     assert (said.exit_code, said.stderr) == (0, "")
     assert "orders        ok      none" in said.stdout
 
 
 @pytest.mark.usefixtures("others")
-def test_a_file_that_cannot_be_loaded_concerns_itself_alone(tmp_path: Path) -> None:
+def test_a_broken_file_does_not_affect_others(tmp_path: Path) -> None:
     for command in ("describe", "explain"):
         assert sluice(command, "orders").exit_code == 0
         assert "fraud.py:2 cannot be imported: SyntaxError" in sluice(command, "fraud").stderr

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.unit
 METHODS = [name for name in dir(Client) if not name.startswith("_")]
 
 
-def test_both_have_the_same_methods() -> None:
+def test_both_clients_have_the_same_methods() -> None:
     assert set(METHODS) == {name for name in dir(AsyncClient) if not name.startswith("_")}
     assert "multi_get" in METHODS
 
 
 @pytest.mark.parametrize("name", [*METHODS, "__init__"])
-def test_a_method_takes_and_promises_the_same(name: str) -> None:
+def test_methods_have_the_same_signatures_and_docstrings(name: str) -> None:
     blocking, awaited = (inspect.signature(getattr(client, name)) for client in (Client, AsyncClient))
     assert inspect.getdoc(getattr(Client, name)) == inspect.getdoc(getattr(AsyncClient, name))
     assert blocking.parameters == awaited.parameters
@@ -29,7 +29,7 @@ def test_a_method_takes_and_promises_the_same(name: str) -> None:
     assert not inspect.iscoroutinefunction(getattr(Client, name))
 
 
-def test_the_client_loads_no_server() -> None:
+def test_the_client_does_not_import_the_server() -> None:
     code = "import sys, sluice.client; print(*sorted(name for name in sys.modules if name.startswith('sluice.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     rooms = {name.split(".")[1] for name in done.stdout.split()}

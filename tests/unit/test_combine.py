@@ -1,4 +1,4 @@
-"""State rows added up in a task: the operator must come to the same as with one row a record."""
+"""Partial aggregation within a task does not change the operator's results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job(**columns: str) -> FusedJob:
 
 
 def state_rows(*records: tuple[str, int, Any], column: str = "s0_amount") -> pa.RecordBatch:
-    """One row a record: key, start of its window, and a value."""
+    """One row per record: key, window start, value."""
     keys, starts, values = zip(*records, strict=True)
     time = pa.timestamp("us", tz="UTC")
     columns = {
@@ -53,7 +53,7 @@ def state_rows(*records: tuple[str, int, Any], column: str = "s0_amount") -> pa.
 
 
 def combined(combiner: Combiner, *batches: pa.RecordBatch) -> dict[tuple[str, int], tuple[Any, ...]]:
-    """What goes on to the operator: the parts of each state row. Every state row is one row."""
+    """The partial aggregates that reach the operator, one row per state row."""
     rows = [row for batch in combiner(iter(batches)) for row in batch.to_pylist()]
     parts = list(combiner.columns)
     found = {(row["key"], row["window_start"]): tuple(row[part] for part in parts) for row in rows}
@@ -61,7 +61,7 @@ def combined(combiner: Combiner, *batches: pa.RecordBatch) -> dict[tuple[str, in
     return found
 
 
-def test_a_state_row_is_one_row_of_a_task_however_many_batches_it_was_in() -> None:
+def test_a_task_passes_on_one_row_per_state_row() -> None:
     combiner = Combiner.of(job(n="count(*)", total="sum(amount)", least="min(amount)", most="max(amount)"), TYPES)
     first = state_rows(("a", 0, Decimal("1.10")), ("b", 0, Decimal("2.00")), ("a", 100, Decimal("7.00")))
     second = state_rows(("a", 0, Decimal("0.25")))
@@ -72,7 +72,7 @@ def test_a_state_row_is_one_row_of_a_task_however_many_batches_it_was_in() -> No
     }
 
 
-def test_what_tells_a_state_row_apart_goes_with_it() -> None:
+def test_the_columns_that_identify_a_state_row_are_kept() -> None:
     combiner = Combiner.of(job(n="count(*)"), TYPES)
     (batch,) = combiner(iter([state_rows(("a", 100, Decimal(1)), ("a", 100, Decimal(2)))]))
     assert batch.schema.names == [*STATE_COLUMNS, "m0"]
@@ -93,7 +93,7 @@ def test_a_sum_has_the_digits_that_spark_gives_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["avg(amount)", "stddev(amount)", "max(share)"])
-def test_what_cannot_be_put_together_from_parts_goes_on_record_by_record(text: str) -> None:
+def test_other_aggregates_pass_on_every_record(text: str) -> None:
     combiner = Combiner.of(job(n="count(*)", value=text), TYPES)
     assert combiner.parts == {}
     column = "s0_share" if "share" in text else "s0_amount"
@@ -118,7 +118,7 @@ def test_what_cannot_be_put_together_from_parts_goes_on_record_by_record(text: s
         ("max_by(a, b)", None),
     ],
 )
-def test_which_aggregates_have_parts(text: str, parts: tuple[str, str | None] | None) -> None:
+def test_which_aggregates_can_be_combined_early(text: str, parts: tuple[str, str | None] | None) -> None:
     assert mergeable(text) == parts
 
 
@@ -128,7 +128,7 @@ records = st.lists(
 
 
 @given(st.lists(records, min_size=1, max_size=4))
-def test_adding_up_early_loses_nothing(batches: list[list[tuple[str, int, int]]]) -> None:
+def test_partial_aggregation_loses_nothing(batches: list[list[tuple[str, int, int]]]) -> None:
     combiner = Combiner.of(job(n="count(*)", total="sum(amount)"), TYPES)
     expected: dict[tuple[str, int], tuple[int, Decimal]] = {}
     for key, start, cents in (record for batch in batches for record in batch):

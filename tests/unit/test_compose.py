@@ -1,4 +1,4 @@
-"""The containers' composition, as far as it can be judged without an engine to run it."""
+"""Checks of docker/compose.yaml that need no Docker engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ every_service = pytest.mark.parametrize("name", SERVICES)
 
 
 def client() -> list[str] | None:
-    """Find a client that knows compose: docker's plugin, or the older program of its own."""
+    """The command for Docker Compose: docker's plugin or docker-compose."""
     if shutil.which("docker") and not subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
         return ["docker", "compose"]
     return ["docker-compose"] if shutil.which("docker-compose") else None
@@ -39,19 +39,19 @@ def check(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=path | environ, cwd=DOCKER, capture_output=True, text=True, timeout=60)
 
 
-def test_the_client_takes_it() -> None:
+def test_docker_compose_accepts_the_file() -> None:
     ran = check(dict.fromkeys(SECRETS, "abc"))
     assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("secret", sorted(SECRETS))
-def test_a_missing_secret_is_refused_by_name(secret: str) -> None:
+def test_a_missing_secret_is_named(secret: str) -> None:
     ran = check(dict.fromkeys(SECRETS - {secret}, "abc"))
     assert ran.returncode != 0
     assert secret in ran.stderr
 
 
-def test_it_has_all_parts_of_the_product() -> None:
+def test_the_file_has_all_services() -> None:
     airflow = {f"airflow-{part}" for part in ("init", "api-server", "scheduler", "dag-processor", "triggerer")}
     assert set(SERVICES) == {"kafka", "postgres", "spark-master", "spark-worker", *airflow}
 
@@ -67,26 +67,26 @@ def test_ports_are_published_on_loopback_only(name: str) -> None:
 
 
 @every_service
-def test_every_service_that_stays_tells_its_health(name: str) -> None:
+def test_every_long_running_service_has_a_health_check(name: str) -> None:
     assert name == "airflow-init" or SERVICES[name]["healthcheck"]["test"][0] == "CMD"
 
 
 @every_service
-def test_no_secret_is_written_down(name: str) -> None:
+def test_the_file_contains_no_secret(name: str) -> None:
     for key, value in SERVICES[name].get("environment", {}).items():
         if "SECRET" in key or key.endswith(("_KEY", "_PASSWORD")):
             assert re.fullmatch(r"\$\{[A-Z_]+:\?.*\}", value), key
         assert not re.search(r"://[^/@$]*:[^$@]+@", value), f"{key} holds a password"
 
 
-def test_the_example_names_every_variable_and_gives_no_secret() -> None:
+def test_the_example_lists_every_variable_without_secrets() -> None:
     lines = (DOCKER / ".env.example").read_text().splitlines()
     example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     assert set(example) == set(re.findall(r"\$\{([A-Z_]+)", COMPOSE.read_text()))
     assert {name for name, value in example.items() if not value} == SECRETS
 
 
-def test_settings_are_such_as_sluice_reads() -> None:
+def test_every_setting_is_known_to_sluice() -> None:
     environment = SERVICES["airflow-scheduler"]["environment"]
     known = set(re.findall(r"^\| (SLUICE_\w+)", sluice.settings.__doc__ or "", re.MULTILINE))
     assert {name for name in environment if name.startswith("SLUICE_")} <= known
@@ -94,7 +94,7 @@ def test_settings_are_such_as_sluice_reads() -> None:
     assert read.kafka == {"bootstrap.servers": "kafka:19092"}
 
 
-def test_all_of_the_product_runs_one_image() -> None:
+def test_all_services_of_sluice_use_one_image() -> None:
     own = {name for name, service in SERVICES.items() if "build" in service}
     assert own == {name for name in SERVICES if name.startswith(("airflow", "spark"))}
     assert (DOCKER / SERVICES["airflow-init"]["build"]["context"] / "docker" / "Dockerfile").is_file()

@@ -1,4 +1,4 @@
-"""Bytes are taken for what the contract says, or set aside with the exact reason; nothing is guessed."""
+"""Decoding follows the contract or rejects the value with the exact reason; it never guesses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def decoder(contract: type[Struct], fields: tuple[str, ...] | None = None, zone:
 
 
 def refused(raw: bytes | None, contract: type[Struct] = Order) -> tuple[str, str]:
-    """Reason and detail of a value that is set aside, between two good ones."""
+    """Reason and detail for a rejected value between two good ones."""
     rows, values, letters = decoder(contract).decode([raw])
     assert (rows, values, len(letters)) == ([], [], 1), (values, letters)
     assert letters[0].row == 0
@@ -66,7 +66,7 @@ def refused(raw: bytes | None, contract: type[Struct] = Order) -> tuple[str, str
 
 
 def taken(raw: bytes, contract: type[Struct] = Order, zone: str = "UTC") -> dict[str, Any]:
-    """The columns of a value that is kept."""
+    """The columns of an accepted value."""
     its = decoder(contract, zone=zone)
     rows, values, letters = its.decode([raw])
     assert (rows, letters) == ([0], [])
@@ -74,7 +74,7 @@ def taken(raw: bytes, contract: type[Struct] = Order, zone: str = "UTC") -> dict
 
 
 def order(**changed: str) -> bytes:
-    """The good order with the JSON of some fields changed."""
+    """A valid order with some fields' JSON replaced."""
     fields = {
         "orderId": "1", "shop": '"a"', "amount": "27.00", "kind": '"GENERAL"',
         "lines": '[{"item": "x", "amount": 2.00}]', "at": '"2022-12-05T08:55:27"',
@@ -207,7 +207,7 @@ BAD: dict[str, tuple[bytes | None, str, str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_value_is_set_aside_with_its_reason(kind: str) -> None:
+def test_a_bad_value_is_rejected_with_its_reason(kind: str) -> None:
     raw, reason, detail = BAD[kind]
     found = refused(raw)
     assert found[0] == reason
@@ -240,19 +240,19 @@ ODD_BUT_GOOD = {
 
 
 @pytest.mark.parametrize("kind", ODD_BUT_GOOD)
-def test_an_odd_value_that_keeps_to_the_contract_is_taken(kind: str) -> None:
+def test_an_unusual_valid_value_is_accepted(kind: str) -> None:
     raw = ODD_BUT_GOOD[kind]
     rows, values, letters = decoder(Order).decode([GOOD, raw])
     assert (rows, letters) == ([0, 1], [])
     assert values[1] == msgspec.json.decode(raw, type=Order)
 
 
-def test_a_megabyte_is_a_value_like_any_other() -> None:
+def test_a_value_of_a_megabyte_is_accepted() -> None:
     text = "é" * 500_000
     assert taken(order(shop=f'"{text}"'))["shop"] == text
 
 
-def test_one_bad_among_many_leaves_the_others_in_order() -> None:
+def test_a_bad_record_leaves_the_others_in_order() -> None:
     many: list[bytes | None] = [order(orderId=str(n)) for n in range(1000)]
     many[500], many[501], many[999] = b"{", order(amount="1.234"), None
     rows, values, letters = decoder(Order).decode(many)
@@ -329,7 +329,7 @@ def test_every_kind_of_field_becomes_a_column() -> None:
         (b'"raw": "AAE="', b'"raw": "%%"', "contract", "Invalid base64 encoded string - at `$.raw`"),
     ],
 )
-def test_nor_is_anything_guessed_in_them(now: bytes, then: bytes, reason: str, detail: str) -> None:
+def test_invalid_fields_of_every_kind_are_rejected(now: bytes, then: bytes, reason: str, detail: str) -> None:
     assert now in RICH
     assert refused(RICH.replace(now, then), Rich) == (reason, detail)
 
@@ -338,7 +338,7 @@ class Choice(Struct):
     level: Level
 
 
-def test_a_choice_of_numbers_twice_is_a_duplicate_even_where_quotation_marks_add_up() -> None:
+def test_duplicate_fields_are_found_even_if_quotes_add_up() -> None:
     assert refused(b'{"level": 1, "level": 2}', Choice) == ("duplicate_field", "field 'level' stands twice")
 
 
@@ -356,27 +356,27 @@ def test_a_choice_of_numbers_twice_is_a_duplicate_even_where_quotation_marks_add
         ("Europe/Berlin", "2022-07-05T08:55:27", "2022-07-05T06:55:27"),
         ("Europe/Berlin", "2022-12-05T08:55:27Z", "2022-12-05T08:55:27"),
         ("Europe/Berlin", "2022-12-05T08:55:27-08:00", "2022-12-05T16:55:27"),
-        # Clocks turned back: the earlier of the two; turned forward: an hour that was not there, after it.
+        # Clocks set back: the earlier of both times; set forward: a time in the missing hour, after it.
         ("Europe/Berlin", "2022-10-30T02:30:00", "2022-10-30T00:30:00"),
         ("Europe/Berlin", "2022-03-27T02:30:00", "2022-03-27T01:30:00"),
     ],
 )
-def test_a_time_without_a_zone_is_of_the_pipelines_zone(zone: str, text: str, utc: str) -> None:
+def test_a_time_without_a_zone_has_the_pipelines_zone(zone: str, text: str, utc: str) -> None:
     assert taken(order(at=f'"{text}"'), zone=zone)["at"] == datetime.fromisoformat(utc).replace(tzinfo=UTC)
 
 
-def test_times_with_and_without_zones_stand_in_one_batch() -> None:
+def test_a_batch_may_mix_times_with_and_without_zones() -> None:
     its = decoder(Order, ("at",), zone="America/New_York")
     _, values, _ = its.decode([order(at='"2022-12-05T03:00:00"'), order(at='"2022-12-05T08:00:00Z"')])
     eight = datetime(2022, 12, 5, 8, tzinfo=UTC)
     assert its.column(values, "at").to_pylist() == [eight, eight]
 
 
-def test_a_time_within_a_value_is_of_the_pipelines_zone_too() -> None:
+def test_nested_times_have_the_pipelines_zone_too() -> None:
     assert taken(RICH, Rich, zone="Europe/Berlin")["moments"] == [datetime(2022, 12, 4, 23, tzinfo=UTC)]
 
 
-# --- what is written by the contract is read back ---
+# --- values written with the contract are read back ---
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 amounts = st.decimals(Decimal("-9999999999.99"), Decimal("9999999999.99"), places=2, allow_nan=False)
@@ -412,7 +412,7 @@ def test_any_valid_order_becomes_its_columns(
 
 
 @given(orders, st.data())
-def test_no_order_with_a_field_twice_is_taken(one: Order, data: st.DataObject) -> None:
+def test_orders_with_duplicate_fields_are_rejected(one: Order, data: st.DataObject) -> None:
     fields = list(msgspec.json.decode(msgspec.json.encode(one), type=dict[str, msgspec.Raw]).items())
     again = data.draw(st.sampled_from(fields))
     fields.insert(data.draw(st.integers(0, len(fields))), again)
@@ -427,7 +427,7 @@ NOW_MS = int(NOW.timestamp() * 1000)
 
 
 class Reading:
-    """A reader of a pipeline's streams or tables, given records as Spark would."""
+    """A reader of a pipeline's streams or tables that receives records like Spark's tasks."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **pipeline: Any) -> None:
         self.pipeline = Pipeline("p", **pipeline)
@@ -466,7 +466,7 @@ class Reading:
 
     @property
     def letters(self) -> list[dict[str, Any]]:
-        """The dead letters, with their headers as a dict of texts."""
+        """The dead letters with their headers as a dictionary."""
         tables = self.side_outputs.records(0, "p_dead_letters")
         rows = [row for table in tables for row in table.to_pylist()]
         return [row | {"headers": {h["key"]: h["value"].decode() for h in row["headers"]}} for row in rows]
@@ -481,7 +481,7 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
     return Reading(tmp_path, monkeypatch)
 
 
-def test_a_dead_letter_has_the_original_bytes_and_says_where_they_stood(reading: Reading) -> None:
+def test_a_dead_letter_has_the_original_bytes_and_position(reading: Reading) -> None:
     headers = '[{"key":"trace","value":"AP8="},{"key":"none"}]'
     rows = reading.stream().read(GOOD, b"\xff{", keys=[b"k", b"\x00\xfe"], headers=headers)
     assert [row["_key"] for row in rows] == ["k"]
@@ -502,7 +502,7 @@ def test_a_dead_letter_has_the_original_bytes_and_says_where_they_stood(reading:
     assert reading.counts == {"read": 2, "dead_letter/malformed": 1}
 
 
-def test_dead_letters_are_in_the_order_of_their_offsets(reading: Reading) -> None:
+def test_dead_letters_have_the_order_of_their_offsets(reading: Reading) -> None:
     reading.stream().read(order(at='"2099-01-01T00:00:00"'), b"{", order(amount="1.111"), None, GOOD)
     assert [letter["headers"]["sluice.offset"] for letter in reading.letters] == ["100", "101", "102", "103"]
 
@@ -517,7 +517,7 @@ UNTIMELY = {
 
 
 @pytest.mark.parametrize("kind", UNTIMELY)
-def test_a_record_out_of_time_is_set_aside(kind: str, reading: Reading) -> None:
+def test_a_record_with_an_invalid_time_is_rejected(kind: str, reading: Reading) -> None:
     text, reason, detail = UNTIMELY[kind]
     rows = reading.stream().read(GOOD, order(at=f'"{text}"'), GOOD)
     assert len(rows) == 2
@@ -527,9 +527,7 @@ def test_a_record_out_of_time_is_set_aside(kind: str, reading: Reading) -> None:
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00", "9999-12-31T23:59:59"])
-def test_a_time_that_a_zone_takes_out_of_the_calendar_is_set_aside(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_outside_the_calendar_is_rejected(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for zone in ("Asia/Tokyo", "America/New_York"):
         reading = Reading(tmp_path / zone, monkeypatch, zone=zone).stream()
         assert len(reading.read(order(at='"2022-12-05T08:00:00Z"'), order(at=f'"{text}"'))) == 1
@@ -537,17 +535,13 @@ def test_a_time_that_a_zone_takes_out_of_the_calendar_is_set_aside(
         assert len(reading.letters) == 1
 
 
-def test_an_hour_ahead_is_the_limit_unless_the_pipeline_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_event_times_may_be_an_hour_ahead_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_limit, after = order(at='"2022-12-05T13:00:00"'), order(at='"2022-12-05T13:00:00.001"')
     assert len(Reading(tmp_path / "1", monkeypatch).stream().read(at_limit, after)) == 1
     assert len(Reading(tmp_path / "2", monkeypatch, max_future_skew="2 hours").stream().read(at_limit, after)) == 2
 
 
-def test_event_time_is_the_field_or_the_records_time_in_milliseconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_event_time_is_the_field_or_the_records_timestamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = Reading(tmp_path / "1", monkeypatch).stream().read(order(at='"2022-12-05T08:55:27.060999"'))
     assert row["_time"] == 1670230527060
     (row,) = Reading(tmp_path / "2", monkeypatch).stream(event_time=None).read(GOOD)
@@ -558,13 +552,13 @@ class Timed(Struct):
     when: datetime | None
 
 
-def test_an_event_time_that_is_null_is_set_aside(reading: Reading) -> None:
+def test_a_null_event_time_is_rejected(reading: Reading) -> None:
     rows = reading.stream(value=Timed, event_time="when").read(b'{"when": null}', b'{"when": "2022-12-05T08:00:00"}')
     assert len(rows) == 1
     assert reading.letters[0]["headers"]["sluice.detail"] == "the event time is null"
 
 
-def test_a_number_beyond_64_bits_is_set_aside_where_it_is_read(reading: Reading) -> None:
+def test_a_number_beyond_64_bits_is_rejected(reading: Reading) -> None:
     rows = reading.stream("orderId").read(
         GOOD, order(orderId="9223372036854775808"), order(orderId="9223372036854775807")
     )
@@ -573,14 +567,14 @@ def test_a_number_beyond_64_bits_is_set_aside_where_it_is_read(reading: Reading)
     assert letter["headers"]["sluice.reason"] == "out_of_range"
 
 
-def test_a_bad_number_hides_no_bad_time_beside_it(reading: Reading) -> None:
+def test_a_bad_number_does_not_hide_a_bad_time(reading: Reading) -> None:
     future = order(at='"2099-01-01T00:00:00"')
     rows = reading.stream("orderId").read(order(orderId="9" * 30), future, GOOD)
     assert len(rows) == 1
     assert reading.counts == {"read": 3, "dead_letter/out_of_range": 1, "dead_letter/future": 1}
 
 
-def test_a_key_that_is_no_text_is_set_aside_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_not_utf8_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[bytes | None] = [b"k", b"\xff", None, "ключ".encode()]
     reading = Reading(tmp_path / "1", monkeypatch).stream()
     assert [row["_key"] for row in reading.read(GOOD, GOOD, GOOD, GOOD, keys=keys)] == ["k", None, "ключ"]
@@ -589,7 +583,7 @@ def test_a_key_that_is_no_text_is_set_aside_where_it_is_read(tmp_path: Path, mon
     assert len(unread.read(GOOD, GOOD, GOOD, GOOD, keys=keys)) == 4
 
 
-def test_a_table_takes_texts_and_tombstones_in_the_order_of_offsets(reading: Reading) -> None:
+def test_a_table_accepts_texts_and_tombstones_in_offset_order(reading: Reading) -> None:
     accented = order(shop='"é"')
     rows = reading.table().read(GOOD, None, accented, keys=[b"a", b"b", b"c"])
     found = sorted((row["position"], row["key"], row["value"]) for row in rows)
@@ -602,7 +596,7 @@ def test_a_tables_key_may_be_a_field_of_the_value(reading: Reading) -> None:
     assert sorted((row["position"], row["key"]) for row in rows) == [(100, "x"), (101, "x")]
 
 
-def test_a_tables_bad_records_are_set_aside(reading: Reading) -> None:
+def test_bad_records_of_a_table_are_rejected(reading: Reading) -> None:
     rows = reading.table().read(GOOD, b"{", GOOD, None, GOOD, keys=[None, b"a", b"\xff", None, b"k"])
     assert [row["key"] for row in rows] == ["k"]
     assert [letter["headers"]["sluice.reason"] for letter in reading.letters] == [
@@ -610,11 +604,11 @@ def test_a_tables_bad_records_are_set_aside(reading: Reading) -> None:
     ]  # fmt: skip
 
 
-def test_keys_as_texts() -> None:
+def test_keys_become_texts() -> None:
     *texts, wrong = key_texts([b"a", None, "ü".encode(), b"", b"\xff"])
     assert texts == ["a", None, "ü", ""]
     assert isinstance(wrong, UnicodeDecodeError)
 
 
-def test_a_letter_is_a_value() -> None:
+def test_a_single_letter_is_a_value() -> None:
     assert DeadLetter(1, "digits", "x") == DeadLetter(1, "digits", "x")

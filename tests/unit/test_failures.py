@@ -1,4 +1,4 @@
-"""A failure of a job, or of a pipeline's file, is known until it has gone well."""
+"""Failures of jobs and pipeline files are recorded until the next success."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fail(known: Settings, error: Exception, job: str = "main", run: str = "") ->
         raise error
 
 
-def test_a_run_that_failed_is_known_until_one_succeeds(known: Settings) -> None:
+def test_a_failed_run_is_recorded_until_one_succeeds(known: Settings) -> None:
     begun = now()
     fail(known, EngineError("Kafka does not answer\nand more"), run="orders/manual__1/main")
     (failure,) = failures(known)
@@ -49,12 +49,12 @@ def test_a_run_that_failed_is_known_until_one_succeeds(known: Settings) -> None:
     assert failures(known) == []
 
 
-def test_no_secret_is_noted(known: Settings) -> None:
+def test_no_secret_is_recorded(known: Settings) -> None:
     fail(known, EngineError("SASL log-in as me with hunter2 refused \0"))
     assert failures(known)[0].detail == "SASL log-in as me with *** refused �."
 
 
-def test_a_driver_that_was_killed_is_noted_by_the_one_who_waits_for_it(known: Settings) -> None:
+def test_a_killed_driver_is_recorded_by_its_parent(known: Settings) -> None:
     begun = now()
     note_killed(known, "orders", "main", "r1", begun, "The driver ended with status 137.")
     assert [one.detail for one in failures(known)] == ["The driver ended with status 137."]
@@ -64,7 +64,7 @@ def test_a_driver_that_was_killed_is_noted_by_the_one_who_waits_for_it(known: Se
     assert [one.detail for one in failures(known)] == ["why."], "it said why itself"
 
 
-def test_files_are_known_as_broken_while_they_are(known: Settings) -> None:
+def test_broken_files_are_recorded_until_fixed(known: Settings) -> None:
     fail(known, EngineError("why"))
     note_files(known, {"fraud": TopologyError("fraud.py:1"), "iot": TopologyError("iot.py:1")})
     first = {one.pipeline: one for one in failures(known)}
@@ -77,7 +77,7 @@ def test_files_are_known_as_broken_while_they_are(known: Settings) -> None:
     assert [one.pipeline for one in failures(known)] == ["orders"]
 
 
-def test_a_ledger_that_cannot_be_reached_hides_no_error(tmp_path: Path) -> None:
+def test_an_unreachable_ledger_does_not_hide_the_error(tmp_path: Path) -> None:
     known = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_LEDGER": "postgresql://me@127.0.0.1:1/none"})
     fail(known, EngineError("why"))
     with noted(known, "orders"):

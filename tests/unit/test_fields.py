@@ -1,4 +1,4 @@
-"""Fields of stored values are told from their type as Spark writes it."""
+"""The fields of stored values, from Spark's type names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(value: str) -> StoreInfo:
         ("STRUCT<...>", "anything"),
     ],
 )
-def test_a_field_that_there_is_or_may_be(value: str, path: str) -> None:
+def test_existing_and_possible_fields(value: str, path: str) -> None:
     demand_field(store(value), "field", path)
 
 
@@ -51,12 +51,12 @@ def test_a_field_that_there_is_or_may_be(value: str, path: str) -> None:
         ("array<struct<a:int>>", "a", "The value is a plain one: leave it out."),
     ],
 )
-def test_a_field_that_there_is_not(value: str, path: str, next_step: str) -> None:
+def test_missing_fields(value: str, path: str, next_step: str) -> None:
     with pytest.raises(UnknownField, match=r"^group_by: the values of store 's' have no field") as refused:
         demand_field(store(value), "group_by", path)
     assert refused.value.next_step == next_step
 
 
-def test_a_field_named_with_a_point_cannot_be_asked_for_and_is_not_taken_for_another() -> None:
+def test_a_field_name_with_a_dot_is_not_a_path() -> None:
     with pytest.raises(UnknownField):
         demand_field(store(SPARKS), "field", "at.a.b")

@@ -1,4 +1,4 @@
-"""The hash of a function's code: what changes it, and what does not."""
+"""What changes the hash of a function's code, and what does not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     monkeypatch.syspath_prepend(tmp_path)
 
     def make(source: str) -> ModuleType:
-        """The source as a module; each time in another file, and always under the same name."""
+        """Import the source as a module, from a new file but under the same name."""
         folder = tmp_path / str(next(numbers))
         folder.mkdir()
         file = folder / "authors.py"
@@ -75,7 +75,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", ["tag", "Points"])
-def test_it_changes_with_the_code_and_with_nothing_else(load: Load, name: str) -> None:
+def test_the_hash_only_changes_with_the_code(load: Load, name: str) -> None:
     def of(source: str) -> str:
         return fingerprint(getattr(load(source), name))
 
@@ -85,13 +85,13 @@ def test_it_changes_with_the_code_and_with_nothing_else(load: Load, name: str) -
     assert unnoticed == ({"its own code"} if name == "Points" else set())  # which is the code of `tag` alone
 
 
-def test_it_is_the_same_in_every_version_of_python(load: Load) -> None:
+def test_the_hash_is_the_same_in_every_python_version(load: Load) -> None:
     assert fingerprint(load(BASE).tag) == "756434a2bf6577de"
     assert fingerprint(load(BASE).Points) == "9578abb6f2a85626"
     assert fingerprint(lambda value: value + 1) == "45bc78ec3eed8dc4"
 
 
-def test_lambdas_on_a_line_are_told_apart() -> None:
+def test_lambdas_on_one_line_have_different_hashes() -> None:
     # fmt: off
     same, other, same_again = (lambda v: v + 1), (lambda v: v + 2), (
         lambda v:
@@ -101,7 +101,7 @@ def test_lambdas_on_a_line_are_told_apart() -> None:
     assert fingerprint(same) != fingerprint(other)
 
 
-def test_what_a_function_is_made_with_counts() -> None:
+def test_values_that_a_function_captures_count() -> None:
     def adder(number: int) -> Callable[[int], int]:
         return lambda value: value + number
 
@@ -112,7 +112,7 @@ def test_what_a_function_is_made_with_counts() -> None:
     assert fingerprint(partial(add, 1)) == fingerprint(partial(add, 1)) != fingerprint(partial(add, 2))
 
 
-def test_functions_without_a_source_have_one_too() -> None:
+def test_functions_without_source_have_a_hash() -> None:
     made: dict[str, Any] = {}
     exec("def one(v): return v + 1\ndef two(v): return v + 2", made)
     assert fingerprint(len) != fingerprint(max)

@@ -1,4 +1,4 @@
-"""What tasks hand to the driver: whole files, the same after every try, gone when no batch needs them."""
+"""Side outputs: complete files, equal after every retry, deleted when no batch needs them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def keys_of(side_outputs: SideOutputs, batch: int, topic: str) -> list[str]:
     return [key for table in side_outputs.records(batch, topic) for key in table.column("key").to_pylist()]
 
 
-def test_facts_of_all_parts_are_added_up(side_outputs: SideOutputs) -> None:
+def test_counts_of_all_parts_are_added_up(side_outputs: SideOutputs) -> None:
     side_outputs.write_facts(3, "read-a-00000", Facts({"read": 5}))
     side_outputs.write_facts(3, "place-a-00000", Facts({"applied": 4, "late/w": 1}, {"w/a/0": 70}))
     side_outputs.write_facts(3, "place-a-00001", Facts({"applied": 2}, {"w/a/1": 60}))
@@ -33,7 +33,7 @@ def test_facts_of_all_parts_are_added_up(side_outputs: SideOutputs) -> None:
     assert side_outputs.facts(4) == Facts()
 
 
-def test_a_part_that_is_tried_again_replaces_what_it_wrote(side_outputs: SideOutputs) -> None:
+def test_a_retried_part_replaces_its_files(side_outputs: SideOutputs) -> None:
     for _ in range(2):
         side_outputs.write_facts(0, "read-a-00000", Facts({"read": 5}))
         side_outputs.write_records(0, "out", "place-a-00000", records("x", "y"))
@@ -41,13 +41,13 @@ def test_a_part_that_is_tried_again_replaces_what_it_wrote(side_outputs: SideOut
     assert keys_of(side_outputs, 0, "out") == ["x", "y"]
 
 
-def test_records_come_in_the_order_of_the_parts(side_outputs: SideOutputs) -> None:
+def test_records_have_the_order_of_the_parts(side_outputs: SideOutputs) -> None:
     for part in (10, 2, 0):
         side_outputs.write_records(0, "out", f"place-a-{part:05}", records(f"from {part}"))
     assert keys_of(side_outputs, 0, "out") == ["from 0", "from 2", "from 10"]
 
 
-def test_records_of_topics_whose_names_end_alike_are_kept_apart(side_outputs: SideOutputs) -> None:
+def test_topics_with_similar_names_are_separate(side_outputs: SideOutputs) -> None:
     side_outputs.write_records(0, "shop.orders", "place-a-00000", records("theirs"))
     side_outputs.write_records(0, "orders", "place-a-00000", records("ours"))
     side_outputs.write_records(0, "orders", "read-b.orders-00000", records("ours too"))
@@ -56,7 +56,7 @@ def test_records_of_topics_whose_names_end_alike_are_kept_apart(side_outputs: Si
     assert keys_of(side_outputs, 1, "orders") == []
 
 
-def test_a_batch_goes_on_from_the_times_that_it_was_started_with(side_outputs: SideOutputs) -> None:
+def test_a_batch_starts_from_its_stream_times(side_outputs: SideOutputs) -> None:
     side_outputs.start(1, {"w/a/0": 5})
     side_outputs.start(1, {"w/a/0": 7})
     assert side_outputs.times(1) == {"w/a/0": 7}
@@ -64,7 +64,7 @@ def test_a_batch_goes_on_from_the_times_that_it_was_started_with(side_outputs: S
     assert side_outputs.times(2) == {}
 
 
-def test_times_that_are_gone_are_an_error_never_none_at_all(side_outputs: SideOutputs, tmp_path: Path) -> None:
+def test_missing_stream_times_are_an_error(side_outputs: SideOutputs, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="batch 1 goes on from cannot be read"):
         side_outputs.times(1)
     side_outputs.start(1, {"w/a/0": 5})
@@ -76,11 +76,11 @@ def test_times_that_are_gone_are_an_error_never_none_at_all(side_outputs: SideOu
 def test_old_batches_are_dropped_when_a_new_one_starts(side_outputs: SideOutputs, tmp_path: Path) -> None:
     for batch in range(12):
         side_outputs.start(batch, {"w/a/0": batch})
-    # The driver before this one may not know yet that it has lost its lease, and be at the batch before.
+    # A previous driver may not know yet that it lost its lease, and still work on the previous batch.
     assert {int(folder.name) for folder in (tmp_path / "side_outputs").iterdir()} == {10, 11}
 
 
-def test_a_file_is_there_whole_or_not_at_all(side_outputs: SideOutputs) -> None:
+def test_a_file_is_complete_or_absent(side_outputs: SideOutputs) -> None:
     big = records(*(f"key {n}" for n in range(5_000)))
     side_outputs.write_records(0, "out", "place-a-00000", big)
     failures: list[object] = []
@@ -103,7 +103,7 @@ def test_a_file_is_there_whole_or_not_at_all(side_outputs: SideOutputs) -> None:
     assert failures == []
 
 
-def test_what_a_dead_task_left_half_written_is_not_read(side_outputs: SideOutputs, tmp_path: Path) -> None:
+def test_partial_files_of_dead_tasks_are_ignored(side_outputs: SideOutputs, tmp_path: Path) -> None:
     side_outputs.write_records(0, "out", "place-a-00000", records("x"))
     folder = tmp_path / "side_outputs" / "0"
     assert len(list(folder.iterdir())) == 1

@@ -48,7 +48,7 @@ def test_a_lease_is_taken_renewed_and_released(ledger: Ledger) -> None:
         assert next_one.epoch == 2
 
 
-def test_the_second_driver_is_refused_and_told_who_has_the_job(ledger: Ledger) -> None:
+def test_a_second_driver_is_rejected_with_the_holders_name(ledger: Ledger) -> None:
     with lease(ledger, "orders/manual__1/main"):
         with pytest.raises(LeaseError) as refused, lease(ledger, "orders/manual__2/main"):
             pass
@@ -57,7 +57,7 @@ def test_the_second_driver_is_refused_and_told_who_has_the_job(ledger: Ledger) -
         assert "run orders/manual__1/main" in said
 
 
-def test_of_many_that_start_at_once_one_gets_it(ledger: Ledger) -> None:
+def test_one_of_many_concurrent_drivers_gets_the_lease(ledger: Ledger) -> None:
     def try_it(number: int) -> int:
         try:
             with lease(ledger, f"run {number}"):
@@ -70,7 +70,7 @@ def test_of_many_that_start_at_once_one_gets_it(ledger: Ledger) -> None:
         assert sum(pool.map(try_it, range(6))) == 1
 
 
-def test_a_silent_holder_elsewhere_is_taken_for_dead_after_a_while(ledger: Ledger) -> None:
+def test_a_silent_holder_on_another_host_expires(ledger: Ledger) -> None:
     assert ledger.leases.take(JobRef("orders", "totals", 1), ELSEWHERE, None)
     begun = time.monotonic()
     with lease(ledger) as mine:
@@ -78,8 +78,8 @@ def test_a_silent_holder_elsewhere_is_taken_for_dead_after_a_while(ledger: Ledge
     assert time.monotonic() - begun >= QUICK.silence_s
 
 
-def test_how_long_it_was_silent_is_not_read_off_a_calendar(ledger: Ledger) -> None:
-    """`since` says 2022: only that the beat does not change counts, and that takes its time."""
+def test_expiry_does_not_use_the_wall_clock(ledger: Ledger) -> None:
+    """`since` is in 2022, but only an unchanged beat over time counts."""
     row = ledger.leases.take(JobRef("orders", "totals", 1), ELSEWHERE, None)
     assert row is not None
 
@@ -95,7 +95,7 @@ def test_how_long_it_was_silent_is_not_read_off_a_calendar(ledger: Ledger) -> No
         beating.result()
 
 
-def test_a_holder_of_this_machine_that_was_killed_is_followed_at_once(ledger: Ledger, database: str) -> None:
+def test_a_killed_holder_on_this_machine_is_replaced_at_once(ledger: Ledger, database: str) -> None:
     with _driver(database) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -103,7 +103,7 @@ def test_a_holder_of_this_machine_that_was_killed_is_followed_at_once(ledger: Le
             assert mine.epoch == 2
 
 
-def test_the_driver_that_a_run_left_behind_is_waited_for(ledger: Ledger) -> None:
+def test_a_retry_waits_for_the_driver_left_behind(ledger: Ledger) -> None:
     orphan = lease(ledger, "orders/manual__1/main")
     held = threading.Event()
 
@@ -120,7 +120,7 @@ def test_the_driver_that_a_run_left_behind_is_waited_for(ledger: Ledger) -> None
             assert mine.epoch == 2
 
 
-def test_the_driver_that_a_run_left_behind_is_not_waited_for_for_ever(ledger: Ledger) -> None:
+def test_a_retry_does_not_wait_forever(ledger: Ledger) -> None:
     with lease(ledger, "orders/manual__1/main") as orphan:
         with lease(ledger, "orders/manual__1/main"):
             time.sleep(0.2)
@@ -131,7 +131,7 @@ def test_the_driver_that_a_run_left_behind_is_not_waited_for_for_ever(ledger: Le
         assert ledger.snapshots.latest("orders", "totals") is None
 
 
-def test_a_driver_that_was_stopped_and_wakes_up_cannot_publish(ledger: Ledger, database: str) -> None:
+def test_a_paused_driver_cannot_publish_after_it_resumes(ledger: Ledger, database: str) -> None:
     with _driver(database) as process:
         process.send_signal(signal.SIGSTOP)
         with lease(ledger) as mine:
@@ -142,14 +142,14 @@ def test_a_driver_that_was_stopped_and_wakes_up_cannot_publish(ledger: Ledger, d
         assert ledger.snapshots.last_batch(JobRef("orders", "totals", 1)) == 0
 
 
-def test_nobody_publishes_after_letting_go(ledger: Ledger) -> None:
+def test_a_driver_cannot_publish_after_releasing_its_lease(ledger: Ledger) -> None:
     with lease(ledger) as mine:
         assert ledger.snapshots.publish(make_snapshot(0), audit(0, mine.epoch))
     with pytest.raises(LeaseError, match="It is held no more"):
         ledger.snapshots.publish(make_snapshot(1), audit(1, mine.epoch))
 
 
-def test_a_ledger_that_is_away_for_a_moment_does_not_cost_the_lease(ledger: Ledger) -> None:
+def test_a_brief_ledger_outage_does_not_cost_the_lease(ledger: Ledger) -> None:
     class Restarting(type(ledger.leases)):  # type: ignore[misc]
         away = 3
 
@@ -188,7 +188,7 @@ with Ledger.open(sys.argv[1]) as ledger:
 
 @contextmanager
 def _driver(database: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that holds the lease."""
+    """Another process with the lease."""
     command = [sys.executable, "-c", DRIVER, ledger_url(database)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     try:

@@ -1,4 +1,4 @@
-"""What holds state is for its owner only: ledger, shards and checkpoints, those of before too; no password is in it."""
+"""Ledger, shards and checkpoints, old ones too, are private to their owner and contain no password."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PASSWORD = "not-for-the-ledger"
 
 @pytest.fixture(autouse=True)
 def _careless_umask() -> Iterator[None]:
-    """Whatever is made stands open, unless it is closed on purpose."""
+    """A umask that leaves new files open to everybody."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def modes(folder: Path) -> dict[str, str]:
-    """The rights of all there is below a folder."""
+    """The modes of all files and folders below a folder."""
     return {str(path.relative_to(folder)): f"{stat.S_IMODE(path.stat().st_mode):o}" for path in folder.rglob("*")}
 
 
@@ -43,7 +43,7 @@ def open_for_all(folder: Path) -> list[str]:
     return [path for path, mode in modes(folder).items() if not mode.endswith("00")]
 
 
-def test_ledger_and_shards_are_made_for_their_owner_only(tmp_path: Path) -> None:
+def test_ledger_and_shards_are_private(tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}/home/state", workers=1)
     states.publish({"a": "[1,2]"})
     with states.ledger.engine.connect(), Shard.open(states.location(0), to_write=True):
@@ -54,7 +54,7 @@ def test_ledger_and_shards_are_made_for_their_owner_only(tmp_path: Path) -> None
             assert mode == ("600" if ".sqlite" in path else "700"), path
 
 
-def test_what_was_made_before_is_closed_when_it_is_opened(tmp_path: Path) -> None:
+def test_older_files_become_private_when_opened(tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}/home/state", workers=1)
     states.publish({"a": "[1,2]"})
     state = tmp_path / "home" / "state"
@@ -69,7 +69,7 @@ def test_what_was_made_before_is_closed_when_it_is_opened(tmp_path: Path) -> Non
             assert {mode for path, mode in modes(state).items() if path.endswith("worker-0.sqlite-wal")} == {"600"}
 
 
-def test_folders_that_others_share_stay_open(tmp_path: Path) -> None:
+def test_shared_folders_keep_their_modes(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(0o777)
     Ledger.open(f"sqlite:///{shared}/ledger.sqlite").close()
@@ -78,13 +78,13 @@ def test_folders_that_others_share_stay_open(tmp_path: Path) -> None:
     assert open_for_all(shared) == []
 
 
-def test_a_shard_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+def test_opening_a_missing_shard_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(StateError):
         Shard.open(f"sqlite:///{tmp_path}/p/j/g1/worker-0.sqlite")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_show_no_password_when_they_are_printed() -> None:
+def test_printed_settings_show_no_password() -> None:
     known = Settings.read({
         "SLUICE_LEDGER": f"postgresql://u:{PASSWORD}@db/ledger",
         "SLUICE_SHARDS": f"postgresql://u:{PASSWORD}@db/shards",
@@ -97,7 +97,7 @@ def test_settings_show_no_password_when_they_are_printed() -> None:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A database that nobody gets into without its password."""
+    """A database that requires its password."""
     with postgres_server(tmp_path_factory.mktemp("guarded"), password=PASSWORD) as url:
         yield url
 
@@ -111,17 +111,17 @@ def _knows_the_password(guarded: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.mark.usefixtures("_knows_the_password")
-def test_the_shards_password_is_in_no_ledger(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_stores_no_password_of_shards(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     states = States(guarded, workers=2, pipeline="guarded")
     states.publish({"a": "[1,2]", "b": "[3,4]"})
     with psycopg.connect(guarded) as connection:
         for (table,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
-            rows = connection.execute(f'SELECT * FROM "{table}"'.encode()).fetchall()  # the ledger's own
+            rows = connection.execute(f'SELECT * FROM "{table}"'.encode()).fetchall()  # a table of the ledger
             assert PASSWORD not in str(rows), table
     workers = states.ledger.jobs.workers("guarded", "totals")
     assert [make_url(one.location).password for one in workers] == [None, None]
 
-    # Every process opens the shards with its own settings: readers, writers, and whoever removes one.
+    # Every process opens the shards with its own settings.
     for worker in workers:
         with Shard.open(worker.location, to_write=True) as shard:
             assert shard.batches().keys() == {0}
@@ -160,7 +160,7 @@ def test_an_address_without_password(address: str, kept: str) -> None:
         ("sqlite:///l", "postgresql://somebody:p@db/shards", None),
     ],
 )
-def test_a_password_is_that_of_the_same_database_and_user(
+def test_a_password_is_only_used_for_its_database_and_user(
     ledger: str, shards: str, opened: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_LEDGER", ledger)

@@ -1,4 +1,4 @@
-"""Records in event time: in which window they count, when they are late, and that batches make no difference."""
+"""Windowing: which windows a record is in, when it is late, and that batches make no difference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOW = 1_700_000_000_000
 
 
 class Begun(BatchClock):
-    """Every batch was begun at the same time."""
+    """All batches have the same start time."""
 
     def __init__(self) -> None:
         super().__init__("no checkpoint")
@@ -44,7 +44,7 @@ def put(
 
 
 def starts(placed: Placed) -> list[tuple[int, int]]:
-    """Row and start of its window, for each record that counts."""
+    """Row and window start for each counted record."""
     return list(zip(placed.rows.tolist(), placed.starts.tolist(), strict=True))
 
 
@@ -52,13 +52,13 @@ def at(text: str) -> int:
     return int(datetime.fromisoformat(f"2022-12-05T{text}").replace(tzinfo=UTC).timestamp() * 1000)
 
 
-def test_the_mission_example_of_grace() -> None:
+def test_the_example_of_the_mission() -> None:
     # Windows of 60 s with a grace of 15 s.
     first = put([at(f"08:{time}") for time in ("00:04", "00:54", "01:05", "00:58", "01:13")])
     counts = Counter(start for _, start in starts(first))
     assert counts == {at("08:00:00"): 3, at("08:01:00"): 2}
     assert (first.late, first.stream_time) == (0, at("08:01:13"))
-    # It closes at 8:01:15, whatever the key; an event of 8:00:59 is late then.
+    # It closes at 8:01:15 for every key; an event of 8:00:59 is then late.
     after = put([at("08:01:15"), at("08:00:59")], stream_time=first.stream_time)
     assert starts(after) == [(0, at("08:01:00"))]
     assert (after.late, after.stream_time) == (1, at("08:01:15"))
@@ -70,60 +70,60 @@ def test_the_mission_example_of_grace() -> None:
     ids=["a millisecond before", "at the very end of grace", "a millisecond after"],
 )
 @pytest.mark.parametrize("grace", [0, 1, 15_000])
-def test_a_window_takes_records_until_its_grace_ends(grace: int, beyond_grace: int, late: bool) -> None:
+def test_a_window_accepts_records_until_its_grace_ends(grace: int, beyond_grace: int, late: bool) -> None:
     window = tumbling(60_000, grace=grace)
     placed = put([60_000 + grace + beyond_grace, 59_999], window)
     if beyond_grace == -1 and grace == 0:
-        # The first record is in the same window: stream time has not left it.
+        # The first record is in the same window, which is still open.
         assert starts(placed) == [(0, 0), (1, 0)]
     else:
         assert (1 in placed.rows) is not late
     assert placed.late == late
 
 
-def test_a_window_holds_its_start_and_not_its_end() -> None:
+def test_a_window_includes_its_start_but_not_its_end() -> None:
     assert starts(put([0, 59_999, 60_000, 119_999])) == [(0, 0), (1, 0), (2, 60_000), (3, 60_000)]
 
 
-def test_late_records_move_stream_time_no_further_back() -> None:
+def test_late_records_do_not_move_stream_time_back() -> None:
     placed = put([200_000, 10, 100_000, 200_001])
     assert (placed.late, placed.stream_time) == (2, 200_001)
     assert put([10], stream_time=200_001).stream_time == 200_001
 
 
 def test_lateness_is_decided_in_offset_order() -> None:
-    # The same three records: in one order none is late, in the other one is.
+    # The same three records: in one order none is late, in the other one is late.
     assert put([10, 100_000, 200_000]).late == 0
     assert put([100_000, 10, 200_000]).late == 1
 
 
-def test_nothing_gives_nothing() -> None:
+def test_no_records_give_no_rows() -> None:
     placed = put([], stream_time=7)
     assert (starts(placed), placed.late, placed.stream_time) == ([], 0, 7)
 
 
-def test_what_is_closed_everywhere_takes_nothing() -> None:
+def test_closed_windows_accept_nothing() -> None:
     assert put([10], closed=75_000).late == 1
     assert put([10], closed=74_999).late == 0
-    # Closing is no stream time: it stays what the partition has seen.
+    # Closing windows does not change the partition's stream time.
     assert put([10], closed=75_000).stream_time == 10
 
 
-def test_a_record_is_in_every_hopping_window_that_holds_its_time() -> None:
+def test_a_record_is_in_every_hopping_window_around_its_time() -> None:
     window = hopping(60_000, advance=20_000)
-    # The last window holds its start; the first one that ended at 60 s does not hold it.
+    # The last window includes its start; the first one ended at 60 s and excludes its end.
     assert starts(put([60_000], window)) == [(0, 20_000), (0, 40_000), (0, 60_000)]
     assert starts(put([59_999], window)) == [(0, 0), (0, 20_000), (0, 40_000)]
     # No window starts before 0.
     assert starts(put([5], window)) == [(0, 0)]
 
 
-def test_windows_whose_size_is_no_multiple_of_the_advance() -> None:
+def test_hopping_windows_with_an_uneven_advance() -> None:
     window = hopping(50, advance=20)
     assert starts(put([100, 110], window)) == [(0, 60), (0, 80), (0, 100), (1, 80), (1, 100)]
 
 
-def test_a_record_is_late_for_each_hopping_window_by_itself() -> None:
+def test_lateness_is_decided_per_hopping_window() -> None:
     window = hopping(60_000, advance=20_000, grace=15_000)
     # At 130 s, of the windows that hold 65 s and end at 80 s, 100 s and 120 s only the last one is open.
     placed = put([130_000, 65_000], window)
@@ -151,7 +151,7 @@ def test_batches_make_no_difference(window: Window, times: list[int], data: st.D
 
 
 @given(windows, st.lists(st.integers(0, 500), max_size=60))
-def test_it_is_what_one_record_after_the_other_gives(window: Window, times: list[int]) -> None:
+def test_results_equal_a_record_by_record_model(window: Window, times: list[int]) -> None:
     stream_time, expected = BEFORE_ALL, []
     late = 0
     for row, time in enumerate(times):
@@ -176,7 +176,7 @@ class Sale(Struct):
 
 
 class Sales:
-    """Two windowed stores, one behind a filter, and a store of totals; the task is given batches as Spark would."""
+    """Two windowed stores, one behind a filter, and a store of totals; batches arrive as from Spark."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, partitions: int = 1) -> None:
         pipeline = Pipeline("p")
@@ -200,7 +200,7 @@ class Sales:
         monkeypatch.setattr(placing, "current_batch", lambda: self.batch)
 
     def run(self, *batches: list[tuple[int, str | None, int]], partition: int = 0) -> list[tuple[str, str, int]]:
-        """Place records (time, shop, amount) of one partition; store, key and window start of each state row."""
+        """Process records (time, shop, amount) of one partition; returns store, key and window start of each row."""
         found = list(self.placer(self._arrow(records, partition) for records in batches))
         state_rows = pa.Table.from_batches([batch for batch in found if batch.num_rows] or found[:1])
         self.last = state_rows
@@ -209,17 +209,17 @@ class Sales:
         return sorted((names[group_id], key, start) for group_id, key, start in zip(*columns, strict=True))
 
     def closed_at(self) -> set[int]:
-        """What the state rows placed last say is closed, in ms."""
+        """The `closed` time of the last rows, in ms."""
         return {int(time.timestamp() * 1000) for time in self.last.column("closed_at").to_pylist()}
 
     def publish(self) -> None:
-        """What the driver does at the end of a batch."""
+        """End the batch, as the driver does."""
         times = self.side_outputs.times(self.batch) | self.side_outputs.facts(self.batch).stream_times
         self.batch += 1
         self.side_outputs.start(self.batch, times)
 
     def facts(self, batch: int = 0) -> Facts:
-        """What a task handed over, but for when the partition was seen."""
+        """A task's side outputs, without the last-seen times."""
         found = self.side_outputs.facts(batch)
         return Facts(found.counts, {name: time for name, time in found.stream_times.items() if SEEN not in name})
 
@@ -259,7 +259,7 @@ def test_a_record_counts_in_every_store_whose_filter_it_passed(sales: Sales) -> 
     assert facts.stream_times == {"all/sales/0": 105, "big/sales/0": 5}
 
 
-def test_stream_time_is_of_a_store_and_a_filter_before_it_holds_it_back(sales: Sales) -> None:
+def test_filtered_records_do_not_advance_a_groups_stream_time(sales: Sales) -> None:
     # The second record closes the first window for `all`; `big` has not seen it.
     state_rows = sales.run([(5, "a", 20), (500, "a", 1), (6, "a", 20)])
     assert state_rows == [("all", "a", 0), ("all", "a", 500), *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
@@ -267,7 +267,7 @@ def test_stream_time_is_of_a_store_and_a_filter_before_it_holds_it_back(sales: S
     assert "late/big" not in sales.facts(0).counts
 
 
-def test_a_null_key_is_counted_and_moves_no_stream_time(sales: Sales) -> None:
+def test_a_null_key_is_counted_without_advancing_stream_time(sales: Sales) -> None:
     state_rows = sales.run([(5, "a", 20), (500, None, 20), (6, "a", 20)])
     assert state_rows == [*2 * [("all", "a", 0)], *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
     facts = sales.facts(0)
@@ -275,12 +275,12 @@ def test_a_null_key_is_counted_and_moves_no_stream_time(sales: Sales) -> None:
     assert facts.counts == {"applied": 3, "filtered": 0, "null_key/all": 1, "null_key/big": 1, "null_key/total": 1}
 
 
-def test_a_batch_goes_on_from_the_stream_time_of_the_one_before(sales: Sales) -> None:
+def test_a_batch_continues_with_the_previous_stream_time(sales: Sales) -> None:
     sales.run([(500, "a", 1)])
     sales.publish()
     assert sales.run([(5, "a", 1), (420, "a", 1)]) == [("all", "a", 400)]
     assert sales.facts(1).counts["late/all"] == 1
-    # A task that is tried again finds what the first try found.
+    # A retried task starts from the same stream times.
     assert sales.run([(5, "a", 1), (420, "a", 1)]) == [("all", "a", 400)]
     assert sales.facts(1).counts["late/all"] == 1
 
@@ -298,7 +298,7 @@ def test_arrow_batches_within_a_task_make_no_difference(tmp_path: Path, monkeypa
     assert whole.facts(0) == parts.facts(0)
 
 
-def test_partitions_have_stream_times_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_partition_has_its_own_stream_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
     sales.run([(500, "a", 20)], partition=0)
     assert sales.run([(5, "a", 20)], partition=1) == [("all", "a", 0), ("big", "a", 0), ("total", "a", -1)]
@@ -315,18 +315,16 @@ def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monk
 
     everywhere = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 400, "big/sales/1": 450}
     assert closed(everywhere) == 300
-    # A partition, or a store, that has seen nothing yet can still bring anything.
+    # A partition or store without records can still receive any record.
     assert closed({name: time for name, time in everywhere.items() if name != "big/sales/1"}) == BEFORE_ALL
     assert closed({}) == BEFORE_ALL
-    # A partition that is new does not open again what was closed, and Spark let go of, before it came.
+    # A new partition does not reopen windows that Spark has already dropped.
     assert closed({CLOSED: 250}) == 250
-    # Totals have no windows, and other topics' partitions bring nothing to these stores.
+    # Totals have no windows, and other topics' partitions do not affect these stores.
     assert closed(everywhere | {"total/sales/0": 1, "all/returns/0": 1, "back/returns/0": 1}) == 300
 
 
-def test_a_partition_that_is_idle_for_the_declared_time_holds_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_partition_does_not_hold_windows_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
     times = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 500, "big/sales/1": 300}
     seen = {f"{SEEN}/sales/0": NOW - 10, f"{SEEN}/sales/1": NOW - 1_000}
@@ -334,7 +332,7 @@ def test_a_partition_that_is_idle_for_the_declared_time_holds_nothing_up(
     assert closed == [300, 300, 500]
 
 
-def test_what_is_closed_is_known_from_the_batches_before(sales: Sales) -> None:
+def test_closed_windows_stay_closed_across_batches(sales: Sales) -> None:
     sales.run([(500, "a", 20)])
     assert sales.closed_at() == {0}
     sales.publish()
@@ -342,17 +340,17 @@ def test_what_is_closed_is_known_from_the_batches_before(sales: Sales) -> None:
     assert sales.closed_at() == {500}
 
 
-def test_a_state_row_expires_with_the_grace_of_its_window_and_a_total_never(sales: Sales) -> None:
+def test_windowed_state_rows_expire_and_totals_do_not(sales: Sales) -> None:
     sales.run([(205, "a", 20)])
     rows = sales.last.select(["group_id", "window_end", "expires_at", sales.input]).to_pylist()
     expires = {row["group_id"]: row["expires_at"] and int(row["expires_at"].timestamp() * 1000) for row in rows}
     assert expires == {0: 350, 1: 350, 2: None}
     assert {row["group_id"]: row["window_end"] for row in rows} == {0: 300, 1: 300, 2: -1}
-    # Only the stores that sum amounts are given them.
+    # Only stores that sum amounts receive them.
     assert {row["group_id"]: row[sales.input] for row in rows} == {0: None, 1: 20, 2: 20}
 
 
-def test_output_records_are_handed_to_the_driver_in_order(sales: Sales) -> None:
+def test_output_records_reach_the_driver_in_order(sales: Sales) -> None:
     sales.run([(1, "a", 30), (2, "b", 1)], [(3, None, 20)])
     (table,) = sales.side_outputs.records(0, "big_sales")
     assert table.to_pylist() == [
@@ -360,7 +358,7 @@ def test_output_records_are_handed_to_the_driver_in_order(sales: Sales) -> None:
     ]  # fmt: skip
 
 
-def test_records_that_nothing_takes_are_counted_as_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Pipeline("p")
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     (job,) = plan(pipeline).jobs

@@ -1,4 +1,4 @@
-"""A topology is cut into jobs: what they read, hold and write, and the SQL they are made of."""
+"""Planning a topology: what the jobs read, store and write, and their SQL."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def attempts(job: Job) -> dict[str, Attempt]:
 
 
 def read(job: Job) -> dict[int, list[str]]:
-    """The fields that anything reads, by their source's number."""
+    """The used fields, by the number of their source."""
     return {source.number: [field.name for field in source.fields] for source in job.streams}
 
 
@@ -93,20 +93,20 @@ def test_orders_are_one_job_with_four_groups_of_two_stores(orders: FusedJob) -> 
     )
 
 
-def test_only_fields_that_something_reads_are_carried(orders: FusedJob) -> None:
+def test_only_used_fields_become_columns(orders: FusedJob) -> None:
     assert {number: set(names) for number, names in read(orders).items()} == {
         0: {"locationId", "finalAmount", "orderType"}
     }
     assert orders.metadata == ()
 
 
-def test_metadata_is_carried_when_it_is_read() -> None:
+def test_metadata_becomes_a_column_when_used() -> None:
     stream = sales(key=None)
     stream.filter("_offset > 5").to("out")
     assert job(stream).metadata == ("_key", "_offset")
 
 
-def test_a_step_is_computed_once_however_many_follow_it(orders: FusedJob) -> None:
+def test_a_step_is_computed_once_for_all_branches(orders: FusedJob) -> None:
     texts = list(columns(orders).values())
     assert len(set(texts)) == len(texts)
     assert sum("orderType = 'GENERAL'" in sql for sql in texts) == 1
@@ -161,7 +161,7 @@ def test_a_renamed_field_is_not_computed_again() -> None:
     assert read(made)[0] == ["shop", "amount"]
 
 
-def test_nothing_is_evaluated_for_records_that_a_filter_took_out() -> None:
+def test_nothing_is_evaluated_for_filtered_records() -> None:
     stream = sales()
     kept = stream.filter("quantity <> 0")
     kept.select(each="amount / quantity").filter("each > 1").to("out")
@@ -177,7 +177,7 @@ def test_nothing_is_evaluated_for_records_that_a_filter_took_out() -> None:
     assert made["o4_value"].startswith("IF(n3, ")
 
 
-def test_an_argument_that_may_fail_is_tried_before_the_aggregate() -> None:
+def test_an_argument_that_can_fail_is_tried_before_the_aggregate() -> None:
     stream = sales()
     stream.group_by("shop").aggregate(store="all", items="sum(quantity)", n="count(*)")
     stream.group_by("shop").aggregate(store="rates", rate="max(quantity / amount)", n="count(*)")
@@ -187,7 +187,7 @@ def test_an_argument_that_may_fail_is_tried_before_the_aggregate() -> None:
     (tried,) = attempts(planned).values()
     assert tried.columns == ("s0_quantity / s0_amount",)
     assert made[dict(rates.store_columns[0].columns)["rate"].removeprefix("MAX(").removesuffix(")")] == "t2_0.c0"
-    assert rates.passed != every.passed  # a record that fails for the one store counts in the other
+    assert rates.passed != every.passed  # a record that fails for one store counts in the other
 
 
 def test_whole_numbers_are_summed_as_decimals_which_hold_any_sum() -> None:
@@ -199,11 +199,11 @@ def test_whole_numbers_are_summed_as_decimals_which_hold_any_sum() -> None:
     assert dict(planned.groups[0].store_columns[0].columns) == {"items": f"SUM({column})"}
 
 
-def test_the_orders_try_nothing(orders: FusedJob) -> None:
+def test_the_orders_pipeline_tries_no_expression(orders: FusedJob) -> None:
     assert not attempts(orders)
 
 
-def test_stores_with_filter_key_and_window_in_common_share_state_rows() -> None:
+def test_stores_with_equal_filter_key_and_window_share_state_rows() -> None:
     stream = sales()
     groups = stream.group_by("shop")
     groups.count(store="a")
@@ -217,7 +217,7 @@ def test_stores_with_filter_key_and_window_in_common_share_state_rows() -> None:
     assert stores == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]
 
 
-def test_windows_that_are_kept_differently_long_have_state_rows_of_their_own() -> None:
+def test_windows_with_different_retention_have_separate_state_rows() -> None:
     pipeline = Pipeline("kept", workers=1)
     words = pipeline.stream("words", value=str).group_by("value")
     for number, retention in enumerate(("1 day", "1 day", "2 days", None)):
@@ -230,7 +230,7 @@ def test_windows_that_are_kept_differently_long_have_state_rows_of_their_own() -
     assert "tumbling(60000 ms, grace 0 ms), kept 172800000 ms after its end: store2" in explain(plan(pipeline))
 
 
-def test_a_tables_changes_are_looked_up_mapped_and_written() -> None:
+def test_a_tables_changes_are_joined_mapped_and_written() -> None:
     stream = sales()
     shops = pipeline_of(stream).global_table("shops", value=Shop, key="shop")
     total = stream.group_by("shop").aggregate(store="total", amount="sum(amount)")
@@ -245,7 +245,7 @@ def test_a_tables_changes_are_looked_up_mapped_and_written() -> None:
     assert (sink.sink.topic, sink.group, sink.store_column, sink.scalar) == ("out", 0, 0, False)
 
 
-def test_a_scalar_is_written_as_it_is_unless_it_is_mapped() -> None:
+def test_a_scalar_is_written_unchanged_unless_mapped() -> None:
     stream = sales()
     count = stream.group_by("shop").count(store="n")
     count.to("n")
@@ -259,7 +259,7 @@ def test_a_scalar_is_written_as_it_is_unless_it_is_mapped() -> None:
     assert not mapped.scalar
 
 
-def test_records_of_one_source_pass_no_step_of_another() -> None:
+def test_records_only_pass_the_steps_of_their_source() -> None:
     pipeline = Pipeline("p")
     one = pipeline.stream("one", value=Sale)
     two = pipeline.stream("two", value=Sale)
@@ -270,7 +270,7 @@ def test_records_of_one_source_pass_no_step_of_another() -> None:
     assert columns(made)[made.groups[1].passed] == "(_source <=> 1)"
 
 
-def test_explain_says_what_is_read_held_and_written(orders: FusedJob) -> None:
+def test_explain_lists_inputs_stores_and_outputs(orders: FusedJob) -> None:
     text = explain(load_plan(ROOT / "spark_jobs", "orders"))
     assert text.splitlines()[:4] == [
         "pipeline orders: 1 job, 4 workers",
@@ -311,7 +311,7 @@ def test_the_selected_key_is_the_key_from_there_on() -> None:
     stream.group_by_key().count(store="by_shop")
     made = fused(stream)
     number = chosen.node.number
-    tried = attempts(made)[f"t{number}_0"]  # a key that is made may be too long
+    tried = attempts(made)[f"t{number}_0"]  # a computed key may be too long
     assert (tried.columns, tried.keys) == (("upper(s0_case)",), frozenset({0}))
     assert columns(made)[f"key{number}"].endswith(f"CAST(t{number}_0.c0 AS STRING), NULL)")
     keys = {group.name: columns(made)[group.key] for group in made.groups}
@@ -328,7 +328,7 @@ def test_a_record_goes_to_the_first_branch_whose_condition_is_true() -> None:
     for name, branch in branches.items():
         branch.group_by("shop").count(store=name)
     passed = {group.name: columns(job(stream))[group.passed] for group in fused(stream).groups}
-    # Each is asked only where the ones before it said no, and no for a null.
+    # Each condition only applies if the previous ones are false or null.
     assert "amount" in passed["large"]
     assert "quantity" in passed["many"]
     chain = " ".join(columns(job(stream)).values())
@@ -336,7 +336,7 @@ def test_a_record_goes_to_the_first_branch_whose_condition_is_true() -> None:
     assert chain.count("NOT coalesce(s0_quantity > 10, false)") == 1
 
 
-def test_a_merge_is_an_operator_only_where_its_streams_have_come_differently_far() -> None:
+def test_a_merge_is_an_operator_only_across_stages() -> None:
     pipeline = Pipeline("merged", workers=1)
     words, more = (pipeline.stream(topic, value=str) for topic in ("words", "more"))
     first = words.deduplicate("value", within="1 hour")

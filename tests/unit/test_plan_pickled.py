@@ -1,4 +1,4 @@
-"""A plan is data: what comes out of a pickle equals what went in."""
+"""A plan is data: it survives pickling unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_function_of_a_module_is_found_by_its_name() -> None:
     assert again.value is doubled
 
 
-def test_a_lambda_travels_with_its_code() -> None:
+def test_a_lambda_is_pickled_with_its_code() -> None:
     times = 3
 
     def planned(times: int) -> Plan:

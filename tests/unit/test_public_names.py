@@ -1,4 +1,4 @@
-"""Everything that an author's annotations and except clauses name can be imported from `sluice` itself."""
+"""Every name that authors need for annotations and except clauses is exported by `sluice`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AUTHORS_ERRORS = (errors.SluiceError, errors.TopologyError, errors.EngineError, 
 
 
 def classes(annotation: object) -> Iterator[type]:
-    """The classes that an annotation names, those within its brackets too."""
+    """The classes in an annotation, including those in brackets."""
     origin = typing.get_origin(annotation)
     for part in (origin, *typing.get_args(annotation)) if origin else (annotation,):
         if part is annotation or part is origin:
@@ -27,7 +27,7 @@ def classes(annotation: object) -> Iterator[type]:
 
 
 @pytest.mark.parametrize("handle", HANDLES)
-def test_what_a_method_takes_and_returns_is_exported(handle: type) -> None:
+def test_types_in_signatures_are_exported(handle: type) -> None:
     names = set()
     for name, method in inspect.getmembers(handle, inspect.isfunction):
         if not name.startswith("_") and name not in ("add", "claim"):
@@ -40,5 +40,5 @@ def test_errors_are_exported() -> None:
     assert {error.__name__ for error in AUTHORS_ERRORS} <= set(sluice.__all__)
 
 
-def test_every_exported_name_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     assert [name for name in sluice.__all__ if not hasattr(sluice, name)] == []

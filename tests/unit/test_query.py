@@ -68,7 +68,7 @@ def everything(reader: Reader, store: str = "totals", as_of: str | None = None) 
     return asyncio.run(run())
 
 
-def test_each_store_has_its_own_value_in_the_text_it_was_published_in(states: States, reader: Reader) -> None:
+def test_values_keep_their_published_text(states: States, reader: Reader) -> None:
     states.publish({"a": '[1, {"n":1, "sum":27.00}]', "b": "[2,null]"})
     assert ask(reader, "a") == {"a": "1"}
     assert ask(reader, "a", "revenue") == {"a": '{"n":1, "sum":27.00}'}
@@ -77,7 +77,7 @@ def test_each_store_has_its_own_value_in_the_text_it_was_published_in(states: St
     assert values(everything(reader, "revenue")) == {"a": '{"n":1, "sum":27.00}'}
 
 
-def test_everything_from_all_workers_in_the_order_of_the_keys(states: States, reader: Reader) -> None:
+def test_all_entries_of_all_workers_are_sorted_by_key(states: States, reader: Reader) -> None:
     states.publish({f"k{number:02}": f"[{number}]" for number in range(20)})
     answer = everything(reader)
     assert [found.key for found in answer.entries] == [f"k{number:02}" for number in range(20)]
@@ -85,7 +85,7 @@ def test_everything_from_all_workers_in_the_order_of_the_keys(states: States, re
     assert not answer.partial
 
 
-def test_pages_cover_everything_once(states: States, reader: Reader) -> None:
+def test_pages_cover_every_entry_once(states: States, reader: Reader) -> None:
     states.publish({f"k{number:02}": f"[{number}]" for number in range(20)})
 
     async def pages() -> list[list[str]]:
@@ -112,7 +112,7 @@ def test_windows_of_a_key(states: States, reader: Reader) -> None:
     assert found == [(15_000, 30_000, b"15000"), (30_000, 45_000, b"30000")]
 
 
-def test_the_kind_of_query_must_fit_the_store(states: States, reader: Reader) -> None:
+def test_the_query_must_fit_the_kind_of_store(states: States, reader: Reader) -> None:
     states.publish({"a": "[1,2]"})
     with pytest.raises(QueryError, match="has windows"):
         ask(reader, "a", "windows")
@@ -124,7 +124,7 @@ async def _windows_of_totals(reader: Reader) -> Answer:
     return await reader.windows(await pinned(reader), "a")
 
 
-def test_an_earlier_snapshot_can_be_asked_again(states: States, reader: Reader) -> None:
+def test_earlier_snapshots_can_be_queried(states: States, reader: Reader) -> None:
     states.publish({"a": "[1]", "b": "[1]"})
     states.publish({"a": "[2]", "b": None})
     assert ask(reader, "a", as_of="1.0") == {"a": "1"}
@@ -145,11 +145,11 @@ def test_before_the_first_snapshot(reader: Reader) -> None:
 
 @pytest.mark.fault("F12", "a shard missing, empty, full of garbage, while it is read")
 @pytest.mark.parametrize("damage", ["missing", "empty", "garbage"])
-def test_an_unreadable_shard_makes_the_answer_partial_and_says_why(local: States, damage: str) -> None:
+def test_an_unreadable_shard_makes_the_answer_partial(local: States, damage: str) -> None:
     reader = Reader(local.ledger)
     keys = {f"k{number:02}": f"[{number}]" for number in range(20)}
     local.publish(keys)
-    whole = everything(reader)  # connections are open now
+    whole = everything(reader)  # opens the connections
     lost = shard_file(local, 1)
     content = lost.read_bytes()
     for file in lost.parent.glob("worker-1.sqlite*"):
@@ -197,7 +197,7 @@ def test_a_new_snapshot_is_seen_within_the_documented_time(states: States, monke
 
 
 class Publisher(threading.Thread):
-    """Publishes snapshots in which every key has the number of the batch."""
+    """Publish snapshots in which every key has the batch's number as its value."""
 
     def __init__(self, states: States, keys: list[str], snapshots: int) -> None:
         super().__init__(daemon=True)
@@ -218,7 +218,7 @@ def published(database: str) -> Iterator[Publisher]:
     publisher.join()
 
 
-def test_no_reader_sees_half_a_snapshot_or_an_older_one(published: Publisher) -> None:
+def test_no_reader_sees_a_partial_or_older_snapshot(published: Publisher) -> None:
     reader = Reader(Ledger.open(ledger_url(published.states.database)))
     newest, looks = 0, 0
     while published.is_alive():

@@ -1,4 +1,4 @@
-"""Everything that can be asked beside single keys and pages, at whichever snapshot."""
+"""Queries other than single keys and pages, at any snapshot."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def figures(found: Combined) -> dict[Any, Any]:
     return {json.loads(bytes(one.group)): (one.entries, one.sum, one.min, one.max) for one in found.groups}
 
 
-def test_several_keys_in_the_order_asked(states: States) -> None:
+def test_several_keys_keep_the_requested_order(states: States) -> None:
     answer = ask(states, lambda reader, pin: reader.multi_get(pin, ["d", "none", "a", "a", "b"]))
     assert keys(answer) == ["d", "a", "b"]
     assert [one.status for one in answer.workers] == ["ok"] * len(answer.workers)
 
 
 @pytest.mark.attack("S5", "1,001 keys at once")
-def test_too_many_keys_are_refused(states: States) -> None:
+def test_too_many_keys_are_rejected(states: States) -> None:
     with pytest.raises(QueryError, match="1,001 keys"):
         ask(states, lambda reader, pin: reader.multi_get(pin, map(str, range(1_001))))
 
@@ -101,18 +101,18 @@ def test_count(states: States, within: Range, found: int) -> None:
     assert ask(states, lambda reader, pin: reader.count(pin, within), "totals").entries == found
 
 
-def test_a_count_leaves_out_state_rows_that_hold_another_stores_value_only(states: States) -> None:
+def test_a_count_ignores_rows_without_a_value_of_the_store(states: States) -> None:
     states.publish({"e": "[5,null]"})
     assert ask(states, lambda reader, pin: reader.count(pin), "totals").entries == 5
     assert ask(states, lambda reader, pin: reader.count(pin), "revenue").entries == 4
 
 
-def test_figures_over_all_workers_are_exact(states: States) -> None:
+def test_aggregates_over_all_workers_are_exact(states: States) -> None:
     everything = ask(states, lambda reader, pin: reader.combine(pin, "sum"))
     assert figures(everything) == {None: (4, Decimal("27.30"), Decimal("0.10"), Decimal("27.00"))}
 
 
-def test_figures_by_a_field(states: States) -> None:
+def test_aggregates_by_a_field(states: States) -> None:
     found = ask(states, lambda reader, pin: reader.combine(pin, "sum", "at.city", order="sum"))
     assert list(figures(found)) == ["Rome", "Oslo", "Bern"]
     assert figures(found) == {
@@ -124,24 +124,24 @@ def test_figures_by_a_field(states: States) -> None:
     assert bytes(first.group) == b'"Rome"'
 
 
-def test_figures_by_window(states: States) -> None:
+def test_aggregates_by_window(states: States) -> None:
     states.publish([(1, key, start, start + 15_000, f"[{start}]") for key in "abc" for start in (0, 15_000)])
     found = ask(states, lambda reader, pin: reader.combine(pin, "", "_start"), "windows")
     assert figures(found) == {0: (3, 0, 0, 0), 15_000: (3, 45_000, 15_000, 15_000)}
 
 
-def test_a_figure_must_be_a_number(states: States) -> None:
+def test_aggregated_values_must_be_numbers(states: States) -> None:
     with pytest.raises(QueryError, match=r"'at\.city' of key .* is no number"):
         ask(states, lambda reader, pin: reader.combine(pin, "at.city"))
 
 
-def test_the_largest_and_the_smallest(states: States) -> None:
+def test_the_largest_and_smallest_entries(states: States) -> None:
     assert keys(ask(states, lambda reader, pin: reader.top(pin, "sum", 2))) == ["a", "c"]
     assert keys(ask(states, lambda reader, pin: reader.top(pin, "sum", 9, smallest=True))) == ["b", "c", "a"]
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), st.decimals(-(10**30), 10**30, places=9), min_size=1))
-def test_sums_are_those_of_plain_python(values: dict[str, Decimal]) -> None:
+def test_sums_equal_those_of_plain_python(values: dict[str, Decimal]) -> None:
 
     shares: list[Groups] = [Groups("", "_all") for _ in range(3)]
     for number, (key, value) in enumerate(values.items()):
@@ -155,7 +155,7 @@ def test_sums_are_those_of_plain_python(values: dict[str, Decimal]) -> None:
     assert (found.min, found.max, found.entries) == (min(values.values()), max(values.values()), len(values))
 
 
-def test_what_changed_since_a_batch(states: States) -> None:
+def test_changes_since_a_batch(states: States) -> None:
     states.publish({"a": "[9,null]"})
     states.publish({"c": None, "b": "[1,2]"})
     assert ask(states, lambda reader, pin: reader.changed(pin, 0)).keys == [("a", -1), ("b", -1), ("c", -1)]
@@ -183,13 +183,13 @@ def test_as_of_a_snapshot_a_run_or_a_time(states: States) -> None:
     assert [seen(time) for time in times] == ["0", "7", "7", "8", "8"]
 
 
-def test_a_run_that_published_nothing(states: States) -> None:
+def test_a_run_without_a_snapshot(states: States) -> None:
     with pytest.raises(NotFound, match="run 'third'"):
         ask(states, lambda reader, pin: reader.get(pin, "a"), as_of="run:third")
 
 
 @pytest.mark.fault("F16", "a snapshot asked for after clean-up")
-def test_a_snapshot_that_is_no_longer_kept_is_gone_and_the_kept_ones_are_named(states: States) -> None:
+def test_a_removed_snapshot_is_gone_and_lists_the_kept_ones(states: States) -> None:
     for _ in range(3):
         states.publish({"a": "[7,1]"})
     states.ledger.snapshots.forget(JobRef("orders", "totals", 1), 2)
@@ -203,7 +203,7 @@ def test_a_snapshot_that_is_no_longer_kept_is_gone_and_the_kept_ones_are_named(s
 
 
 @pytest.mark.fault("F16", "clean-up between a query's pin and its read")
-def test_a_snapshot_that_is_given_up_while_it_is_read_is_gone_not_torn(states: States) -> None:
+def test_a_snapshot_removed_during_a_read_is_gone(states: States) -> None:
     states.publish({"a": "[1,1]"})
 
     async def read(reader: Reader, pin: Pin) -> Answer:
@@ -216,7 +216,7 @@ def test_a_snapshot_that_is_given_up_while_it_is_read_is_gone_not_torn(states: S
 
 
 @pytest.mark.fault("F17", "snapshots and positions that are not there yet")
-def test_bounds_that_are_not_reached_are_refused_with_what_is(states: States) -> None:
+def test_bounds_that_are_not_reached_report_the_current_state(states: States) -> None:
     reached: dict[str, Any] = {"min_snapshot": "1.0", "min_positions": {"orders": {"0": 10, "1": 5}}}
     assert len(ask(states, lambda reader, pin: reader.all(pin), **reached).entries) == 4
     snapshots: list[dict[str, Any]] = [{"min_snapshot": "1.1"}, {"min_snapshot": "2.0"}]
@@ -228,7 +228,7 @@ def test_bounds_that_are_not_reached_are_refused_with_what_is(states: States) ->
 
 
 @pytest.mark.fault("F17", "a bound that was reached just now")
-def test_a_bound_sees_past_what_was_remembered(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_bypasses_the_cache(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue_module, "FRESH_SECONDS", 3_600.0)
 
     async def run() -> list[str]:
@@ -245,14 +245,14 @@ def test_a_bound_sees_past_what_was_remembered(states: States, monkeypatch: pyte
 @pytest.mark.parametrize(
     "text", ["orders", "orders:0", ":0:1", "orders:x:1", "orders:0:-1", "orders:0:1,", "orders:٣:1"]
 )
-def test_positions_that_are_none(text: str) -> None:
+def test_invalid_positions(text: str) -> None:
     with pytest.raises(QueryError, match="min_position"):
         parse_positions(text)
     assert parse_positions("a:0:1, a:1:2,b:0:3") == {"a": {"0": 1, "1": 2}, "b": {"0": 3}}
 
 
 SLOW = 150_000
-"""So many windows of one key that a query of them takes longer than the time the test gives it."""
+"""Enough windows of one key that querying them exceeds the test's limit."""
 QUERIES: dict[str, Callable[[Reader, Pin], Awaitable[object]]] = {
     "count": lambda reader, pin: reader.count(pin, Range(start_from=1)),
     "changed": lambda reader, pin: reader.changed(pin, 0),
@@ -271,7 +271,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> States:
 
 
 @pytest.mark.parametrize("kind", QUERIES)
-def test_a_query_that_takes_too_long_is_ended(slow: States, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_query_is_interrupted(slow: States, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "QUERY_SECONDS", 0.01)
     with pytest.raises(TooSlow, match=r"longer than the 0\.01 s that a query may take"):
         ask(slow, QUERIES[kind], "windows")
@@ -279,7 +279,7 @@ def test_a_query_that_takes_too_long_is_ended(slow: States, kind: str, monkeypat
 
 
 def threads_at_work() -> bool:
-    """Whether a thread that reads shards is still busy a moment later: the query itself must have ended."""
+    """Whether a thread that reads shards is still busy: the query itself must have ended."""
     time.sleep(0.05)
     return any(
         "_answer" in {frame.name for frame in traceback.extract_stack(sys._current_frames()[thread.ident or 0])}
@@ -288,9 +288,9 @@ def threads_at_work() -> bool:
     )
 
 
-def test_postgresql_ends_a_statement_that_takes_too_long(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgresql_interrupts_a_slow_statement(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     if states.database.startswith("sqlite"):
-        return  # the test before is of SQLite
+        return  # the previous test covers SQLite
     with Shard.open(states.location(0)) as shard:
         driver: Any = shard._driver
         with pytest.raises(TooSlow), deadline(time.monotonic() + 0.1, 0.1):
@@ -300,7 +300,7 @@ def test_postgresql_ends_a_statement_that_takes_too_long(states: States, monkeyp
             driver.fetch("SELECT 1", ())
 
 
-def test_a_count_in_a_busy_database_is_ended(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_in_a_busy_database_is_interrupted(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     states.publish((1, f"k{n % 50}", n * 1_000, n * 1_000 + 1_000, f"[{n}]") for n in range(60_000))
     monkeypatch.setattr(questions, "QUERY_SECONDS", 0.01)
     with pytest.raises(TooSlow, match="that a query may take"):
@@ -312,7 +312,7 @@ def test_a_count_in_a_busy_database_is_ended(states: States, monkeypatch: pytest
 ODD_KEYS = {"\0": "[1,1]", "\0shared": "[2,2]", "a\0b": "[3,3]", "a\1": "[4,4]", "\U0010ffff": "[5,5]", "": "[6,6]"}
 
 
-def test_keys_with_a_nul_are_found_counted_and_paged(states: States) -> None:
+def test_keys_with_nul_are_found_counted_and_paged(states: States) -> None:
     states.publish(ODD_KEYS)
     for key, value in ODD_KEYS.items():
         (entry,) = ask(states, lambda reader, pin, key=key: reader.get(pin, key), "totals").entries  # type: ignore[misc]
@@ -335,7 +335,7 @@ def test_keys_with_a_nul_are_found_counted_and_paged(states: States) -> None:
     assert everything == sorted([*ODD_KEYS, *CITIES])
 
 
-def test_what_waits_for_its_turn_waits_within_its_time(slow: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "QUERY_SECONDS", 0.3)
 
     async def run() -> list[float]:
@@ -355,7 +355,7 @@ def test_what_waits_for_its_turn_waits_within_its_time(slow: States, monkeypatch
     assert max(asyncio.run(run())) < 3, "each of them alone takes a while"
 
 
-def test_a_slow_query_does_not_hold_up_the_event_loop(slow: States) -> None:
+def test_a_slow_query_does_not_block_the_event_loop(slow: States) -> None:
     async def run() -> float:
         reader, longest = Reader(slow.ledger), 0.0
         (found,) = await reader.catalogue.named("windows")
@@ -371,7 +371,7 @@ def test_a_slow_query_does_not_hold_up_the_event_loop(slow: States) -> None:
     assert asyncio.run(run()) < 0.1
 
 
-def test_a_gate_lets_a_few_in_and_turns_away_the_rest() -> None:
+def test_a_gate_admits_a_few_and_rejects_the_rest() -> None:
     async def run() -> tuple[int, int]:
         gate, inside, most, refused = Gate(running=2, waiting=3), 0, 0, 0
 
@@ -393,7 +393,7 @@ def test_a_gate_lets_a_few_in_and_turns_away_the_rest() -> None:
 
 
 @pytest.mark.attack("S7", "a cursor signed with another key")
-def test_a_cursor_is_taken_only_from_whoever_has_the_key() -> None:
+def test_a_cursor_needs_a_valid_signature() -> None:
     cursor = Cursor("orders", "totals", "1.1", "ключ/\x00", -1)
     text = write_cursor(cursor, b"key")
     assert read_cursor(text, b"key", "totals") == cursor

@@ -1,4 +1,4 @@
-"""Sample orders, and the totals that everything else is compared with."""
+"""Sample orders, and their expected totals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_order_has_the_fields_of_the_requirements() -> None:
     assert sample.timestamp_ms == START_MS
 
 
-def test_stores_have_an_address_each_and_one_of_them_is_1234() -> None:
+def test_each_store_has_an_address_and_one_is_1234() -> None:
     found = {key: json.loads(value) for key, value in stores(50)}
     assert len(found) == 50
     assert found[STORE_1234]["address"].keys() == {"addressLine1", "addressLine2", "city", "state", "zip"}
@@ -61,24 +61,24 @@ def test_a_single_store_is_1234() -> None:
     assert store_ids(1) == [STORE_1234]
 
 
-def test_every_store_name_is_there_once() -> None:
+def test_store_names_are_unique() -> None:
     assert len(set(store_ids(2_000))) == 2_000
 
 
 @given(COUNTS, SEEDS)
-def test_every_bad_order_is_found_for_its_reason(count: int, seed: int) -> None:
+def test_every_bad_order_is_rejected_for_its_reason(count: int, seed: int) -> None:
     samples = list(orders(count, 5, seed, bad_share=0.5))
     expected = Counter(sample.reason for sample in samples if sample.reason)
     assert added(samples).dead_letters == expected
 
 
-def test_all_ways_to_be_bad_turn_up() -> None:
+def test_every_kind_of_bad_order_occurs() -> None:
     reasons = added(list(orders(2_000, bad_share=0.5))).dead_letters
     assert set(reasons) == {"malformed", "empty_value", "contract", "digits", "duplicate_field", "future"}
 
 
 @given(COUNTS, SEEDS)
-def test_nothing_is_late_unless_asked_for(count: int, seed: int) -> None:
+def test_no_order_is_late_by_default(count: int, seed: int) -> None:
     assert MAX_DISORDER_S * 1000 < GRACE_MS
     assert not added(list(orders(count, 5, seed))).late
 
@@ -92,7 +92,7 @@ def test_late_orders_count_in_the_running_totals_only() -> None:
 
 
 @given(COUNTS, SEEDS)
-def test_no_record_and_no_cent_gets_lost(count: int, seed: int) -> None:
+def test_every_record_and_cent_is_counted(count: int, seed: int) -> None:
     samples = list(orders(count, 7, seed, 0.1))
     found = added(samples)
     good = [json.loads(sample.value, parse_float=Decimal)["finalAmount"] for sample in samples if not sample.reason]
@@ -118,7 +118,7 @@ def test_stream_time_belongs_to_a_partition_and_an_order_type() -> None:
     assert totals([(0, new), (0, old)]).late == {"GENERAL": 1}
 
 
-def test_a_record_set_aside_moves_no_stream_time() -> None:
+def test_a_rejected_record_does_not_advance_stream_time() -> None:
     assert not totals([(0, order("2099-01-01T00:00:00")), (0, order("2022-12-05T08:55:00"))]).late
 
 

@@ -1,4 +1,4 @@
-"""Windows that are let go of once their retention is over."""
+"""Windows expire after their retention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def starts(shard: Shard, as_of: int, group_id: int = 0) -> list[int]:
     return [found.window_start for found in shard.scan(group_id, as_of)]
 
 
-def test_windows_go_with_a_batch_and_older_snapshots_show_them_still(shard: Shard) -> None:
+def test_expired_windows_stay_visible_in_older_snapshots(shard: Shard) -> None:
     shard.write(0, [row("a", 0), row("a", 10), row("a", 20), row("a", NO_WINDOW), row("a", 0, group_id=1)])
     shard.write(1, [row("a", 30)])
     shard.expire(1, {0: 25})
@@ -35,20 +35,20 @@ def test_windows_go_with_a_batch_and_older_snapshots_show_them_still(shard: Shar
     assert starts(shard, 1, group_id=1) == [0], "another store keeps its windows longer"
 
 
-def test_a_worker_that_has_nothing_of_the_batch_lets_go_too(shard: Shard) -> None:
+def test_a_worker_without_rows_of_the_batch_expires_windows_too(shard: Shard) -> None:
     shard.write(0, [row("a", 0), row("a", 10)])
     shard.expire(1, {0: 15})
     assert starts(shard, 1) == [10]
     assert shard.batches() == {0: 2, 1: 1}
 
 
-def test_a_window_that_comes_and_is_over_in_one_batch_is_never_seen(shard: Shard) -> None:
+def test_a_window_that_expires_within_its_batch_is_never_visible(shard: Shard) -> None:
     shard.write(0, [row("a", 0), row("a", 50)])
     shard.expire(0, {0: 40})
     assert starts(shard, 0) == [50]
 
 
-def test_a_window_goes_by_its_newest_end(shard: Shard) -> None:
+def test_a_window_expires_by_its_newest_end(shard: Shard) -> None:
     shard.write(0, [(0, "a", 0, 10, "[1]")])
     shard.write(1, [(0, "a", 0, 40, "[2]")])
     shard.expire(1, {0: 30})
@@ -57,7 +57,7 @@ def test_a_window_goes_by_its_newest_end(shard: Shard) -> None:
     assert starts(shard, 2) == []
 
 
-def test_the_checksum_is_that_of_what_is_left(shard: Shard, database: str) -> None:
+def test_the_checksum_matches_the_remaining_rows(shard: Shard, database: str) -> None:
     other = Shard.create(location(database, JobRef("clicks", "main", 2), 0))
     other.write(0, [row("a", 20)])
     shard.write(0, [row("a", 0), row("b", 10)])
@@ -71,7 +71,7 @@ def test_the_checksum_is_that_of_what_is_left(shard: Shard, database: str) -> No
 
 
 @pytest.mark.parametrize("written_again", [True, False])
-def test_done_again_it_comes_to_the_same(shard: Shard, written_again: bool) -> None:
+def test_repeating_a_batch_gives_the_same_state(shard: Shard, written_again: bool) -> None:
     shard.write(0, [row("a", 0), row("a", 10)])
     shard.expire(0, {0: 5})
     checksums = set()
@@ -85,14 +85,14 @@ def test_done_again_it_comes_to_the_same(shard: Shard, written_again: bool) -> N
     shard.verify(1)
 
 
-def test_what_is_kept_longer_from_now_on_is_not_found_again_and_what_is_kept_shorter_goes(shard: Shard) -> None:
+def test_a_changed_retention_applies_from_now_on(shard: Shard) -> None:
     shard.write(0, [row("a", start) for start in range(0, 60, 10)])
     for batch, until, left in ((0, 35, [30, 40, 50]), (1, 15, [30, 40, 50]), (2, 55, [50])):
         shard.expire(batch, {0: until})
         assert starts(shard, batch) == left
 
 
-def test_tombstones_leave_with_the_snapshots_that_showed_what_was_there(shard: Shard) -> None:
+def test_tombstones_are_removed_with_their_snapshots(shard: Shard) -> None:
     shard.write(0, [row("a", 0), row("a", 50)])
     shard.write(1, [])
     shard.expire(1, {0: 20})
@@ -100,7 +100,7 @@ def test_tombstones_leave_with_the_snapshots_that_showed_what_was_there(shard: S
     assert [version.window_start for version in shard.versions(0, None, 10)] == [50]
 
 
-def test_who_has_lost_the_lease_lets_go_of_nothing(shard: Shard) -> None:
+def test_a_driver_without_the_lease_expires_nothing(shard: Shard) -> None:
     shard.write(0, [row("a", 0)], epoch=2)
     with pytest.raises(LeaseError):
         shard.expire(1, {0: 100}, epoch=1)

@@ -25,7 +25,7 @@ def test_a_batch_published_twice_changes_nothing(states: States) -> None:
     assert states.ledger.snapshots.recent("orders", "totals") == before == [make_snapshot(0)]
 
 
-def test_a_batch_that_does_not_continue_what_is_published_is_refused(states: States) -> None:
+def test_a_batch_that_does_not_follow_the_newest_snapshot_is_rejected(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(4))
     with pytest.raises(StateError, match=r"Batch 4 .* the newest snapshot is 1.4"):
         states.ledger.snapshots.publish(make_snapshot(4, positions={"orders": {"0": 1}}))
@@ -34,7 +34,7 @@ def test_a_batch_that_does_not_continue_what_is_published_is_refused(states: Sta
     assert states.ledger.snapshots.recent("orders", "totals") == [make_snapshot(4)]
 
 
-def test_what_a_job_says_of_itself_is_read_back(states: States) -> None:
+def test_a_registered_job_is_read_back(states: States) -> None:
     assert states.ledger.jobs.current("orders") == [states.info()]
     assert states.ledger.jobs.pipelines() == ["orders"]
     assert [store.name for store in states.ledger.jobs.stores()] == ["revenue", "totals", "windows"]
@@ -42,12 +42,12 @@ def test_what_a_job_says_of_itself_is_read_back(states: States) -> None:
     assert [worker.number for worker in states.ledger.jobs.workers("orders", "totals")] == [0, 1]
 
 
-def test_registering_again_renews_it(states: States) -> None:
+def test_registering_again_updates_the_job(states: States) -> None:
     states.ledger.jobs.register(states.info(description="new"))
     assert [job.description for job in states.ledger.jobs.current("orders")] == ["new"]
 
 
-def test_a_second_generation_is_built_beside_the_one_being_read(states: States) -> None:
+def test_a_second_generation_is_built_next_to_the_current_one(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(7))
     states.generation = 2
     states.ledger.jobs.register(states.info(description="second"))
@@ -71,14 +71,14 @@ def test_snapshots_newest_first(states: States) -> None:
     assert states.ledger.snapshots.latest("orders", "nothing") is None
 
 
-def test_the_newest_snapshot_is_never_forgotten(states: States) -> None:
+def test_the_newest_snapshot_is_never_removed(states: States) -> None:
     for batch in range(4):
         states.ledger.snapshots.publish(make_snapshot(batch))
     assert states.ledger.snapshots.forget(JobRef("orders", "totals", 1), before=99) == 3
     assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")] == [3]
 
 
-def test_positions_are_those_that_every_reader_of_a_topic_has_reached(database: str) -> None:
+def test_positions_are_the_minimum_over_a_topics_readers(database: str) -> None:
     totals, sums = States(database), States(database, job="sums")
     totals.ledger.snapshots.publish(make_snapshot(0, positions={"orders": {"0": 7, "1": 9, "2": 1}}))
     assert totals.ledger.positions("orders") == {"orders": {}}
@@ -102,13 +102,13 @@ def _open(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["mysql://secret@host/x", "no url", "sqlite://"])
-def test_an_address_that_is_neither_sqlite_nor_postgresql_is_refused(url: str) -> None:
+def test_only_sqlite_and_postgresql_urls_are_accepted(url: str) -> None:
     with pytest.raises(SettingsError, match="address") as caught:
         Ledger.open(url)
     assert "secret" not in str(caught.value)
 
 
-def test_an_unreachable_ledger_is_an_error_without_its_address(tmp_path: Path) -> None:
+def test_the_error_of_an_unreachable_ledger_hides_its_address(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="Opening the ledger failed") as caught:
         Ledger.open("postgresql://user:hunter2@127.0.0.1:1/none")
     assert "hunter2" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""What operators remember in a shard: one writer, versions for a batch that is tried again, nothing lost in silence."""
+"""Operator states in a shard: one writer, versions per batch, and detection of lost rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shard(database: str) -> Shard:
 
 
 def run(shard: Shard, batch: int, epoch: int = 1, operator: int = SUM, **adds: int) -> dict[str, int]:
-    """What a task does: it adds numbers to what is remembered of each key; 0 forgets the key."""
+    """Add a number to each key's state, as a task does; 0 deletes the key."""
     kept = shard.read_states(operator, list(adds), batch, epoch)
     sums = {key: int(kept[key].data) + add if key in kept else add for key, add in adds.items()}
     states = [
@@ -60,7 +60,7 @@ def kept(shard: Shard, batch: int, *keys: str) -> dict[str, bytes]:
     return {key: one.data for key, one in shard.read_states(SUM, keys, batch + 1, 99).items()}
 
 
-def test_a_batch_that_is_tried_again_begins_where_it_did(shard: Shard) -> None:
+def test_a_repeated_batch_starts_from_the_same_states(shard: Shard) -> None:
     assert run(shard, 0, a=1, b=2) == {"a": 1, "b": 2}
     assert run(shard, 1, a=10) == {"a": 11}
     assert run(shard, 1, a=10, c=1) == {"a": 11, "c": 1}
@@ -70,7 +70,7 @@ def test_a_batch_that_is_tried_again_begins_where_it_did(shard: Shard) -> None:
     shard.verify_states(1)
 
 
-def test_a_driver_that_lost_its_lease_neither_writes_nor_reads(shard: Shard) -> None:
+def test_a_driver_without_the_lease_neither_writes_nor_reads(shard: Shard) -> None:
     run(shard, 0, epoch=1, a=1)
     stopped = shard.read_states(SUM, ["a"], 1, 1)
     run(shard, 1, epoch=2, a=10)
@@ -90,7 +90,7 @@ def test_a_driver_that_lost_its_lease_neither_writes_nor_reads(shard: Shard) -> 
     shard.verify_states(2)
 
 
-def test_a_driver_fences_off_the_one_before_as_soon_as_it_begins(shard: Shard) -> None:
+def test_a_new_driver_fences_its_predecessor_at_once(shard: Shard) -> None:
     run(shard, 0, epoch=1, a=1)
     before = shard.begin(2, 0)
     with pytest.raises(LeaseError):
@@ -107,7 +107,7 @@ def test_state_rows_fence_states_and_states_fence_state_rows(shard: Shard) -> No
         shard.write(0, [], epoch=5)
 
 
-def test_the_checksum_is_that_of_what_is_remembered_whatever_the_batches(shard: Shard, database: str) -> None:
+def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: Shard, database: str) -> None:
     with Shard.create(location(database, JobRef("orders", "totals", 2), 0)) as other:
         run(other, 0, a=11, b=2)
         run(other, 0, operator=JOIN, x=1)
@@ -122,7 +122,7 @@ def test_the_checksum_is_that_of_what_is_remembered_whatever_the_batches(shard: 
 
 
 @pytest.mark.parametrize("table", ["state_rows", "states"])
-def test_rows_that_are_gone_are_missed_by_the_next_driver(shard: Shard, table: str) -> None:
+def test_the_next_driver_detects_deleted_rows(shard: Shard, table: str) -> None:
     shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
     run(shard, 0, a=1, b=1, c=1)
     shard.begin(1, 0)
@@ -131,7 +131,7 @@ def test_rows_that_are_gone_are_missed_by_the_next_driver(shard: Shard, table: s
         shard.begin(2, 0)
 
 
-def test_the_number_of_rows_is_right_after_everything_that_changes_it(shard: Shard) -> None:
+def test_the_row_count_stays_right_after_every_change(shard: Shard) -> None:
     def state_rows(*starts: int) -> list[tuple[int, str, int, int, str | None]]:
         return [(0, "a", start, start + 10, "[1]") for start in starts]
 
@@ -148,7 +148,7 @@ def test_the_number_of_rows_is_right_after_everything_that_changes_it(shard: Sha
 
 
 @pytest.mark.parametrize("change", ["state = '7'", "due = 5", "digest = digest + 1", "key = 'b'"])
-def test_a_row_that_is_not_as_it_was_written_is_never_read(shard: Shard, change: str) -> None:
+def test_an_altered_row_is_never_read(shard: Shard, change: str) -> None:
     run(shard, 0, a=1)
     shard._driver.execute(f"UPDATE states SET {change}")
     with pytest.raises(DamagedState, match="not as it was written"):
@@ -157,7 +157,7 @@ def test_a_row_that_is_not_as_it_was_written_is_never_read(shard: Shard, change:
         shard.verify_states(0)
 
 
-def test_a_state_row_that_is_not_as_it_was_written_is_noticed_by_who_replaces_it(shard: Shard) -> None:
+def test_replacing_an_altered_row_detects_it(shard: Shard) -> None:
     shard.write(0, [(0, "a", 0, 10, "[1]")])
     shard._driver.execute("UPDATE state_rows SET value = '[2]'")
     for change in (lambda: shard.write(1, [(0, "a", 0, 10, "[3]")]), lambda: shard.expire(1, {0: 50})):
@@ -180,7 +180,7 @@ def test_an_older_copy_of_a_shard_has_another_checksum(tmp_path: Path) -> None:
         assert shard.begin(2, 1) != published
 
 
-def test_a_shard_of_an_older_version_is_refused_and_not_read(tmp_path: Path) -> None:
+def test_a_shard_of_an_older_version_is_rejected(tmp_path: Path) -> None:
     import contextlib
     import sqlite3
 
@@ -192,7 +192,7 @@ def test_a_shard_of_an_older_version_is_refused_and_not_read(tmp_path: Path) -> 
             opened(f"sqlite:///{file}")
 
 
-def test_what_is_shared_by_all_keys_has_a_place_that_no_key_can_name(shard: Shard) -> None:
+def test_shared_state_cannot_collide_with_a_key(shard: Shard) -> None:
     states = [State(SUM, key, key.encode()) for key in KEYS_WITH_NUL]
     shard.write_states(0, [SUM], [*states, State(SUM, "", b"of all", shared=True)], 1)
     assert shard.read_states(SUM, [""], 1, 1, shared=True)[""].data == b"of all"
@@ -200,7 +200,7 @@ def test_what_is_shared_by_all_keys_has_a_place_that_no_key_can_name(shard: Shar
     shard.verify_states(0)
 
 
-def test_keys_with_nul_are_kept_found_and_sorted_like_any_other(shard: Shard) -> None:
+def test_keys_with_nul_are_stored_found_and_sorted(shard: Shard) -> None:
     shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[0]") for key in KEYS_WITH_NUL])
     shard.write(1, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in KEYS_WITH_NUL])
     for key in KEYS_WITH_NUL:
@@ -219,14 +219,14 @@ def test_keys_with_nul_are_kept_found_and_sorted_like_any_other(shard: Shard) ->
 
 
 @given(st.text(st.sampled_from("\0\1\2ab")), st.text(st.sampled_from("\0\1\2ab")))
-def test_escaped_keys_sort_and_begin_as_the_keys_do(one: str, other: str) -> None:
+def test_escaped_keys_keep_order_and_prefixes(one: str, other: str) -> None:
     assert unescaped(escaped(one)) == one
     assert "\0" not in escaped(one)
     assert (escaped(one) < escaped(other)) == (one < other)
     assert escaped(one).startswith(escaped(other)) == one.startswith(other)
 
 
-def test_who_waits_for_a_clock_is_found_by_it(shard: Shard) -> None:
+def test_timers_that_are_due_are_found(shard: Shard) -> None:
     states = [State(SUM, "a", b"1", due=5), State(SUM, "b", b"1", wall=7), State(JOIN, "c", b"1", due=5)]
     shard.write_states(0, [SUM, JOIN], states, 1)
     assert shard.due(SUM, 5, 1, 1) == ["a"]

@@ -25,7 +25,7 @@ def kept(states: States) -> list[int]:
     return [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")]
 
 
-def test_old_snapshots_go_with_the_versions_only_they_show(states: States) -> None:
+def test_old_snapshots_are_removed_with_their_versions(states: States) -> None:
     (done,) = retain(states.ledger, "orders", keep_snapshots=3, keep_seconds=0, now=NOON + timedelta(hours=1))
     assert (done.snapshots, done.versions, done.failed) == (7, 7, {})
     assert kept(states) == [9, 8, 7]
@@ -33,18 +33,18 @@ def test_old_snapshots_go_with_the_versions_only_they_show(states: States) -> No
         assert [shard.get(0, "a", batch) for batch in (6, 7, 8, 9)] == [None, "[7]", "[8]", "[9]"]
 
 
-def test_a_snapshot_that_was_the_newest_a_moment_ago_may_still_be_read(states: States) -> None:
+def test_a_recently_replaced_snapshot_is_kept(states: States) -> None:
     retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=150, now=NOON + timedelta(minutes=10))
     # Batch 7 was replaced by 8 at 12:08, 120 s ago; batch 6 by 7, 180 s ago.
     assert kept(states) == [9, 8, 7]
 
 
-def test_the_newest_snapshot_stays_whatever_is_asked(states: States) -> None:
+def test_the_newest_snapshot_is_always_kept(states: States) -> None:
     retain(states.ledger, "orders", keep_snapshots=0, keep_seconds=0, now=NOON + timedelta(days=1))
     assert kept(states) == [9]
 
 
-def test_a_lost_shard_is_reported_and_not_made_anew(tmp_path: Path) -> None:
+def test_a_lost_shard_is_reported_and_not_recreated(tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}/state", workers=2)
     states.publish({"a": "[1]"})
     lost = Path(make_url(states.location(1)).database or "")
@@ -54,6 +54,6 @@ def test_a_lost_shard_is_reported_and_not_made_anew(tmp_path: Path) -> None:
     assert not lost.exists()
 
 
-def test_nothing_published_nothing_removed(database: str) -> None:
+def test_without_snapshots_nothing_is_removed(database: str) -> None:
     (done,) = retain(States(database).ledger, "orders")
     assert (done.snapshots, done.versions) == (0, 0)

@@ -36,7 +36,7 @@ def row(
     return group_id, key, window, window + 15_000 if window >= 0 else NO_WINDOW, value
 
 
-def test_each_batch_shows_what_was_so_then(shard: Shard) -> None:
+def test_each_batch_shows_its_own_state(shard: Shard) -> None:
     shard.write(0, [row("a", "[1]"), row("b", "[1]")])
     shard.write(1, [row("a", "[2]")])
     shard.write(2, [row("a", None)])
@@ -60,7 +60,7 @@ def test_a_batch_written_again_replaces_itself(shard: Shard) -> None:
     assert shard.batches() == {0: 1, 1: 1}
 
 
-def test_a_batch_is_written_whole_or_not_at_all(shard: Shard, url: str) -> None:
+def test_a_batch_is_written_atomically(shard: Shard, url: str) -> None:
     shard.write(0, [row("a", "[1]")])
     with pytest.raises(StateError):
         shard.write(1, [row("a", "[2]"), row("b", "[2]"), row("b", "[3]")])
@@ -80,7 +80,7 @@ def test_windows_of_a_key_between_two_times(shard: Shard) -> None:
     assert shard.get(1, "bb", 0, window_start=45_000) == "[45000]"
 
 
-def test_pages_go_on_where_the_last_one_ended(shard: Shard) -> None:
+def test_pages_continue_where_the_last_one_ended(shard: Shard) -> None:
     shard.write(0, [row(f"k{number}", "[1]", 1, start) for number in range(5) for start in (0, 15_000)])
     page = shard.scan(1, 0, limit=3)
     seen = []
@@ -114,7 +114,7 @@ def test_ranges_and_prefixes(shard: Shard, within: Range, expected: list[str]) -
     assert found == sorted(keys, key=lambda key: key.encode())
 
 
-def test_compaction_keeps_what_any_later_snapshot_shows(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_keeps_versions_of_later_snapshots(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.state.shard.shard._COMPACT_ROWS", 3)
     choose = random.Random(7)
     for batch in range(12):
@@ -128,7 +128,7 @@ def test_compaction_keeps_what_any_later_snapshot_shows(shard: Shard, monkeypatc
     assert shard.scan(0, 11) == before[11]
 
 
-def test_the_checksum_tells_states_apart_and_not_the_ways_to_them(database: str) -> None:
+def test_the_checksum_depends_on_the_state_only(database: str) -> None:
     def of(name: str, *batches: list[tuple[int, str, int, int, str | None]]) -> str:
         with Shard.create(location(database, JobRef("orders", name, 1), 0)) as shard:
             for number, rows in enumerate(batches):
@@ -164,14 +164,14 @@ def test_the_checksum_survives_writing_again_and_compaction(shard: Shard) -> Non
     assert shard.checksum(1) == before
 
 
-def test_a_value_that_was_changed_behind_its_back_is_found(shard: Shard) -> None:
+def test_a_changed_value_is_detected(shard: Shard) -> None:
     shard.write(0, [row("a", "[1]"), row("b", "[1]")])
     shard._driver.execute("UPDATE state_rows SET value = '[9]' WHERE key = 'b'")
     with pytest.raises(StateError, match="state row 0 of the key 'b' is not as it was written"):
         shard.verify(0)
 
 
-def test_a_writer_whose_successor_has_written_is_refused(shard: Shard) -> None:
+def test_an_older_writer_is_rejected(shard: Shard) -> None:
     shard.write(0, [row("a", "[1]")], epoch=3)
     shard.write(1, [row("a", "[2]")], epoch=4)
     with pytest.raises(LeaseError, match="lost its lease"):
@@ -179,7 +179,7 @@ def test_a_writer_whose_successor_has_written_is_refused(shard: Shard) -> None:
     assert shard.get(0, "a", 1) == "[2]"
 
 
-def test_a_file_with_a_flipped_byte_is_found(tmp_path: Path) -> None:
+def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite"
     with Shard.create(f"sqlite:///{file}") as shard:
         shard.write(0, [row(f"key {number}", "[1]") for number in range(20_000)])
@@ -187,7 +187,7 @@ def test_a_file_with_a_flipped_byte_is_found(tmp_path: Path) -> None:
     choose = random.Random(7)
     for _ in range(40):
         flipped = bytearray(data)
-        # Within the pages of the state rows; their free space may hold anything.
+        # Within the pages of the state rows; free space does not matter.
         place = choose.randrange(len(data) // 4, len(data) // 2)
         flipped[place] ^= 1 << choose.randrange(8)
         file.write_bytes(flipped)
@@ -217,7 +217,7 @@ def test_arrow_rows_are_sorted_as_the_database_sorts(shard: Shard) -> None:
     assert shard.write(0, rows_of(table)) == 3
 
 
-def test_a_missing_shard_is_an_error_never_an_empty_one(url: str, tmp_path: Path) -> None:
+def test_a_missing_shard_is_an_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(StateError):
         Shard.open(url)
     assert list(tmp_path.rglob("*.sqlite")) == []
@@ -230,7 +230,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
         Shard.open(f"sqlite:///{tmp_path}/worker-0.sqlite")
 
 
-def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+def test_a_replaced_file_is_detected(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/worker-0.sqlite"
     Shard.create(url).close()
     shard = Shard.open(url)
@@ -255,13 +255,13 @@ def test_locations() -> None:
 
 @pytest.mark.attack("S4", "names of pipelines that would lead out of the folder of shards")
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "a b", "a\0b", "x?y"])
-def test_names_cannot_lead_out_of_the_folder(name: str) -> None:
+def test_names_cannot_escape_the_folder(name: str) -> None:
     with pytest.raises(SettingsError):
         location("sqlite:////data/shards", JobRef(name, "totals", 1), 0)
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers()))
-def test_any_text_can_be_a_key(values: dict[str, int]) -> None:
+def test_keys_can_be_any_text(values: dict[str, int]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder, Shard.create(f"sqlite:///{folder}/s") as shard:

@@ -1,4 +1,4 @@
-"""Which batches a rebuild runs: as they were, joined where that changes nothing, or evenly where nothing is known."""
+"""The batches of a rebuild: repeated, merged if that is safe, or even without history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HISTORY = [
 ]
 
 
-def test_every_batch_ends_where_it_ended_in_all_partitions() -> None:
+def test_batches_are_repeated_with_the_same_ends() -> None:
     steps = list(steps_of(HISTORY))
     assert [dict(step.ends["items"]) for step in steps[:3]] == [
         {"0": 5, "1": 0}, {"0": 5, "1": 7}, {"0": 9, "1": 7},
@@ -63,21 +63,21 @@ def ends_of(build: Callable[[Pipeline], None], most: int = 100, **how: str) -> l
     return [sum(step.ends["items"].values()) for step in steps]
 
 
-def test_batches_are_joined_up_to_a_size_and_never_with_one_that_went_by_the_clock() -> None:
+def test_batches_are_merged_up_to_a_size_unless_they_used_the_clock() -> None:
     assert ends_of(counted) == [12, 16, 18]
     assert ends_of(counted, most=6) == [5, 12, 16, 18]
 
 
 @pytest.mark.parametrize("build", [in_order, inexact, by_the_moment])
-def test_where_the_batches_could_show_each_is_run_by_itself(build: Callable[[Pipeline], None]) -> None:
+def test_batches_that_affect_results_are_not_merged(build: Callable[[Pipeline], None]) -> None:
     assert ends_of(build) == [5, 12, 16, 17, 18]
 
 
-def test_batches_that_leave_idle_partitions_out_are_not_joined() -> None:
+def test_batches_with_idle_partitions_are_not_merged() -> None:
     assert ends_of(counted, idle_timeout="1 minute") == [5, 12, 16, 17, 18]
 
 
-def test_where_nothing_is_known_of_batches_they_are_even() -> None:
+def test_without_history_batches_are_even() -> None:
     steps = evenly({"items": {"0": 2}}, {"items": {"0": 12, "1": 10}}, 8)
     assert [step.ends for step in steps] == [
         {"items": {"0": 6, "1": 4}}, {"items": {"0": 9, "1": 7}}, {"items": {"0": 12, "1": 10}},

@@ -21,7 +21,7 @@ sys.exit(3)
 """
 
 
-def test_options_that_are_empty_are_left_out() -> None:
+def test_empty_options_are_omitted() -> None:
     cluster = Submission("spark://host:7077", ("orders", "main"), {}, jars="a.jar,b.jar").command
     assert cluster[1:] == ["--master", "spark://host:7077", "--jars", "a.jar,b.jar", str(APPLICATION), "orders", "main"]
     local = Submission("local[2]", ("orders",), {}, driver_class_path="jars/*", driver_java_options="-X").command
@@ -31,7 +31,7 @@ def test_options_that_are_empty_are_left_out() -> None:
 
 @dataclass(frozen=True)
 class Program(Submission):
-    """Another program in place of spark-submit."""
+    """A fake program in place of spark-submit."""
 
     @property
     @override
@@ -39,7 +39,7 @@ class Program(Submission):
         return [sys.executable, "-c", PROGRAM]
 
 
-def test_output_is_passed_on_without_javas_warning(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_is_forwarded_without_javas_warning(capfd: pytest.CaptureFixture[str]) -> None:
     assert Program("local[2]", (), {"SLUICE_RUN": "r1"}).run() == 3
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("out\n", "error r1\n")

@@ -1,4 +1,4 @@
-"""A contract is read as Spark SQL types, or the author is told which field cannot be."""
+"""Contracts become Spark SQL types; errors name the unsupported field."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_fields_have_spark_sql_types_under_their_names_in_the_json() -> None:
         (Literal[1, "a"], r"Odd\.field must be a choice of str values"),
     ],
 )
-def test_a_type_that_spark_does_not_have(kind: Any, says: str) -> None:
+def test_types_that_spark_does_not_have(kind: Any, says: str) -> None:
     odd = msgspec.defstruct("Odd", [("field", kind)])
     with pytest.raises(TopologyError, match=says):
         fields(odd)
@@ -132,18 +132,18 @@ BILL = Bill(1, "a", Colour.RED, Level.LOW, date(2022, 12, 5), LINE, [LINE, LINE]
 def test_the_quotation_marks_of_a_value_can_be_counted() -> None:
     count = quote_counter(Bill)
     assert count is not None
-    # Amounts are numbers in a topic; msgspec by itself writes them as texts.
+    # Amounts are JSON numbers in a topic; msgspec writes them as strings by default.
     encoder = msgspec.json.Encoder(decimal_format="number")
     for bill in (BILL, Bill(2, "b", Colour.BLUE, Level.HIGH, date(2022, 1, 1), LINE, [], ())):
         assert count(bill) == encoder.encode(bill).count(b'"')
 
 
 @pytest.mark.parametrize("kind", [str | None, dict[str, int], set[str], Any])
-def test_the_quotation_marks_of_a_value_that_may_vary_cannot(kind: Any) -> None:
+def test_quotation_marks_of_variable_values_cannot_be_counted(kind: Any) -> None:
     assert quote_counter(msgspec.defstruct("Varies", [("field", kind)])) is None
 
 
-def test_nor_those_of_a_value_with_a_field_that_may_be_left_out() -> None:
+def test_quotation_marks_of_optional_fields_cannot_be_counted() -> None:
     assert quote_counter(Everything) is None
     assert quote_counter(msgspec.defstruct("Outer", [("parts", list[Everything])])) is None
 
@@ -158,7 +158,7 @@ class Deep(Struct):
     rows: list[list[Decimal2]]
 
 
-def test_every_amount_is_found_wherever_it_stands() -> None:
+def test_amounts_are_found_at_any_depth() -> None:
     line = Line("x", Decimal(3), [], [])
     rows = [[Decimal(7)], [Decimal(8), Decimal(9)]]
     full = Deep(Decimal(1), Decimal(2), line, [line, line], {"a": Decimal(5)}, Part(1, Decimal(6)), rows)

@@ -1,4 +1,4 @@
-"""A topology as text, Mermaid and SVG: readable, well-formed, and safe with whatever an author wrote."""
+"""Topologies as text, Mermaid and SVG: readable, well-formed, and safe for any text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build(where: str = "amount > 1") -> PipelineType:
     return pipeline
 
 
-def test_text_shows_each_step_below_what_it_follows() -> None:
+def test_text_shows_each_step_below_its_parent() -> None:
     assert (
         drawing.text(build())
         == """\
@@ -107,7 +107,7 @@ def test_hostile_text_stays_text(kind: str) -> None:
     assert len(drawing.text(pipeline).splitlines()) == 1 + len(pipeline.nodes)
 
 
-def test_a_long_expression_is_cut_in_the_box_and_whole_in_its_title() -> None:
+def test_a_long_expression_is_shortened_in_the_box() -> None:
     long = " OR ".join(f"amount = {n}" for n in range(100))
     box = ElementTree.fromstring(drawing.svg(build(long))).findall(f"{SVG}g")[2]
     assert box[0].text == f"filter: {long}"

@@ -1,4 +1,4 @@
-"""Spark SQL is read without Spark: which fields it takes, whether it aggregates, and how it is pointed at columns."""
+"""Parsing Spark SQL without Spark: fields, aggregates, and replacing columns."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ POINTED = {
 
 
 @pytest.mark.parametrize("text", POINTED)
-def test_only_columns_are_pointed_elsewhere(text: str) -> None:
+def test_only_columns_are_replaced(text: str) -> None:
     columns = {"amount": "s0_amount", "address": "s0_address", "city": "n1_city", "items": "s0_items"}
     columns |= {"weird name": "s0_weird", "ünï": "s0_uni"}
     assert parse(text).on(columns) == POINTED[text]
@@ -81,7 +81,7 @@ AGGREGATES = """\
 
 
 @pytest.mark.parametrize("name", AGGREGATES.split())
-def test_aggregates_are_told_from_other_functions(name: str) -> None:
+def test_aggregates_are_distinguished_from_other_functions(name: str) -> None:
     assert parse(f"{name}(amount)").aggregates
     assert parse(f"1 + {name.upper()}(amount)").aggregates
 
@@ -101,12 +101,12 @@ def test_other_functions_do_not_aggregate(text: str) -> None:
         "INSERT INTO a VALUES (1)", "SET a = b", "a; b",
     ],
 )  # fmt: skip
-def test_what_is_not_one_expression_is_refused(text: str) -> None:
+def test_only_single_expressions_are_accepted(text: str) -> None:
     with pytest.raises(TopologyError) as refused:
         parse(text)
     assert repr(text) in refused.value.detail
 
 
-def test_an_error_says_in_which_column() -> None:
+def test_an_error_names_its_column() -> None:
     with pytest.raises(TopologyError, match=r"\(column 12\)"):
         parse("amount + 1 )")

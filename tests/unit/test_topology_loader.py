@@ -1,4 +1,4 @@
-"""Pipelines are found in a folder's files, and a file that holds none says so."""
+"""Loading pipelines from the files of a folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_every_file_of_the_folder_is_a_pipeline_but_those_of_routes_and_hidden_ones(tmp_path: Path) -> None:
+def test_all_files_except_routes_and_hidden_ones_are_pipelines(tmp_path: Path) -> None:
     write(
         tmp_path, b=GOOD.format(name="two"), a=GOOD.format(name="one"), one_routes="1/0", _shared="1/0", __init__="1/0"
     )
@@ -40,7 +40,7 @@ def test_every_file_of_the_folder_is_a_pipeline_but_those_of_routes_and_hidden_o
     assert [pipeline.name for pipeline in load_pipelines(tmp_path).pipelines] == ["one", "two"]
 
 
-def test_a_pipeline_knows_its_file_and_what_it_is_for(tmp_path: Path) -> None:
+def test_a_pipeline_has_its_file_and_docstring(tmp_path: Path) -> None:
     pipeline = load_pipeline(write(tmp_path, a=GOOD.format(name="one")), "one")
     assert pipeline.file == tmp_path / "a.py"
     assert pipeline.doc == "Counts sales.\n\nAt length."
@@ -61,7 +61,7 @@ def test_two_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) ->
     assert (one.name, two.name) == ("one", "two")
     import json
 
-    assert json.loads("1") == 1  # the library's own module is not in the way
+    assert json.loads("1") == 1  # the standard library's module is not shadowed
 
 
 WRONG = {
@@ -94,18 +94,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_file_that_is_wrong_is_named(wrong: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_named(wrong: str, tmp_path: Path) -> None:
     text, says = WRONG[wrong]
     file = write(tmp_path, a=text) / "a.py"
     with pytest.raises(TopologyError, match=says):
         load_file(file, 0.2 if "waits" in wrong else 10)
-    # And it can be corrected: nothing of the failed try is left.
+    # A corrected file loads: nothing of the failed attempt remains.
     file.write_text(GOOD.format(name="corrected") + "# longer, so that Python's cache takes it for a new one\n")
     if "defines no pipeline" not in says:
         assert load_file(file).name == "corrected"
 
 
-def test_a_name_that_is_not_there_and_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_pipelines_and_folders(tmp_path: Path) -> None:
     write(tmp_path, a=GOOD.format(name="one"), b=GOOD.format(name="two"))
     with pytest.raises(TopologyError, match=r"no pipeline 'three' in .*\. Known pipelines: one, two\."):
         load_pipeline(tmp_path, "three")
@@ -113,7 +113,7 @@ def test_a_name_that_is_not_there_and_a_folder_that_is_not_there(tmp_path: Path)
         load_pipelines(tmp_path / "nowhere")
 
 
-def test_two_files_with_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_duplicate_pipeline_names_are_rejected(tmp_path: Path) -> None:
     write(tmp_path, a=GOOD.format(name="one"), b=GOOD.format(name="one"))
     with pytest.raises(TopologyError, match=r"a\.py and b\.py both define a pipeline 'one'"):
         load_pipeline(tmp_path, "one")
@@ -139,7 +139,7 @@ UNUSABLE = {
 }
 
 
-def test_a_file_that_cannot_be_used_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_broken_file_leaves_the_others_alone(tmp_path: Path) -> None:
     write(tmp_path, **{name: text for name, (text, _) in UNUSABLE.items()})
     write(tmp_path, good=GOOD.format(name="fraud"), other=GOOD.format(name="iot"))
     loaded = load_pipelines(tmp_path, seconds=5)
@@ -164,7 +164,7 @@ def test_a_pipeline_is_found_without_importing_other_files(tmp_path: Path) -> No
     assert [one.name for one in ran.iterdir()] == ["fraud"]
 
 
-def test_a_name_that_is_computed_is_found_as_well(tmp_path: Path) -> None:
+def test_a_computed_name_is_found(tmp_path: Path) -> None:
     computed = GOOD.replace('"{name}"', "'fra' + 'ud'")
     write(tmp_path, a=computed, b="import sys; sys.exit()", c=GOOD.format(name="iot"))
     assert load_pipeline(tmp_path, "fraud").file == tmp_path / "a.py"
@@ -175,17 +175,17 @@ def test_a_name_that_is_computed_is_found_as_well(tmp_path: Path) -> None:
     [
         ('pipeline = Pipeline("a")', ("a",)),
         ('pipeline = sluice.Pipeline(name="a", workers=2)', ("a",)),
-        ("pipeline = Pipeline(\n    'a'\n", ("a",)),  # no Python: told by its looks
+        ("pipeline = Pipeline(\n    'a'\n", ("a",)),  # invalid Python: the name is found in the text
         ('# Pipeline("a")', ()),
         ("pipeline = Pipeline(NAME)", ()),
         ("\0", ()),
     ],
 )
-def test_the_name_that_a_files_text_says(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+def test_the_name_in_a_files_text(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
     assert declared_names(write(tmp_path, a=text) / "a.py") == names
 
 
-def test_a_pipeline_with_a_mistake_in_its_file_says_the_mistake(tmp_path: Path) -> None:
+def test_a_mistake_in_a_pipelines_file_is_reported(tmp_path: Path) -> None:
     write(tmp_path, a=GOOD.format(name="one") + "def", my=GOOD.format(name="m y"))
     with pytest.raises(TopologyError, match=r"a\.py:10 cannot be imported: SyntaxError"):
         load_pipeline(tmp_path, "one")
@@ -193,10 +193,10 @@ def test_a_pipeline_with_a_mistake_in_its_file_says_the_mistake(tmp_path: Path) 
         load_pipeline(tmp_path, "my")
 
 
-def test_an_alarm_that_was_set_before_goes_off_all_the_same(tmp_path: Path) -> None:
+def test_an_earlier_alarm_still_goes_off(tmp_path: Path) -> None:
     went_off: list[int] = []
     handler = signal.signal(signal.SIGALRM, lambda number, _: went_off.append(number))
-    before = signal.setitimer(signal.ITIMER_REAL, 0.3)  # pytest's own
+    before = signal.setitimer(signal.ITIMER_REAL, 0.3)  # pytest's timer
     try:
         load_file(write(tmp_path, a=GOOD.format(name="one")) / "a.py")
         assert not went_off

@@ -1,4 +1,4 @@
-"""What an author may write, and what is said when it is wrong."""
+"""What authors can write, and the errors for mistakes."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_the_author_is_told_what_is_wrong_and_where(wrong: str) -> None:
+def test_mistakes_are_reported_with_their_place(wrong: str) -> None:
     write, says = WRONG[wrong]
     with pytest.raises(TopologyError, match=says):
         write()
@@ -271,7 +271,7 @@ AT_FAULT: list[Callable[[], object]] = [
 
 
 @pytest.mark.parametrize("write", AT_FAULT)
-def test_every_error_names_the_line_of_the_author(write: Callable[[], object]) -> None:
+def test_every_error_names_the_authors_line(write: Callable[[], object]) -> None:
     with pytest.raises(TopologyError) as said:
         write()
     line = re.search(r"test_topology_pipeline\.py:(\d+)", str(said.value))
@@ -297,7 +297,7 @@ def test_a_topology_is_data() -> None:
     assert nodes.sources_of(counted) == (source,)
 
 
-def test_every_record_has_its_place_in_kafka_at_hand() -> None:
+def test_expressions_can_read_topic_partition_and_offset() -> None:
     sales().filter("_partition = 0 AND _offset > 5 AND _timestamp > at AND _key <> shop AND _topic = 'sales'")
 
 
@@ -336,7 +336,7 @@ def test_durations(written: str | int | timedelta, means: int) -> None:
     assert milliseconds(written) == means
 
 
-def test_dead_letters_go_to_a_topic_of_the_pipelines_name() -> None:
+def test_dead_letters_go_to_a_topic_named_after_the_pipeline() -> None:
     assert Pipeline("shop").dead_letters == "shop_dead_letters"
 
 

@@ -1,4 +1,4 @@
-"""What a type checker knows of a pipeline: mypy accepts a right one, and finds each mistake of a wrong one."""
+"""mypy accepts a valid pipeline and finds each mistake in an invalid one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(text: str, folder: Path, cache: Path) -> str:
-    """What mypy prints about a file of this text."""
+    """mypy's output for a file with this text."""
     file = folder / "typed.py"
     file.write_text(text)
     os.environ.setdefault("MYPYPATH", str(Path(__file__).parents[2]))
@@ -83,7 +83,7 @@ def checked(text: str, folder: Path, cache: Path) -> str:
     return out + errors
 
 
-def test_mypy_accepts_a_right_pipeline_and_finds_the_mistakes_of_a_wrong_one(tmp_path: Path, cache: Path) -> None:
+def test_mypy_accepts_valid_pipelines_and_finds_mistakes(tmp_path: Path, cache: Path) -> None:
     assert "Success" in checked(CONTRACTS + RIGHT, tmp_path, cache)
     first = CONTRACTS.count("\n") + 1
     report = checked(CONTRACTS + "\n".join(WRONG) + "\n", tmp_path, cache).splitlines()

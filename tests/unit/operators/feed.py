@@ -1,4 +1,4 @@
-"""Runs an operator as its host does: rows in order, each key's state kept as bytes from cut to cut."""
+"""Run an operator like the engine's runner: rows in order, each key's state stored as bytes between batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.operators.suppress import Suppress
 
 
 class Given(NamedTuple):
-    """A row of the input; the value is what its JSON says."""
+    """An input row; `value` is encoded as JSON."""
 
     key: str | None
     value: Any
@@ -51,7 +51,7 @@ class Rejection(NamedTuple):
 
 @dataclass
 class Ran:
-    """What came out."""
+    """The emitted rows."""
 
     results: list[Result] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -93,7 +93,7 @@ class Ran:
 
     @property
     def windows(self) -> dict[tuple[str | None, Window | None], Any]:
-        """The last value of each key and window; deleted ones are not there."""
+        """The last value of each key and window, without deleted ones."""
         last = {(result.key, result.window): result.value for result in self.results if not result.old}
         return {at: value for at, value in last.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""However the input is cut into batches, the answer is the same."""
+"""Results do not depend on the batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def functions() -> Functions:
 
 
 class Watch:
-    """Adds up, and tells the sum 7 ms after the first record, then forgets it."""
+    """Adds up values, emits the sum 7 ms after the first record, then resets it."""
 
     def init(self, context: Context) -> None:
         self.context = context
@@ -67,7 +67,7 @@ MAKERS: dict[str, Callable[[], Operator[Any]]] = {
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Given]:
-    """Records of few keys whose times go on, now and then jump, and are often behind."""
+    """Records of few keys with increasing times, some jumps, and many late ones."""
     now, made = 0, []
     for number in range(draw(st.integers(1, 40))):
         now += draw(st.sampled_from([0, 1, 1, 2, 3, 20]))
@@ -82,7 +82,7 @@ def rows(draw: st.DrawFn) -> list[Given]:
 @pytest.mark.parametrize("name", MAKERS)
 @settings(max_examples=60)
 @given(rows=rows(), cuts=st.sets(st.integers(1, 40)))
-def test_results_and_counts_do_not_depend_on_the_cuts(name: str, rows: list[Given], cuts: set[int]) -> None:
+def test_results_and_counts_do_not_depend_on_the_batches(name: str, rows: list[Given], cuts: set[int]) -> None:
     whole, parted = run(MAKERS[name](), rows), run(MAKERS[name](), rows, cuts)
     assert sorted(map(repr, parted.results)) == sorted(map(repr, whole.results))
     assert parted.dropped == whole.dropped

@@ -1,4 +1,4 @@
-"""Sums of doubles: exact whatever the order and the batches, and rounded once."""
+"""Sums of doubles are exact for any order and batches, and rounded once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EDGES = [0.0, -0.0, 5e-324, -5e-324, 2.2250738585072014e-308, 1.7976931348623157
 
 
 def doubles(chance: random.Random) -> list[float]:
-    """Edges, money, and numbers of all sizes."""
+    """Boundary values, amounts, and numbers of all sizes."""
     kinds = [
         lambda: chance.choice(EDGES),
         lambda: chance.randrange(-(10**6), 10**6) / 100,
@@ -32,7 +32,7 @@ def doubles(chance: random.Random) -> list[float]:
 
 
 def exactly(values: list[float]) -> float | None:
-    """The nearest double to the sum; None where there is none."""
+    """The double nearest to the sum; None if it is too large."""
     try:
         return float(sum(map(Fraction, values)))
     except OverflowError:
@@ -47,7 +47,7 @@ def read(accumulator: Any) -> float | None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_any_order_any_batches_and_values_taken_back_give_the_same_sum(seed: int) -> None:
+def test_order_batches_and_subtraction_do_not_change_the_sum(seed: int) -> None:
     chance = random.Random(seed)
     values, gone = doubles(chance), doubles(chance)
     steps = [(value, 1) for value in values + gone] + [(value, -1) for value in gone]
@@ -70,13 +70,13 @@ def test_any_order_any_batches_and_values_taken_back_give_the_same_sum(seed: int
 
 
 @pytest.mark.parametrize("value", EDGES)
-def test_a_double_is_what_it_is(value: float) -> None:
+def test_a_single_double_is_unchanged(value: float) -> None:
     exact = Exact().add(value)
     assert float(exact) == value
     assert float(Exact.from_bytes(exact.to_bytes())) == value
 
 
-def test_a_sum_says_that_it_is_too_large_and_is_none_when_enough_is_taken_back() -> None:
+def test_a_sum_that_is_too_large_raises_until_enough_is_subtracted() -> None:
     largest = EDGES[5]
     exact = Exact().add(largest).add(largest)
     with pytest.raises(OverflowError, match="larger than any double"):
@@ -84,7 +84,7 @@ def test_a_sum_says_that_it_is_too_large_and_is_none_when_enough_is_taken_back()
     assert float(exact.subtract(largest)) == largest
 
 
-def test_tenths_add_up_as_they_do_for_nobody_else() -> None:
+def test_tenths_add_up_exactly() -> None:
     functions = Functions(Function("sum", float), Function("avg", float))
     for cuts in ([], [1], [1, 2]):
         ran = run(Aggregate(functions), [Given("a", [x, x], 0) for x in (0.1, 0.2, 0.3)], cuts)

@@ -1,4 +1,4 @@
-"""A row for which an operator fails is rejected: its key's state, and what is sent on, are as if it had not come."""
+"""If an operator fails for a row, the row is rejected and changes neither state nor output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POISON = 13
 
 
 class Poison(Exception):
-    """What the functions of these tests raise."""
+    """The error that the functions of these tests raise."""
 
 
 def adds(key: str, so_far: list[int], value: int) -> list[int]:
@@ -57,7 +57,7 @@ def lists() -> Calculation:
 
 
 class Author:
-    """Keeps a list and a number, sends each value on, and fails only after all that."""
+    """Changes a list and a number, forwards the value, and only then fails."""
 
     def init(self, context: Context) -> None:
         self.context = context
@@ -103,7 +103,7 @@ def outcome(ran: Ran) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
 @pytest.mark.parametrize("cuts", [[], [2], [3], [2, 3], [1, 2, 3, 4, 5]], ids=str)
-def test_everything_is_as_if_the_poison_had_not_come(make: Callable[[], Operator[Any]], cuts: Sequence[int]) -> None:
+def test_a_failing_record_changes_nothing(make: Callable[[], Operator[Any]], cuts: Sequence[int]) -> None:
     before, after = [Given("a", 1, 0), Given("b", 2, 1)], [Given("a", 3, 2), Given("b", 4, 3), Given("a", 1, 2)]
     poison = Given("a", POISON, 1)
     ran = run(make(), [*before, poison, *after], cuts)
@@ -114,13 +114,13 @@ def test_everything_is_as_if_the_poison_had_not_come(make: Callable[[], Operator
     assert rejection.why in ("Poison: 13", "ZeroDivisionError: integer division or modulo by zero")
 
 
-def test_the_first_record_of_a_key_may_be_the_poison() -> None:
+def test_the_first_record_of_a_key_may_fail() -> None:
     ran = run(Aggregate(lists()), [Given("a", POISON, 0)])
     assert (ran.results, ran.states) == ([], {})
     assert len(ran.rejected) == 1
 
 
-def test_a_merger_that_fails_leaves_both_sessions_as_they_were() -> None:
+def test_a_failing_merger_leaves_both_sessions_unchanged() -> None:
     rows = [Given("a", 1, 0), Given("a", 14, 6), Given("a", 2, 3), Given("a", 5, 6)]
     operator = SessionAggregate(Custom(list, adds, None, joins, list[int], int), Session(3, 100))
     ran = run(operator, rows)
@@ -128,7 +128,7 @@ def test_a_merger_that_fails_leaves_both_sessions_as_they_were() -> None:
     assert ran.windows == {("a", (0, 0)): [1], ("a", (6, 6)): [14]}
 
 
-def test_a_subtractor_that_fails_leaves_the_group_as_it_was() -> None:
+def test_a_failing_subtractor_leaves_the_group_unchanged() -> None:
     custom = Custom(list, lambda key, so_far, value: [*so_far, value], takes_out, None, list[int], int)
     operator = TableAggregate(custom)
     ran = run(operator, [Given("g", POISON, 0), Given("g", 1, 1), Given("g", POISON, 2, old=True), Given("g", 2, 3)])
@@ -136,7 +136,7 @@ def test_a_subtractor_that_fails_leaves_the_group_as_it_was() -> None:
     assert [one.value for one in ran.rejected] == [POISON]
 
 
-def test_a_change_within_a_group_is_taken_whole_or_not_at_all() -> None:
+def test_a_change_within_a_group_is_atomic() -> None:
     operator, ran = TableAggregate(lists()), Ran()
     state = operator.begin()
     operator.process(state, Row("g", "1", 0, -1, 0), ran)
@@ -165,16 +165,14 @@ def changed(values: Sequence[int | None], other: int) -> Ran:
 @pytest.mark.parametrize(
     "values", [(1, 13, 2), (13, 2), (1, 13, 13, 2), (1, 13, None, 3), (13, None, 13, 2), (3, None)]
 )
-def test_a_value_that_was_never_added_is_not_taken_out_when_its_row_changes(
-    values: Sequence[int | None], other: int
-) -> None:
+def test_a_value_that_was_never_added_is_not_subtracted(values: Sequence[int | None], other: int) -> None:
     ran = changed(values, other)
     assert sorted(ran.values[-1]) == [*([] if values[-1] is None else [values[-1]]), *([7] if other == 7 else [])]
     assert [one.value for one in ran.rejected] == [value for value in (other, *values) if value == POISON]
 
 
 class Alarm(Author):
-    """Sets a timer for each record; the one of the poison fails, after it has changed what it could."""
+    """Schedules a timer per record; the failing record's timer changes everything before it fails."""
 
     def process(self, record: Record) -> None:
         self.context.store("lists").put("all", [record.value])
@@ -189,7 +187,7 @@ class Alarm(Author):
         self.context.cancel(timer.name)
 
 
-def test_a_timer_that_fails_has_fired_and_changes_nothing() -> None:
+def test_a_failing_timer_counts_as_fired_and_changes_nothing() -> None:
     operator = Process(Alarm, {"lists": StoreOptions(list[int])}, argument_type=int)
     ran = run(operator, [Given("a", POISON, 0), Given("b", 1, 1), Given("c", 2, 10)])
     assert [(one.key, one.value) for one in ran.results] == [("b", "t1")]
@@ -198,7 +196,7 @@ def test_a_timer_that_fails_has_fired_and_changes_nothing() -> None:
     assert (kept.stores.s0["all"][1], kept.event) == ([POISON], {})
 
 
-def test_a_wall_clock_timer_that_fails_has_fired_and_changes_nothing() -> None:
+def test_a_failing_wall_clock_timer_counts_as_fired_and_changes_nothing() -> None:
     operator = Process(Alarm, {"lists": StoreOptions(list[int])}, argument_type=int)
     ran = run(operator, [Given("a", POISON, 100)])
     state = state_decoder(operator.state_type)(ran.states["a"])
@@ -218,9 +216,7 @@ def test_a_wall_clock_timer_that_fails_has_fired_and_changes_nothing() -> None:
         (Function("sum", float), [1.0, "NaN"], "Expected `float | null`, got `str`"),
     ],
 )
-def test_a_sum_that_its_type_cannot_hold_rejects_the_record_alone(
-    function: Function, values: list[Any], why: str
-) -> None:
+def test_a_sum_that_overflows_rejects_only_the_record(function: Function, values: list[Any], why: str) -> None:
     several = Functions(Function("count_distinct", msgspec.Raw), function, Function("collect_list", msgspec.Raw))
     raws = [msgspec.Raw(value.encode()) if function.argument is Decimal else value for value in values]
     ran, state = Ran(), Aggregate(several).begin()
@@ -249,7 +245,7 @@ def test_integers_add_up_exactly_beyond_64_bits() -> None:
         (object(), "unsupported"),
     ],
 )
-def test_what_json_cannot_say_is_not_guessed(value: Any, why: str) -> None:
+def test_values_that_json_cannot_represent_are_rejected(value: Any, why: str) -> None:
     made = Custom(lambda: None, lambda key, so_far, given: value, value_type=Any)
     assert why in run(Aggregate(made), [Given("a", 1, 0)]).rejected[0].why
 
@@ -260,7 +256,7 @@ def test_what_json_cannot_say_is_not_guessed(value: Any, why: str) -> None:
     assert why in run(Process(Sends), [Given("a", 1, 0)]).rejected[0].why
 
 
-def test_what_the_next_batch_could_not_read_is_refused_at_once() -> None:
+def test_values_of_the_wrong_type_are_rejected_at_once() -> None:
     wrong = Custom(int, lambda key, so_far, value: str(value), value_type=int)
     assert "Expected `int | null`, got `str`" in run(Aggregate(wrong), [Given("a", 1, 0)]).rejected[0].why
     large = Custom(int, lambda key, so_far, value: 2**64, value_type=int)
@@ -280,7 +276,7 @@ MISTAKES: dict[str, Callable[[Context], None]] = {
 
 
 @pytest.mark.parametrize(("why", "mistake"), MISTAKES.items(), ids=MISTAKES)
-def test_a_processors_mistakes_reject_the_record_that_shows_them(why: str, mistake: Callable[[Context], None]) -> None:
+def test_errors_in_a_processor_reject_the_record(why: str, mistake: Callable[[Context], None]) -> None:
     class Mistaken(Author):
         def process(self, record: Record) -> None:
             self.context.store("n").put("seen", 1)
@@ -291,14 +287,14 @@ def test_a_processors_mistakes_reject_the_record_that_shows_them(why: str, mista
     assert (ran.results, ran.states) == ([], {})
 
 
-def test_an_author_who_leaves_the_process_leaves_the_record() -> None:
+def test_a_function_that_exits_rejects_the_record() -> None:
     def leaves(key: str, so_far: int, value: int) -> int:
         raise SystemExit(3)
 
     assert run(Aggregate(Custom(int, leaves)), [Given("a", 1, 0)]).rejected[0].why == "SystemExit: 3"
 
 
-def test_a_lack_of_memory_is_no_records_fault() -> None:
+def test_running_out_of_memory_ends_the_run() -> None:
     def exhausts(key: str, so_far: int, value: int) -> int:
         raise MemoryError
 

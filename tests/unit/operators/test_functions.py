@@ -1,4 +1,4 @@
-"""The aggregate functions, one by one, and an author's own."""
+"""Built-in and Python aggregate functions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_decimals_stay_exact(name: str, arguments: list[str], expected: str) -> 
 
 
 @pytest.mark.parametrize(("name", "expected"), [("count", [1]), ("sum", [2]), ("avg", [2.0]), ("collect_list", [[2]])])
-def test_a_table_takes_its_old_value_back(name: str, expected: list[Any]) -> None:
+def test_a_table_subtracts_its_old_value(name: str, expected: list[Any]) -> None:
     operator = TableAggregate(Functions(Function(name, int), subtracts=True))
     ran = run(operator, [Given("a", [1], 0), Given("a", [1], 5, old=True), Given("a", [2], 5)])
     assert ran.values[-1] == expected
@@ -88,7 +88,7 @@ def test_a_count_over_a_table_stays_at_0_and_a_sum_is_null() -> None:
 
 
 @pytest.mark.parametrize("name", ["min", "max", "first", "last", "collect_set", "count_distinct", "top"])
-def test_what_cannot_take_back_is_refused_over_a_table(name: str) -> None:
+def test_functions_that_cannot_subtract_are_rejected_over_a_table(name: str) -> None:
     with pytest.raises(TopologyError, match=f"{name} over a table cannot subtract"):
         Functions(Function(name, int, 1), subtracts=True)
 
@@ -102,7 +102,7 @@ def test_what_cannot_take_back_is_refused_over_a_table(name: str) -> None:
         ("top", int, 0, "at least 1"),
     ],
 )
-def test_mistakes_are_said_when_built(name: str, argument: type, n: int, message: str) -> None:
+def test_mistakes_are_reported_when_built(name: str, argument: type, n: int, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         Function(name, argument, n)
 
@@ -112,14 +112,14 @@ class Letters(msgspec.Struct):
     running: int = 0
 
 
-def test_reduce_begins_with_the_first_value() -> None:
+def test_reduce_starts_with_the_first_value() -> None:
     reduce = Custom(None, lambda key, words, word: f"{words}-{word}", value_type=str)
     words = [Given("A", "Apple", 0), Given("A", "Alpha", 1), Given("B", "Bus", 2), Given("A", "Ant", 3)]
     ran = run(Aggregate(reduce), [*words, Given("B", "Baby", 4)], cuts=[2])
     assert ran.windows == {("A", None): "Apple-Alpha-Ant", ("B", None): "Bus-Baby"}
 
 
-def test_an_authors_aggregate_is_kept_in_its_own_type() -> None:
+def test_a_python_aggregate_keeps_its_type() -> None:
     def add(key: str, letters: Letters, word: str) -> Letters:
         return Letters([*letters.words, word], letters.running + 1)
 
@@ -127,14 +127,14 @@ def test_an_authors_aggregate_is_kept_in_its_own_type() -> None:
     assert ran.values[-1] == {"words": ["x", "y"], "running": 2}
 
 
-def test_an_authors_subtractor_takes_back() -> None:
+def test_a_python_subtractor_subtracts() -> None:
     custom = Custom(int, lambda key, total, n: total + n, lambda key, total, n: total - n, value_type=int)
     rows = [Given("a", 5, 0), Given("a", 5, 1, old=True), Given("a", 3, 1)]
     assert run(TableAggregate(custom), rows).values == [5, 0, 3]
 
 
 @pytest.mark.parametrize("call", ["subtract", "merge"])
-def test_a_missing_function_of_an_author_is_named(call: str) -> None:
+def test_a_missing_python_function_is_reported(call: str) -> None:
     with pytest.raises(TopologyError, match="subtractor" if call == "subtract" else "merger"):
         getattr(Custom(int, lambda key, total, n: total + n), call)("a", 1, 2)
 
@@ -146,13 +146,13 @@ def test_unwindowed_null_keys_and_values_are_dropped_and_counted() -> None:
     assert (ran.values, ran.dropped) == ([[1]], {"null_value": 1, "null_key": 1})
 
 
-def test_a_tombstone_of_a_table_is_nothing_to_add() -> None:
+def test_a_tombstone_of_a_table_adds_nothing() -> None:
     operator = TableAggregate(Functions(Function("count"), subtracts=True))
     ran = run(operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, None, 1)])
     assert (ran.values, ran.dropped) == ([[1], [0]], {})
 
 
-def test_a_row_regrouped_to_a_null_key_is_taken_out_of_its_old_group_only() -> None:
+def test_a_row_regrouped_to_a_null_key_only_leaves_its_old_group() -> None:
     operator = TableAggregate(Functions(Function("count"), subtracts=True))
     ran = run(operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, [None], 1)])
     assert (ran.values, ran.dropped) == ([[1], [0]], {"null_key": 1})
@@ -163,7 +163,7 @@ def test_an_aggregates_time_is_the_largest_of_its_inputs() -> None:
     assert [result.time for result in ran.results] == [7, 7]
 
 
-def test_the_old_value_comes_before_the_new_one_for_whoever_subtracts() -> None:
+def test_the_old_value_is_sent_before_the_new_one() -> None:
     operator = Aggregate(Functions(Function("count")), retracts=True)
     ran = run(operator, [Given("a", [None], 1), Given("a", [None], 2)])
     assert [(result.value, result.old, result.time) for result in ran.results] == [
@@ -173,7 +173,7 @@ def test_the_old_value_comes_before_the_new_one_for_whoever_subtracts() -> None:
     ]
 
 
-def test_taking_back_from_a_group_that_is_not_there_does_nothing() -> None:
+def test_subtracting_from_a_missing_group_does_nothing() -> None:
     ran = Ran()
     operator = TableAggregate(Functions(Function("count"), subtracts=True))
     state = operator.begin()

@@ -1,4 +1,4 @@
-"""An author's processor: stores, timers, outputs; and deduplication."""
+"""Processors (stores, timers, outputs) and deduplication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.operators.feed import Given, Ran, run
 
 
 class Author:
-    """Calls two functions with the context: one for records, one for timers."""
+    """A processor that calls one function for records and one for timers."""
 
     def __init__(self, record: Any, timer: Any = None) -> None:
         self.record, self.timer = record, timer
@@ -41,7 +41,7 @@ def points(context: Context, record: Record) -> None:
     context.forward(record.key, {"total": total})
 
 
-def test_a_store_belongs_to_the_records_key_and_lasts_from_snapshot_to_snapshot() -> None:
+def test_a_store_belongs_to_the_records_key_and_lasts_across_batches() -> None:
     rows = [Given("a", 1, 0), Given("b", 5, 1), Given("a", 2, 2)]
     ran = run(process(points, points=StoreOptions(int)), rows, cuts=[1, 2])
     assert [(result.key, result.value) for result in ran.results] == [
@@ -51,7 +51,7 @@ def test_a_store_belongs_to_the_records_key_and_lasts_from_snapshot_to_snapshot(
     ]
 
 
-def test_items_come_by_key_and_prefix_and_deleted_ones_are_gone() -> None:
+def test_items_by_key_and_prefix_omit_deleted_ones() -> None:
     def record(context: Context, record: Record) -> None:
         store = context.store("seen")
         for name in ("b1", "a2", "a1", "a3"):
@@ -66,7 +66,7 @@ def test_items_come_by_key_and_prefix_and_deleted_ones_are_gone() -> None:
 
 
 @pytest.mark.parametrize(("time", "there"), [(10, 1), (11, None)])
-def test_an_entry_lives_for_its_stores_ttl_whatever_the_snapshots(time: int, there: int | None) -> None:
+def test_an_entry_lives_for_its_ttl_whatever_the_batches(time: int, there: int | None) -> None:
     def record(context: Context, record: Record) -> None:
         if record.value == "put":
             context.store("s").put("x", 1)
@@ -102,7 +102,7 @@ def told(context: Context, timer: Timer) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3]])
-def test_an_event_timer_fires_where_stream_time_reaches_it_not_where_batches_end(cuts: list[int]) -> None:
+def test_an_event_timer_fires_when_stream_time_reaches_it(cuts: list[int]) -> None:
     rows = [Given("a", "set", 0), Given("b", "x", 10), Given("a", "y", 11)]
     ran = run(process(once, told), rows, cuts)
     assert [(result.value, result.time) for result in ran.results if result.key == "a"] == [
@@ -112,7 +112,7 @@ def test_an_event_timer_fires_where_stream_time_reaches_it_not_where_batches_end
     ]
 
 
-def test_a_timer_fires_after_the_record_that_brings_it() -> None:
+def test_a_timer_fires_after_the_record_that_advances_time() -> None:
     assert run(process(once, told), [Given("a", "set", 0), Given("a", "y", 10)]).values == ["set", "y", "t 10"]
 
 
@@ -122,7 +122,7 @@ def test_a_cancelled_timer_does_not_fire() -> None:
 
 
 @pytest.mark.parametrize("cuts", [[], [1, 2]])
-def test_a_repeated_timer_fires_for_every_time_that_has_passed(cuts: list[int]) -> None:
+def test_a_repeated_timer_fires_for_every_passed_time(cuts: list[int]) -> None:
     def record(context: Context, record: Record) -> None:
         if record.value:
             context.schedule("tick", 10, every=10)
@@ -134,7 +134,7 @@ def test_a_repeated_timer_fires_for_every_time_that_has_passed(cuts: list[int]) 
     ]
 
 
-def test_a_wall_clock_timer_fires_once_in_a_run_however_many_times_have_passed() -> None:
+def test_a_wall_clock_timer_fires_once_per_run() -> None:
     def record(context: Context, record: Record) -> None:
         context.schedule("tick", 100, every=10, clock="wall")
 
@@ -148,7 +148,7 @@ def test_a_wall_clock_timer_fires_once_in_a_run_however_many_times_have_passed()
     assert operator.wall_due(state) == 140
 
 
-def test_values_come_in_the_declared_type_and_null_as_none() -> None:
+def test_values_have_the_declared_type_and_null_is_none() -> None:
     seen: list[Any] = []
     operator = Process(lambda: Author(lambda context, record: seen.append(record.value)), argument_type=list[int])
     assert run(operator, [Given("a", [1], 0), Given("a", None, 0), Given(None, [1], 0)]).dropped == {"null_key": 1}
@@ -179,13 +179,13 @@ def repeats_backwards(context: Context, record: Record) -> None:
         (Silent, "TypeError: a processor that sets timers needs a method on_timer"),
     ],
 )
-def test_an_authors_mistakes_are_named(make: Any, message: str) -> None:
+def test_mistakes_of_a_processor_are_reported(make: Any, message: str) -> None:
     made: Processor = make()
     (rejection,) = run(Process(lambda: made), [Given("a", 1, 0)]).rejected
     assert rejection.why.startswith(message)
 
 
-def test_stores_may_be_added_and_taken_away_between_runs() -> None:
+def test_stores_may_be_added_and_removed_between_runs() -> None:
     ran = run(process(points, gone=StoreOptions(), points=StoreOptions(int)), [Given("a", 3, 0)])
     operator = process(points, points=StoreOptions(int), added=StoreOptions(str))
     state = msgspec.msgpack.decode(ran.states["a"], type=operator.state_type)
@@ -198,17 +198,17 @@ def record(id_: str | None, time: int, value: str = "v") -> Given:
 
 
 @pytest.mark.parametrize(("time", "passed"), [(100, 1), (110, 1), (111, 2)])
-def test_the_first_of_an_id_within_the_time_passes(time: int, passed: int) -> None:
+def test_the_first_record_of_an_id_passes(time: int, passed: int) -> None:
     ran = run(Deduplicate(10), [record("x", 100), record("x", time)], cuts=[1])
     assert len(ran.results) == passed
     assert ran.dropped["duplicate"] == 2 - passed
 
 
-def test_a_duplicate_does_not_prolong_the_time() -> None:
+def test_a_duplicate_does_not_extend_the_time() -> None:
     assert len(run(Deduplicate(10), [record("x", 0), record("x", 8), record("x", 16)]).results) == 2
 
 
-def test_an_id_is_forgotten_when_stream_time_is_beyond_it_and_an_earlier_record_is_no_duplicate_then() -> None:
+def test_an_id_is_forgotten_once_stream_time_passes_it() -> None:
     ran = run(Deduplicate(10), [record("x", 100), record("y", 111), record("x", 95)])
     assert len(ran.results) == 3
     assert not run(Deduplicate(10), [record("x", 0), record(None, 9), record("y", 11)]).states.keys() - {"y"}

@@ -1,4 +1,4 @@
-"""Joins of two streams: what is near enough, what comes out alone and when, what is out of reach."""
+"""Joins of two streams: matches, unmatched records, and expiry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def join(how: How, *rows: Given, before: int = 3, after: int = 5, grace: int = 0
 
 
 @pytest.mark.parametrize(("time", "matches"), [(96, False), (97, True), (100, True), (105, True), (106, False)])
-def test_both_ends_of_the_window_belong_to_it(time: int, matches: bool) -> None:
+def test_a_join_window_includes_both_ends(time: int, matches: bool) -> None:
     in_order = join("inner", left(100), right("k", "r", time), grace=50)
     assert in_order.values == ([pair("l", "r")] if matches else [])
     assert join("inner", right("k", "r", time), left(100), grace=50).values == in_order.values
@@ -40,42 +40,40 @@ def test_every_record_of_the_key_in_the_window_matches() -> None:
 
 
 @pytest.mark.parametrize(("time", "alone"), [(107, []), (108, [pair("l", None)])])
-def test_an_unmatched_left_record_comes_out_once_its_window_is_over_by_more_than_grace(
-    time: int, alone: list[Any]
-) -> None:
+def test_an_unmatched_left_record_is_emitted_after_window_and_grace(time: int, alone: list[Any]) -> None:
     ran = join("left", left(100), left(time, key="other"), grace=2)
     assert ran.values == alone
     assert [result.time for result in ran.results] == [100] * len(alone)
 
 
 @pytest.mark.parametrize(("time", "alone"), [(105, []), (106, [pair(None, "r")])])
-def test_an_unmatched_right_record_waits_for_as_long_as_left_ones_may_come_before(time: int, alone: list[Any]) -> None:
+def test_an_unmatched_right_record_waits_for_earlier_left_records(time: int, alone: list[Any]) -> None:
     assert join("outer", right("k", "r", 100), right("other", "x", time), grace=2).values == alone
     assert join("left", right("k", "r", 100), right("other", "x", time), grace=2).values == []
 
 
-def test_a_matched_record_does_not_come_out_alone() -> None:
+def test_a_matched_record_is_not_emitted_alone() -> None:
     assert join("outer", left(100), right("k", "r", 101), left(500, key="other")).values == [pair("l", "r")]
 
 
-def test_an_unmatched_record_that_is_too_far_behind_comes_out_at_once() -> None:
+def test_an_unmatched_record_that_is_too_late_is_emitted_at_once() -> None:
     assert join("left", left(106, key="other"), left(100), grace=50).values == [pair("l", None)]
     assert join("left", left(105, key="other"), left(100), grace=50).values == []
 
 
-def test_what_came_out_alone_may_still_be_matched_while_in_reach() -> None:
+def test_a_record_emitted_alone_can_still_match() -> None:
     ran = join("left", left(100), right("other", "x", 150), right("k", "r", 101))
     assert ran.values == [pair("l", None), pair("l", "r")]
 
 
 @pytest.mark.parametrize(("time", "matches"), [(117, True), (118, False)])
-def test_a_record_is_out_of_reach_by_the_largest_time_of_its_own_side(time: int, matches: bool) -> None:
+def test_a_record_expires_by_the_stream_time_of_its_own_side(time: int, matches: bool) -> None:
     rows = [left(100), left(time, key="other"), right("k", "r", 101)]
     for ran in (join("inner", *rows, grace=10), run(StreamJoin("inner", 3, 5, 10), rows)):
         assert ran.values == ([pair("l", "r")] if matches else [])
 
 
-def test_the_other_sides_time_takes_nothing_out_of_reach() -> None:
+def test_the_other_sides_time_expires_nothing() -> None:
     assert join("inner", left(100), right("other", "x", 900), right("k", "r", 101)).values == [pair("l", "r")]
 
 
@@ -97,14 +95,14 @@ def test_nulls(how: How, row: Given, expected: list[Any], dropped: dict[str, int
     assert (ran.values, ran.dropped, ran.states) == (expected, dropped, {})
 
 
-def test_a_null_moves_time_but_brings_nothing_out() -> None:
+def test_a_null_advances_time_but_emits_nothing() -> None:
     waiting = [left(100), left(200, key=None)]
     assert join("left", *waiting).values == [pair("l", None)], "of the record without a key"
     assert join("left", *waiting, left(110)).values == [pair("l", None)] * 2, "110 is behind, so at once"
     assert join("left", *waiting, left(200)).values == [pair("l", None)] * 2, "200 brings 100 out"
 
 
-def test_state_holds_only_what_is_in_reach() -> None:
+def test_state_only_keeps_records_that_can_match() -> None:
     rows = [row for time in range(0, 1000, 2) for row in (left(time), right("k", "r", time + 1))]
     ran = join("outer", *rows)
     assert len(ran.states["k"]) < 200
@@ -112,7 +110,7 @@ def test_state_holds_only_what_is_in_reach() -> None:
 
 
 @pytest.mark.parametrize("watches", [True, False])
-def test_where_all_keys_share_stream_time_a_late_match_may_come_before_anyone_looks(watches: bool) -> None:
+def test_with_shared_stream_time_a_late_match_can_come_first(watches: bool) -> None:
     # At 106 the record of 100 is over, and 104 is the last looked at: nobody looks again before 104 + 5 is over.
     rows = (left(100, "a"), left(102, "late"), left(104, "c"), left(106, "d"), left(108, "e"), right("late", "r", 107))
     operator = StreamJoin("left", before=3, after=5, grace=0)
@@ -122,7 +120,7 @@ def test_where_all_keys_share_stream_time_a_late_match_may_come_before_anyone_lo
     assert found == {("a", None), ("late", "r")} | (set() if watches else {("late", None)})
 
 
-def test_what_was_passed_over_comes_out_when_somebody_looks_again() -> None:
+def test_skipped_unmatched_records_are_emitted_at_the_next_check() -> None:
     operator = StreamJoin("left", before=3, after=5, grace=0)
     operator.watch()
     rows = (left(100, "a"), left(102, "b"), left(104, "c"), left(106, "d"), left(108, "e"), left(120, "f"))
@@ -130,7 +128,7 @@ def test_what_was_passed_over_comes_out_when_somebody_looks_again() -> None:
 
 
 @pytest.mark.parametrize(("later", "found"), [(131, {"a"}), (135, {"a"}), (136, {"a", "b", "c", "d"})])
-def test_who_looks_stops_behind_the_first_record_of_each_side_whose_window_is_open(later: int, found: set[str]) -> None:
+def test_the_check_stops_at_the_first_open_window_of_each_side(later: int, found: set[str]) -> None:
     # At 123 the right record of 103 and the left one of 108 are open, 113 is the next: nobody looks before it is over.
     operator = StreamJoin("outer", before=2, after=2, grace=20)
     operator.watch()

@@ -9,12 +9,12 @@ from sluice.operators.suppress import Limit, Suppress
 from tests.unit.operators.feed import Given, run
 
 
-def test_the_timer_starts_at_the_first_update_and_the_latest_value_comes_out() -> None:
+def test_the_limit_counts_from_the_first_update_and_emits_the_latest() -> None:
     ran = run(Suppress("time_limit", 10), [Given("a", 1, 5), Given("a", 2, 14), Given("a", 3, 15)])
     assert [result[:3] for result in ran.results] == [("a", 3, 15)]
 
 
-def test_another_key_brings_time_on() -> None:
+def test_another_key_advances_time() -> None:
     rows = [Given("a", 1, 5), Given("b", 1, 15), Given("a", 2, 16)]
     assert run(Suppress("time_limit", 10), rows).values == [1], "the update at 16 starts the timer anew"
     assert run(Suppress("time_limit", 10), rows[:2]).values == [1]
@@ -24,7 +24,7 @@ def test_a_tombstone_waits_like_any_update() -> None:
     assert run(Suppress("time_limit", 10), [Given("a", 1, 5), Given("a", None, 6), Given("b", 1, 15)]).values == [None]
 
 
-def test_the_old_value_is_what_was_sent_last() -> None:
+def test_the_old_value_is_the_last_emitted_one() -> None:
     rows = [Given("a", 1, 0), Given("b", 0, 15), Given("a", 1, 16, old=True), Given("a", 2, 16)]
     rows += [Given("a", 2, 17, old=True), Given("a", 3, 17), Given("b", 0, 40)]
     ran = run(Suppress("time_limit", 10, retracts=True), rows)
@@ -35,7 +35,7 @@ def test_the_old_value_is_what_was_sent_last() -> None:
     ]
 
 
-def test_a_windows_updates_wait_from_the_first_one_too() -> None:
+def test_updates_of_a_window_wait_from_the_first_one() -> None:
     rows = [Given("a", 1, 2, window=(0, 100)), Given("b", 1, 12, window=(0, 100))]
     assert [result[:4] for result in run(Suppress("time_limit", 10), rows).results] == [("a", 1, 2, (0, 100))]
 
@@ -55,7 +55,7 @@ def test_a_full_buffer_emits_the_oldest_of_all_keys_early(cuts: tuple[int, ...])
     assert [(result.key, result.value) for result in ran.results] == [("b", 1), ("a", 1), ("c", 1)]
 
 
-def test_what_is_due_makes_room_by_itself() -> None:
+def test_emitted_updates_free_the_buffer() -> None:
     rows = [Given("a", 1, 0), Given("b", 1, 10), Given("c", 1, 12)]
     ran = run(Suppress("time_limit", 10, Limit(records=2)), rows)
     assert [(result.key, result.value) for result in ran.results] == [("a", 1)], "b and c have room"
@@ -70,7 +70,7 @@ def test_a_full_buffer_of_bytes_emits_early() -> None:
     assert suppress.shared.records == 0
 
 
-def test_a_full_buffer_that_shuts_down_says_what_it_held_and_may_hold() -> None:
+def test_a_full_buffer_reports_its_size_and_limit() -> None:
     suppress = Suppress("time_limit", 1000, Limit(records=1, when_full="shut_down"))
     assert run(suppress, [Given("a", 1, 0)]).values == []
     suppress.check()
@@ -81,7 +81,7 @@ def test_a_full_buffer_that_shuts_down_says_what_it_held_and_may_hold() -> None:
         suppress.check()
 
 
-def test_what_has_come_out_no_longer_counts() -> None:
+def test_emitted_updates_no_longer_count() -> None:
     suppress = Suppress("time_limit", 10, Limit(records=1, when_full="shut_down"))
     run(suppress, [Given("a", 1, 0), Given("b", 1, 20)])
     suppress.check()

@@ -1,4 +1,4 @@
-"""Tables and what joins them, edge by edge."""
+"""Tables and their joins."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_table_join(how: How, rows: list[Given], expected: list[Any]) -> None:
     assert bool(ran.states) == (rows[-2:] != [NO_L, NO_R] and rows != [NO_L])
 
 
-def test_a_table_joins_time_is_the_larger_of_both() -> None:
+def test_the_time_of_a_table_join_is_the_larger_one() -> None:
     assert [result.time for result in run(TableJoin("inner"), [L, R]).results] == [5]
     assert [result.time for result in run(TableJoin("inner"), [L, R, NO_R]).results] == [5, 6]
     assert [result.time for result in run(TableJoin("inner"), [right("k", "r", 9), L]).results] == [9]
 
 
-def test_a_table_join_sends_its_old_result_first_where_asked() -> None:
+def test_a_table_join_emits_old_results_first_on_request() -> None:
     results = run(TableJoin("inner", retracts=True), [L, R, NO_R]).results
     assert [(result.value, result.old) for result in results] == [
         (pair("l", "r"), False),
@@ -76,7 +76,7 @@ def test_a_table_join_sends_its_old_result_first_where_asked() -> None:
     ]
 
 
-def test_old_rows_of_a_side_are_known_already() -> None:
+def test_old_rows_of_a_side_are_ignored() -> None:
     assert run(TableJoin("inner"), [L, R, Given("k", "l", 6, old=True), Given("k", "m", 6)]).values == [
         pair("l", "r"),
         pair("m", "r"),
@@ -101,7 +101,7 @@ def test_stream_table_join(how: How, rows: list[Given], expected: list[Any], dro
     assert (ran.values, ran.dropped) == (expected, dropped)
 
 
-def test_a_streams_record_keeps_its_own_key_and_time_when_it_looks_up_another() -> None:
+def test_a_foreign_look_up_keeps_the_records_key_and_time() -> None:
     rows = [right("shop", "r", 9), Given("shop", "l", 4, foreign="order"), Given("shop", "l", 5, foreign=None)]
     assert [result[:3] for result in run(StreamTableJoin("left", mapped=True), rows).results] == [
         ("order", pair("l", "r"), 4),
@@ -117,7 +117,7 @@ def left(foreign_key: str | None, value: Any, time: int, *, old: bool = False, k
 
 
 @pytest.mark.parametrize(("how", "unmatched"), [("inner", None), ("left", pair("l", None))])
-def test_a_left_row_joins_the_row_it_names(how: FkHow, unmatched: Any) -> None:
+def test_a_left_row_joins_its_foreign_key(how: FkHow, unmatched: Any) -> None:
     ran = run(ForeignKeyJoin(how), [left("a", "l", 1), right("a", "r", 2), right("a", None, 3)], cuts=[1, 2])
     assert [(result.key, result.value) for result in ran.results] == [
         ("o1", unmatched),
@@ -127,7 +127,7 @@ def test_a_left_row_joins_the_row_it_names(how: FkHow, unmatched: Any) -> None:
 
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["old row first", "new row first"])
-def test_a_changed_foreign_key_ends_with_the_new_partner_whichever_state_is_worked_on_first(swapped: bool) -> None:
+def test_a_changed_foreign_key_joins_the_new_partner(swapped: bool) -> None:
     change = [left("a", "l", 3, old=True), left("b", "m", 3)]
     rows = [right("a", "ra", 0), right("b", "rb", 0), left("a", "l", 1), *(change[::-1] if swapped else change)]
     ran = run(ForeignKeyJoin("inner"), [*rows, right("a", "new", 4)], cuts=[4])
@@ -136,7 +136,7 @@ def test_a_changed_foreign_key_ends_with_the_new_partner_whichever_state_is_work
 
 
 @pytest.mark.parametrize(("how", "result"), [("inner", None), ("left", pair("m", None))])
-def test_a_left_row_that_names_no_key(how: FkHow, result: Any) -> None:
+def test_a_left_row_without_a_foreign_key(how: FkHow, result: Any) -> None:
     rows = [right("a", "r", 0), left("a", "l", 1), left("a", "l", 2, old=True), left(None, "m", 2)]
     ran = run(ForeignKeyJoin(how), rows)
     assert ran.values[-1] == result
@@ -148,7 +148,7 @@ def test_a_deleted_left_row_deletes_its_result() -> None:
     assert run(ForeignKeyJoin("left"), rows).windows == {}
 
 
-def test_a_foreign_key_join_sends_its_old_results_first_where_asked() -> None:
+def test_a_foreign_key_join_emits_old_results_first_on_request() -> None:
     rows = [right("a", "r", 0), left("a", "l", 1), right("a", "s", 2), left("a", "l", 3, old=True), left("a", "m", 3)]
     assert [(result.value, result.old) for result in run(ForeignKeyJoin("inner", retracts=True), rows).results] == [
         (pair("l", "r"), False),

@@ -38,13 +38,13 @@ FIRST, SECOND_MINUTE = (clock("8:00:00"), clock("8:01:00")), (clock("8:01:00"), 
 EVENTS = at(*map(clock, ("8:00:04", "8:00:54", "8:01:05", "8:00:58", "8:01:13")))
 
 
-def test_grace_accepts_what_comes_a_little_late() -> None:
+def test_grace_accepts_slightly_late_records() -> None:
     ran = run(MINUTES, EVENTS)
     assert counts(ran) == {FIRST: 3, SECOND_MINUTE: 2}
     assert not ran.dropped
 
 
-def test_the_window_closes_when_any_key_brings_stream_time_to_its_end_and_grace() -> None:
+def test_any_key_can_close_a_window() -> None:
     tick = at(clock("8:01:15"), key="b")
     assert counts(run(MINUTES, EVENTS + tick))[FIRST] == 3
     late = run(MINUTES, EVENTS + tick + at(clock("8:00:59")))
@@ -56,7 +56,7 @@ def test_a_millisecond_before_it_closes_the_window_still_takes_records() -> None
     assert (counts(ran)[FIRST], ran.dropped) == (4, {})
 
 
-def test_a_closed_window_is_forgotten_and_its_result_stays_out() -> None:
+def test_a_closed_window_is_forgotten_and_its_result_stays() -> None:
     ran = run(MINUTES, EVENTS + at(clock("9:00:00"), key="b"))
     assert list(ran.states) == ["b"]
     assert counts(ran) == {FIRST: 3, SECOND_MINUTE: 2}
@@ -85,12 +85,12 @@ def test_time_windows_and_sessions_process_null_values(operator: WindowedAggrega
     assert (ran.values[-1], ran.dropped) == ([2], {"null_key": 1})
 
 
-def test_a_late_record_moves_no_time_and_one_without_a_key_neither() -> None:
+def test_late_records_and_null_keys_do_not_advance_time() -> None:
     operator = WindowedAggregate(COUNT, Hopping(5, 5))
     assert not run(operator, [*at(1), Given(None, [None], 100), *at(2)]).dropped["late"]
 
 
-def test_sliding_windows_are_where_their_values_are() -> None:
+def test_sliding_windows_follow_their_values() -> None:
     operator = SlidingAggregate(COUNT, Sliding(5 * SECOND))
     assert counts(run(operator, at(6000, 7000, 13_000))) == {
         (1000, 6000): 1,
@@ -100,7 +100,7 @@ def test_sliding_windows_are_where_their_values_are() -> None:
     }
 
 
-def test_early_values_share_the_sliding_window_from_0() -> None:
+def test_early_values_share_the_first_sliding_window() -> None:
     operator = SlidingAggregate(COUNT, Sliding(10))
     assert counts(run(operator, at(2, 5))) == {(0, 10): 2, (3, 13): 1}
     assert counts(run(operator, at(5, 2))) == {(0, 10): 2, (3, 13): 1}, "in whatever order"
@@ -118,7 +118,7 @@ def sliding_by_definition(times: list[int], size: int) -> dict[Window | None, in
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=25), st.integers(1, 12))
-def test_sliding_windows_in_any_order_are_those_of_the_definition(times: list[int], size: int) -> None:
+def test_sliding_windows_match_their_definition(times: list[int], size: int) -> None:
     ran = run(SlidingAggregate(COUNT, Sliding(size, grace=100)), at(*times))
     assert counts(ran) == sliding_by_definition(times, size)
 
@@ -131,13 +131,13 @@ def test_sliding_is_late_for_a_window_that_ends_before_stream_time_less_grace() 
     assert (counts(ended), ended.dropped) == ({}, {"late": 1})
 
 
-def test_sliding_drops_null_values_which_move_no_time() -> None:
+def test_sliding_drops_nulls_without_advancing_time() -> None:
     rows = [Given("a", None, 100), *at(5)]
     ran = run(SlidingAggregate(COUNT, Sliding(3)), rows, drops_null_values=True)
     assert (counts(ran), ran.dropped) == ({(2, 5): 1}, {"null_value": 1})
 
 
-def test_lists_of_different_sliding_windows_are_apart() -> None:
+def test_lists_of_sliding_windows_are_separate() -> None:
     collect = Functions(Function("collect_list", int))
     rows = [Given("a", [number], time) for number, time in ((1, 20), (2, 25), (3, 27))]
     ran = run(SlidingAggregate(collect, Sliding(10)), rows)
@@ -146,7 +146,7 @@ def test_lists_of_different_sliding_windows_are_apart() -> None:
     assert ran.windows["a", (21, 31)] == [[2, 3]]
 
 
-def test_values_within_the_gap_make_one_session_whose_time_is_its_end() -> None:
+def test_values_within_the_gap_form_one_session() -> None:
     ran = run(SessionAggregate(COUNT, Session(5)), at(10, 15))
     assert ran.results[-1][:4] == ("a", [2], 15, (10, 15))
     assert counts(run(SessionAggregate(COUNT, Session(5)), at(10, 16))) == {(10, 10): 1, (16, 16): 1}
@@ -170,40 +170,38 @@ def test_a_value_inside_a_session_sends_no_tombstone() -> None:
 
 
 @pytest.mark.parametrize(("time", "accepted"), [(81, True), (82, False)])
-def test_a_value_is_late_when_its_merged_session_ends_before_stream_time_less_grace_and_gap(
-    time: int, accepted: bool
-) -> None:
+def test_a_value_is_late_if_its_merged_session_has_closed(time: int, accepted: bool) -> None:
     ran = run(SessionAggregate(COUNT, Session(10, grace=3)), at(time, key="b") + at(68))
     assert ran.dropped == ({} if accepted else {"late": 1})
 
 
-def test_a_closed_session_takes_no_more_values_however_near() -> None:
+def test_a_closed_session_accepts_no_more_values() -> None:
     ran = run(SessionAggregate(COUNT, Session(5)), at(10) + at(15, key="b") + at(14))
     assert counts(ran) == {(10, 10): 1, (14, 14): 1}
 
 
-def test_sessions_of_an_author_merge_with_their_merger() -> None:
+def test_python_sessions_use_their_merger() -> None:
     custom = Custom(list, lambda key, seen, n: [*seen, n], None, lambda key, one, other: one + other, list[int])
     rows = [Given("a", 1, 10), Given("a", 2, 20), Given("a", 3, 15)]
     assert run(SessionAggregate(custom, Session(5, grace=20)), rows).values[-1] == [1, 2, 3]
 
 
 def suppressed(aggregate: WindowedAggregate | SessionAggregate, wait: int, rows: list[Given]) -> Ran:
-    """An aggregation's emissions through suppress, both cut after every row."""
+    """An aggregation's results through suppress, with a batch per row."""
     emitted = [Given(*result[:3], window=result.window) for result in run(aggregate, rows).results]
     return run(Suppress("window_close", wait), emitted, cuts=range(len(emitted)))
 
 
-def test_until_the_window_closes_there_is_one_result() -> None:
+def test_suppress_emits_one_result_per_window() -> None:
     ran = suppressed(MINUTES, 15 * SECOND, EVENTS + at(clock("8:01:15"), key="b"))
     assert [(result.window, result.value) for result in ran.results] == [(FIRST, [3])]
 
 
-def test_nothing_is_flushed_because_input_stops() -> None:
+def test_the_end_of_input_flushes_nothing() -> None:
     assert suppressed(MINUTES, 15 * SECOND, EVENTS).results == []
     assert suppressed(MINUTES, 15 * SECOND, EVENTS + at(clock("8:01:15") - 1, key="b")).results == []
 
 
-def test_a_session_that_was_merged_away_never_comes_out() -> None:
+def test_a_merged_session_is_never_emitted() -> None:
     ran = suppressed(SessionAggregate(COUNT, Session(5)), 5, at(10, 14, 100))
     assert [(result.window, result.value) for result in ran.results] == [((10, 14), [2])]
