@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: (s := sales()).join(pipeline_of(s).table("shops", value=Shop)).select(x="right.citty"),
         r"'right\.citty' reads the unknown field citty of right\. Its fields: shop, city",
     ),
-    "a field of a text": (lambda: sales().filter("shop.city = 'a'"), r"reads the unknown field city of shop, which is STRING"),
+    "a field of a text": (lambda: sales().filter("shop.city = 'a'"), r"unknown field city of shop, which is STRING"),
     "a function that Spark has not": (
         lambda: sales().select(x="uper(shop)"),
         r"unknown Spark SQL function uper\. Did you mean upper",
@@ -219,7 +219,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         r"windowed_by at .*: expected a window, such as tumbling.*, got str: '1 minute'",
     ),
     "a duration that is a fraction": (lambda: tumbling(1.5), r"1\.5 at .* is not a duration"),  # type: ignore[arg-type]
-    "idle for less than nothing": (lambda: Pipeline("p", idle_timeout=-1), r"idle_timeout is -1; it must be at least 1"),
+    "idle for less than nothing": (lambda: Pipeline("p", idle_timeout=-1), r"idle_timeout is -1; it must be"),
     "two streams of different pipelines": (
         lambda: sales().merge(Pipeline("other").stream("sales", value=Sale)),
         r"merge at .*belongs to another pipeline, 'other'",
