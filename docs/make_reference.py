@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from sluice import Client, Routes, Stores, client, errors, query, settings, topology
+from sluice import Client, Routes, Stores, client, errors, query, read_store, settings, topology
 from sluice.cli import app
 from sluice.operators import processor
 from sluice.query import Reader
@@ -34,7 +34,7 @@ PUBLIC: dict[str, list[Any]] = {
         Client, client.Entries, client.Entry, client.Groups, client.Group, client.Change,
     ],
     "Routes of your own": [Routes, Stores],
-    "Querying shards from Python": [Reader, query.AsOf, query.Answer, query.Entry],
+    "Querying shards from Python": [read_store, Reader, query.AsOf, query.Answer, query.Entry],
     "Testing": [TopologyTestDriver, Output, kafka.EmbeddedKafka],
 }  # fmt: skip
 """The public API; everything else may change without notice."""

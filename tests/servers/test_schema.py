@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 
-from sluice.api.views.page import description
+from sluice.api.views import page
+from sluice.api.views.own_files import routes_of
+from sluice.settings import settings as sluice_settings
 from tests.servers.hosts import TOKEN, Host
 
 LONGEST = 5_000
@@ -25,6 +27,11 @@ THERE_ARE = {"store": "general_orders_count", "pipeline": "orders", "order_type"
 """So that what is asked for is there every other time."""
 FITTING = ["2xx", "304", "400", "404", "410", "412"]
 """What may come of a request whose parameters are as described: what they name need not be there, nor fit the store."""
+
+
+def description() -> dict[str, Any]:
+    """The description with the orders view, as everybody who may read the orders gets it."""
+    return page.description(routes_of(sluice_settings().pipelines))
 
 
 @pytest.fixture
