@@ -1,4 +1,4 @@
-"""A topology becomes jobs: each is one streaming query that the engine runs without knowing the topology.
+"""Plans: a topology as jobs, each one streaming query, which the engine runs without knowing the topology.
 
 `jobs`, `steps` and `operators` are what a plan is made of, plain values; the other modules make it of a topology.
 """

@@ -17,7 +17,7 @@ from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
 Layers = dict[int, list[Column | Attempt] | Transformation]
-"""Depth → what is computed there."""
+"""Depth → the layer at that depth."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class PlanBuilder:
     metadata: set[str] = field(default_factory=set)
     scopes: dict[tuple[int, bool], Scope] = field(default_factory=dict)
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Column → the source and the field of its value that it holds."""
+    """Column → the source and field that it contains."""
     results: dict[str, str] = field(default_factory=dict)
     """SQL of a field of an operator's results → the column of these results."""
     results_read: set[str] = field(default_factory=set)
@@ -40,7 +40,7 @@ class PlanBuilder:
     functions: list[PythonFunction] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     failing: list[tuple[Failure, Scope]] = field(default_factory=list)
-    """Where a step may fail, each with what is known before it."""
+    """Steps that can fail, each with the scope before it."""
     explosions: dict[int, list[int]] = field(default_factory=dict)
     """Stage → its nodes that turn one record into several."""
     explosion_depths: dict[int, int] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class Scope:
     is_null: str = "false"
     """Condition: the value is null, or the table's row was deleted."""
     exploded: tuple[int, ...] = ()
-    """The nodes on the way that make several records of one."""
+    """Upstream nodes that turn one record into several."""
     raw: str | None = None
-    """The column of an operator's results, if the value is such a result as it stands in `value`: JSON."""
+    """The column of an operator's results, if the value is such a result unchanged (JSON in `value`)."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ def column_read(builder: PlanBuilder, scope: Scope, name: str) -> str:
 
 
 def null_read(builder: PlanBuilder, scope: Scope) -> str:
-    """The condition that the value is null; the results that it reads are noted as read."""
+    """The condition that the value is null. Marks the results it reads as used."""
     if scope.is_null in builder.results:
         builder.results_read.add(builder.results[scope.is_null])
     return scope.is_null
@@ -197,7 +197,7 @@ def column_name(prefix: str, field: str) -> str:
 
 
 def add(builder: PlanBuilder, stage: int, depth: int, column: Column | Attempt) -> None:
-    """Make a column in the layer of that depth."""
+    """Add a column to the layer at `depth`."""
     layer = builder.stages.setdefault(stage, {}).setdefault(depth, [])
     assert isinstance(layer, list)
     layer.append(column)
@@ -213,12 +213,12 @@ def below(builder: PlanBuilder, stage: int) -> int:
 
 
 def final(builder: PlanBuilder, name: str, sql: str, step: int) -> None:
-    """Make a column of a record in the layer below all others."""
+    """Add a column to the last layer."""
     add(builder, 0, _FINAL, Column(name, sql, step))
 
 
 def column_of(builder: PlanBuilder, scope: Scope, name: str, sql: str, step: int) -> str:
-    """The column of the layer below all others that holds `sql`, made once for all steps that need it."""
+    """The column of the last layer that computes `sql`; added on first use."""
     if sql.isidentifier() and sql != "false":
         return sql
     layer = builder.stages.setdefault(scope.stage, {}).setdefault(_FINAL, [])

@@ -129,7 +129,7 @@ def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
 
 
 def _noted(builder: PlanBuilder, scope: Scope, column: str) -> Scope:
-    """The same, with its fields noted as parts of the operator's results in that column."""
+    """The same scope, with its fields registered as parts of the operator's results in that column."""
     builder.results |= {scope.columns[name]: column for name in scope.fields}
     if scope.is_null != "false":
         builder.results[scope.is_null] = column
@@ -190,7 +190,7 @@ def _filter(builder: PlanBuilder, node: nodes.Filter, scope: Scope, where: str) 
     scope, sqls = tried(builder, scope, node, node.parent, {"where": where})
     condition, name = sqls["where"], f"n{node.number}"
     if nodes.is_table(node):
-        # A row that no longer passes is deleted from the table that is left.
+        # A row that no longer passes the filter is deleted from the filtered table.
         sql = f"({null_read(builder, scope)} OR NOT coalesce({condition}, false))"
         add(builder, scope.stage, scope.depth + 1, Column(name, sql, node.number))
         return replace(scope, depth=scope.depth + 1, is_null=name)
@@ -213,10 +213,10 @@ def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scop
             columns[name] = sql
         else:
             columns[name] = column_name(f"n{node.number}", name)
-            # Guarded: an expression is not evaluated for records that a filter before it took out.
+            # Do not evaluate the expression for records that an earlier filter removed.
             column = Column(columns[name], f"IF({scope.passed}, {sql}, NULL)", node.number, field=name)
             add(builder, scope.stage, scope.depth + 1, column)
-    # A stream's record gets a value; a table's deletion stays one.
+    # In a stream, a null value becomes a value; in a table, it remains a deletion.
     is_null = scope.is_null if nodes.is_table(node) else "false"
     return replace(scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
 
@@ -272,7 +272,7 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
 
 
 def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
-    """A Python function as a function of SQL: it takes key and value as JSON, and gives JSON or what was wrong."""
+    """A Python function as a SQL function: takes key and value as JSON, returns JSON or an error."""
     takes, returns = reference(node.takes), reference(node.returns)
     builder.functions.append(PythonFunction(node.number, Reference(node.function), node.gives, takes, returns))
     key = column_read(builder, scope, "_key")
@@ -317,7 +317,7 @@ def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> S
 
 
 def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str) -> Scope:
-    """The value that a function gave; and the key, where it gives both."""
+    """The scope after a function: the value it returned and, if it returns both, the key."""
     column = result_column(node.number)
     add(builder, scope.stage, scope.depth + 1, Column(column, typed_json(f"{result}.value", node.fields), node.number))
     typed = _typed(replace(scope, depth=scope.depth + 1), column, scope.passed, node.fields)

@@ -24,7 +24,7 @@ def _summary(job: Job) -> str:
     if isinstance(job, FusedJob):
         return f"{len(job.groups)} aggregation groups in one stateful operator"
     if not job.operators:
-        return "nothing to remember"
+        return "no state"
     return f"{len(job.operators)} ordered operators in {job.stages} stage{'s' if job.stages > 1 else ''}"
 
 
@@ -32,7 +32,8 @@ def _stores(job: FusedJob) -> Iterator[str]:
     for group in job.groups:
         window = f", {group.window}" if group.window else ""
         window += f", kept {kept} ms after its end" if (kept := group.retention_ms) is not None else ""
-        yield f"  holds   by {group.grouped_by}{window}: {', '.join(store_column.store for store_column in group.store_columns)}"
+        stores = ", ".join(column.store for column in group.store_columns)
+        yield f"  holds   by {group.grouped_by}{window}: {stores}"
 
 
 def _operators(job: OrderedJob) -> Iterator[str]:

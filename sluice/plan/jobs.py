@@ -1,4 +1,4 @@
-"""What a plan is made of: jobs, the aggregation groups they keep, the topics they read and write.
+"""The parts of a plan: jobs, their aggregation groups and operators, and the topics they read and write.
 
 All of it is data that can be pickled and says what the engine needs to know: the topology itself is not in it.
 """
@@ -25,11 +25,11 @@ class Column:
     name: str
     sql: str
     step: int | None
-    """Number of the step that it is made for; None where several share it."""
+    """Number of the step that it belongs to; None if several steps share it."""
     field: str = ""
-    """The author's name of what it holds, if it has one."""
+    """The author's name for its content, if there is one."""
     position: str = ""
-    """Of a column that makes a row of each element of an array: the column of the element's place in the array."""
+    """For a column that turns an array into rows: the column of the element's index."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Attempt:
 
     @property
     def error(self) -> str:
-        """The column of what is wrong with a record."""
+        """Name of the column with a record's error."""
         return f"{self.name}_error"
 
     def result(self, number: int) -> str:
@@ -62,18 +62,18 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Transformation:
-    """A function from DataFrame to DataFrame: the SQL of the columns it is given, the names of those it makes."""
+    """A function from DataFrame to DataFrame: the SQL of its input columns and the names of its output columns."""
 
     step: int
     function: Reference
     at: str
     given: tuple[tuple[str, str], ...]
     made: tuple[tuple[str, str], ...]
-    """Field and the job's column for it."""
+    """Field → the job's column."""
 
 
 Layer: TypeAlias = tuple[Column | Attempt, ...] | Transformation
-"""Columns that are computed from those of the layers before, all at once; or a function of the whole frame."""
+"""Columns that are computed together from those of the previous layers; or a function of the whole DataFrame."""
 Layers: TypeAlias = tuple[Layer, ...]
 
 
@@ -113,11 +113,11 @@ class AggregationGroup:
 
     number: int
     topics: tuple[str, ...]
-    """The topics that its records come from."""
+    """The topics of its records."""
     passed: str
     """Column: whether the group counts a record."""
     key: str
-    """Column: the record's key here, as text."""
+    """Column: the record's key in the group, as text."""
     grouped_by: str
     """The author's expression of the key."""
     window: Window | None
@@ -125,15 +125,15 @@ class AggregationGroup:
     """Columns that the aggregates read."""
     store_columns: tuple[StoreColumn, ...]
     mergeable: Mapping[str, tuple[str, str | None]]
-    """The aggregates that can be put together from parts, each as function and column; that of `count(*)` is None."""
+    """The aggregates that can be combined from partial ones, as function and column (None for `count(*)`)."""
     null: str
     """Column: whether the record's value is null; empty if it never is."""
     late: Sink | None
     """The topic of records that are late for every window."""
     retention_ms: int | None
-    """How long after its end a window is kept; None: for ever."""
+    """How long after its end a window is kept; None: forever."""
     made: str
-    """The steps before it in the author's words: state stays valid as long as they are the same."""
+    """The upstream steps as the author wrote them: state stays valid while they are equal."""
 
     @property
     def name(self) -> str:
@@ -168,38 +168,38 @@ class TableInput:
 
 @dataclass(frozen=True)
 class Edge:
-    """What gets to one side of an ordered operator, to a store or to a sink after one: columns of a stage."""
+    """The path of rows into one side of an ordered operator, or into a store or sink after one: columns of a stage."""
 
     target: int
     side: int
     stage: int
-    """The stage whose columns they are: 0 for records right after the stateless steps."""
+    """The stage of the columns: 0 for records right after the stateless steps."""
     topics: tuple[str, ...]
-    """The topics that it comes from."""
+    """The topics of its records."""
     passed: str
-    """Condition: a row gets there."""
+    """Condition: a row takes this path."""
     key: str
     values: tuple[str, ...]
     """SQL of the value, or of an aggregate's arguments."""
     is_null: str
     foreign: str | None = None
-    """SQL of the record's own key, where `key` is another; of an aggregate with late records, of the whole value."""
+    """SQL of the record's original key, if `key` differs; for an aggregate with late records, of the whole value."""
     scalar: bool = False
-    """The value is no object."""
+    """Whether the value is not an object."""
     raw: str | None = None
-    """The column of an operator's result that the value is as it stands, JSON already."""
+    """The column of an operator's result that is the unchanged value, already JSON."""
     arguments: bool = False
     """Whether the values are an aggregate's arguments; the JSON is then an array."""
     old: bool = False
-    """Old values of a table get there too."""
+    """Whether a table's old values take this path too."""
     valued: bool = False
-    """A record without a value does not move stream time, as one without a key never does."""
+    """Whether records without a value leave stream time unchanged, as records without a key always do."""
     exploded: str = "0"
     """SQL of a number that distinguishes the rows of one record, if steps turned it into several."""
 
     @property
     def column(self) -> str:
-        """Column: whether a row gets there."""
+        """Column: whether a row takes this path."""
         return f"f{self.target}_{self.side}"
 
     @property
@@ -220,35 +220,35 @@ class Edge:
 
 @dataclass(frozen=True)
 class OrderedOperator:
-    """An operator that takes each key's records in order, with a state of its own for each key."""
+    """An operator that processes each key's records in order and keeps a state per key."""
 
     step: Step
     stage: int
     action: Action
     edges: tuple[Edge, ...]
     topics: tuple[str, ...]
-    """The topics that its rows come from."""
+    """The topics of its rows."""
     retracts: bool
-    """Something that follows needs the old value of what changes."""
+    """Whether a later step needs the old value of each change."""
     inline: int | None
-    """The operator of the same stage whose results it takes as they come."""
+    """The operator of the same stage whose results it takes directly."""
     clock: str
-    """Whose stream time it goes by: its own name, or that of the operator whose results it takes as they come."""
+    """Operator whose stream time applies: itself, or the upstream operator it is chained to."""
     waits: bool
-    """Something of it, or of an operator that takes its results as they come, waits for stream time."""
+    """Whether it, or an operator chained to it, waits for stream time."""
     store: str | None
     grouped_by: str
     """The author's expression of the store's key."""
     window: AnyWindow | None
     """The windows of the store's keys."""
     late: Sink | None
-    """Where its late records go; of several aggregates with the same topic one sends them."""
+    """The topic for late records. If several aggregates share it, only one of them sends."""
     made: str
-    """The steps before it in the author's words: state stays valid as long as they are the same."""
+    """The upstream steps as the author wrote them: state stays valid while they are equal."""
     why_ordered: str
     """Why it needs each key's records in order, in words."""
     does: str
-    """What it does itself, in the author's words and with the types that he declares."""
+    """Its own definition, as the author wrote it and with the declared types."""
     read: frozenset[str] = frozenset()
     """The columns of its results that expressions after it read."""
 
@@ -264,12 +264,12 @@ class OrderedOperator:
 
     @property
     def result(self) -> str:
-        """The column of its results, where it has one output."""
+        """The column of its results, if it has one output."""
         return result_column(self.number)
 
     @property
     def sides(self) -> tuple[Edge, ...]:
-        """What feeds it records right after the stateless steps."""
+        """The edges from records right after the stateless steps."""
         return tuple(edge for edge in self.edges if edge.stage == 0)
 
     @property
@@ -295,11 +295,11 @@ class OrderedOperator:
 
 
 LEFT, RIGHT, STORE = 0, 1, 2
-"""Sides of an operator that are fed; what feeds the operator's store is a side of its own."""
+"""Sides of an operator. The edge into the operator's store is a separate side."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:
-    """The column of an operator's results; of a processor of those to one output."""
+    """The column of an operator's results; for a processor, of one of its outputs."""
     return f"v{operator}" if output is None else f"v{operator}_{output}"
 
 
@@ -334,7 +334,7 @@ class TableSink:
 
 @dataclass(frozen=True)
 class PlannedPipeline:
-    """What the jobs of a pipeline share: its name, what it sets for all steps, and how it is shown."""
+    """What the jobs of a pipeline share: its name, its settings for all steps, and its descriptions."""
 
     name: str
     workers: int
@@ -355,7 +355,7 @@ class PlannedPipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseJob:
-    """What all jobs have: topics in, columns of single records, topics out, one snapshot per batch."""
+    """The common part of all jobs: input topics, columns of single records, output topics, one snapshot per batch."""
 
     pipeline: PlannedPipeline
     name: str
@@ -364,7 +364,7 @@ class BaseJob:
     metadata: tuple[str, ...]
     """Those of `_key`, `_topic`, ... that any step reads."""
     layers: Layers
-    """Columns made of the records', one layer of the ones before."""
+    """Columns computed from the records, each layer from the previous ones."""
     functions: tuple[PythonFunction, ...]
     """The Python functions that the layers call."""
     failures: tuple[Failure, ...]
@@ -373,7 +373,7 @@ class BaseJob:
     state_functions: tuple[tuple[str, Reference], ...]
     """The author's functions that the job's state depends on, each with a name for messages."""
     read_elsewhere: frozenset[str] = frozenset()
-    """Topics that another job reads as well, which is the one to set aside what cannot be read: here it is counted."""
+    """Topics that another job reads too. That job writes the dead letters; this one only counts them."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -382,7 +382,7 @@ class BaseJob:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """Every topic the job writes, dead letters left out."""
+        """Every topic the job writes, without dead letters."""
         raise NotImplementedError
 
     @property
@@ -397,7 +397,7 @@ class BaseJob:
 
     @property
     def tries(self) -> bool:
-        """Whether any expression of the job may fail."""
+        """Whether any expression of the job can fail."""
         return any(isinstance(column, Attempt) for column in self.columns)
 
     @property
@@ -411,7 +411,7 @@ class BaseJob:
         return tuple(failure for failure in self.failures if not failure.stage)
 
     def step_of(self, column: str) -> Step | None:
-        """The step that a column is made for, or that writes the topic or keeps the store of that name."""
+        """The step that a column belongs to, or that writes the topic or fills the store with this name."""
         for each in self.columns:
             if column in (each.name, each.error if isinstance(each, Attempt) else None):
                 return None if each.step is None else self.pipeline.steps[each.step]
@@ -424,21 +424,21 @@ class BaseJob:
 
     @property
     def field_names(self) -> dict[str, str]:
-        """Column → the author's name of what it holds, where it has one."""
+        """Column → the author's name for its content, if there is one."""
         made = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
         return made | {field.column: field.name for source in self.streams for field in source.fields}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedJob(BaseJob):
-    """One streaming query whose stores Spark adds up in any order, all in one stateful operator."""
+    """One streaming query whose stores Spark computes in any order, all in one stateful operator."""
 
     groups: tuple[AggregationGroup, ...]
     table_sinks: tuple[TableSink, ...]
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """Every topic the job writes, dead letters left out."""
+        """Every topic the job writes, without dead letters."""
         late = [group.late for group in self.groups if group.late is not None]
         return (*self.stream_sinks, *(table.sink for table in self.table_sinks), *late)
 
@@ -449,26 +449,26 @@ class FusedJob(BaseJob):
 
     @property
     def tries(self) -> bool:
-        """Whether any expression of the job may fail."""
+        """Whether any expression of the job can fail."""
         steps = (step for sink in self.table_sinks for step in sink.steps)
         return super().tries or any(isinstance(step, Select) and step.causes for step in steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedJob(BaseJob):
-    """One streaming query whose operators take each key's records in order; it may have none, and only pass on."""
+    """One streaming query whose operators, if any, process each key's records in order."""
 
     operators: tuple[OrderedOperator, ...]
     edges: tuple[Edge, ...]
-    """What gets to stores and sinks after ordered operators."""
+    """Edges into stores and sinks after ordered operators."""
     later_layers: Mapping[int, Layers]
-    """Stage → the columns made of its operators' results."""
+    """Stage → the columns computed from its operators' results."""
     ordered_sinks: tuple[Sink, ...]
     """The topics that operators' results are written to."""
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """Every topic the job writes, dead letters left out."""
+        """Every topic the job writes, without dead letters."""
         return (*self.stream_sinks, *self.ordered_sinks)
 
     @property
@@ -479,7 +479,7 @@ class OrderedJob(BaseJob):
 
     @property
     def stages(self) -> int:
-        """How many sets of ordered operators follow one another."""
+        """Number of stages of ordered operators."""
         return max((operator.stage for operator in self.operators), default=0)
 
     @property
@@ -490,7 +490,7 @@ class OrderedJob(BaseJob):
             yield from columns_of(layers)
 
     def step_of(self, column: str) -> Step | None:
-        """The step that a column is made for, or that writes the topic or keeps the store of that name."""
+        """The step that a column belongs to, or that writes the topic or fills the store with this name."""
         edges = [*self.edges, *(edge for operator in self.operators for edge in operator.edges)]
         for edge in edges:
             if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
@@ -503,7 +503,7 @@ class OrderedJob(BaseJob):
         return own or super().step_named(name)
 
     def feeds_of(self, stage: int) -> list[Edge]:
-        """What is fed from a stage: to operators, stores and sinks."""
+        """The edges from a stage to operators, stores and sinks."""
         edges = (edge for operator in self.operators for edge in operator.edges)
         return [edge for edge in (*edges, *self.edges) if edge.stage == stage]
 
@@ -512,7 +512,7 @@ Job: TypeAlias = FusedJob | OrderedJob
 
 
 def columns_of(layers: Layers) -> Iterator[Column | Attempt]:
-    """The columns of layers; what a function of the whole frame makes has no SQL."""
+    """The columns of layers; those from a function of the whole DataFrame have no SQL."""
     for layer in layers:
         if not isinstance(layer, Transformation):
             yield from layer
@@ -526,7 +526,7 @@ class Plan:
     jobs: tuple[Job, ...]
 
     def job(self, name: str) -> Job:
-        """The job of that name; TopologyError lists those there are."""
+        """The job with this name; TopologyError lists the existing jobs."""
         job = next((job for job in self.jobs if job.name == name), None)
         if job is None:
             names = ", ".join(job.name for job in self.jobs)

@@ -1,4 +1,4 @@
-"""What a store's or operator's state is made by, in words: state stays valid as long as these words stay the same."""
+"""Definitions of stores and operators as text: state stays valid while its definition is equal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def made_by(node: nodes.Node) -> str:
 
 
 def _source(source: nodes.Source, texts: str) -> str:
-    """What a topic's records are to the expressions in `texts`."""
+    """How a source defines the fields that the expressions in `texts` read."""
     kind = source.kind.replace("_", " ")
     key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
     time = f"event time {source.event_time or 'of the record'} {source.zone}"
@@ -41,7 +41,7 @@ def _source(source: nodes.Source, texts: str) -> str:
 
 
 def does(node: nodes.Node) -> str:
-    """What a step does, in the author's words and with the types that he declares."""
+    """The definition of a step, as the author wrote it and with the declared types."""
     types = ""
     match node:
         case nodes.Apply(takes=takes, fields=fields):
@@ -65,7 +65,7 @@ def declared(kind: Any) -> str:
 
 
 def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference], ...]:
-    """The author's functions that these operators' states depend on, each with a name that no other one has."""
+    """The author's functions that these operators' states depend on, with unique names."""
     steps = dict.fromkeys(step for node in stateful for step in (*_ancestors(node), node))
     counts: dict[str, int] = {}
     functions = []

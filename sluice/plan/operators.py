@@ -1,4 +1,4 @@
-"""What ordered operators do, as values: the engine makes the operators of `sluice.operators` of them."""
+"""Ordered operators as values, from which the engine builds the operators of `sluice.operators`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Aggregate:
     columns: tuple[str, ...]
     """Names of the store's columns."""
     scalar: bool
-    """Whether the store's value is the one column's value itself."""
+    """Whether the store's value is the value of its only column."""
     plain: bool
-    """Whether each column is one function's result, so that nothing is computed of the results."""
+    """Whether each column is one function's result, without further computation."""
     subtracts: bool
-    """Whether it is over a table, whose old values are taken back."""
+    """Whether it aggregates a table, whose old values are subtracted."""
     retention_ms: int | None
 
 
@@ -51,7 +51,7 @@ class PythonAggregate:
 
 @dataclass(frozen=True)
 class Merge:
-    """The records of several streams that come out of different stages."""
+    """Merges streams that come from different stages."""
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class Planner:
         self.edges.append(edge)
 
     def finish(self) -> tuple[tuple[OrderedOperator, ...], tuple[Edge, ...]]:
-        """Operators and feeds, once every step has its columns: a row that a step made several of counts once."""
+        """The operators and edges, once all columns exist. A row that a step turned into several counts once."""
         clocks = {operator.number: operator.name for operator in self.operators}
         waited_for = {operator.inline for operator in self.operators}
         operators = (
@@ -301,7 +301,7 @@ class Planner:
         return _text(made), own
 
     def _functions(self, node: nodes.Node) -> tuple[AggregateFunction, ...]:
-        """The functions that an aggregate's columns are made of."""
+        """The functions in an aggregate's columns."""
         if not isinstance(node, nodes.Aggregate) or node.python is not None:
             return ()
         functions: dict[tuple[str, str | None, int], None] = {}
@@ -334,7 +334,7 @@ def is_of_processor(group_id: int) -> bool:
 
 
 def waits(node: nodes.Node) -> bool:
-    """Whether something of an operator waits for stream time though no record comes."""
+    """Whether an operator can emit results without a new record, when stream time advances."""
     match node:
         case nodes.Aggregate(window=window):
             return window is not None
@@ -347,7 +347,7 @@ def waits(node: nodes.Node) -> bool:
 
 
 def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Action:
-    """What the operator of a node does."""
+    """The operator of a node as a value."""
     match node:
         case nodes.Aggregate(python=None):
             plain = not functions or not made_of(node)
@@ -382,7 +382,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
 
 def _process(node: nodes.Process) -> Process:
     stores = {
-        # State rows' numbers follow the stores' names, as stores may come and go.
+        # Group numbers depend on the stores' names only, since stores may be added or removed.
         name: ProcessorStore(
             Reference(kind), ttl_ms, f"map<string,{declared(kind)}>",
             _FIRST_ENTRIES + zlib.crc32(name.encode()) % _ENTRIES if node.queryable else None,

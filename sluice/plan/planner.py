@@ -70,8 +70,8 @@ def load_plan(folder: Path, name: str) -> Plan:
     return plan(load_pipeline(folder, name))
 
 
-# What no other run of a query gives again.
-_ASKS_THE_MOMENT = re.compile(r"\b(now|rand\w*|uuid|shuffle|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
+# Functions whose results differ from run to run.
+_VARIES = re.compile(r"\b(now|rand\w*|uuid|shuffle|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
 
 
 def _planned(pipeline: Pipeline) -> PlannedPipeline:
@@ -88,7 +88,7 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         text=drawing.text(pipeline),
         mermaid=drawing.mermaid(pipeline),
         svg=drawing.svg(pipeline),
-        asks_the_moment=_ASKS_THE_MOMENT.search(" ".join(step.detail for step in steps)) is not None,
+        asks_the_moment=_VARIES.search(" ".join(step.detail for step in steps)) is not None,
     )
 
 
@@ -101,7 +101,7 @@ def _fused_job(pipeline: Pipeline, planned: PlannedPipeline, fused: list[nodes.A
     peeks = _last_peeks(pipeline)
     for peek in peeks:
         if not after_operators(pipeline, peek):
-            scope_of(builder, peek)  # whose column every record gets
+            scope_of(builder, peek)  # adds its column to every record
     for node in fused:
         scope_of(builder, node.parent)
     groups = _groups(builder, fused)
@@ -166,7 +166,7 @@ def _of_every_job(
     *,
     rest: bool,
 ) -> dict[str, Any]:
-    """What all jobs have, once every step has its columns; `ends` are the nodes whose sources the job reads."""
+    """The common part of all jobs, once all columns exist; `ends` are the nodes whose sources the job reads."""
     read = {source for node in ends for source in nodes.sources_of(node)}
     streams = [
         source_of(source, builder.used.get(source.number, {}), builder.key_fields.get(source.number, ()))
@@ -234,7 +234,7 @@ def _sources(pipeline: Pipeline) -> list[nodes.Source]:
 
 
 def _tables(pipeline: Pipeline, groups: int) -> tuple[TableInput, ...]:
-    """The global tables. Their state rows' numbers follow the groups', and are no node's."""
+    """The global tables. Their group numbers follow those of the aggregation groups, and are not node numbers."""
     sources = [source for source in _sources(pipeline) if source.kind == "global_table"]
     first = groups or len(pipeline.nodes)
     return tuple(
@@ -314,7 +314,7 @@ def _stream_sink(builder: PlanBuilder, node: nodes.Sink) -> Sink:
     scope = scope_of(builder, node.parent)
     passed, key = masked(builder, scope), column_read(builder, scope, "_key")
     if nodes.is_table(node.parent):
-        passed = f"({passed} AND {key} IS NOT NULL)"  # nobody could tell which row that changes
+        passed = f"({passed} AND {key} IS NOT NULL)"  # without a key, the change has no row
     sink = sink_of(node)
     final(builder, sink.passed, f"({passed})", node.number)
     final(builder, sink.key, f"IF({passed}, {key}, NULL)", node.number)

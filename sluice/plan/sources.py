@@ -17,7 +17,7 @@ def step_of(node: nodes.Node) -> Step:
 
 
 def topics_of(node: nodes.Node) -> tuple[str, ...]:
-    """The topics that a node's records come from."""
+    """The topics of a node's records."""
     return tuple(source.topic for source in nodes.sources_of(node))
 
 

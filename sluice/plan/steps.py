@@ -1,4 +1,4 @@
-"""The steps of a topology as values of a plan: what messages say of them, what is read, what is written."""
+"""A topology's steps, sources and sinks as values of a plan."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Step:
     name: str
     """Its name in counts and stream times: the store's or topic's, where it has one."""
     title: str
-    """What it is: `store orders`, `filter`."""
+    """Title, such as `store orders` or `filter`."""
     detail: str
-    """What it does, in the author's expressions."""
+    """Detail: the author's expressions."""
     at: str
     """The author's `file:line`."""
     on_error: OnError
@@ -38,7 +38,7 @@ class SourceField:
     column: str
     """The job's column for it."""
     is_key: bool
-    """Whether it is a key as it stands, so that its length is checked when it is read."""
+    """Whether it is a key unchanged, so that the decoder checks its length."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Source:
     event_time: str | None
     """The field that holds the event's time; None: the record's own time."""
     zone: str
-    """The time zone of event times that name none."""
+    """Time zone of event times without a zone."""
     max_future_skew_ms: int
     nulls: OnNull
     on_time: OnTime
@@ -110,5 +110,5 @@ class PythonFunction:
     function: Reference
     gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
     takes: Reference | None
-    """The type that it is given the value as; None: what JSON gives."""
+    """Type of the value that it receives; None: as decoded from JSON."""
     returns: Reference | None
