@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typing_extensions import TypeVar
 
 from sluice import Client, Routes, Stores, client, errors, query, read_store, settings, topology
 from sluice.cli import app
 from sluice.operators import processor
 from sluice.query import Reader
 from sluice.testing import Output, TopologyTestDriver, kafka
-from sluice.topology import drawing, load_pipeline
+from sluice.topology import drawing, dsl, load_pipeline
 from sluice.values import contracts
 from sluice.values.records import METADATA
 
@@ -25,8 +26,8 @@ HERE = Path(__file__).parent
 PUBLIC: dict[str, list[Any]] = {
     "Topology": [
         topology.Pipeline, topology.Serde, topology.Stream, topology.GroupedStream, topology.WindowedStream,
-        topology.Table, topology.GlobalTable, topology.GroupedTable, topology.tumbling, topology.hopping,
-        topology.sliding, topology.session, topology.within, topology.Window, contracts.Digits,
+        topology.Table, topology.GlobalTable, topology.GroupedTable, topology.Processed, topology.struct,
+        topology.tumbling, topology.hopping, topology.sliding, topology.session, topology.within, topology.Window, contracts.Digits,
         topology.load_pipeline, topology.load_pipelines,
     ],
     "Processors": [processor.Processor, processor.Record, processor.Context, processor.Store, processor.Timer],
@@ -41,7 +42,7 @@ PUBLIC: dict[str, list[Any]] = {
 _HIDDEN = {"add", "claim", "expire", "turn_to"}
 _MADE_BY_METHODS = {
     topology.Stream, topology.GroupedStream, topology.WindowedStream, topology.Table, topology.GlobalTable,
-    topology.GroupedTable, processor.Processor, processor.Context, processor.Store,
+    topology.GroupedTable, topology.Processed, processor.Processor, processor.Context, processor.Store,
     Stores,
 }  # fmt: skip
 
@@ -61,9 +62,10 @@ def drawings() -> dict[str, str]:
 
 
 def _extras() -> str:
-    """The columns of every record, which have no docstring."""
+    """The columns of every record, and what Python functions are called with."""
     columns = ", ".join(f"`{name}` ({kind})" for name, kind in METADATA.items())
-    return f"Every expression can read the value's fields and these columns: {columns}."
+    rule = (inspect.getdoc(dsl) or "").partition("\n\n")[2]
+    return f"Every expression can read the value's fields and these columns: {columns}.\n\n{' '.join(rule.split())}"
 
 
 def _describe(thing: Any) -> str:
@@ -104,7 +106,8 @@ def _with_default(parameter: inspect.Parameter) -> tuple[str, bool]:
     )
     simple = isinstance(parameter.default, str | int | None)
     default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}" if simple else " = ..."
-    annotation = str(parameter.annotation).strip('"').replace("'", '"')
+    declared = parameter.annotation
+    annotation = (declared.__name__ if isinstance(declared, TypeVar) else str(declared)).strip('"').replace("'", '"')
     return f"{star}{parameter.name}: {annotation}{default}", parameter.kind is parameter.KEYWORD_ONLY
 
 

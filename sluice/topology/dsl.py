@@ -1031,7 +1031,7 @@ class GroupedTable(_Grouped[V]):
 
 
 class Processed(Generic[R]):
-    """The outputs of a processor, by name."""
+    """A processor's outputs: `processed.output`, and by name `processed["quiet"]`."""
 
     def __init__(self, pipeline: Graph, node: nodes.Process) -> None:
         self.pipeline = pipeline
