@@ -16,24 +16,24 @@ REBUILD, FROM_TOPICS = "--rebuild", "--from-topics"
 
 
 def main(arguments: list[str]) -> int:
-    """Run jobs of a pipeline, all if none is named; 0, or 1 after an error that is said on standard error."""
+    """Run jobs of a pipeline, by default all. Returns the exit status; errors are printed on standard error."""
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [argument for argument in arguments if not argument.startswith("-")]
     if not names or not {*options} <= {REBUILD, FROM_TOPICS}:
         print(f"usage: main.py [{REBUILD} [{FROM_TOPICS}]] PIPELINE [JOB ...]", file=sys.stderr)
         return 2
     try:
-        with ThreadPoolExecutor(1) as aside:
-            # The JVM takes seconds over its session and its first Python worker: imports and planning go on meanwhile.
-            spark = aside.submit(session, settings(), f"sluice {names[0]}")
-            warm = aside.submit(lambda: start_workers(spark.result()))
+        with ThreadPoolExecutor(1) as background:
+            # The JVM takes seconds to start its session and the first Python worker. Import and plan in the meantime.
+            spark = background.submit(session, settings(), f"sluice {names[0]}")
+            warm = background.submit(lambda: start_workers(spark.result()))
             try:
                 if REBUILD in options:
                     rebuild(settings(), spark, *names, from_topics=FROM_TOPICS in options)
                 else:
                     run(settings(), spark, *names)
             finally:
-                wait([warm])  # else Spark complains of the task that it is stopped under
+                wait([warm])  # otherwise Spark logs an error for the task that stopping it interrupts
                 spark.result().stop()
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str) -> None:
-    """Run jobs of a pipeline one after the other, each until it has read what there is."""
+    """Run jobs of a pipeline one after another, each until it has read all records."""
     # Imported here, while the session starts.
     import structlog
 
@@ -71,7 +71,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
 def rebuild(
     configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str, from_topics: bool = False
 ) -> None:
-    """Build the state of jobs of a pipeline anew from their topics."""
+    """Rebuild the state of jobs of a pipeline from their topics."""
     from sluice.brokers import require_brokers
     from sluice.engine.job.rebuild import Rebuild, forget_gone
     from sluice.plan import load_plan

@@ -22,17 +22,17 @@ DEFAULTS = {
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-    # No limit: with one, Spark works out the batch's size after every row, which costs more than to write it.
+    # No limit: with one, Spark computes the batch's size after every row, which costs more than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
-    # Spark would run one more batch, of nothing, to let go of closed windows: the next one with records does so too.
+    # Spark would run another, empty batch to remove closed windows. The next batch with records removes them too.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 
 
 def session(settings: Settings, name: str) -> SparkSession:
-    """The session, made by spark-submit's settings, then the pipeline's environment, then the defaults here."""
-    # Python workers must be this interpreter, not the first `python3` on the PATH.
+    """The Spark session. spark-submit's settings take precedence over the pipeline's environment and DEFAULTS."""
+    # Python workers must use this interpreter, not the first `python3` on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     for key, value in {**DEFAULTS, **settings.spark_conf}.items():
@@ -43,10 +43,10 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 
 def start_workers(spark: SparkSession) -> None:
-    """Start Python's workers on this machine's own Spark: the first takes seconds, which no batch should wait for."""
+    """Start Python workers of a local Spark: the first takes seconds, for which no batch should wait."""
     if (spark.sparkContext.master or "").startswith("local"):
-        spark.range(1).mapInArrow(_as_it_is, "id BIGINT").collect()
+        spark.range(1).mapInArrow(_identity, "id BIGINT").collect()
 
 
-def _as_it_is(batches: Iterator[Any]) -> Iterator[Any]:
+def _identity(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches

@@ -174,12 +174,12 @@ def result_fields(builder: PlanBuilder, node: nodes.Node) -> Mapping[str, str]:
             return {TEXT_FIELD: ""} if scope.scalar else dict.fromkeys(scope.fields, "")
 
 
-_PLACE_BITS = 40
+_OFFSET_BITS = 40
 RESULT_METADATA = {
     "_key": "key",
     "_timestamp": "timestamp_millis(time)",
-    "_partition": f"CAST((place >> {_PLACE_BITS}) & 8191 AS INT)",
-    "_offset": f"(place & {2**_PLACE_BITS - 1})",
+    "_partition": f"CAST((origin >> {_OFFSET_BITS}) & 8191 AS INT)",
+    "_offset": f"(origin & {2**_OFFSET_BITS - 1})",
     "_window_start": "timestamp_millis(nullif(window_start, -1))",
     "_window_end": "timestamp_millis(nullif(window_end, -1))",
 }

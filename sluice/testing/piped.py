@@ -118,7 +118,7 @@ class PipedRun:
         counts = self._input.partitions(job.topics) | dict(partitions)
         only = OnlyWriter()
         frames = Frames(spark, job, self.storage, self._input, 2_000_000, counts, only.epoch)
-        state_rows = frames.shared_out()
+        state_rows = frames.state_rows()
         self._ledger.jobs.register(job_info(self.storage, frames))
         tables = GlobalTables.load(job, self.storage.locations[0], None)
         known = (tables, None, frames.types, Retention.of(self.storage, counts))

@@ -268,7 +268,7 @@ def test_a_history_that_is_lost_is_said_to_be(start: Start, capfd: pytest.Captur
     with running.ledger() as ledger, ledger.engine.connect() as connection:
         connection.exec_driver_sql("DELETE FROM history")
         connection.commit()
-    with pytest.raises(EngineError, match="does not know all batches in which they were read"):
+    with pytest.raises(EngineError, match="does not have all batches"):
         rebuild(running)
     assert "history lost" in "".join(capfd.readouterr())
     assert JobRun(running.spark, plan(running.pipeline).jobs[0], running.settings).run() == 0

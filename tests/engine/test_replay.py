@@ -200,7 +200,7 @@ def test_a_lost_ledger_is_not_taken_for_a_new_one(start: Start) -> None:
     for file in Path(running.settings.home).glob("ledger.sqlite*"):
         file.unlink()
     running.send("sales", sale("a", "2.20"))
-    with pytest.raises(EngineError, match="finished batch 0, but the ledger does not know of it"):
+    with pytest.raises(EngineError, match="finished batch 0, but the ledger does not have it"):
         running.run()
 
 

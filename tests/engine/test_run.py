@@ -189,9 +189,11 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
 def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("b"))
-    one_more = SideOutputs.by_source
+    one_more = SideOutputs.counts_by_partition
     monkeypatch.setattr(
-        SideOutputs, "by_source", lambda *of: {place: n + Counter(read=1) for place, n in one_more(*of).items()}
+        SideOutputs,
+        "counts_by_partition",
+        lambda *of: {place: n + Counter(read=1) for place, n in one_more(*of).items()},
     )
     with pytest.raises(Exception, match=r"sales/0: 3 records were read, and 2 are accounted for"):
         running.run()

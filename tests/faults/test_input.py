@@ -39,7 +39,7 @@ def test_a_topic_made_anew(start: Start, seen: Seen) -> None:
         running.run()
         before = running.everything()
         make_anew(running, records)
-        with pytest.raises(InputError, match="was deleted and made anew") as refused:
+        with pytest.raises(InputError, match="was deleted and created again") as refused:
             running.run()
         assert running.everything() == before
         said.append(str(refused.value).split(":")[0])

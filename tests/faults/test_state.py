@@ -122,7 +122,7 @@ def test_a_damaged_shard(start: Start, seen: Seen) -> None:
         if name == "changed":
             assert not report(running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True)
         running.send("sales", sale("a", "7.00"))
-        with pytest.raises(StateError, match="Worker 0 has no shard to go on with"):
+        with pytest.raises(StateError, match="Worker 0's shard is damaged"):
             running.run()
         with running.ledger() as ledger:
             (worker, other) = ledger.jobs.workers(running.pipeline.name, "main")

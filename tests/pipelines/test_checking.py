@@ -102,7 +102,7 @@ def remember(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
     (job,) = plan(pipeline).jobs
     storage = Storage.of(job, 1, settings)
     frames = Frames(spark, job, storage, NoRecords(spark), 1, dict.fromkeys(job.topics, 1))
-    frames.shared_out()
+    frames.state_rows()
     with Ledger.open(settings.ledger) as ledger:
         ledger.jobs.register(job_info(storage, frames))
         ledger.snapshots.publish(make_snapshot(0, pipeline=pipeline.name, job=job.name))
@@ -172,7 +172,7 @@ def test_a_function_whose_code_has_changed_is_named_and_not_refused(spark: Spark
     remember(spark, reduced(larger), tmp_path)
     assert check(spark, reduced(larger), tmp_path) == [""]
     (said,) = check(spark, reduced(changed), tmp_path)
-    assert said.startswith("The code of larger (store largest) has changed. State goes on as the old code made it")
+    assert said.startswith("The code of larger (store largest) has changed. The state that the old code made is kept")
 
 
 def test_every_function_of_spark_is_known(spark: SparkSession) -> None:
@@ -211,5 +211,5 @@ def test_a_processors_stores_may_come_and_go_but_not_turn_queryable(spark: Spark
     check(spark, processed(second=str), tmp_path)
     with pytest.raises(CompatibilityError, match=r"store first: its value's type 'map<string,bigint>' became"):
         check(spark, processed(first=str), tmp_path)
-    with pytest.raises(CompatibilityError, match="step process-1 is another one"):
+    with pytest.raises(CompatibilityError, match="step process-1 has changed or moved"):
         check(spark, processed(first=int, queryable=False), tmp_path)

@@ -221,7 +221,7 @@ def test_fail_ends_the_run_with_step_line_and_key(drive: Drive, store: str) -> N
     driver.pipe("readings", {"value": 1}, "a", timestamp=0)
     driver.commit()
     driver.pipe("readings", {"value": BROKEN}, "a", timestamp=1)
-    with pytest.raises(EngineError, match=r"test_dead_letters.py:\d+ failed for the key 'a': ValueError: 13 is broken"):
+    with pytest.raises(EngineError, match=r"test_dead_letters.py:\d+ failed for key 'a': ValueError: 13 is broken"):
         driver.commit()
 
 
@@ -234,7 +234,7 @@ def test_a_step_that_fails_too_often_ends_the_run(drive: Drive, limit: float, ba
         driver.pipe("readings", {"value": BROKEN if 0 < number <= bad else 1}, "a", timestamp=number)
     if ends:
         said = (
-            rf"store reduced at .*py:\d+ failed for {bad} of the {bad + 60} records .* The first said: ValueError: 13"
+            rf"store reduced at .*py:\d+ failed for {bad} of the {bad + 60} records .* The first error: ValueError: 13"
         )
         with pytest.raises(EngineError, match=said):
             driver.commit()

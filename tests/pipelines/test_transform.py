@@ -53,7 +53,7 @@ def test_a_frame_gets_further_columns_and_other_branches_do_not_notice(drive: Dr
 def test_a_function_that_loses_the_rows_is_named(drive: Drive) -> None:
     pipeline = Pipeline("careless")
     pipeline.stream("readings", value=Reading).transform(without_rows, returns=Summary).to("means")
-    with pytest.raises(EngineError, match=r"test_transform.py:\d+ returns a frame without _row"):
+    with pytest.raises(EngineError, match=r"test_transform.py:\d+ returns a DataFrame without _row"):
         drive(pipeline)
 
 

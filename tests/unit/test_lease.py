@@ -173,10 +173,10 @@ import sys
 from sluice.engine.job.lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.ledger import Ledger
-from tests.states import make_audit as audit, make_snapshot
+from sluice.state.model import JobRef
 
 with Ledger.open(sys.argv[1]) as ledger:
-    with Lease(ledger.leases, "orders", "totals", 1, this_process("other"), Patience(0.05, 0.6, 0.6)) as lease:
+    with Lease(ledger.leases, JobRef("orders", "totals", 1), this_process("other"), Patience(0.05, 0.6, 0.6)) as lease:
         print("held", flush=True)
         sys.stdin.readline()
         try:

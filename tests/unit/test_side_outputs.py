@@ -27,8 +27,8 @@ def keys_of(side_outputs: SideOutputs, batch: int, topic: str) -> list[str]:
 
 def test_counts_of_all_parts_are_added_up(side_outputs: SideOutputs) -> None:
     side_outputs.write_facts(3, "read-a-00000", Facts({"read": 5}))
-    side_outputs.write_facts(3, "place-a-00000", Facts({"applied": 4, "late/w": 1}, {"w/a/0": 70}))
-    side_outputs.write_facts(3, "place-a-00001", Facts({"applied": 2}, {"w/a/1": 60}))
+    side_outputs.write_facts(3, "part-a-00000", Facts({"applied": 4, "late/w": 1}, {"w/a/0": 70}))
+    side_outputs.write_facts(3, "part-a-00001", Facts({"applied": 2}, {"w/a/1": 60}))
     assert side_outputs.facts(3) == Facts({"read": 5, "applied": 6, "late/w": 1}, {"w/a/0": 70, "w/a/1": 60})
     assert side_outputs.facts(4) == Facts()
 
@@ -36,20 +36,20 @@ def test_counts_of_all_parts_are_added_up(side_outputs: SideOutputs) -> None:
 def test_a_retried_part_replaces_its_files(side_outputs: SideOutputs) -> None:
     for _ in range(2):
         side_outputs.write_facts(0, "read-a-00000", Facts({"read": 5}))
-        side_outputs.write_records(0, "out", "place-a-00000", records("x", "y"))
+        side_outputs.write_records(0, "out", "part-a-00000", records("x", "y"))
     assert side_outputs.facts(0).counts == {"read": 5}
     assert keys_of(side_outputs, 0, "out") == ["x", "y"]
 
 
 def test_records_have_the_order_of_the_parts(side_outputs: SideOutputs) -> None:
     for part in (10, 2, 0):
-        side_outputs.write_records(0, "out", f"place-a-{part:05}", records(f"from {part}"))
+        side_outputs.write_records(0, "out", f"part-a-{part:05}", records(f"from {part}"))
     assert keys_of(side_outputs, 0, "out") == ["from 0", "from 2", "from 10"]
 
 
 def test_topics_with_similar_names_are_separate(side_outputs: SideOutputs) -> None:
-    side_outputs.write_records(0, "shop.orders", "place-a-00000", records("theirs"))
-    side_outputs.write_records(0, "orders", "place-a-00000", records("ours"))
+    side_outputs.write_records(0, "shop.orders", "part-a-00000", records("theirs"))
+    side_outputs.write_records(0, "orders", "part-a-00000", records("ours"))
     side_outputs.write_records(0, "orders", "read-b.orders-00000", records("ours too"))
     assert keys_of(side_outputs, 0, "orders") == ["ours", "ours too"]
     assert keys_of(side_outputs, 0, "shop.orders") == ["theirs"]
@@ -65,7 +65,7 @@ def test_a_batch_starts_from_its_stream_times(side_outputs: SideOutputs) -> None
 
 
 def test_missing_stream_times_are_an_error(side_outputs: SideOutputs, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="batch 1 goes on from cannot be read"):
+    with pytest.raises(EngineError, match="batch 1 starts from cannot be read"):
         side_outputs.times(1)
     side_outputs.start(1, {"w/a/0": 5})
     (tmp_path / "side_outputs" / "1" / "times.json").write_text("{")
@@ -82,7 +82,7 @@ def test_old_batches_are_dropped_when_a_new_one_starts(side_outputs: SideOutputs
 
 def test_a_file_is_complete_or_absent(side_outputs: SideOutputs) -> None:
     big = records(*(f"key {n}" for n in range(5_000)))
-    side_outputs.write_records(0, "out", "place-a-00000", big)
+    side_outputs.write_records(0, "out", "part-a-00000", big)
     failures: list[object] = []
     done = threading.Event()
 
@@ -97,14 +97,14 @@ def test_a_file_is_complete_or_absent(side_outputs: SideOutputs) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for _ in range(30):
-        side_outputs.write_records(0, "out", "place-a-00000", big)
+        side_outputs.write_records(0, "out", "part-a-00000", big)
     done.set()
     reader.join()
     assert failures == []
 
 
 def test_partial_files_of_dead_tasks_are_ignored(side_outputs: SideOutputs, tmp_path: Path) -> None:
-    side_outputs.write_records(0, "out", "place-a-00000", records("x"))
+    side_outputs.write_records(0, "out", "part-a-00000", records("x"))
     folder = tmp_path / "side_outputs" / "0"
     assert len(list(folder.iterdir())) == 1
     (whole,) = folder.iterdir()

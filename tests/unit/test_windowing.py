@@ -17,9 +17,9 @@ from msgspec import Struct
 from sluice import Pipeline, hopping, tumbling
 from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, Clock
-from sluice.engine.fused import windowing as placing
-from sluice.engine.fused.windowing import Placed, Placer, place
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, StreamTimes
+from sluice.engine.fused import windowing as windowing_module
+from sluice.engine.fused.windowing import Windowed, Windowing, assign_windows
 from sluice.plan import FusedJob, plan
 from sluice.values.windows import Window
 
@@ -39,11 +39,11 @@ class Begun(BatchClock):
 
 def put(
     times: Sequence[int], window: Window = WINDOW, stream_time: int = BEFORE_ALL, closed: int = BEFORE_ALL
-) -> Placed:
-    return place(np.array(times, np.int64), window, stream_time, closed)
+) -> Windowed:
+    return assign_windows(np.array(times, np.int64), window, stream_time, closed)
 
 
-def starts(placed: Placed) -> list[tuple[int, int]]:
+def starts(placed: Windowed) -> list[tuple[int, int]]:
     """Row and window start for each counted record."""
     return list(zip(placed.rows.tolist(), placed.starts.tolist(), strict=True))
 
@@ -195,13 +195,13 @@ class Sales:
         (self.input,) = {name for group in self.job.groups for name in group.inputs}
         inputs = {self.input: pa.int64()}
         self.partitions = {"sales": partitions, "returns": 7}
-        self.placer = Placer.of(self.job, self.side_outputs, Begun(), self.partitions, inputs)
+        self.windowing = Windowing.of(self.job, self.side_outputs, Begun(), self.partitions, inputs)
         self.batch = 0
-        monkeypatch.setattr(placing, "current_batch", lambda: self.batch)
+        monkeypatch.setattr(windowing_module, "current_batch", lambda: self.batch)
 
     def run(self, *batches: list[tuple[int, str | None, int]], partition: int = 0) -> list[tuple[str, str, int]]:
         """Process records (time, shop, amount) of one partition; returns store, key and window start of each row."""
-        found = list(self.placer(self._arrow(records, partition) for records in batches))
+        found = list(self.windowing(self._arrow(records, partition) for records in batches))
         state_rows = pa.Table.from_batches([batch for batch in found if batch.num_rows] or found[:1])
         self.last = state_rows
         names = [group.name for group in self.job.groups]
@@ -311,7 +311,7 @@ def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monk
     sales = Sales(tmp_path, monkeypatch, partitions=2)
 
     def closed(times: dict[str, int], idle_timeout_ms: int | None = None) -> int:
-        return sales.placer.closed(Clock(times, sales.partitions, NOW, idle_timeout_ms))
+        return sales.windowing.closed(StreamTimes(times, sales.partitions, NOW, idle_timeout_ms))
 
     everywhere = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 400, "big/sales/1": 450}
     assert closed(everywhere) == 300
@@ -328,7 +328,9 @@ def test_an_idle_partition_does_not_hold_windows_open(tmp_path: Path, monkeypatc
     sales = Sales(tmp_path, monkeypatch, partitions=2)
     times = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 500, "big/sales/1": 300}
     seen = {f"{SEEN}/sales/0": NOW - 10, f"{SEEN}/sales/1": NOW - 1_000}
-    closed = [sales.placer.closed(Clock(times | seen, sales.partitions, NOW, idle)) for idle in (None, 1_000, 999)]
+    closed = [
+        sales.windowing.closed(StreamTimes(times | seen, sales.partitions, NOW, idle)) for idle in (None, 1_000, 999)
+    ]
     assert closed == [300, 300, 500]
 
 
@@ -363,9 +365,9 @@ def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatc
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     (job,) = plan(pipeline).jobs
     assert isinstance(job, FusedJob)
-    placer = Placer.of(job, SideOutputs(str(tmp_path)), Begun(), {"sales": 1}, {})
-    placer.clocks.side_outputs.start(0, {})
-    monkeypatch.setattr(placing, "current_batch", lambda: 0)
+    windowing = Windowing.of(job, SideOutputs(str(tmp_path)), Begun(), {"sales": 1}, {})
+    windowing.stream_times.side_outputs.start(0, {})
+    monkeypatch.setattr(windowing_module, "current_batch", lambda: 0)
     (group,) = job.groups
     batch = pa.RecordBatch.from_pydict({
         "_source": pa.array([0, 0, 0], pa.int32()),
@@ -374,5 +376,5 @@ def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatc
         group.passed: pa.array([True, False, None]),
         group.key: pa.array(["a", None, None]),
     })  # fmt: skip
-    assert sum(state_rows.num_rows for state_rows in placer(iter([batch]))) == 1
-    assert placer.clocks.side_outputs.facts(0).counts == {"applied": 1, "filtered": 2}
+    assert sum(state_rows.num_rows for state_rows in windowing(iter([batch]))) == 1
+    assert windowing.stream_times.side_outputs.facts(0).counts == {"applied": 1, "filtered": 2}

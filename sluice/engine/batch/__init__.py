@@ -1,1 +1,1 @@
-"""What every part of a batch shares: side outputs, checkpoint, stream time, dead letters, accounting."""
+"""Parts of a batch that all rooms share: side outputs, checkpoint, stream time, dead letters, accounting, topics."""

@@ -1,4 +1,4 @@
-"""What a task after the stateless steps does for every job: put output aside, count records, hand facts over."""
+"""The bookkeeping of the task after the stateless steps, for both kinds of job: output records, counts, stream times."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.checkpoint import BatchClock
-from sluice.engine.batch.dead_letters import dead_letters
+from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
-from sluice.engine.batch.stream_time import SEEN, Clock, Mask
-from sluice.engine.read.decode import DeadLetter
+from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError
 from sluice.plan import Failure, Job, OrderedJob, Sink
 
@@ -25,11 +24,11 @@ Part = tuple[str, int]
 
 
 class Fate:
-    """What becomes of each of a batch's rows; a record that had any effect is applied, whatever else it was."""
+    """What happens to each row of a batch. A record that had any effect is applied, whatever else happened to it."""
 
     def __init__(self, records: npt.NDArray[np.int64] | None, applied: Mask, rejected: Mask, skipped: Mask) -> None:
         self.records = records
-        """A number for each row's record, where steps may have made several rows of one."""
+        """Each row's record (its offset), if steps may have made several rows of one record."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
         self.late = np.zeros_like(applied)
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
@@ -43,20 +42,20 @@ _FATES = (
 
 @dataclass
 class PartFacts:
-    """One partition's share of a batch, while it is gone through."""
+    """One partition's share of a batch, as it accumulates."""
 
     counts: Counter[str] = field(default_factory=Counter)
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
     times: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     """Column of a step's errors → the last record for which it failed."""
-    last_letter: int = -1
+    last_dead_letter: int = -1
     """The last record that has a dead letter."""
     _last: tuple[int, int] | None = None
-    """Record and fate of the last row, whose record may go on in the next rows."""
+    """Record and fate of the last row; the next rows may be of the same record."""
 
     def count(self, fate: Fate) -> None:
-        """Count each record once, by the best that became of it."""
+        """Count each record once, by its best fate: the first of `_FATES` that applies to any of its rows."""
         kinds = [fate.applied, fate.late, *fate.dropped.values(), fate.rejected, fate.skipped]
         best = np.select(kinds, range(len(kinds)), default=len(kinds))
         if fate.records is None:
@@ -77,69 +76,69 @@ class PartFacts:
                 self.counts[_FATES[kind]] += number
 
     def end(self) -> None:
-        """Count the last record too."""
+        """Count the last record."""
         if self._last is not None:
             self.counts[_FATES[self._last[1]]] += 1
             self._last = None
 
 
 @dataclass(frozen=True)
-class Clocks:
-    """How a batch's tasks learn how far stream time was before it."""
+class StreamTimeReader:
+    """Reads in tasks the stream times that a batch starts from."""
 
     side_outputs: SideOutputs
     batches: BatchClock
     partitions: Mapping[str, int]
-    """Of each topic of the streams."""
+    """Number of partitions of each stream's topic."""
     idle_timeout_ms: int | None
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, partitions: Mapping[str, int]) -> Self:
-        """Those of a job, given how many partitions each topic has."""
         counts = {source.topic: partitions[source.topic] for source in job.streams}
         return cls(side_outputs, batches, counts, job.pipeline.idle_timeout_ms)
 
-    def at(self, number: int) -> Clock:
-        """The stream times before a batch."""
-        return Clock(self.side_outputs.times(number), self.partitions, self.batches.begun(number), self.idle_timeout_ms)
+    def before(self, number: int) -> StreamTimes:
+        return StreamTimes(
+            self.side_outputs.times(number), self.partitions, self.batches.begun(number), self.idle_timeout_ms
+        )
 
 
 @dataclass
 class Task:
-    """One task's records, while they are gone through."""
+    """One task's share of a batch, as it accumulates."""
 
-    clock: Clock
+    before: StreamTimes
+    """As of the batch's start."""
     parts: dict[Part, PartFacts] = field(default_factory=dict)
 
-    def hand_over(self, sinks: RecordSinks, number: int) -> None:
-        """Hand over what the records of each partition came to."""
+    def write(self, sinks: RecordSinks, number: int) -> None:
+        """Write the side outputs of batch `number`."""
         for part, facts in self.parts.items():
-            sinks.hand_over(number, part, facts, self.clock.now)
+            sinks.write(number, part, facts, self.before.now)
 
 
 @dataclass(frozen=True)
 class RecordSinks:
-    """The topics that single records go to, and what to count."""
+    """Collects output records and dead letters of the stateless steps, and counts records."""
 
     side_outputs: SideOutputs
     sinks: tuple[Sink, ...]
     topics: Mapping[int, str]
     passes: tuple[str, ...]
-    """Columns: whether a record gets to an ordered operator."""
+    """Columns that say whether a record goes to an ordered operator."""
     failing: tuple[Failure, ...]
     dead_letters: str
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs) -> RecordSinks:
-        """Those of a job."""
         topics = {source.number: source.topic for source in job.streams}
         passes = tuple(edge.column for edge in job.feeds_of(0)) if isinstance(job, OrderedJob) else ()
         return cls(side_outputs, job.stream_sinks, topics, passes, job.first_failures, job.pipeline.dead_letters)
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Part, Mask | None]]:
-        """The partitions that a batch's records are from, each with its records; None stands for all.
+        """The partitions of a batch's records, each with the mask of its records; None means all records.
 
-        From Kafka a task gets one partition; records that a test pipes in come in one task, in their order.
+        From Kafka a task reads one partition. Records of a test driver come in one task, in their order.
         """
         sources, partitions = batch.column("_source").to_numpy(), batch.column("_partition").to_numpy()
         if (sources == sources[0]).all() and (partitions == partitions[0]).all():
@@ -149,14 +148,14 @@ class RecordSinks:
             yield (self.topics[source], partition), (sources == source) & (partitions == partition)
 
     def collect(self, batch: pa.RecordBatch, facts: PartFacts) -> Fate:
-        """Put aside the output records of one partition's records; what became of each so far."""
+        """Collect the output records of one partition's records in `facts`, and return the records' fates so far."""
         count = batch.num_rows
         applied = np.zeros(count, bool)
         for sink in self.sinks:
-            there = truth(batch.column(sink.passed))
-            applied |= there
-            if there.any():
-                chosen = batch.filter(pa.array(there))
+            passed = truth(batch.column(sink.passed))
+            applied |= passed
+            if passed.any():
+                chosen = batch.filter(pa.array(passed))
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
                 records = pa.table(columns | {"timestamp": chosen.column("_time")})
                 facts.outputs.setdefault(sink.topic, []).append(records)
@@ -168,10 +167,10 @@ class RecordSinks:
     def _failed(
         self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, facts: PartFacts
     ) -> tuple[Mask, Mask]:
-        """The records that a step rejected or skipped. A record has one dead letter, of the first step that failed."""
+        """Masks of the rows that a step rejected or skipped. A record has one dead letter, of the first failed step."""
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
-        letters: dict[int, DeadLetter] = {}
-        elsewhere: set[int] = set()
+        dead_letters: dict[int, DeadLetter] = {}
+        of_other_jobs: set[int] = set()
         for failure in self.failing:
             step, error = failure.step, batch.column(failure.column)
             failed = truth(error.is_valid())
@@ -184,7 +183,7 @@ class RecordSinks:
                 skipped |= failed
             else:
                 rejected |= failed
-            # A record once, however many rows other steps made of it.
+            # Count a record once, however many rows other steps made of it.
             if records is not None:
                 last, of_rows = facts.rejected.get(failure.column, -1), records[rows]
                 rows = rows[np.diff(of_rows, prepend=last) != 0]
@@ -193,19 +192,27 @@ class RecordSinks:
             for row in rows.tolist() if step.on_error == "dead_letter" else ():
                 record = row if records is None else int(records[row])
                 if failure.tried_elsewhere:
-                    elsewhere.add(record)
-                elif record != facts.last_letter:
-                    letters.setdefault(record, DeadLetter(row, "processing", error[row].as_py(), step.title, step.at))
-        if mine := [letter for record, letter in sorted(letters.items()) if record not in elsewhere]:
-            facts.outputs.setdefault(self.dead_letters, []).append(_dead_letters(batch, mine))
-        if letters and records is not None:
-            facts.last_letter = max(letters)
+                    of_other_jobs.add(record)
+                elif record != facts.last_dead_letter:
+                    dead_letters.setdefault(
+                        record, DeadLetter(row, "processing", error[row].as_py(), step.title, step.at)
+                    )
+        own = [dead_letter for record, dead_letter in sorted(dead_letters.items()) if record not in of_other_jobs]
+        if own:
+            # The records as they were read.
+            names = ("topic", "partition", "offset", "timestamp")
+            columns = {name: batch.column(f"_{name}") for name in names}
+            columns |= {name: batch.column(f"_raw_{name}") for name in ("key", "value", "headers")}
+            table = pa.Table.from_batches([dead_letter_records(pa.RecordBatch.from_pydict(columns), own)])
+            facts.outputs.setdefault(self.dead_letters, []).append(table)
+        if dead_letters and records is not None:
+            facts.last_dead_letter = max(dead_letters)
         return rejected, skipped
 
-    def hand_over(self, number: int, part: Part, facts: PartFacts, now: int) -> None:
-        """Hand over what one partition's records came to."""
+    def write(self, number: int, part: Part, facts: PartFacts, now: int) -> None:
+        """Write one partition's side outputs of batch `number`."""
         topic, partition = part
-        name = f"place-{topic}-{partition:05}"
+        name = f"part-{topic}-{partition:05}"
         facts.end()
         for output, tables in facts.outputs.items():
             facts.counts.update(self.side_outputs.write_records(number, output, name, pa.concat_tables(tables)))
@@ -213,25 +220,17 @@ class RecordSinks:
         self.side_outputs.write_facts(number, name, Facts(dict(facts.counts), times))
 
 
-def _dead_letters(batch: pa.RecordBatch, letters: list[DeadLetter]) -> pa.Table:
-    """The records that a step rejected, as they were read."""
-    names = ("topic", "partition", "offset", "timestamp")
-    columns = {name: batch.column(f"_{name}") for name in names}
-    raw = {name: batch.column(f"_raw_{name}") for name in ("key", "value", "headers")}
-    return pa.Table.from_batches([dead_letters(pa.RecordBatch.from_pydict(columns | raw), letters)])
-
-
 def _failed(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
-    """The error that ends the run where the author says so."""
-    place = ", ".join(f"{name} {batch.column(f'_{name}')[row].as_py()}" for name in ("partition", "offset"))
+    """The error that ends the run when a step with `on_error="fail"` fails."""
+    position = ", ".join(f"{name} {batch.column(f'_{name}')[row].as_py()}" for name in ("partition", "offset"))
     return EngineError(
-        f"{failure.step} failed for the record of {batch.column('_topic')[row].as_py()}, {place}: "
+        f"{failure.step} failed for the record of {batch.column('_topic')[row].as_py()}, {position}: "
         f"{batch.column(failure.column)[row].as_py()}",
-        next_step='The step says on_error="fail": correct it or the topic, or let it say "dead_letter" or "skip".',
+        next_step='Correct the step or the topic, or replace the step\'s on_error="fail" by "dead_letter" or "skip".',
     )
 
 
 def truth(booleans: pa.Array) -> Mask:
-    """A column of conditions as an array; null is false."""
+    """A Boolean column as an array, in which null is false."""
     filled: Any = pc.fill_null(booleans, False)
     return np.asarray(filled.to_numpy(zero_copy_only=False), bool)

@@ -1,4 +1,4 @@
-"""Spark's own logs in a checkpoint: which batches were begun and done, when, and up to which offsets."""
+"""Spark's logs in a checkpoint: the batches that were begun and done, when they began, and their end offsets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.errors import EngineError
 
 
 def current_batch() -> int:
-    """The batch that this task belongs to."""
+    """The number of this task's batch."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -22,9 +22,9 @@ def current_batch() -> int:
 
 
 def batch_log(checkpoint: str, batch: int) -> list[str]:
-    """Spark's log of a batch, written before it runs: its version, its facts, then each source's end positions.
+    """Spark's log of a batch, written before it runs: version, metadata, then each source's end offsets.
 
-    Raises EngineError if it is not there, or damaged.
+    Raises EngineError if it is missing or damaged.
     """
     filesystem, path = open_path(checkpoint)
     try:
@@ -42,37 +42,37 @@ def batch_log(checkpoint: str, batch: int) -> list[str]:
 
 
 def last_batch(checkpoint: str, log: str) -> int:
-    """The last batch in one of the checkpoint's logs: `offsets` of those begun, `commits` of those done. -1 if none."""
+    """The last batch in a log of the checkpoint: `offsets` (begun) or `commits` (done). -1 if there is none."""
     filesystem, path = open_path(f"{checkpoint}/{log}")
-    found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    return max((int(info.base_name) for info in found if info.base_name.isdigit()), default=-1)
+    files = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    return max((int(info.base_name) for info in files if info.base_name.isdigit()), default=-1)
 
 
 def forget_stray_checksums(checkpoint: str) -> None:
-    """Delete Hadoop's checksums of log files that are gone: Spark would refuse to write these files again."""
+    """Delete Hadoop's checksums of log files that no longer exist: Spark would refuse to write these files again."""
     for log in ("offsets", "commits"):
         filesystem, path = open_path(f"{checkpoint}/{log}")
-        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        there = {info.base_name for info in found}
-        for info in found:
-            if info.extension == "crc" and info.base_name.removeprefix(".").removesuffix(".crc") not in there:
+        files = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        names = {info.base_name for info in files}
+        for info in files:
+            if info.extension == "crc" and info.base_name.removeprefix(".").removesuffix(".crc") not in names:
                 filesystem.delete_file(info.path)
 
 
 def batch_clock(checkpoint: str, batch: int) -> int:
-    """When the batch was first begun, epoch ms: the same however often it is tried."""
+    """When the batch was first begun, epoch ms; a retry does not change it."""
     return int(json.loads(batch_log(checkpoint, batch)[1])["batchTimestampMs"])
 
 
 @dataclass(frozen=True)
 class BatchClock:
-    """When the batches of a checkpoint were begun. A test moves the clock on by the ms in the file `moved`."""
+    """When the batches of a checkpoint were begun. Tests advance the clock by the ms in the file `moved`."""
 
     checkpoint: str
     moved: str = ""
 
     def begun(self, batch: int) -> int:
-        """When the batch was first begun, epoch ms."""
+        """When the batch was first begun, epoch ms; a retry does not change it."""
         ahead = int(Path(self.moved).read_text()) if self.moved else 0
         return batch_clock(self.checkpoint, batch) + ahead
 
@@ -81,7 +81,7 @@ def batch_positions(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
     """By topic and partition the offset after the batch's last record, over all sources."""
     positions: dict[str, dict[str, int]] = {}
     for line in batch_log(checkpoint, batch)[2:]:
-        found = None if line == "-" else json.loads(line)
-        if isinstance(found, dict):  # what a test pipes in has a plain number
-            positions |= found
+        offsets = None if line == "-" else json.loads(line)
+        if isinstance(offsets, dict):  # a test driver's source has a plain number
+            positions |= offsets
     return positions

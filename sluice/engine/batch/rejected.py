@@ -1,4 +1,4 @@
-"""Rows that a step of an ordered job rejected, on their way to the driver, who makes dead letters of them."""
+"""Rows that steps of an ordered job rejected, on their way to the driver, which makes dead letters of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import DEAD_LETTER, header
-from sluice.engine.batch.rows import LAST, REJECTED, in_order, offset_of, place_of
+from sluice.engine.batch.rows import LAST, REJECTED, in_order, offset_of, partition_of
 from sluice.engine.batch.side_outputs import Facts
 from sluice.errors import EngineError
 from sluice.plan import Job, Step
@@ -19,87 +19,85 @@ from sluice.state.model import NO_WINDOW
 
 
 class Rejected(msgspec.Struct, omit_defaults=True):
-    """`value` of a row whose target is `rows.REJECTED`; its key, time, window and place are the row's own."""
+    """The `value` of a row whose target is `rows.REJECTED`. Its key, time, window and origin are the row's own."""
 
     node: int
     """Number of the step's node in the pipeline."""
     detail: str
-    """What was wrong: `ZeroDivisionError: division by zero`."""
+    """The error, such as `ZeroDivisionError: division by zero`."""
     value: str | None = None
-    """The value as the step was given it, as JSON text."""
+    """The step's input value, as JSON text."""
     timer: str | None = None
-    """Name of the timer that was rejected, whose time is the row's; None if it was a record."""
+    """Name of the rejected timer, whose time is the row's; None for a record."""
     reason: str = "processing"
 
 
 _LONGEST = 2_000
 
 
-def said(error: BaseException) -> str:
-    """What an error says, on one line, whatever an author's exception does: `ZeroDivisionError: division by zero`."""
+def describe(error: BaseException) -> str:
+    """An error on one line: `ZeroDivisionError: division by zero`. Never raises, whatever the error's `__str__` does."""
     try:
         text = str(error)
     except Exception:
-        text = "(it cannot be shown)"
+        text = "(its __str__ fails)"
     text = " ".join(f"{type(error).__name__}: {text}".split()) if text else type(error).__name__
     return text.encode(errors="replace").decode()[:_LONGEST]
 
 
-def ends_the_run(step: str, key: str | None, detail: str, timer: str = "") -> EngineError:
-    """The error of a step that fails for a record, or a timer, and is to end the run then."""
-    of = f"the timer {timer!r} of " if timer else ""
+def step_failed(step: str, key: str | None, detail: str, timer: str = "") -> EngineError:
+    """The error that ends the run when a step with `on_error="fail"` fails for a record or a timer."""
+    subject = f"timer {timer!r} of key {key!r}" if timer else f"key {key!r}"
     return EngineError(
-        f"{step} failed for {of}the key {key!r}: {detail}.",
-        next_step="Nothing of the batch is visible. Correct the step and run again, or have it go on without "
+        f"{step} failed for {subject}: {detail}.",
+        next_step="Nothing of the batch is visible. Correct the step and run again, or let the run continue without "
         'such records: on_error="dead_letter".',
     )
 
 
 Row = Mapping[str, Any]
-"""A rejected row: `key`, `value` (JSON of `Rejected`), and what is known of its time, window and place."""
+"""A rejected row: `key`, `value` (JSON of `Rejected`), and its time, window and origin as far as they are known."""
 
-SETTLED = "stage-rejected"
-"""The name of the facts that say how many rows were rejected, and of which partitions' records."""
+REJECTED_PART = "stage-rejected"
+"""The part whose facts count the rejected rows, by step and by the partition of their records."""
 
 
 def rejected_rows(returned: pa.Table) -> list[Row]:
-    """The rows that steps of an ordered job rejected, in order."""
+    """The rejected rows among those that tasks returned, sorted."""
     rows = returned.filter(pc.equal(returned.column("group_id"), REJECTED))
     return rows.take(pa.array(in_order(rows))).to_pylist() if rows.num_rows else []
 
 
 def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
-    """The dead letters of rejected rows, and how often each step failed.
+    """The dead letters of rejected rows, and the number of failures of each step.
 
-    Raises EngineError for the first row of a step that is to end the run.
+    Raises EngineError for the first row of a step with `on_error="fail"`.
     """
     topics = {source.number: source.topic for source in job.streams}
-    facts, letters = Facts(), []
+    facts, dead_letters = Facts(), []
     for row in rows:
         rejected = msgspec.json.decode(row["value"], type=Rejected)
         step = job.pipeline.steps[rejected.node]
         if step.on_error == "fail":
-            raise ends_the_run(str(step), row["key"], rejected.detail)
+            raise step_failed(str(step), row["key"], rejected.detail)
         name = f"failed/{step.name}"
         facts.counts[name] = facts.counts.get(name, 0) + 1
-        if (place := _place(topics, row)) is not None:
-            of_place = facts.by_place.setdefault(f"{place[0]}-{place[1]}", {})
-            of_place[name] = of_place.get(name, 0) + 1
+        origin: tuple[str, int, int] | None = None
+        if row.get("sequence") not in (None, LAST):  # a timer and a store's change come from no record
+            source, partition = partition_of(row["origin"])
+            origin = topics[source], partition, offset_of(row["origin"])
+            partition_counts = facts.by_partition.setdefault(f"{topics[source]}-{partition}", {})
+            partition_counts[name] = partition_counts.get(name, 0) + 1
         if step.on_error == "dead_letter":
-            headers = [header(f"sluice.{name}", text) for name, text in _headers(step, place, row, rejected)]
-            letters.append({"key": _bytes(row["key"]), "value": _bytes(rejected.value), "headers": headers})
-    return pa.Table.from_pylist(letters, DEAD_LETTER), facts
+            headers = [header(f"sluice.{name}", text) for name, text in _headers(step, origin, row, rejected)]
+            dead_letters.append({"key": _bytes(row["key"]), "value": _bytes(rejected.value), "headers": headers})
+    return pa.Table.from_pylist(dead_letters, DEAD_LETTER), facts
 
 
-def _place(topics: Mapping[int, str], row: Row) -> tuple[str, int, int] | None:
-    """Topic, partition and offset of the record that a row comes of; None of a timer, and of a store's change."""
-    if row.get("sequence") in (None, LAST):
-        return None
-    source, partition = place_of(row["place"])
-    return topics[source], partition, offset_of(row["place"])
-
-
-def _headers(step: Step, place: tuple[str, int, int] | None, row: Row, rejected: Rejected) -> Iterator[tuple[str, str]]:
+def _headers(
+    step: Step, origin: tuple[str, int, int] | None, row: Row, rejected: Rejected
+) -> Iterator[tuple[str, str]]:
+    """Names and texts of the headers; `origin` is the record's topic, partition and offset."""
     yield "reason", rejected.reason
     yield "detail", rejected.detail
     yield "step", step.title
@@ -108,8 +106,8 @@ def _headers(step: Step, place: tuple[str, int, int] | None, row: Row, rejected:
         yield "key", row["key"]
     if rejected.timer is not None:
         yield "timer", rejected.timer
-    if place is not None:
-        yield from zip(("topic", "partition", "offset"), map(str, place), strict=True)
+    if origin is not None:
+        yield from zip(("topic", "partition", "offset"), map(str, origin), strict=True)
     if row.get("time") is not None:
         yield "timestamp", _iso(row["time"])
     if row["window_start"] not in (None, NO_WINDOW):

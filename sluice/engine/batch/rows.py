@@ -1,4 +1,4 @@
-"""The rows that go from stage to stage of an ordered job: what gets to an operator, and what it sends on."""
+"""The rows between a job's tasks: ordered rows on their way to operators, state rows on their way to shards."""
 
 from __future__ import annotations
 
@@ -26,31 +26,40 @@ ROW = {
     "window_start": "BIGINT",
     "window_end": "BIGINT",
     "sequence": "BIGINT",
-    "place": "BIGINT",
+    "origin": "BIGINT",
     "sub": "BIGINT",
     "worker": "INT",
 }
-"""A row is on its way to operator, store or sink `target`; or `emitted` by operator `target`, and not yet on any way.
+"""Columns of an ordered row: on its way to operator, store or sink `target`, or `emitted` by operator `target`.
 
-Rows are taken in the order of `sequence`, `place`, `sub`: of the records of a batch the one that came first, its
-topic's partition and offset, and a number that tells what was made of one record apart.
+Rows are sorted by `sequence` (the record's order within the batch), `origin` (its source, partition and offset) and
+`sub` (a number that distinguishes the rows made of one record).
 """
 
 ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW.items())
 SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW.items()])
-CLOCK = -1
-"""`side` of a row that says how far stream time is (`after`) in the partition that `output` names."""
+STREAM_TIME = -1
+"""`side` of a row that reports the stream time (`after`) of the partition named in `output`."""
 
 REJECTED = 2**31 - 2
-"""`target` of a row that a step rejected, whose `value` is the JSON of a `Rejected`: every stage passes it on."""
+"""`target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`, and every stage passes it on."""
 
 LAST = 2**62
-"""`sequence` of what is sent on after the last row, which comes of no record."""
+"""`sequence` of results that come after the last row and from no record: those of timers, for example."""
 
-PLACE_BITS = 40
+OFFSET_BITS = 40
 PARTITION_BITS = 13
 SUBS = 1024
-"""What is made of one row is told apart by a number below this."""
+"""At most so many results of one row have a `sub` of their own."""
+
+STATE_KEY = {"group_id": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": "BIGINT"}
+"""Columns that identify a state row."""
+
+SORT_KEY = ("sequence", "origin", "sub")
+"""The columns by which the results of ordered operators are sorted."""
+
+OWNER = "pmod(crc32(CAST(coalesce(key, '') AS BINARY)), {workers})"
+"""SQL of a key's worker, the same as `state.model.owner`. Output records without a key may go to any worker."""
 
 _DEFAULTS = {"side": 0, "emitted": False, "old": False, "window_start": NO_WINDOW, "window_end": NO_WINDOW, "sub": 0}
 
@@ -58,36 +67,34 @@ Integers = npt.NDArray[np.int64]
 
 
 def rows(count: int, columns: dict[str, pa.Array | int | bool | str]) -> pa.RecordBatch:
-    """Rows of these columns; a single value stands for every row, and what is left out is its default or null."""
-    made = []
+    """Rows with these columns. A scalar applies to every row; missing columns have their default or null."""
+    arrays = []
     for field in SCHEMA:
         value = columns.get(field.name, _DEFAULTS.get(field.name))
         if value is None:
-            made.append(pa.nulls(count, field.type))
+            arrays.append(pa.nulls(count, field.type))
         elif isinstance(value, pa.Array | pa.ChunkedArray):
-            made.append(value)
+            arrays.append(value)
         else:
-            made.append(pa.repeat(pa.scalar(value, field.type), count))
-    return pa.RecordBatch.from_arrays(made, schema=SCHEMA)
+            arrays.append(pa.repeat(pa.scalar(value, field.type), count))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def places(source: int, partition: int, offsets: Integers) -> Integers:
-    """One number for source, partition and offset: sorts as they do."""
-    return np.int64((source << PARTITION_BITS | partition) << PLACE_BITS) + offsets
+def origins(source: int, partition: int, offsets: Integers) -> Integers:
+    """Source, partition and offset in one number each, which sorts as they do."""
+    return np.int64((source << PARTITION_BITS | partition) << OFFSET_BITS) + offsets
 
 
-def place_of(place: int) -> tuple[int, int]:
-    """Source and partition of such a number."""
-    source_and_partition = place >> PLACE_BITS
+def partition_of(origin: int) -> tuple[int, int]:
+    """Source and partition of an origin."""
+    source_and_partition = origin >> OFFSET_BITS
     return source_and_partition >> PARTITION_BITS, source_and_partition & ((1 << PARTITION_BITS) - 1)
 
 
-def offset_of(place: int) -> int:
-    """The offset of such a number."""
-    return place & ((1 << PLACE_BITS) - 1)
+def offset_of(origin: int) -> int:
+    return origin & ((1 << OFFSET_BITS) - 1)
 
 
 def in_order(table: pa.Table) -> npt.NDArray[np.intp]:
-    """The order in which rows are to be taken."""
-    sort = [table.column(name).to_numpy() for name in ("sub", "place", "sequence")]
-    return np.lexsort(sort)
+    """The indices that sort rows."""
+    return np.lexsort([table.column(name).to_numpy() for name in reversed(SORT_KEY)])

@@ -1,9 +1,8 @@
-"""What tasks hand to the driver beside the query's rows: counts, stream times, output records, dead letters.
+"""Side outputs of tasks: counts, stream times, output records and dead letters, spooled as files beside the checkpoint.
 
-The files of a batch lie in a folder of its own beside the checkpoint, on storage that every executor shares. No batch
-needs those of another one: what must last is in shards and ledger. A task
-writes its files under names that only its part of the input has, and puts them in place whole: a task that runs again
-replaces them with the same content, so a batch's folder is the same however often the batch was tried.
+Each batch has a folder, on storage that all executors share, and needs no other batch's folder. A task writes each file
+atomically, under a name that only its part of the input has. A retried task replaces its files with the same content,
+so a batch's folder does not depend on the number of attempts.
 """
 
 from __future__ import annotations
@@ -23,47 +22,45 @@ from pyarrow import fs
 from sluice.errors import EngineError
 
 KEPT_BATCHES = 1
-"""A driver that has lost its lease may not know it yet: what its successor has begun must stay."""
-
+"""A driver may not know yet that it has lost its lease, so it keeps the folder that its successor may have begun."""
 
 _FACTS = ".facts.json"
 _TIMES = "times.json"
 
 
 class Facts(msgspec.Struct):
-    """What became of the records a task read, and how far its stream times are."""
+    """A task's counts of records and its stream times."""
 
     counts: dict[str, int] = {}
     stream_times: dict[str, int] = {}
-    by_place: dict[str, dict[str, int]] = {}
-    """Of a task whose rows are from several partitions: `TOPIC-PARTITION` → its share of the counts."""
+    by_partition: dict[str, dict[str, int]] = {}
+    """For a task with rows of several partitions: `TOPIC-PARTITION` → its share of the counts."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What became of records that a task wrote to their topic itself."""
+    """The result of a task's own writing to a topic."""
 
     counts: Mapping[str, int]
     records: Mapping[str, pa.Table]
-    """For other topics, which the driver writes: dead letters."""
+    """Records for other topics, which the driver writes: dead letters."""
 
 
 @dataclass(frozen=True)
 class SideOutputs:
-    """The folder of a job's generation. `root` is a path or a URI that pyarrow can open."""
+    """The side outputs of a job's generation. `root` is a path, or a URI that pyarrow can open."""
 
     root: str
     direct: Callable[[str, pa.Table], Written | None] | None = None
-    """Writes records of some topics itself; nothing is handed over of them."""
+    """Writes a topic's records from the task instead of spooling them; returns None for other topics."""
 
     def write_facts(self, batch: int, part: str, facts: Facts) -> None:
-        """Hand over the facts of one part of the batch's input."""
         self._put(f"{batch}/{part}{_FACTS}", msgspec.json.encode(facts))
 
     def write_records(self, batch: int, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
-        """Hand over records for a topic: columns `key`, `value`, and `headers` if there are any, in order.
+        """Spool records for a topic, in order: columns `key`, `value`, and perhaps `headers` and `timestamp`.
 
-        Returns the counts of those that were written to the topic instead.
+        Returns the counts of the records that `direct` has written instead.
         """
         if self.direct is not None and (written := self.direct(topic, records)) is not None:
             for other, table in written.records.items():
@@ -76,36 +73,39 @@ class SideOutputs:
         return {}
 
     def facts(self, batch: int) -> Facts:
-        """The facts of all parts of the batch."""
+        """The facts of all parts of the batch, added up."""
         counts: Counter[str] = Counter()
         times: dict[str, int] = {}
         for _, data in self._read(batch, _FACTS):
-            one = msgspec.json.decode(data, type=Facts)
-            counts.update(one.counts)
-            times |= one.stream_times
+            facts = msgspec.json.decode(data, type=Facts)
+            counts.update(facts.counts)
+            times |= facts.stream_times
         return Facts(dict(counts), times)
 
-    def by_source(self, batch: int) -> dict[tuple[str, int], Counter[str]]:
-        """The counts of each topic's partitions: parts are named KIND-TOPIC-PARTITION, or `stage-` and a worker."""
-        found: dict[tuple[str, int], Counter[str]] = {}
+    def counts_by_partition(self, batch: int) -> dict[tuple[str, int], Counter[str]]:
+        """The counts of each topic and partition.
+
+        Parts are named `KIND-TOPIC-PARTITION`, or `stage-…` if their facts are `by_partition`.
+        """
+        totals: dict[tuple[str, int], Counter[str]] = {}
         for name, data in self._read(batch, _FACTS):
             facts = msgspec.json.decode(data, type=Facts)
-            kind, _, place = name.removesuffix(_FACTS).partition("-")
-            of_places = {place: facts.counts} if kind != "stage" else facts.by_place
-            for place, counts in of_places.items():
-                topic, _, partition = place.rpartition("-")
-                found.setdefault((topic, int(partition)), Counter()).update(counts)
-        return found
+            kind, _, topic_partition = name.removesuffix(_FACTS).partition("-")
+            by_partition = facts.by_partition if kind == "stage" else {topic_partition: facts.counts}
+            for topic_partition, counts in by_partition.items():
+                topic, _, partition = topic_partition.rpartition("-")
+                totals.setdefault((topic, int(partition)), Counter()).update(counts)
+        return totals
 
     def records(self, batch: int, topic: str) -> Iterator[pa.Table]:
-        """The records for a topic, part by part in the order of the parts' names."""
+        """The records for a topic, by the names of their parts."""
         for _, data in self._read(batch, _records(topic)):
             yield pa.ipc.open_file(pa.BufferReader(data)).read_all()
 
     def times(self, batch: int) -> dict[str, int]:
-        """The times that a batch goes on from, as it was started with them.
+        """The stream times that the batch starts from, as `start` wrote them.
 
-        Raises EngineError if they are not there: a task that takes them for none would count late records.
+        Raises EngineError if they are missing: without them a task would count late records.
         """
         filesystem, path = self._at(f"{batch}/{_TIMES}")
         try:
@@ -113,14 +113,14 @@ class SideOutputs:
                 return msgspec.json.decode(file.read(), type=dict[str, int])
         except (OSError, msgspec.DecodeError) as error:
             raise EngineError(
-                f"The stream times that batch {batch} goes on from cannot be read: {path}: {error}.",
-                next_step="Run again: every batch is given them anew. All executors must share that folder.",
+                f"The stream times that batch {batch} starts from cannot be read: {path}: {error}.",
+                next_step="Run again: each run writes them anew. All executors must share that folder.",
             ) from None
 
     def start(self, batch: int, times: Mapping[str, int]) -> None:
-        """Make room for a batch, hand its tasks the times that it goes on from, and drop what no batch needs.
+        """Create the batch's folder with the stream times that it starts from, and delete the folders of old batches.
 
-        What an earlier try has left goes, too: it may have read further.
+        Files of an earlier attempt are deleted too: it may have read further.
         """
         filesystem, path = self._at("")
         if filesystem.get_file_info(f"{path}/{batch}").type != fs.FileType.NotFound:
@@ -132,8 +132,8 @@ class SideOutputs:
 
     def _read(self, batch: int, suffix: str) -> Iterator[tuple[str, bytes]]:
         filesystem, path = self._at(str(batch))
-        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        for info in sorted(found, key=lambda one: one.base_name):
+        files = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        for info in sorted(files, key=lambda info: info.base_name):
             if info.base_name.endswith(suffix) and not info.base_name.startswith("."):
                 with filesystem.open_input_stream(info.path) as file:
                     yield info.base_name, file.read()
@@ -153,7 +153,7 @@ class SideOutputs:
 
 
 def _records(topic: str) -> str:
-    # A sign that no topic has: the records for `a.orders` are none for `orders`.
+    # '@' is not legal in topic names, so the suffix for `orders` does not match a file for `a.orders`.
     return f"@{topic}.arrow"
 
 
@@ -167,7 +167,7 @@ def open_path(location: str) -> tuple[fs.FileSystem, str]:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Thousands of short-lived values make Python's collector look again and again for cycles that are not there."""
+    """Pause garbage collection: thousands of short-lived values trigger it often, and they have no cycles."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where a job's generation keeps what it needs between batches: checkpoint, handed-over files, shards."""
+"""The storage of a job's generation between batches: checkpoint, side outputs, shards."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sluice.engine.batch.checkpoint import BatchClock, batch_positions, forget_stray_checksums, last_batch
+from sluice.engine.batch.shards import damaged_state, open_shard
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.publish.shards import damaged, open_shard
 from sluice.errors import DamagedState, EngineError
 from sluice.ownership import close_folders, make_folder
 from sluice.plan import Job
@@ -23,27 +23,25 @@ from sluice.state.shard.shard import Checksums, Shard
 
 @dataclass(frozen=True)
 class Storage:
-    """The places of one job in one generation."""
+    """Where a job's generation keeps its data."""
 
     job: Job
     generation: int
     folder: str
-    """Of the two below."""
+    """The folder of the checkpoint and the side outputs."""
     checkpoint: str
     side_outputs: SideOutputs
     locations: tuple[str, ...] = field(repr=False)
     """Addresses of the workers' shards."""
     moved: str = ""
-    """A test's file that says by how many ms its clock is ahead."""
+    """In tests, a file with the ms by which the clock is ahead."""
 
     @property
     def batches(self) -> BatchClock:
-        """When the batches were begun."""
         return BatchClock(self.checkpoint, self.moved)
 
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
-        """The places that the settings give to the job."""
         pipeline = job.pipeline
         folder = f"{settings.checkpoints}/{pipeline.name}/{job.name}/g{generation}"
         ref = JobRef(pipeline.name, job.name, generation)
@@ -55,106 +53,108 @@ class Storage:
         return JobRef(self.job.pipeline.name, self.job.name, self.generation)
 
     def placed(self, placements: Placements) -> Storage:
-        """The same, with the shards where state servers keep them."""
+        """The same storage, with the addresses of shards that state servers keep."""
         return replace(self, locations=placements.written_at(self.ref, self.locations))
 
     def positions(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-        """By topic and partition: up to where batches are done, and up to where they were begun."""
+        """End offsets by topic and partition: of the last batch that is done, and of the last one that was begun."""
         batches = (last_batch(self.checkpoint, log) for log in ("commits", "offsets"))
         done, begun = (batch_positions(self.checkpoint, batch) if batch >= 0 else {} for batch in batches)
         return done, begun
 
     @property
     def next_batch(self) -> int:
-        """The batch that Spark runs next: one that was begun and not done is done again."""
+        """The batch that Spark runs next: the last one again if it was begun and not done."""
         begun, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
         return begun if begun > done else done + 1
 
     def shard(self, worker: int) -> AbstractContextManager[Shard]:
-        """A worker's shard, to be written. DamagedState says which worker's it is, and where."""
+        """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
         return open_shard(worker, self.locations[worker])
 
     def checksums(self, batch: int) -> dict[str, Checksums]:
-        """Worker's number as text → its shard's checksums at a batch."""
-        found = {}
+        """Worker's number as text → its shard's checksums as of a batch."""
+        checksums = {}
         for worker in range(len(self.locations)):
             with self.shard(worker) as shard:
-                found[str(worker)] = shard.checksums(batch)
-        return found
+                checksums[str(worker)] = shard.checksums(batch)
+        return checksums
 
     def prepare(self, published: int | None, written: int, ledger: Ledger, epoch: int) -> None:
-        """Make the shards before the first batch; afterwards EngineError or DamagedState if something has been lost.
+        """Create the shards before the first batch. Later, raise EngineError or DamagedState if data has been lost.
 
-        Whoever held the job's lease before `epoch` can write to no shard from then on.
+        From then on, holders of the job's lease before `epoch` can no longer write to any shard.
 
-        `published` is the ledger's last batch, `written` the last one whose output records are out, -1 if none. A
-        checkpoint that knows less than either would count records twice, or leave their output out.
+        `published` is the ledger's last batch; `written` is the last batch whose output records are written, or -1.
+        With a checkpoint behind either, Spark would count records twice or leave out their output.
         """
         if "://" not in self.folder:  # elsewhere the storage controls access
             make_folder(Path(self.folder))
             close_folders(Path(self.folder), levels=3)
         forget_stray_checksums(self.checkpoint)
-        known, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
+        begun, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
         if done >= written > (-1 if published is None else published):
             raise EngineError(
-                f"The checkpoint {self.checkpoint} has finished batch {done}, but the ledger does not know of it.",
+                f"The checkpoint {self.checkpoint} has finished batch {done}, but the ledger does not have it.",
                 next_step="Restore the ledger.",
             )
-        if known < max(-1 if published is None else published, written):
+        if begun < max(-1 if published is None else published, written):
             raise EngineError(
                 f"Batch {max(published or 0, written)} of {self.job.pipeline.name} was published, but the checkpoint "
-                f"{self.checkpoint} ends at batch {known}.",
+                f"{self.checkpoint} ends at batch {begun}.",
                 next_step="Restore the checkpoint, or build the state anew from the topics: "
                 f"sluice rebuild {self.job.pipeline.name}.",
             )
         self._check_positions(published, ledger)
         if published is None:
-            for place in self.locations:
-                with Shard.create(place) as shard:
+            for address in self.locations:
+                with Shard.create(address) as shard:
                     shard.begin(epoch, -1)
         else:
             self._check_shards(published, ledger, epoch)
 
     def _check_positions(self, published: int | None, ledger: Ledger) -> None:
-        """EngineError unless the checkpoint says of the published batch, and of empty ones after it, what it says."""
+        """Raise EngineError unless the checkpoint's offsets match the newest published snapshot."""
         snapshot = None if published is None else ledger.snapshots.get(self.ref, published)
         if snapshot is None:
             return
         for batch in {snapshot.batch, max(snapshot.batch, last_batch(self.checkpoint, "commits"))}:
-            if (said := batch_positions(self.checkpoint, batch)) != snapshot.positions:
+            if (positions := batch_positions(self.checkpoint, batch)) != snapshot.positions:
                 raise EngineError(
-                    f"The checkpoint {self.checkpoint} is damaged: batch {batch} ends at {said} there, and at "
+                    f"The checkpoint {self.checkpoint} is damaged: batch {batch} ends at {positions} there, and at "
                     f"{snapshot.positions} in the ledger.",
                     next_step=f"Restore it, or build the state anew from the topics: sluice rebuild {self.ref.pipeline}.",
                 )
 
     def _check_shards(self, published: int, ledger: Ledger, epoch: int) -> None:
-        """DamagedState if a shard is lost, or is not as it was published; nobody reads it then, until it is rebuilt."""
+        """Quarantine the shards that are lost or differ from what was published, and raise DamagedState for them.
+
+        Queries do not read a quarantined shard until it is rebuilt.
+        """
         audit = ledger.audits.newest(self.ref)
-        for worker, place in enumerate(self.locations):
-            wanted = {} if audit is None else {"state_rows": audit.checksums, "operators' states": audit.states}
-            if why := damage(place, published, {what: sums.get(str(worker)) for what, sums in wanted.items()}, epoch):
-                ledger.quarantine.add(self.ref, worker, why)
-        if found := ledger.quarantine.get(self.ref):
-            error = damaged({worker: (self.locations[worker], why) for worker, why in found.items()})
-            error.next_step = (
-                f"Queries go on without it, and say so. Restore it, or: sluice rebuild {self.ref.pipeline}."
-            )
+        for worker, address in enumerate(self.locations):
+            checksums = {} if audit is None else {"state rows": audit.checksums, "operators' states": audit.states}
+            expected = {name: by_worker.get(str(worker)) for name, by_worker in checksums.items()}
+            if reason := damage(address, published, expected, epoch):
+                ledger.quarantine.add(self.ref, worker, reason)
+        if quarantined := ledger.quarantine.get(self.ref):
+            error = damaged_state({worker: (self.locations[worker], why) for worker, why in quarantined.items()})
+            error.next_step = f"Queries leave this state out and say so. Restore it, or rebuild it: sluice rebuild {self.ref.pipeline}."
             raise error
 
 
-def damage(location: str, published: int, wanted: Mapping[str, str | None], epoch: int) -> str:
-    """Why the shard at a location cannot be what was published up to a batch; empty if it may be.
+def damage(location: str, published: int, expected: Mapping[str, str | None], epoch: int) -> str:
+    """Why the shard at a location differs from what was published up to a batch; empty if it does not.
 
-    `wanted` has the published checksums of its state rows and of its operators' states, where they are known. Raises
-    StateError if the shard cannot be reached: it may be as it was.
+    `expected` has the published checksums of its state rows and of its operators' states, in this order, where known.
+    Raises StateError if the shard cannot be reached: it may be intact.
     """
     try:
         with Shard.open(location, to_write=True) as shard:
-            found = shard.begin(epoch, published)
+            checksums = shard.begin(epoch, published)
     except DamagedState as error:
         return error.detail
-    for (what, checksum), there in zip(wanted.items(), (found.state_rows, found.states), strict=False):
-        if checksum not in (None, there):
-            return f"The checksum of its {what} is {there}, and {checksum} was published."
+    for (name, published_sum), actual in zip(expected.items(), (checksums.state_rows, checksums.states), strict=False):
+        if published_sum not in (None, actual):
+            return f"The checksum of its {name} is {actual}, and {published_sum} was published."
     return ""

@@ -1,9 +1,7 @@
-"""Stream time: the largest event time that an operator has seen in a partition, and how far everything is closed.
+"""Stream time: the largest event time that an operator has seen in a partition of a topic.
 
-Late rows move an operator's stream time like any other. A row without a key does not, nor does one without a value
-where the operator drops such rows. What waits for stream time is closed once every partition of the operator's topics
-has reached it. A partition in which nothing was seen yet can still bring anything, and holds up all others: unless the
-pipeline declares after which time without a record a partition is idle (`idle_timeout`), and left out.
+An operator's windows close when all partitions of its topics have reached their end. A partition without any record
+yet may still bring any event time, so it holds all others up, unless the pipeline declares an idle timeout.
 """
 
 from __future__ import annotations
@@ -19,33 +17,35 @@ Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 BEFORE_ALL = -1
-"""Stream time where nothing was seen yet."""
+"""Stream time before the first record."""
 
 CLOSED = ":closed"
-"""Among the stream times: how far everything is closed."""
+"""A name among the stream times: the time up to which everything is closed."""
 
 SEEN = ":seen"
-"""Among the stream times: when, by the clock of the batches, a partition last had a record.
+"""A name among the stream times: when a partition last had a record, by the clock of the batches.
 
-No store or step is called like these two: an author's names have no colon.
+No store or step has the name `:closed` or `:seen`, since an author's names have no colon.
 """
 
 
 @dataclass(frozen=True)
-class Clock:
-    """The stream times as of some moment, by `operator/topic/partition`; `now`: when the batch was begun, epoch ms."""
+class StreamTimes:
+    """A snapshot of stream times."""
 
     times: Mapping[str, int]
+    """By `OPERATOR/TOPIC/PARTITION`, ms."""
     partitions: Mapping[str, int]
+    """Number of partitions of each topic."""
     now: int
+    """When the batch was begun, epoch ms."""
     idle_timeout_ms: int | None = None
 
     def of(self, operator: str, topic: str, partition: int) -> int:
-        """Stream time in one partition."""
         return self.times.get(f"{operator}/{topic}/{partition}", BEFORE_ALL)
 
     def closed(self, operator: str, topics: Iterable[str]) -> int:
-        """The stream time that all active partitions of the topics have reached."""
+        """The stream time that all partitions of the topics have reached, idle ones left out."""
         active = [
             self.of(operator, topic, partition)
             for topic in topics
@@ -61,18 +61,21 @@ class Clock:
         return self.now - seen > self.idle_timeout_ms
 
 
-def advance(times: Times, moves: Mask, begin: int) -> tuple[Times, Times]:
-    """Stream time before and with each of an operator's rows, in their order; `moves`: which of them move it."""
-    after = np.maximum(np.maximum.accumulate(np.where(moves, times, BEFORE_ALL)), begin)
+def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:
+    """Stream time before and with each of an operator's rows, in their order, of which `advancing` rows advance it.
+
+    Late rows advance it too; rows without a key do not, nor do rows without a value if the operator drops them.
+    """
+    after = np.maximum(np.maximum.accumulate(np.where(advancing, times, BEFORE_ALL)), begin)
     return np.concatenate(([begin], after[:-1])), after
 
 
-def advance_joint(times: Times, there: Mask, whole: Mask, begin: int, closed: int) -> tuple[Times, Times, Times]:
-    """The same for a join of two streams, whose sides share their stream time; third, how far it is closed.
+def advance_joint(times: Times, passed: Mask, complete: Mask, begin: int, closed: int) -> tuple[Times, Times, Times]:
+    """The same for a join of two streams, whose sides share a stream time; third, the time up to which it is closed.
 
-    Every row that is `there` moves stream time. But unmatched records come out only with a `whole` row, one that has a
-    key and a value, and is not out of order: a row's `before` is the stream time of the last such row before it.
+    Every row that has `passed` advances stream time. But unmatched records are sent only with a `complete` row, which
+    has a key and a value, that is not out of order: `before` is the stream time of the last such row before this one.
     """
-    _, after = advance(times, there, begin)
-    before, closed_after = advance(times, whole & (times == after), closed)
+    _, after = advance(times, passed, begin)
+    before, closed_after = advance(times, complete & (times == after), closed)
     return before, after, closed_after

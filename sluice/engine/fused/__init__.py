@@ -1,1 +1,1 @@
-"""Aggregations that Spark's own state keeps: windowing, partial aggregates, one stateful operator."""
+"""Aggregations in one stateful operator of Spark: windowing, partial aggregates, the operator itself."""

@@ -1,7 +1,7 @@
-"""All stores of a job in one stateful operator: a state row per group, key and window, aggregated by Spark.
+"""All stores of a job in one stateful operator of Spark: a state row per group, key and window.
 
-Spark's watermark has one task here, to let go of closed windows: it runs over the time that all partitions have
-reached (see `place`), so Spark itself never finds a record late.
+Spark's watermark only removes closed windows from its state. It follows the stream time that all partitions have
+reached (see `windowing`), so Spark itself never drops a record as late.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from sluice.engine.batch.rows import STATE_KEY
 from sluice.engine.fused.partial_aggregates import Combiner
-from sluice.engine.fused.windowing import STATE_KEY
 from sluice.engine.steps.sql_errors import Unresolved
-from sluice.plan import AggregationGroup, FusedJob, StoreColumn
+from sluice.plan import FusedJob, StoreColumn
 from sluice.values.sql import TO_JSON, quoted
 
 _EXPIRES = {"spark.watermarkDelayMs": 0}
@@ -25,64 +25,55 @@ Names = Mapping[str, str]
 """An aggregate's text → the column that holds it."""
 
 
-def fuse(job: FusedJob, placed: DataFrame, combiner: Combiner) -> DataFrame:
-    """Changed state rows: `group_id`, `key`, `window_start`, `window_end`, `value` (JSON array of the group's store values)."""
-    completed = {group.number: _completed(group, combiner) for group in job.groups}
-    columns_of = {
-        sql: f"a{i}" for i, sql in enumerate(dict.fromkeys(s for of in completed.values() for s in of.values()))
-    }
-    names = {number: {text: columns_of[sql] for text, sql in of.items()} for number, of in completed.items()}
-    # The alias's metadata is what makes Spark take `expires_at` as event time and drop each state row at its own time.
-    columns = [F.col(name) for name in placed.columns if name not in ("expires_at", "closed_at")]
-    state_rows = placed.withWatermark("closed_at", "0 seconds").select(
+def fuse(job: FusedJob, windowed: DataFrame, combiner: Combiner) -> DataFrame:
+    """Changed state rows: STATE_KEY and `value`, a JSON array of the group's store columns."""
+    # SQL of each group's aggregates: over the parts that tasks have added up, or over the records.
+    sqls: dict[int, dict[str, str]] = {}
+    for group in job.groups:
+        parts = combiner.parts.get(group.number, {})
+        sqls[group.number] = {text: parts[text].sql if parts else text for text in group.aggregates}
+    distinct = dict.fromkeys(sql for by_text in sqls.values() for sql in by_text.values())
+    column_of = {sql: f"a{i}" for i, sql in enumerate(distinct)}
+    names = {number: {text: column_of[sql] for text, sql in by_text.items()} for number, by_text in sqls.items()}
+    # This metadata makes Spark treat `expires_at` as event time and drop each state row at its own time.
+    columns = [F.col(name) for name in windowed.columns if name not in ("expires_at", "closed_at")]
+    state_rows = windowed.withWatermark("closed_at", "0 seconds").select(
         *columns, F.col("expires_at").alias("expires_at", metadata=_EXPIRES)
     )
     grouped = state_rows.groupBy(*STATE_KEY, "expires_at").agg(
-        *(F.expr(sql).alias(name) for sql, name in columns_of.items())
+        *(F.expr(sql).alias(name) for sql, name in column_of.items())
     )
-    return grouped.selectExpr(*STATE_KEY, f"{_values(job, names)} AS value", "CAST(0 AS BIGINT) AS position")
+    return grouped.selectExpr(*STATE_KEY, f"{_value(job, names)} AS value", "CAST(0 AS BIGINT) AS position")
 
 
-def _completed(group: AggregationGroup, combiner: Combiner) -> Names:
-    """What the operator aggregates for each aggregate of the group: the parts of it, or the records themselves."""
-    parts = combiner.parts.get(group.number, {})
-    return {text: parts[text].sql if parts else text for text in group.aggregates}
-
-
-def _values(job: FusedJob, names: Mapping[int, Names]) -> str:
-    """SQL that makes a state row's value; groups whose values are made alike share a branch."""
-    cases: dict[str, list[int]] = {}
+def _value(job: FusedJob, names: Mapping[int, Names]) -> str:
+    """SQL of a state row's value. Groups with the same SQL share a branch."""
+    group_ids: dict[str, list[str]] = {}
     for group in job.groups:
-        cases.setdefault(_value(group, names[group.number]), []).append(group.number)
-    if len(cases) == 1:
-        return next(iter(cases))
-    whens = " ".join(
-        f"WHEN group_id IN ({', '.join(map(str, state_rows))}) THEN {sql}" for sql, state_rows in cases.items()
-    )
+        columns = ", ',', ".join(_column(column, names[group.number]) for column in group.store_columns)
+        group_ids.setdefault(f"concat('[', {columns}, ']')", []).append(str(group.number))
+    if len(group_ids) == 1:
+        return next(iter(group_ids))
+    whens = " ".join(f"WHEN group_id IN ({', '.join(ids)}) THEN {sql}" for sql, ids in group_ids.items())
     return f"CASE {whens} END"
 
 
-def _value(group: AggregationGroup, names: Names) -> str:
-    store_columns = ", ',', ".join(_slot(store_column, names) for store_column in group.store_columns)
-    return f"concat('[', {store_columns}, ']')"
-
-
-def _slot(store_column: StoreColumn, names: Names) -> str:
+def _column(store_column: StoreColumn, names: Names) -> str:
     if store_column.scalar:
         return f"CAST({names[store_column.columns[0][1]]} AS STRING)"
     fields = ", ".join(f"'{name}', {names[text]}" for name, text in store_column.columns)
     return TO_JSON.format(f"named_struct({fields})")
 
 
-def slot_types(job: FusedJob, records: DataFrame) -> dict[str, str]:
-    """Store → the type of its value as Spark SQL DDL, given the columns that the aggregates read."""
+def column_types(job: FusedJob, records: DataFrame) -> dict[str, str]:
+    """Store → the DDL type of its value. `records` has the columns that the aggregates read."""
     texts = {
         text: f"t{i}" for i, text in enumerate(dict.fromkeys(text for group in job.groups for text in group.aggregates))
     }
-    # Guards name the state row; which one makes no difference to a type.
+    # Some aggregates refer to the group id; their types do not depend on it.
     rows = records.sparkSession.createDataFrame([], records.schema).withColumn("group_id", F.lit(0))
-    made = _aggregated(job, rows, texts).schema
-    types = {text: made[name].dataType.simpleString() for text, name in texts.items()}
+    schema = _aggregated(job, rows, texts).schema
+    types = {text: schema[name].dataType.simpleString() for text, name in texts.items()}
     return {
         store_column.store: _type_of(store_column, types)
         for group in job.groups

@@ -1,14 +1,14 @@
-"""State rows added up within a task, before they go to the stateful operator: one row a state row in place of one a record.
+"""Aggregates records within a task before the shuffle: one row per state row instead of one per record.
 
-Only groups whose every aggregate can be completed from parts (`count`, `sum`, `min`, `max` of a column) are combined;
-of the others every record stays a row. The result is the same: adding up early is only quicker.
+Only groups in which every aggregate can be completed from parts (`count`, `sum`, `min`, `max` of a column) are
+combined; the other groups keep a row per record. The results are the same, only faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,12 +20,12 @@ _BY = ("key", "window_start")
 _FLUSH_ROWS = 500_000
 _MAX_DIGITS = 38
 _SUM_DIGITS = 10
-"""Digits that Spark adds to the sum of a decimal."""
+"""Digits by which Spark's sum of a decimal is wider."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An aggregate that is begun in tasks: its column there, and what is made of which input."""
+    """A partial aggregate: `function` of the column `input` (None for `count(*)`), in `column`."""
 
     column: str
     function: str
@@ -34,7 +34,7 @@ class Part:
 
     @property
     def sql(self) -> str:
-        """The aggregate that completes the parts, in Spark SQL."""
+        """SQL of the aggregate that completes the parts."""
         if self.function in ("min", "max"):
             return f"{self.function}({self.column})"
         return f"CAST(sum({self.column}) AS {_sql(self.type)})"
@@ -42,41 +42,40 @@ class Part:
 
 @dataclass(frozen=True)
 class Combiner:
-    """Combines the rows that a placer yields. `parts` are by group and aggregate; `inputs` are carried as they are."""
+    """Combines windowed rows. `parts` are by group and aggregate; `inputs` are the columns of groups not combined."""
 
     parts: dict[int, dict[str, Part]]
     inputs: dict[str, pa.DataType]
 
     @classmethod
     def of(cls, job: FusedJob, types: Mapping[str, pa.DataType]) -> Self:
-        """The combiner of a job, given the types of the columns that its aggregates read."""
-        made: dict[str, Part] = {}
+        """The combiner of a job. `types` are those of the columns that its aggregates read."""
+        by_text: dict[str, Part] = {}
         parts = {
-            group.number: {text: made[text] for text in group.aggregates}
+            group.number: {text: by_text[text] for text in group.aggregates}
             for group in job.groups
-            if all(_part(made, group, text, types) for text in group.aggregates)
+            if all(_part(by_text, group, text, types) for text in group.aggregates)
         }
         used = {name for group in job.groups if group.number not in parts for name in group.inputs}
         return cls(parts, {name: types[name] for name in sorted(used)})
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """Names and types of what follows the state row's own columns in a row."""
-        found = {part.column: part.type for parts in self.parts.values() for part in parts.values()}
-        return found | self.inputs
+        """Names and types of the columns after STATE_COLUMNS."""
+        return {part.column: part.type for parts in self.parts.values() for part in parts.values()} | self.inputs
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Combine the rows of one task; every batch is of one group."""
+        """Combine the rows of one task. All rows of a batch have the same group."""
         waiting: dict[int, list[pa.RecordBatch]] = {}
         for batch in batches:
             if not batch.num_rows:
                 continue
             group = batch.column("group_id")[0].as_py()
             if group not in self.parts:
-                yield self._whole(batch, self.inputs)
+                yield self._padded(batch, self.inputs)
                 continue
             waiting.setdefault(group, []).append(batch)
-            if sum(one.num_rows for one in waiting[group]) >= _FLUSH_ROWS:
+            if sum(batch.num_rows for batch in waiting[group]) >= _FLUSH_ROWS:
                 yield from self._combined(group, waiting.pop(group))
         for group, batches_of in waiting.items():
             yield from self._combined(group, batches_of)
@@ -87,12 +86,12 @@ class Combiner:
         single = {part.column: _single(table, part) for part in parts}
         rows = pa.table({name: table.column(name) for name in STATE_COLUMNS} | single)
         for batch in _add_up(rows, parts).combine_chunks().to_batches():
-            yield self._whole(batch, single)
+            yield self._padded(batch, single)
 
-    def _whole(self, batch: pa.RecordBatch, there: Container[str]) -> pa.RecordBatch:
-        """The batch with every column of the schema: null where its group has nothing."""
+    def _padded(self, batch: pa.RecordBatch, present: Container[str]) -> pa.RecordBatch:
+        """The batch with all columns: those that its group does not have are null."""
         columns = {
-            name: batch.column(name) if name in there else pa.nulls(batch.num_rows, kind)
+            name: batch.column(name) if name in present else pa.nulls(batch.num_rows, kind)
             for name, kind in self.columns.items()
         }
         return pa.RecordBatch.from_pydict({name: batch.column(name) for name in STATE_COLUMNS} | columns)
@@ -100,28 +99,27 @@ class Combiner:
 
 @dataclass(frozen=True)
 class Combined:
-    """What a task does after the stateless steps: place, then combine."""
+    """The task after the stateless steps: assign windows, then combine."""
 
-    place: Any
+    windowing: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
     combine: Combiner
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Place and combine the records of one task."""
-        return self.combine(self.place(batches))
+        return self.combine(self.windowing(batches))
 
 
-def _part(made: dict[str, Part], group: AggregationGroup, text: str, types: Mapping[str, pa.DataType]) -> bool:
-    """Whether the aggregate can be completed from parts; if so it is in `made`."""
-    if text not in made and text in group.mergeable:
+def _part(parts: dict[str, Part], group: AggregationGroup, text: str, types: Mapping[str, pa.DataType]) -> bool:
+    """Whether the aggregate can be completed from parts; if so, its part is added to `parts`."""
+    if text not in parts and text in group.mergeable:
         function, column = group.mergeable[text]
         kind = pa.int64() if function == "count" else _part_type(function, types[column or ""])
         if kind is not None:
-            made[text] = Part(f"m{len(made)}", function, column, kind)
-    return text in made
+            parts[text] = Part(f"m{len(parts)}", function, column, kind)
+    return text in parts
 
 
 def _part_type(function: str, kind: pa.DataType) -> pa.DataType | None:
-    """The type of a sum, least or largest value of a column; None where Arrow and Spark may differ."""
+    """The type of a column's sum, min or max; None where Arrow and Spark may differ."""
     if pa.types.is_decimal(kind):
         if function != "sum":
             return kind
@@ -131,7 +129,7 @@ def _part_type(function: str, kind: pa.DataType) -> pa.DataType | None:
 
 
 def _single(table: pa.Table, part: Part) -> pa.ChunkedArray | pa.Array:
-    """The part that each record is by itself."""
+    """Each record's own contribution to the part."""
     if part.function != "count":
         return table.column(part.input).cast(part.type)
     if part.input is None:
@@ -140,7 +138,7 @@ def _single(table: pa.Table, part: Part) -> pa.ChunkedArray | pa.Array:
 
 
 def _add_up(rows: pa.Table, parts: list[Part]) -> pa.Table:
-    """One row a state row. Within a group key and window start tell state rows apart."""
+    """Aggregate to one row per state row. Within a group, key and window start identify a state row."""
     functions = {part.column: "sum" if part.function == "count" else part.function for part in parts}
     rest = [name for name in STATE_COLUMNS if name not in _BY]
     grouped = rows.group_by(list(_BY), use_threads=False)

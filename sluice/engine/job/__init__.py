@@ -1,1 +1,1 @@
-"""A job's run from start to end: the lease, compatibility checks, Spark's dataframes, rebuild and replay."""
+"""A job's run from start to end: lease, compatibility, the query's DataFrames, replay, rebuild, restore."""

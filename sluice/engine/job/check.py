@@ -1,4 +1,4 @@
-"""Whether Spark can run a pipeline, and whether it goes on from its state: found out without a record or a broker."""
+"""Checks that Spark can run a pipeline and that its state is compatible, without records or a broker."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.compatibility import changed_functions, require_compatible, require_same_jobs, said_changed
+from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible, require_same_jobs
 from sluice.engine.job.dataframes import Frames
 from sluice.engine.job.registration import job_info
 from sluice.engine.publish.store_changes import check_changes
 from sluice.engine.session import session
-from sluice.engine.steps.sql_errors import Unresolved, told
+from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.errors import EngineError, SluiceError, TopologyError
 from sluice.plan import FusedJob, Job, Plan
 from sluice.provision.checks import LOOPBACK
@@ -30,26 +30,24 @@ _RECORD = (
 
 @dataclass(frozen=True)
 class NoRecords:
-    """Topics in which there is nothing."""
+    """An input of empty topics."""
 
     spark: SparkSession
     interleaved = False
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """One each."""
         return dict.fromkeys(topics, 1)
 
     def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
-        """A frame of no rows."""
         return self.spark.createDataFrame([], _RECORD)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check has found, by pipeline.
+    """The results of a check, by pipeline.
 
-    An error is a TopologyError for an expression that Spark cannot take, or a CompatibilityError for a change that state
-    does not survive. A warning is a change that state survives, and that may mean something else than before.
+    An error is a TopologyError for an expression that Spark cannot resolve, or a CompatibilityError for an incompatible
+    change. A warning is a compatible change after which the state may have a different meaning.
     """
 
     errors: dict[str, SluiceError] = field(default_factory=dict)
@@ -57,45 +55,45 @@ class Findings:
 
 
 def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
-    """Have Spark look at every expression, and compare with the state that there is."""
-    found = Findings()
-    alone = {
+    """Let Spark resolve every expression, and compare the pipelines with their state."""
+    findings = Findings()
+    local_conf = {
         "spark.master": "local[1]",
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.driver.extraJavaOptions": " ".join(QUIET_JVM),
     }
     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    spark = session(replace(settings, spark_conf={**alone, **settings.spark_conf}), "sluice check")
+    spark = session(replace(settings, spark_conf={**local_conf, **settings.spark_conf}), "sluice check")
     try:
         with Ledger.open(settings.ledger) as ledger:
             for plan in planned:
                 try:
                     require_same_jobs(ledger, plan)
                     warnings = [check_job(spark, job, settings, ledger) for job in plan.jobs]
-                    found.warnings[plan.pipeline.name] = [one for one in warnings if one]
+                    findings.warnings[plan.pipeline.name] = [warning for warning in warnings if warning]
                 except (TopologyError, EngineError) as error:
-                    found.errors[plan.pipeline.name] = error
+                    findings.errors[plan.pipeline.name] = error
     finally:
         spark.stop()
-    return found
+    return findings
 
 
 def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
-    """The same for one job; a warning, if there is one."""
+    """Check a job. Returns a warning, or an empty text."""
     name = job.pipeline.name
     storage = Storage.of(job, ledger.jobs.generation(name, job.name) or 1, settings)
     source = NoRecords(spark)
     frames = Frames(spark, job, storage, source, 1, source.partitions(job.topics))
-    frames.shared_out()
+    frames.state_rows()
     try:
         if isinstance(job, FusedJob):
             check_changes(spark, job, frames.types)
     except Unresolved as error:
-        raise told(job, error) from None
+        raise unresolved_error(job, error) from None
     if ledger.snapshots.last_batch(storage.ref) is None:
         return ""
     before, now = ledger.jobs.get(storage.ref), job_info(storage, frames)
     require_compatible(before, now)
     changed = changed_functions(before, now)
-    return said_changed(name, changed) if changed else ""
+    return functions_changed(name, changed) if changed else ""

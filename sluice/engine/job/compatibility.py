@@ -1,4 +1,4 @@
-"""Whether a changed pipeline can go on with the state it has: found out before anything is read."""
+"""Checks, before anything is read, that a changed pipeline is compatible with its state."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, StoreInfo
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
-"""What of a store may not change while its state stays."""
+"""The properties of a store that give its state its meaning, and may not change."""
 
 
 class CompatibilityError(EngineError):
-    """The pipeline was changed in a way in which it cannot go on with the state it has."""
+    """The pipeline was changed in a way that is incompatible with its state."""
 
     status = 409
     title = "The pipeline has changed"
 
 
 def require_compatible(before: JobInfo | None, now: JobInfo) -> None:
-    """Raise CompatibilityError if the state of `before` has not the meaning that it would have for `now`."""
+    """Raise CompatibilityError if the state of `before` does not have the meaning that it would have for `now`."""
     if before is None:
         return
     _refuse(now.pipeline, list(_changes(before, now)))
 
 
 def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:
-    """The functions whose code is not what it was when the state was made. Their state goes on all the same.
+    """The functions whose code has changed since the state was made. The state stays valid.
 
-    Nobody can tell from code whether it means something else: it is for the author to know, and to rebuild.
+    Whether changed code has a different meaning cannot be decided here: the author knows, and can rebuild.
     """
     known = {} if before is None else before.functions
     return sorted(name for name, code in now.functions.items() if known.get(name, code) != code)
 
 
 def means_the_same(before: JobInfo, now: JobInfo) -> bool:
-    """Whether the same records come to the same state."""
+    """Whether both make the same state of the same records."""
     return not [*_changes(before, now)] and not changed_functions(before, now)
 
 
-def said_changed(pipeline: str, functions: list[str]) -> str:
-    """The same in a sentence."""
+def functions_changed(pipeline: str, functions: list[str]) -> str:
+    """The warning that functions have changed."""
     return (
-        f"The code of {', '.join(functions)} has changed. State goes on as the old code made it; to have the new code "
-        f"make all of it: sluice rebuild {pipeline}."
+        f"The code of {', '.join(functions)} has changed. The state that the old code made is kept; to rebuild it with "
+        f"the new code: sluice rebuild {pipeline}."
     )
 
 
 def require_same_jobs(ledger: Ledger, planned: Plan) -> None:
-    """Raise CompatibilityError if a job with state is gone, or a store would be kept by another job than its state."""
+    """Raise CompatibilityError if a job with state is gone, or if a store moves to a job other than its state's."""
     name = planned.pipeline.name
     homes = {store: job.name for job in planned.jobs for store in job.stores}
     names = {job.name for job in planned.jobs}
@@ -70,7 +70,7 @@ def _refuse(pipeline: str, changes: list[str]) -> None:
     if changes:
         raise CompatibilityError(
             f"{pipeline} has changed since its state was made: {'; '.join(changes)}. Nothing was read.",
-            next_step="Build the state anew from the topics, while the old one goes on being read: "
+            next_step="Rebuild the state from the topics, while readers use the old one: "
             f"sluice rebuild {pipeline}. Or undo the change, or give the pipeline another name.",
         )
 
@@ -87,13 +87,13 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
         if name not in new:
             yield f"store {name} is gone"
         elif name not in old:
-            yield f"store {name} is new, and would lack what came before"
+            yield f"store {name} is new, and would lack earlier records"
         elif changed := _changed(old[name], new[name]):
             yield f"store {name}: {changed}"
     for name in sorted(before.operators.keys() | now.operators.keys()):
         if name not in {*old, *new} and before.operators.get(name) != now.operators.get(name):
-            was, is_now = (one.operators.get(name, "nothing") for one in (before, now))
-            yield f"step {name} is another one, or in another place: {_difference(was, is_now)}"
+            was, is_now = (info.operators.get(name, "nothing") for info in (before, now))
+            yield f"step {name} has changed or moved: {_difference(was, is_now)}"
     if gone := sorted({*before.topics} - {*now.topics}):
         yield f"{', '.join(gone)} is not read any more"
     if added := sorted({*now.topics} - {*before.topics}):
@@ -101,9 +101,9 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
 
 
 def _coming_and_going(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]) -> Iterator[str]:
-    """The stores that a processor has got or lost: a new one begins empty for the processor, too."""
-    for one, other in ((old, new), (new, old)):
-        yield from (name for name, store in one.items() if name not in other and is_of_processor(store.group_id))
+    """The stores that a processor has gained or lost. A new one is empty for the processor too, so that is compatible."""
+    for stores, others in ((old, new), (new, old)):
+        yield from (name for name, store in stores.items() if name not in others and is_of_processor(store.group_id))
 
 
 def _changed(old: StoreInfo, new: StoreInfo) -> str:
@@ -117,10 +117,10 @@ def _changed(old: StoreInfo, new: StoreInfo) -> str:
 
 
 def _difference(was: str, is_now: str) -> str:
-    """The first of the steps that differs."""
+    """The first step that differs."""
     steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
     old, new = next((old, new) for old, new in steps if old != new)
     return f"{old!r} became {new!r}"
 
 
-_NAMES = {"group_id": "its group", "store_column": "its place in the group", "value": "its value's type"}
+_NAMES = {"group_id": "its group", "store_column": "its column in the group", "value": "its value's type"}

@@ -1,4 +1,4 @@
-"""A job as Spark sees it: from records to the state rows of stores, and the rows of output, that a batch changes."""
+"""The DataFrames of a job's query: from records to changed state rows and output rows."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from sluice.engine.batch.rows import ROW_DDL
+from sluice.engine.batch.rows import ROW_DDL, STATE_KEY
 from sluice.engine.batch.storage import Storage
-from sluice.engine.fused.aggregate import fuse, slot_types
+from sluice.engine.fused.aggregate import column_types, fuse
 from sluice.engine.fused.partial_aggregates import Combined, Combiner
-from sluice.engine.fused.windowing import STATE_KEY, Placer
-from sluice.engine.ordered.dataframes import Stages, with_layers
+from sluice.engine.fused.windowing import Windowing
 from sluice.engine.ordered.ingest import Ingest
-from sluice.engine.publish.shards import share_out
+from sluice.engine.ordered.stages import Stages, with_layers
+from sluice.engine.publish.shard_writer import share_out
 from sluice.engine.read.global_tables import TableReader
 from sluice.engine.read.streams import StreamReader
 from sluice.engine.steps import pickling, python_steps
 from sluice.engine.steps.attempts import WITHOUT_SHARING
-from sluice.engine.steps.sql_errors import Unresolved, told
+from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import FusedJob, Job, OrderedJob
 
 
 class Input(Protocol):
-    """Where a job's records come from: Kafka, or a test's own hands."""
+    """The source of a job's records: Kafka, or a test driver."""
 
     interleaved: bool
-    """All topics' records come in one task, in an order of their own (column `sequence`)."""
+    """Whether all topics' records come in one task, in the order of the column `sequence`."""
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """How many partitions each topic has."""
+        """Each topic's number of partitions."""
 
     def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
-        """The topics' records as a streaming frame with the columns of `source.RECORD`."""
+        """The topics' records as a streaming DataFrame with the columns of `streams.RECORD`."""
 
 
 @dataclass
 class Frames:
-    """Builds the frames of one job on a session."""
+    """Builds the DataFrames of a job on a Spark session."""
 
     spark: SparkSession
     job: Job
@@ -51,16 +51,16 @@ class Frames:
     max_records: int
     partitions: Mapping[str, int]
     epoch: int = 0
-    """Of the lease under which operators' states are written."""
+    """Epoch of the lease under which operators' states are written."""
     types: dict[str, str] = field(default_factory=dict)
-    """Store → the type of its values; known once the state rows' frame is made."""
-    kept: dict[int, str] = field(default_factory=dict)
-    """Group or operator → the types of its inputs, from which its state is built; known at the same time."""
+    """Store → the type of its values; set by `state_rows`."""
+    input_types: dict[int, str] = field(default_factory=dict)
+    """Group or operator → the types of its inputs, on which the meaning of its state depends; set by `state_rows`."""
 
-    def shared_out(self) -> DataFrame:
-        """The changed state rows with their `worker`, each worker's in a partition of its own.
+    def state_rows(self) -> DataFrame:
+        """The changed state rows with their `worker`, one partition per worker.
 
-        Raises TopologyError for an expression that Spark cannot take.
+        Raises TopologyError for an expression that Spark cannot resolve.
         """
         pickling.register()
         python_steps.register(self.spark, self.job)
@@ -75,11 +75,11 @@ class Frames:
                 case OrderedJob():
                     state_rows = self._ordered(self.job, records)
         except Unresolved as error:
-            raise told(self.job, error) from None
+            raise unresolved_error(self.job, error) from None
         return share_out(self.job, state_rows, self._tables())
 
     def _records(self) -> DataFrame:
-        """The streams' records, decoded and through every stateless step: only what is read of them from here on."""
+        """The streams' records, decoded and with the columns of the stateless steps."""
         job, storage = self.job, self.storage
         interleaved = self.input.interleaved and isinstance(job, OrderedJob)
         reader = StreamReader.of(job, storage.side_outputs, storage.batches, interleaved=interleaved)
@@ -87,8 +87,8 @@ class Frames:
         frame = self.input.read([source.topic for source in job.streams], self.max_records)
         return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers)
 
-    def _kept(self) -> list[str]:
-        """What every task after the stateless steps reads of a record."""
+    def _columns(self) -> list[str]:
+        """The columns that the task after the stateless steps reads for both kinds of job."""
         columns = ["_source", "_partition", "_time"]
         if "_offset" in self.job.metadata:
             columns.append("_offset")
@@ -101,33 +101,33 @@ class Frames:
         return columns
 
     def _fused(self, job: FusedJob, records: DataFrame) -> DataFrame:
-        """State rows of the fused operator: records placed in time, added up in their task, then by the operator."""
-        columns = self._kept()
+        """State rows of the fused operator: records are windowed and combined in their task, then aggregated."""
+        columns = self._columns()
         for group in job.groups:
             columns += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
             columns += [group.late_key, group.late_value] if group.late is not None else []
         records = records.selectExpr(*dict.fromkeys(columns))
-        self.types = slot_types(job, records)
+        self.types = column_types(job, records)
         inputs = sorted({name for group in job.groups for name in group.inputs})
         types = {name: to_arrow_type(records.schema[name].dataType, timezone="UTC") for name in inputs}
-        self.kept = {
+        self.input_types = {
             group.number: ", ".join(records.schema[name].dataType.simpleString() for name in group.inputs)
             for group in job.groups
         }
-        placer = Placer.of(job, self.storage.side_outputs, self.storage.batches, self.partitions, types)
+        windowing = Windowing.of(job, self.storage.side_outputs, self.storage.batches, self.partitions, types)
         combiner = Combiner.of(job, types)
-        placed = records.mapInArrow(Combined(placer, combiner).__call__, _placed_schema(combiner))
-        return fuse(job, placed, combiner)
+        windowed = records.mapInArrow(Combined(windowing, combiner).__call__, _windowed_schema(combiner))
+        return fuse(job, windowed, combiner)
 
     def _ordered(self, job: OrderedJob, records: DataFrame) -> DataFrame:
-        """State rows and output rows of the ordered operators, stage after stage."""
+        """State rows and output rows of the ordered operators."""
         storage = self.storage
         ingest = Ingest.of(
             job, storage.side_outputs, storage.batches, self.partitions, interleaved=self.input.interleaved
         )
         stages = Stages(job, storage, ingest, self.epoch)
-        fed = stages.fed(records)
-        columns = self._kept()
+        records = stages.with_first_edges(records)
+        columns = self._columns()
         for edge in (edge for operator in job.operators for edge in operator.sides):
             columns += [edge.column, edge.key_column, edge.value_column]
             columns += [edge.foreign_column] if edge.foreign is not None else []
@@ -135,17 +135,17 @@ class Frames:
             columns.append("_sequence")
         if job.operators:
             columns.append("_offset")
-        fed = fed.selectExpr(*dict.fromkeys(columns))
-        rows = stages.rows(fed.mapInArrow(ingest.__call__, ROW_DDL))
-        self.types, self.kept = stages.store_types(), stages.kept_types()
+        records = records.selectExpr(*dict.fromkeys(columns))
+        rows = stages.rows(records.mapInArrow(ingest.__call__, ROW_DDL))
+        self.types, self.input_types = stages.store_types(), stages.input_types()
         stores = [operator.number for operator in job.operators if operator.store is not None]
         is_store = f"target IN ({', '.join(map(str, stores))})" if stores else "false"
         value = f"IF({is_store}, concat('[', value, ']'), value) AS value"
-        order = ("sequence", "place", "sub", "time")
+        order = ("sequence", "origin", "sub", "time")
         return rows.selectExpr("target AS group_id", "key", "window_start", "window_end", value, *order)
 
     def _tables(self) -> DataFrame | None:
-        """The global tables' changes as state rows. Without a limit: a batch has all of them that there are."""
+        """The global tables' changes as state rows. A batch reads all of them, without a limit."""
         if not self.job.tables:
             return None
         reader = TableReader.of(self.job, self.storage.side_outputs, self.storage.batches)
@@ -153,11 +153,11 @@ class Frames:
         state_rows = source.mapInArrow(reader.__call__, TableReader.columns)
         if isinstance(self.job, FusedJob):
             return state_rows
-        rest = ("0L AS sequence", "position AS place", "0L AS sub", "0L AS time")
+        rest = ("0L AS sequence", "position AS origin", "0L AS sub", "0L AS time")
         return state_rows.selectExpr(*STATE_KEY, "value", *rest)
 
 
-def _placed_schema(combiner: Combiner) -> StructType:
+def _windowed_schema(combiner: Combiner) -> StructType:
     group_id = parse_ddl(", ".join(f"{name} {kind}" for name, kind in STATE_KEY.items()))
     assert isinstance(group_id, StructType)
     times = [StructField("expires_at", TimestampType()), StructField("closed_at", TimestampType())]

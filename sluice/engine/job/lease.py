@@ -1,15 +1,15 @@
-"""The job's lease, as the Spark driver holds it: taken before anything is written, renewed while the driver works.
+"""The job's lease, which the Spark driver takes before it writes anything and renews while it works.
 
 A driver that finds the lease held
 
-- takes it at once if the holder is a process of this machine that is no more;
+- takes it immediately if the holder was a process of this machine that has ended;
 - takes it if the holder has not renewed it for `silence_s`;
-- waits for a holder that works for the same run, the driver that a killed task has left behind, until it is done, but
-  not longer than `orphan_s`: then it takes the lease away from it;
-- is refused if the holder lives and works for another run.
+- waits for a holder of the same run (a driver that outlived its killed task) until that is done, for at most
+  `orphan_s`, and then takes it over;
+- is refused if the holder is alive and works for another run.
 
-A driver whose lease has been taken away cannot publish: its epoch is too old for the ledger's transaction and for the
-workers' shards, and its Kafka producer is fenced by the one that came after it.
+A driver that has lost its lease can no longer publish: its epoch is too old for the ledger's transaction and for the
+workers' shards, and its successor's Kafka producer fences its own.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a lease is renewed, and how long others wait; seconds of a clock that never steps."""
+    """How often a lease is renewed, and how long others wait, in seconds of the monotonic clock."""
 
     beat_s: float = 2.0
     silence_s: float = 20.0
-    """A holder that has not renewed for so long is taken for dead. It must be several times `beat_s`."""
+    """A holder is presumed dead if it has not renewed the lease for this time, which must be several times `beat_s`."""
     orphan_s: float = 300.0
-    """As long as that the next try of a run waits for the driver that the one before has left behind."""
+    """How long a retry of a run waits for the driver that the previous attempt has left behind."""
 
 
 PATIENCE = Patience()
@@ -72,22 +72,22 @@ class Lease:
 
     @property
     def epoch(self) -> int:
-        """Goes up with every holder; what bears an older one is refused."""
+        """Grows with every holder. Writes with an older epoch are refused."""
         return self.row.epoch
 
     @property
     def row(self) -> LeaseRow:
-        """The lease as it was taken."""
+        """The lease's row when it was taken."""
         assert self._row is not None
         return self._row
 
     def check(self) -> None:
-        """Raise LeaseError if the lease is known to be lost: there is no use in going on."""
+        """Raise LeaseError if renewing the lease has failed because another driver holds it."""
         if self._lost.is_set():
             raise lost(self.leases.get(self.ref), self.epoch)
 
     def require(self) -> None:
-        """Raise LeaseError unless the ledger says that the lease is still held."""
+        """Raise LeaseError unless the lease is still held according to the ledger."""
         row = self._seen()
         if row is None or row.epoch != self.epoch or not row.held:
             raise lost(row, self.epoch)
@@ -106,7 +106,7 @@ class Lease:
             if self._row is not None and not self._lost.is_set():
                 self.leases.release(self._row)
         except StateError as failed:
-            # What is held by a process that is gone is taken by the next one; there may be an error to be raised.
+            # The next driver takes the lease of a process that has ended; do not hide an error that is being raised.
             log.warning("lease not released", why=failed.detail)
 
     def _take(self) -> LeaseRow:
@@ -137,11 +137,11 @@ class Lease:
         if silent >= self.patience.silence_s:
             return f"silent for {silent:.0f} s"
         if self._is_orphan(seen) and waited >= self.patience.orphan_s:
-            return f"waited {waited:.0f} s for the driver that this run has left behind"
+            return f"waited {waited:.0f} s for a driver of the same run"
         return ""
 
     def _is_refused(self, seen: LeaseRow, first: LeaseRow | None) -> bool:
-        """Whether the holder works for another run and was seen to live: since the first look its beat has changed."""
+        """Whether the holder works for another run and is alive: it has renewed the lease since we first read it."""
         return seen.held and not self._is_orphan(seen) and seen != first
 
     def _is_orphan(self, seen: LeaseRow) -> bool:
@@ -153,8 +153,8 @@ class Lease:
     def _refused(self, seen: LeaseRow) -> LeaseError:
         return LeaseError(
             f"Job {self.ref.job!r} of pipeline {self.ref.pipeline!r} is being worked on by another driver: {seen}.",
-            next_step="Let it finish, or end that process; its lease is free "
-            f"{self.patience.silence_s:.0f} s after its last sign of life.",
+            next_step="Let it finish, or end that process; its lease becomes free "
+            f"{self.patience.silence_s:.0f} s after its last renewal.",
         )
 
     def _renew(self) -> None:
@@ -166,7 +166,7 @@ class Lease:
                     log.error("lease lost", epoch=self.epoch)
                     return
             except StateError as failed:
-                # It may be restarting. If this lasts, another driver takes over, and the ledger knows it.
+                # The ledger's database may be restarting. If this lasts, another driver takes the lease over.
                 log.warning("lease not renewed", why=failed.detail)
 
 
@@ -174,34 +174,34 @@ class Lease:
 def current_lease(
     ledger: Ledger, pipeline: str, job: str, holder: Holder, patience: Patience = PATIENCE, only: int | None = None
 ) -> Iterator[Lease]:
-    """The lease of the generation that readers see, which no other one replaces as long as it is held.
+    """The lease of the current generation, which stays current while the lease is held.
 
-    Before there is any generation, the lease of the first. LeaseError if `only` is not the one that readers see.
+    Before the first generation exists, its lease. Raises LeaseError if `only` is not the current generation.
     """
     while True:
         generation = only or ledger.jobs.generation(pipeline, job) or 1
         with Lease(ledger.leases, JobRef(pipeline, job, generation), holder, patience) as lease:
-            seen = ledger.jobs.generation(pipeline, job)
-            if seen in (None, generation):
+            current = ledger.jobs.generation(pipeline, job)
+            if current in (None, generation):
                 yield lease
                 return
         if only is not None:
             raise LeaseError(
-                f"Generation {only} of job {job!r} of pipeline {pipeline!r} was replaced by generation {seen} in a "
+                f"Generation {only} of job {job!r} of pipeline {pipeline!r} was replaced by generation {current} in a "
                 "rebuild.",
                 next_step="Run the job again.",
             )
-        # A rebuild has ended meanwhile: this was the lease of a generation that it has replaced.
+        # A rebuild has ended in the meantime, and has replaced this lease's generation.
 
 
 def is_gone(row: LeaseRow) -> bool:
-    """Whether the holder was a process of this very machine, and is certainly no more."""
+    """Whether the holder was a process of this machine that has certainly ended."""
     machine, _, started = row.process.rpartition("/")
     return bool(machine) and machine == _machine() and _started(row.pid) != started
 
 
 def _machine() -> str:
-    """This machine since it was booted, and the space in which its process ids count; empty where that is unknown."""
+    """The machine's boot id and process-id namespace; empty where they are unknown."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -209,10 +209,10 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in ticks since boot, which no step of the clock changes; empty if it is gone."""
+    """A process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
     try:
         state, *after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    # A zombie's parent has not asked for it yet, but it will never write again.
+    # A zombie has ended: only its parent has not collected its status yet.
     return "" if state in ("Z", "X") else after[18]

@@ -1,8 +1,8 @@
-"""Building a job's state anew from its topics: in a generation of its own, beside the one that goes on being read.
+"""Rebuilds a job's state from its topics, in a new generation beside the one that readers use.
 
-The new generation reads the topics up to where the old one was published, and writes no output: that is out already.
-Then it takes the old one's place, and the next run goes on from there. This mends a lost checkpoint as well as a lost
-or damaged shard, and puts a pipeline's changes into effect over its whole history.
+The new generation reads the topics up to the old one's last snapshot, and writes no output, which is written already.
+Then it is promoted, and the next run continues from there. This repairs a lost checkpoint and a lost or damaged shard,
+and applies a pipeline's changes to its whole history.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.batch.side_outputs import open_path
 from sluice.engine.batch.storage import Storage
+from sluice.engine.batch.topics import ensure_topics, message_limits
 from sluice.engine.job.compatibility import means_the_same
 from sluice.engine.job.lease import current_lease, this_process
 from sluice.engine.job.replay import Step, evenly, steps_of
 from sluice.engine.job.run import JobRun
-from sluice.engine.publish.transaction import TransactionalOutput, Writer, ensure_topics, message_limits
-from sluice.engine.read.identity import InputError, Positions, Topic, look
+from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.read.identity import InputError, Positions, Topic, describe_topics
 from sluice.errors import EngineError
 from sluice.plan import Job, Plan
 from sluice.settings import Settings
@@ -38,10 +39,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Builds a job's state anew. `from_topics` takes the topics as they are now, whatever they have lost.
+    """Rebuilds a job's state. `from_topics` accepts the topics' current records, even if some are lost.
 
-    With `only`, LeaseError if readers do not see that generation any more. `why` the state has to be restored, if it
-    was damaged, is noted with the time that it took.
+    With `only`, raises LeaseError if that generation is no longer current. `why` is the damage to be repaired, if any;
+    it is noted with the time that the rebuild took.
     """
 
     spark: SparkSession
@@ -52,10 +53,10 @@ class Rebuild:
     why: str = ""
 
     def run(self) -> int:
-        """Build a new generation and let readers see it; returns its number.
+        """Build and promote a new generation. Returns its number.
 
-        Raises InputError if the topics do not hold all that was read, unless `from_topics`; LeaseError while a driver
-        works on the job; EngineError if what comes out is not what was published.
+        Raises InputError if the topics no longer have all records that were read, unless `from_topics`; LeaseError
+        while a driver works on the job; EngineError if the result differs from what was published.
         """
         name, job = self.job.pipeline.name, self.job.name
         begun = time.monotonic()
@@ -81,7 +82,7 @@ class Rebuild:
         return new.generation
 
     def _begin(self, ledger: Ledger) -> int:
-        """Build the state of a job that is new in its pipeline, up to where the others are: what is out is out."""
+        """Build the state of a job that is new in its pipeline, up to the positions of the other jobs."""
         name = self.job.pipeline.name
         others = [
             snapshot
@@ -89,13 +90,13 @@ class Rebuild:
             if (snapshot := ledger.snapshots.latest(name, info.job)) is not None
         ]
         if not others:
-            raise EngineError(f"{name} has no state to build anew.", next_step=f"Run it: sluice run {name}.")
+            raise EngineError(f"{name} has no state to rebuild.", next_step=f"Run it: sluice run {name}.")
         read: dict[str, dict[str, int]] = {}
         for snapshot in others:
             read |= {
                 topic: dict(positions) for topic, positions in snapshot.positions.items() if topic in self.job.topics
             }
-        drop_others(ledger, self.job, 0, self.settings)  # what a rebuild that was killed has left
+        drop_others(ledger, self.job, 0, self.settings)  # generations of rebuilds that were killed
         ref = JobRef(name, self.job.name, 1)
         self._build(ref, evenly({}, read, self.settings.max_records))
         ledger.jobs.promote(ref)
@@ -106,17 +107,18 @@ class Rebuild:
         JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
 
     def _history(self, ledger: Ledger, old: JobRef) -> History:
-        known = ledger.sources.get(old)
-        now = look(self.settings.kafka, self.job.topics)
+        recorded = ledger.sources.get(old)
+        now = describe_topics(self.settings.kafka, self.job.topics)
         latest = ledger.snapshots.latest(old.pipeline, old.job)
         read = latest.positions if latest else {}
-        if not self.from_topics and (lost := list(_lost(known, now, read))):
+        if not self.from_topics and (lost := list(_lost(recorded, now, read))):
             raise InputError(
-                f"The topics do not hold all that {old.pipeline} has read: {'; '.join(lost)}.",
-                next_step=f"Restore them, or take what they hold: sluice rebuild {old.pipeline} --from-topics.",
+                f"The topics no longer have all records that {old.pipeline} has read: {'; '.join(lost)}.",
+                next_step="Restore them, or rebuild from their current records: "
+                f"sluice rebuild {old.pipeline} --from-topics.",
             )
-        same = {one.topic: one.topic_id for one in known}
-        ends = {topic: found.ends for topic, found in now.items() if same.get(topic) == found.id}
+        recorded_ids = {source.topic: source.topic_id for source in recorded}
+        ends = {name: topic.ends for name, topic in now.items() if recorded_ids.get(name) == topic.id}
         batches, unpublished = ledger.history.all(old), self._unpublished(latest, old)
         steps = [replace(step, ends=_within(ends, step.ends)) for step in steps_of([*batches, *unpublished])]
         published = steps[: len(batches)]
@@ -125,53 +127,53 @@ class Rebuild:
                 "history lost", pipeline=old.pipeline, job=old.job, generation=old.generation, batches=len(batches),
                 note=_NO_HISTORY,
             )  # fmt: skip
-            firsts = {topic: {str(n): first for n, (first, _) in enumerate(found)} for topic, found in ends.items()}
+            firsts = {topic: {str(n): first for n, (first, _) in enumerate(bounds)} for topic, bounds in ends.items()}
             published = evenly(firsts, _within(ends, read), self.settings.max_records)
             return History(published, steps[len(batches) :], complete=False)
         return History(published, steps[len(batches) :], complete=True)
 
     def _unpublished(self, latest: Snapshot | None, old: JobRef) -> list[Batch]:
-        """The batch whose output is out, if the driver came to its end before it could publish it."""
+        """The batch whose output is written, if the driver ended before it published the batch's snapshot."""
         markers = self.job.pipeline.markers
         ensure_topics(self.settings.kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
         writer = Writer(old, markers)
-        # To begin as a writer is to stop a driver that has lost its lease and does not know it: no more comes of it.
+        # Starting as a writer fences a driver that has lost its lease without noticing.
         with TransactionalOutput(self.settings.kafka, writer, message_limits(self.settings.kafka, [markers])) as output:
             last = output.last
         return [last] if last is not None and last.number > (latest.batch if latest else -1) else []
 
     def _compare(self, ledger: Ledger, old: JobRef, new: JobRef, history: History) -> None:
-        """EngineError if the same topology over the same records has another state than was published."""
+        """Raise EngineError if the same topology over the same records results in a state other than the published one."""
         before, after = ledger.jobs.get(old), ledger.jobs.get(new)
         assert before is not None
         assert after is not None
         sums = [_checksums(ledger.audits.newest(ref), history) for ref in (old, new)]
-        alike = before.description == after.description and means_the_same(before, after)
-        if self.from_topics or not alike or not sums[0]:
-            log.info("state built anew", generation=new.generation, checksums=sums[1])
+        is_same_topology = before.description == after.description and means_the_same(before, after)
+        if self.from_topics or not is_same_topology or not sums[0]:
+            log.info("state rebuilt", generation=new.generation, checksums=sums[1])
         elif sums[0] == sums[1]:
-            log.info("state built anew, and equal to what was published", generation=new.generation, checksums=sums[1])
+            log.info("state rebuilt, equal to the published one", generation=new.generation, checksums=sums[1])
         else:
             raise EngineError(
-                f"Built anew, {new.pipeline} has the checksums {sums[1]}, and {sums[0]} were published; nothing was changed."
-                f"{'' if history.complete else f' {_NO_HISTORY}'}",
-                next_step=f"Generation {new.generation} is kept to be looked at. To take it: "
+                f"The rebuilt state of {new.pipeline} has the checksums {sums[1]}, but {sums[0]} were published; nothing "
+                f"was changed.{'' if history.complete else f' {_NO_HISTORY}'}",
+                next_step=f"Generation {new.generation} is kept for inspection. To accept the rebuilt state: "
                 f"sluice rebuild {new.pipeline} --from-topics.",
             )
 
 
 @dataclass(frozen=True)
 class History:
-    """What is to be run again: the batches that were published, and one that was written to topics alone."""
+    """The batches to replay: the published ones, and perhaps one whose output is written without a snapshot."""
 
     published: Sequence[Step]
     unpublished: Sequence[Step]
     complete: bool
-    """The ledger has it all; else the records are the same, but not the batches that they were read in."""
+    """Whether the ledger has all batches. If not, the records are the same, but not the batches."""
 
 
 def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
-    """Those of the state rows, and of the operators' states too where the batches are the same: by worker."""
+    """By worker, the checksum of the state rows; if the batches are the same, that of operators' states too."""
     if audit is None:
         return {}
     if not history.complete:
@@ -180,38 +182,39 @@ def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
 
 
 _NO_HISTORY = (
-    "The ledger does not know all batches in which they were read: what depends on the order over several topics, or "
-    "on the time of processing, may come out differently."
+    "The ledger does not have all batches: results that depend on the order of several topics, or on the time of "
+    "processing, may differ."
 )
 
 
 def _within(ends: Mapping[str, Sequence[tuple[int, int]]], positions: Positions) -> Positions:
-    """Positions in the partitions that there are, each within what its partition holds: (first offset, end)."""
+    """The positions of existing partitions, limited to each partition's bounds (first offset, end)."""
     return {
         topic: {
             str(number): min(max(int(positions.get(topic, {}).get(str(number), first)), first), end)
-            for number, (first, end) in enumerate(found)
+            for number, (first, end) in enumerate(bounds)
         }
-        for topic, found in ends.items()
+        for topic, bounds in ends.items()
     }
 
 
-def _lost(known: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions) -> Iterable[str]:
-    for one in known:
-        found = now.get(one.topic)
-        if found is None or found.id != one.topic_id:
-            if one.partition == 0:
-                yield f"{one.topic} was deleted{' and made anew' if found else ''}"
+def _lost(recorded: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions) -> Iterable[str]:
+    """Descriptions of the records that were read and that the topics no longer have."""
+    for source in recorded:
+        topic = now.get(source.topic)
+        if topic is None or topic.id != source.topic_id:
+            if source.partition == 0:
+                yield f"{source.topic} was deleted{' and created again' if topic else ''}"
             continue
-        first, end = found.ends[one.partition]
-        if first > one.first:
-            yield f"{one.topic}, partition {one.partition}, offsets {one.first} to {first - 1} are gone"
-        if (reached := int(read.get(one.topic, {}).get(str(one.partition), 0))) > end:
-            yield f"{one.topic}, partition {one.partition}, ends at {end}, and was read up to {reached}"
+        first, end = topic.ends[source.partition]
+        if first > source.first:
+            yield f"{source.topic}, partition {source.partition}, offsets {source.first} to {first - 1} are gone"
+        if (reached := int(read.get(source.topic, {}).get(str(source.partition), 0))) > end:
+            yield f"{source.topic}, partition {source.partition}, ends at {end}, and was read up to {reached}"
 
 
 def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None:
-    """Remove all generations of a job but one: older ones, and those that were never finished."""
+    """Remove all generations of a job except `kept`: older ones, and unfinished ones."""
     for generation in ledger.jobs.generations(job.pipeline.name, job.name):
         ref = JobRef(job.pipeline.name, job.name, generation)
         info = ledger.jobs.get(ref)
@@ -224,7 +227,7 @@ def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None
 
 
 def forget_gone(planned: Plan, settings: Settings) -> None:
-    """Remove all that is left of jobs that a pipeline has no more."""
+    """Remove the state of jobs that a pipeline no longer has."""
     name, jobs = planned.pipeline.name, {job.name for job in planned.jobs}
     with Ledger.open(settings.ledger) as ledger:
         gone = [info for info in ledger.jobs.all(name) if info.job not in jobs]

@@ -1,4 +1,4 @@
-"""What a job tells the ledger of itself before its first batch: stores, workers, topics, picture."""
+"""A job's entry in the ledger: stores, workers, topics, drawing."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
 
 
 def job_info(storage: Storage, frames: Frames) -> JobInfo:
-    """The job as readers will see it. Its `frames` are made, and know the types of everything."""
+    """The job's description for readers. Call it after `frames.state_rows`, which sets the types."""
     job, types = storage.job, frames.types
     pipeline = job.pipeline
     stores: list[StoreInfo] = []
     operators: dict[str, str] = {}
     match job:
         case FusedJob():
-            stores = [*_group_stores(job, types, frames.kept)]
+            stores = [*_group_stores(job, types, frames.input_types)]
         case OrderedJob():
             stores = [*_ordered_stores(job, types), *_processor_stores(job)]
-            operators = dict(_operators(job, frames.kept))
+            operators = dict(_operators(job, frames.input_types))
     return JobInfo(
         pipeline=pipeline.name,
         job=job.name,
         generation=storage.generation,
         workers=tuple(
-            WorkerInfo(pipeline=pipeline.name, job=job.name, number=number, location=place)
-            for number, place in enumerate(storage.locations)
+            WorkerInfo(pipeline=pipeline.name, job=job.name, number=number, location=address)
+            for number, address in enumerate(storage.locations)
         ),
         stores=(*stores, *_table_stores(job)),
         topics=job.topics,
@@ -41,7 +41,7 @@ def job_info(storage: Storage, frames: Frames) -> JobInfo:
     )
 
 
-def _group_stores(job: FusedJob, types: Mapping[str, str], kept: Mapping[int, str]) -> Iterator[StoreInfo]:
+def _group_stores(job: FusedJob, types: Mapping[str, str], input_types: Mapping[int, str]) -> Iterator[StoreInfo]:
     for group in job.groups:
         for number, store_column in enumerate(group.store_columns):
             yield StoreInfo(
@@ -56,7 +56,7 @@ def _group_stores(job: FusedJob, types: Mapping[str, str], kept: Mapping[int, st
                 grace_ms=group.window.grace_ms if group.window else None,
                 retention_ms=group.retention_ms,
                 value=types[store_column.store],
-                made=f"{group.made} > {', '.join(map(' = '.join, store_column.columns))} of {kept[group.number]}",
+                made=f"{group.made} > {', '.join(map(' = '.join, store_column.columns))} of {input_types[group.number]}",
             )
 
 
@@ -97,11 +97,11 @@ def _processor_stores(job: OrderedJob) -> Iterator[StoreInfo]:
             )
 
 
-def _operators(job: OrderedJob, kept: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-    """Every ordered operator: its states are found by its number, and mean what the steps before it make of them."""
+def _operators(job: OrderedJob, input_types: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+    """Each ordered operator's name, with its number and the steps that give its states their meaning."""
     for operator in job.operators:
-        made = f"number {operator.number} > {operator.made} > {operator.does} > of {kept[operator.number]}"
-        # What was not published before cannot be queried now.
+        made = f"number {operator.number} > {operator.made} > {operator.does} > of {input_types[operator.number]}"
+        # A processor that becomes queryable needs a rebuild: its earlier changes were not published.
         is_hidden = isinstance(operator.action, Process) and not operator.action.queryable
         yield operator.name, f"{made} > not queryable" if is_hidden else made
 

@@ -1,4 +1,4 @@
-"""History read again in the job's own query: batches that end, and go by the clock, as it was decided once."""
+"""Replays a job's history in its own query: batches with the same ends and the same clock as the first time."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from sluice.plan import FusedJob, Job, OrderedJob, Transformation
 from sluice.state.ledger.history import Batch
 
 Sink = Callable[[DataFrame, int], None]
-"""What Spark calls with each batch."""
+"""The function that Spark calls with each batch."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A batch to be run again."""
+    """A batch to replay."""
 
     ends: Positions
-    """Where it ends in every partition that was known then."""
+    """Its end offsets in the partitions that were known then."""
     begun: int | None = None
-    """The time of processing that it goes by, epoch ms; None: now."""
+    """When it was begun, epoch ms; None: now."""
     partitions: Mapping[str, int] | None = None
-    """Topic → how many partitions it was taken to have; None: as many as it has."""
+    """Topic → its number of partitions then; None: the current numbers."""
     by_clock: bool = False
+    """Whether its result depended on the clock."""
 
 
 def steps_of(history: Iterable[Batch]) -> Iterator[Step]:
-    """The batches of a generation, oldest first, as they are to be run again."""
+    """The batches of a generation, oldest first, to replay."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
         ends = {topic: ends.get(topic, {}) | batch.ends.get(topic, {}) for topic in {*ends, *batch.ends}}
@@ -45,7 +46,7 @@ def steps_of(history: Iterable[Batch]) -> Iterator[Step]:
 
 
 def evenly(begin: Positions, target: Positions, most: int) -> list[Step]:
-    """Batches of at most about `most` records that lead up to `target`, where nothing is known of those there were."""
+    """Batches of about `most` records each up to `target`, if the original batches are unknown."""
     moves = [(topic, number, int(begin.get(topic, {}).get(number, 0)), end)
              for topic, partitions in target.items() for number, end in partitions.items()]  # fmt: skip
     count = math.ceil(sum(end - start for _, _, start, end in moves) / most)
@@ -59,16 +60,16 @@ def evenly(begin: Positions, target: Positions, most: int) -> list[Step]:
 
 
 def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Positions, most: int) -> list[Step]:
-    """The same steps, or fewer and larger ones of at most `most` records where the results cannot depend on it.
+    """Join steps to larger ones of at most `most` records if the results cannot depend on where batches end.
 
-    `types` has the Spark SQL type of each store's value. A history of many small batches is read much sooner so.
+    `types` has the DDL type of each store's value. A history of many small batches replays much faster when joined.
     """
-    if not _same_however_cut(job, types):
+    if not _is_independent_of_batches(job, types):
         return list(steps)
-    made: list[Step] = []
+    larger: list[Step] = []
     start = begin
     for step in steps:
-        last = made[-1] if made else None
+        last = larger[-1] if larger else None
         if (
             last is not None
             and not last.by_clock
@@ -76,15 +77,15 @@ def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Pos
             and last.partitions == step.partitions
             and _moved(start, step.ends) <= most
         ):
-            made[-1] = replace(step, begun=max(last.begun or 0, step.begun or 0) or None)
+            larger[-1] = replace(step, begun=max(last.begun or 0, step.begun or 0) or None)
         else:
             start = last.ends if last is not None else begin
-            made.append(step)
-    return made
+            larger.append(step)
+    return larger
 
 
-def _same_however_cut(job: Job, types: Mapping[str, str]) -> bool:
-    """Whether batches can be joined: everything is exact, and nothing goes by the time of processing."""
+def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
+    """Whether all results are exact and independent of the time of processing."""
     groups = job.groups if isinstance(job, FusedJob) else ()
     return (
         not (isinstance(job, OrderedJob) and job.operators)
@@ -100,11 +101,11 @@ def _same_however_cut(job: Job, types: Mapping[str, str]) -> bool:
 def replay(
     storage: Storage, steps: Iterable[Step], firsts: Positions, publish: Sink, stream: Callable[[Sink, Step], None]
 ) -> None:
-    """Run the steps that are not done yet, each as one batch.
+    """Run the steps that are not done yet, each as a batch.
 
-    `stream` runs one batch of the query; `firsts` is where the partitions begin. Where a batch ends and when it was
-    begun Spark decides, so it is let to write a batch down, stopped before it runs it, and what it wrote is changed:
-    Spark then recovers the batch as one that was begun.
+    `stream` runs one batch of the query; `firsts` are the partitions' first offsets. Spark decides a batch's end offsets
+    and time. So each batch is stopped after Spark has logged it, the log is rewritten, and Spark then recovers the
+    batch as one that was begun.
     """
     checkpoint = storage.checkpoint
     for step in steps:
@@ -120,12 +121,12 @@ def replay(
 
 
 def _begin(stream: Callable[[Sink, Step], None], step: Step) -> None:
-    """Let Spark write down its next batch, and not run it."""
+    """Let Spark log its next batch without running it."""
     begun: list[int] = []
 
     def stop(_: DataFrame, batch: int) -> None:
         begun.append(batch)
-        raise RuntimeError("the batch is written down")
+        raise RuntimeError("the batch is logged")
 
     try:
         stream(stop, step)
@@ -135,7 +136,7 @@ def _begin(stream: Callable[[Sink, Step], None], step: Step) -> None:
 
 
 def _moved(begin: Positions, ends: Positions) -> int:
-    """How many offsets lie between."""
+    """Number of offsets between the positions."""
     return sum(
         max(end - int(begin.get(topic, {}).get(number, 0)), 0)
         for topic, partitions in ends.items()
@@ -144,20 +145,20 @@ def _moved(begin: Positions, ends: Positions) -> int:
 
 
 def _change(checkpoint: str, batch: int, reached: Positions, step: Step) -> None:
-    """Rewrite Spark's log of a batch that has not run: it ends no later than the step, and was begun when it was."""
+    """Rewrite Spark's log of a batch that has not run, with the step's end offsets and time."""
     lines = batch_log(checkpoint, batch)
     if step.begun is not None:
         lines[1] = json.dumps(json.loads(lines[1]) | {"batchTimestampMs": step.begun})
-    for place, line in enumerate(lines[2:], start=2):
+    for number, line in enumerate(lines[2:], start=2):
         if line != "-":
             moved = {
                 topic: {
-                    number: min(end, int(step.ends.get(topic, {}).get(number, reached.get(topic, {}).get(number, 0))))
-                    for number, end in partitions.items()
+                    part: min(end, int(step.ends.get(topic, {}).get(part, reached.get(topic, {}).get(part, 0))))
+                    for part, end in partitions.items()
                 }
                 for topic, partitions in json.loads(line).items()
             }
-            lines[place] = json.dumps(moved)
+            lines[number] = json.dumps(moved)
     filesystem, path = open_path(checkpoint)
     if filesystem.get_file_info(f"{path}/offsets/.{batch}.crc").type != fs.FileType.NotFound:
         filesystem.delete_file(f"{path}/offsets/.{batch}.crc")

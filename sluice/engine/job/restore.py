@@ -1,8 +1,8 @@
-"""A run that finds its state damaged restores it from the topics, where these still hold all that was read.
+"""Restores damaged state from the topics before a run, if they still have all records that were read.
 
-Restoring is a rebuild: a new generation is built beside the damaged one, compared with what was published, and takes
-its place. Until then readers see what is left of the old one, and that it is not all. A driver that is killed in
-between leaves an unfinished generation, which the next run removes before it begins again.
+Restoring is a rebuild: a new generation is built beside the damaged one, compared with the published checksums, and
+promoted. Until then readers see the intact part of the old one, marked as partial. If the driver is killed, the next run
+removes the unfinished generation and starts again.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class RestoringRun:
-    """A run of a job, on the generation that readers see, that restores its state first if it is damaged."""
+    """A run of a job's current generation, which restores damaged state first."""
 
     spark: SparkSession
     job: Job
     settings: Settings
 
     def run(self) -> int:
-        """Read, compute and publish what there is to read; returns the number of records read.
+        """Read, compute and publish all records. Returns the number of records read.
 
-        Raises DamagedState if the state is damaged and the topics do not hold all that it was made of.
+        Raises DamagedState if the state is damaged and the topics no longer have all of its records.
         """
         run = JobRun(self.spark, self.job, self.settings, max_records=self.settings.max_records)
         of = (self.job.pipeline.name, self.job.name)

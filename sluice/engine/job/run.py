@@ -1,4 +1,4 @@
-"""One job, run until it has read what there is."""
+"""Runs a job until it has read all records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.compatibility import changed_functions, require_compatible, said_changed
+from sluice.engine.batch.topics import ensure_topics, message_limits, partition_counts
+from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible
 from sluice.engine.job.dataframes import Frames
 from sluice.engine.job.lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.job.registration import job_info
@@ -24,17 +25,10 @@ from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.retention import Retention
 from sluice.engine.publish.store_changes import GlobalTables
-from sluice.engine.publish.transaction import (
-    TransactionalOutput,
-    Writer,
-    ensure_topics,
-    message_limits,
-    partition_counts,
-    room_for_letters,
-)
-from sluice.engine.read.identity import Guard, Positions
+from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
+from sluice.engine.read.identity import Positions, SourceIdentity
 from sluice.engine.read.kafka import KafkaInput
-from sluice.engine.steps.sql_errors import without_result
+from sluice.engine.steps.sql_errors import no_result_error
 from sluice.errors import DamagedState, EngineError, LeaseError, SluiceError
 from sluice.plan import Job
 from sluice.settings import Settings
@@ -47,20 +41,20 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class JobRun:
-    """A job on a session. A batch has at most `max_records` records of the streams; a longer backlog takes several."""
+    """Runs a job on a Spark session, in batches of at most `max_records` records of streams."""
 
     spark: SparkSession
     job: Job
     settings: Settings
     generation: int | None = None
-    """None: the one that readers see."""
+    """None: the current one."""
     max_records: int = 2_000_000
     patience: Patience = PATIENCE
     steps: Sequence[Step] | None = None
-    """Run these batches only, and write no output: it is out already. For a generation that replaces another one."""
+    """Run only these batches, without writing output, which is written already. Used to rebuild a generation."""
 
     def run(self) -> int:
-        """Read, compute and publish what there is to read; returns the number of records read."""
+        """Read, compute and publish all records. Returns the number of records read."""
         with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
             return self._run(ledger, lease, Storage.of(self.job, lease.ref.generation, self.settings))
 
@@ -68,20 +62,20 @@ class JobRun:
         pipeline, job, holder = self.job.pipeline.name, self.job.name, this_process(self.settings.run)
         if self.steps is not None and self.generation is not None:
             ref = JobRef(pipeline, job, self.generation)
-            return Lease(ledger.leases, ref, holder, self.patience)  # which readers do not see yet
+            return Lease(ledger.leases, ref, holder, self.patience)  # a generation that is not current yet
         return current_lease(ledger, pipeline, job, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> int:
         pipeline = self.job.pipeline
-        guard = Guard(self.settings.kafka, ledger.sources, storage.ref, self.job.topics)
-        firsts = guard.check(*storage.positions())
+        identity = SourceIdentity(self.settings.kafka, ledger.sources, storage.ref, self.job.topics)
+        firsts = identity.check(*storage.positions())
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         writer = Writer(storage.ref, pipeline.markers)
         limits = self._make_topics(partitions, writer)
         if pipeline.file is not None:
-            ship(self.spark, pipeline.file)
+            send_to_executors(self.spark, pipeline.file)
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
-        direct = direct if self.steps is None else None  # a replay writes nothing, by no road
+        direct = direct if self.steps is None else None  # a replay writes no output
         storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
         query = _Query(self, storage, partitions, lease.epoch)
         info, published = job_info(storage, query.frames), ledger.snapshots.last_batch(storage.ref)
@@ -93,7 +87,7 @@ class JobRun:
             tables = GlobalTables.load(self.job, storage.locations[0], published)
             auditor = Auditor(storage, self.settings.run, lease.epoch, firsts)
             known = (tables, auditor, query.frames.types, Retention.of(storage, partitions), limits)
-            publisher = Publisher(storage, ledger, lease, guard, output, *known, direct, partitions=partitions)
+            publisher = Publisher(storage, ledger, lease, identity, output, *known, direct, partitions=partitions)
             with query_errors(publisher, storage, lease):
                 if self.steps is None:
                     publisher.begin()
@@ -109,7 +103,7 @@ class JobRun:
 
     @staticmethod
     def _again(query: _Query, publisher: Publisher, sink: Sink, step: Step) -> None:
-        """Run one batch as one that knew the topics to have as many partitions as they had then."""
+        """Run a batch with the numbers of partitions that the topics had then."""
         publisher.partitions = {**query.now, **(step.partitions or {})}
         publisher.retention = Retention.of(query.storage, publisher.partitions)
         publisher.begin()
@@ -118,21 +112,21 @@ class JobRun:
     def _register(self, ledger: Ledger, before: JobInfo | None, info: JobInfo) -> None:
         if before is not None and (changed := changed_functions(before, info)):
             log.warning("functions changed", pipeline=info.pipeline, job=info.job, functions=changed)
-            ledger.notes.add(info.ref, self.settings.run, said_changed(info.pipeline, changed))
+            ledger.notes.add(info.ref, self.settings.run, functions_changed(info.pipeline, changed))
         ledger.jobs.register(info, hidden=self.steps is not None)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, int]:
-        """Make the topics that are missing; returns the bytes of the largest record that each output takes."""
-        kafka, letters = self.settings.kafka, self.job.pipeline.dead_letters
+        """Create the missing topics. Returns the largest record of each output topic, in bytes."""
+        kafka, dead_letters = self.settings.kafka, self.job.pipeline.dead_letters
         widest = max(partitions[source.topic] for source in self.job.streams)
         ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
         limits = message_limits(kafka, (*self.job.outputs, *self.job.topics))
         own = {
-            letters: {"max.message.bytes": str(room_for_letters(limits))},
+            dead_letters: {"max.message.bytes": str(dead_letter_limit(limits))},
             writer.markers: {"cleanup.policy": "compact"},
         }
         ensure_topics(kafka, dict.fromkeys(own, 1), own)
-        return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [letters])
+        return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [dead_letters])
 
 
 class _Query:
@@ -143,17 +137,20 @@ class _Query:
         self._run, self._partitions, self._epoch = run, partitions, epoch
         self._source = KafkaInput(run.spark, run.settings.kafka)
         self.frames = self._made(partitions)
-        self._state_rows = self.frames.shared_out()
+        self._state_rows = self.frames.state_rows()
 
     def _made(self, partitions: Mapping[str, int]) -> Frames:
         run = self._run
         return Frames(run.spark, run.job, self.storage, self._source, run.max_records, partitions, self._epoch)
 
     def run(self, sink: Sink, partitions: Mapping[str, int] | None = None, *, once: bool = False) -> None:
-        """Run it until it has read what there is; `once`: one batch. `partitions` of the topics, if not as now."""
+        """Run it until it has read all records, or for one batch (`once`).
+
+        `partitions` are the topics' numbers of partitions, if other than the current ones.
+        """
         if partitions is not None and partitions != self._partitions:
             self._partitions = partitions
-            self._state_rows = self._made(partitions).shared_out()
+            self._state_rows = self._made(partitions).state_rows()
         job = self._run.job
         writer = (
             self._state_rows.writeStream.foreachBatch(sink)
@@ -162,13 +159,13 @@ class _Query:
             .trigger(**({"once": True} if once else {"availableNow": True}))
             .queryName(f"{job.pipeline.name}.{job.name}")
         )
-        with _nothing_ahead(self._run.spark) if once else nullcontext():
+        with _without_adaptive_execution(self._run.spark) if once else nullcontext():
             writer.start().awaitTermination()
 
 
 @contextmanager
-def _nothing_ahead(spark: SparkSession) -> Iterator[None]:
-    """Let Spark compute nothing of a batch before `foreachBatch` does, as adaptive execution would up to a shuffle."""
+def _without_adaptive_execution(spark: SparkSession) -> Iterator[None]:
+    """Turn adaptive execution off, which computes a batch up to a shuffle before `foreachBatch` is called."""
     name = "spark.sql.adaptive.enabled"
     before = str(spark.conf.get(name))
     spark.conf.set(name, "false")
@@ -178,56 +175,56 @@ def _nothing_ahead(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(name, before)
 
 
-def ship(spark: SparkSession, file: Path) -> None:
-    """Have executors get a pipeline's file, once a session: Spark warns of a second time."""
-    there = spark.sparkContext.listFiles
-    if not any(one.endswith((str(file), f"/files/{file.name}")) for one in there):
+def send_to_executors(spark: SparkSession, file: Path) -> None:
+    """Copy a pipeline's file to the executors, once per session: Spark warns if it is added again."""
+    files = spark.sparkContext.listFiles
+    if not any(name.endswith((str(file), f"/files/{file.name}")) for name in files):
         spark.sparkContext.addPyFile(str(file))
 
 
 @contextmanager
 def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
-    """Spark's errors as ours: what the publisher raised as it was, anything else with what Spark says is the cause."""
+    """Raise the publisher's own error if there is one, and otherwise an error with the cause of Spark's."""
     try:
         yield
     except StreamingQueryException as failed:
-        # Whatever fails once a successor works with the checkpoint, the shards and the output, this is the cause.
+        # If a successor works with the checkpoint, shards and output, the lost lease is the cause of any failure.
         lease.require()
         if publisher.error is not None:
             raise publisher.error from None
-        said = str(failed)
-        if (error := _of_task(storage, said) or without_result(storage.job, said)) is not None:
+        message = str(failed)
+        if (error := _task_error(storage, message) or no_result_error(storage.job, message)) is not None:
             raise error from None
         raise EngineError(
-            f"The query of {storage.job.pipeline.name} failed: {_cause(str(failed))}",
-            next_step="Nothing of the batch is visible; the next run does it again. If it is the checkpoint "
-            f"{storage.checkpoint} that is damaged: sluice rebuild {storage.job.pipeline.name}.",
+            f"The query of {storage.job.pipeline.name} failed: {_cause(message)}",
+            next_step="Nothing of the batch is visible; the next run tries it again. If the checkpoint "
+            f"{storage.checkpoint} is damaged: sluice rebuild {storage.job.pipeline.name}.",
         ) from failed
 
 
-def _of_task(storage: Storage, said: str) -> SluiceError | None:
-    """What a task raised that found its driver's lease lost, or its worker's state damaged."""
-    if (lost := _LEASE_LOST.search(said)) is not None:
+def _task_error(storage: Storage, message: str) -> SluiceError | None:
+    """The error of a task whose driver has lost its lease, or whose worker's state is damaged."""
+    if (lost := _LEASE_LOST.search(message)) is not None:
         return LeaseError(lost[1], next_step="Let the other driver finish.")
-    if (found := _DAMAGED.search(said)) is not None:
-        worker = int(found[2])
-        error = DamagedState(found[1], workers={worker: shown(storage.locations[worker])})
+    if (damaged := _DAMAGED.search(message)) is not None:
+        worker = int(damaged[2])
+        error = DamagedState(damaged[1], workers={worker: shown(storage.locations[worker])})
         error.next_step = f"Restore it, or: sluice rebuild {storage.job.pipeline.name}."
         return error
     return None
 
 
 _LEASE_LOST = re.compile(r"sluice\.errors\.LeaseError: (This driver has lost its lease[^\n]*)")
-_DAMAGED = re.compile(r"sluice\.errors\.DamagedState: (Worker (\d+) [^\n]*)")
+_DAMAGED = re.compile(r"sluice\.errors\.DamagedState: (Worker (\d+)'s shard [^\n]*)")
 
 
-def _cause(said: str) -> str:
-    """The innermost cause that Spark tells of, without its stack."""
-    lines = [line.strip() for line in said.splitlines()]
+def _cause(message: str) -> str:
+    """The innermost cause in Spark's message, without the stack."""
+    lines = [line.strip() for line in message.splitlines()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     raised = [line for line in lines if _PYTHON_ERROR.match(line)]
-    told = said.partition("terminated with exception: ")[2].splitlines()[:1]
-    return (causes or raised or told or lines)[-1][:500]
+    summary = message.partition("terminated with exception: ")[2].splitlines()[:1]
+    return (causes or raised or summary or lines)[-1][:500]
 
 
 _PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")

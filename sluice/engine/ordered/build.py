@@ -1,4 +1,4 @@
-"""A plan's ordered operators made ready to run, with the types that Spark found and the author's functions."""
+"""Builds the operators of an ordered job from its plan, the author's functions and the types that Spark has resolved."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 from pyspark.sql import types as spark
 
-from sluice.engine.batch.rejected import said
-from sluice.engine.ordered.runner import Hosted
+from sluice.engine.batch.rejected import describe
+from sluice.engine.ordered.runner import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, Hopping, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
@@ -35,12 +35,14 @@ from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow
 Make = Callable[[], Operator[Any]]
 
 
-def hosted(operator: OrderedOperator, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool) -> Hosted:
-    """The operator for its stage, given the types of every aggregate's arguments.
+def stage_operator(
+    operator: OrderedOperator, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool
+) -> StageOperator:
+    """The operator for its stage. `arguments` are the types of each aggregate's arguments, by operator.
 
-    `is_read`: expressions that follow read the fields of its results, by their types.
+    `is_read`: later expressions read the fields of its results by their types.
     """
-    return Hosted(operator, _make(operator, arguments.get(operator.number, []), is_read))
+    return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read))
 
 
 def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: bool) -> Make:
@@ -86,7 +88,7 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
         return Process(action.processor.value, options, argument_type=argument, outputs=returns)
     except FAILURES as error:
         raise EngineError(
-            f"The processor {action.processor.value.__name__} at {at} cannot be started: {said(error)}.",
+            f"The processor {action.processor.value.__name__} at {at} cannot be started: {describe(error)}.",
             next_step="Correct its __init__ or init, and run again.",
         ) from error
 
@@ -94,14 +96,15 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
 def _aggregate(
     calculation: Callable[[], Calculation], window: AnyWindow | None, *, subtracts: bool, retracts: bool
 ) -> Operator[Any]:
-    made = calculation()
     if window is None:
-        return (TableAggregate if subtracts else Aggregate)(made, retracts=retracts)
+        return (TableAggregate if subtracts else Aggregate)(calculation(), retracts=retracts)
     if isinstance(window, SlidingWindow):
-        return SlidingAggregate(made, Sliding(window.size_ms, window.grace_ms), retracts=retracts)
+        return SlidingAggregate(calculation(), Sliding(window.size_ms, window.grace_ms), retracts=retracts)
     if isinstance(window, SessionWindow):
-        return SessionAggregate(made, Session(window.gap_ms, window.grace_ms), retracts=retracts)
-    return WindowedAggregate(made, Hopping(window.size_ms, window.every_ms, window.grace_ms), retracts=retracts)
+        return SessionAggregate(calculation(), Session(window.gap_ms, window.grace_ms), retracts=retracts)
+    return WindowedAggregate(
+        calculation(), Hopping(window.size_ms, window.every_ms, window.grace_ms), retracts=retracts
+    )
 
 
 def _calculation(
@@ -144,7 +147,7 @@ _SUM_DIGITS, _AVG_DIGITS, _MOST = 10, 4, 38
 
 
 def result_type(function: str, argument: spark.DataType) -> str:
-    """The type of a function's result, as Spark's own aggregate of that name has it, in DDL."""
+    """The DDL type of a function's result, the same as that of Spark's aggregate function of the same name."""
     name = argument.simpleString()
     if function in ("count", "count_distinct"):
         return "bigint"

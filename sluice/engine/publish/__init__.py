@@ -1,1 +1,1 @@
-"""A batch becomes visible: shards, then output records in one transaction, then the ledger."""
+"""Publishing a batch: the shards, then output records in one transaction, then the ledger."""

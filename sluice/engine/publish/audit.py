@@ -1,4 +1,4 @@
-"""What became of a batch's records, put together before anything of it can be seen; what does not balance stops it."""
+"""The audit of a batch: what happened to its records. A batch whose audit does not balance is not published."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 @dataclass
 class Auditor:
-    """Makes the audits of one run's batches. `firsts` are the offsets at which the job's generation began."""
+    """Makes the audits of a run's batches. `firsts` are the offsets at which the job's generation began."""
 
     storage: Storage
     run: str
@@ -25,10 +25,10 @@ class Auditor:
     firsts: Positions
 
     def audit(self, batch: int) -> Audit:
-        """The audit of a batch whose shards are written; EngineError if it does not balance."""
-        sums = self.storage.checksums(batch)
+        """The audit of a batch whose shards are written. Raises EngineError if it does not balance."""
+        checksums = self.storage.checksums(batch)
         job = self.storage.job
-        made = Audit(
+        audit = Audit(
             pipeline=job.pipeline.name,
             job=job.name,
             generation=self.storage.generation,
@@ -37,30 +37,30 @@ class Auditor:
             epoch=self.epoch,
             sources=self._sources(batch),
             outputs={},
-            checksums={worker: one.state_rows for worker, one in sums.items()},
-            states={worker: one.states for worker, one in sums.items()},
+            checksums={worker: sums.state_rows for worker, sums in checksums.items()},
+            states={worker: sums.states for worker, sums in checksums.items()},
         )
-        if made.wrong:
+        if audit.wrong:
             raise EngineError(
-                f"The audit of batch {batch} of {job.pipeline.name} does not balance: {'; '.join(made.wrong)}.",
+                f"The audit of batch {batch} of {job.pipeline.name} does not balance: {'; '.join(audit.wrong)}.",
                 next_step="Nothing of the batch was published. This is an error in Sluice: keep the checkpoint, "
                 "and report it.",
             )
-        return made
+        return audit
 
     def _sources(self, batch: int) -> tuple[SourceAudit, ...]:
-        counts = self.storage.side_outputs.by_source(batch)
+        counts = self.storage.side_outputs.counts_by_partition(batch)
         before = batch_positions(self.storage.checkpoint, batch - 1) if batch else {}
         after = batch_positions(self.storage.checkpoint, batch)
-        places = [(topic, int(partition)) for topic, partitions in after.items() for partition in partitions]
-        made = []
-        for topic, partition in sorted({*places, *counts}):
+        read = [(topic, int(partition)) for topic, partitions in after.items() for partition in partitions]
+        audits = []
+        for topic, partition in sorted({*read, *counts}):
             end = after.get(topic, {}).get(str(partition), 0)
             first = self.firsts.get(topic, {}).get(str(partition), 0)
             start = before.get(topic, {}).get(str(partition), first)
             if end > start or counts.get((topic, partition)):
-                made.append(_source(topic, partition, start, end, counts.get((topic, partition), Counter())))
-        return tuple(made)
+                audits.append(_source(topic, partition, start, end, counts.get((topic, partition), Counter())))
+        return tuple(audits)
 
 
 def _source(topic: str, partition: int, start: int, end: int, counts: Counter[str]) -> SourceAudit:

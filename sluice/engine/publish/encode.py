@@ -1,4 +1,4 @@
-"""Output records as bytes: an author's own encoders, the headers that tell a window, and what cannot be written."""
+"""Encodes output records: an author's encoders, the headers of windows, and records that cannot be written."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import HEADERS, header
-from sluice.engine.batch.rejected import said
+from sluice.engine.batch.rejected import describe
 from sluice.errors import EngineError
 from sluice.operators.base import FAILURES
 from sluice.plan import Sink
 
 NO_LIMIT = 2**31
 UNWRITTEN = "unwritten/"
-"""The counts of output records that could not be written, by topic."""
-_AROUND = 100
-"""Bytes that Kafka adds to a record at most: its batch's head, lengths, times."""
+"""Prefix of the counts of output records that could not be written, by topic."""
+_RECORD_OVERHEAD = 100
+"""Bytes that Kafka adds to a record at most: its batch's header, lengths, times."""
 _LONGEST_HEADERS = 10_000
-"""Bytes that a dead letter's own headers may have."""
+"""The size of a dead letter's headers at most, in bytes."""
 _decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True)
-class SetAside:
-    """Output records of one batch that cannot be written: how many by topic, and dead letters of those that get one."""
+class RejectedOutput:
+    """Output records of a batch that cannot be written: their number by topic, and dead letters."""
 
-    letters: list[pa.Table] = field(default_factory=list)
+    dead_letters: list[pa.Table] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, sink: Sink, records: pa.Table, reason: str, details: list[str]) -> None:
-        """Add records, columns `key` and `value`, with a text for each that says what exactly is wrong."""
+        """Add records (columns `key` and `value`) with the details of each record's error."""
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + records.num_rows
         if sink.on_error == "skip":
             return
@@ -50,16 +50,17 @@ class SetAside:
             for detail in details
         ]
         columns = {name: records.column(name).cast(pa.binary()) for name in ("key", "value")}
-        self.letters.append(pa.table(columns | {"headers": pa.array(headers, HEADERS)}))
+        self.dead_letters.append(pa.table(columns | {"headers": pa.array(headers, HEADERS)}))
 
 
 Encoder = Callable[[Any], bytes]
 
 
-def encoded(sink: Sink, table: pa.Table, aside: SetAside) -> pa.Table:
-    """Columns `key`, `value`, and `headers` and `timestamp` (epoch ms) if there are any, as they are written.
+def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
+    """Encode records: columns `key`, `value`, and perhaps `headers` and `timestamp` (epoch ms).
 
-    JSON goes out as it is; what the author encodes is decoded first. EngineError if that fails, and the sink says so.
+    JSON is written as it is, unless the author has an encoder, which gets the decoded value. Records that cannot be
+    encoded are added to `rejected`. Raises EngineError for them if the sink has `on_error="fail"`.
     """
     columns = {name: table.column(name) for name in ("key", "value")}
     errors: dict[int, str] = {}
@@ -73,21 +74,22 @@ def encoded(sink: Sink, table: pa.Table, aside: SetAside) -> pa.Table:
     for name in ("timestamp", "time"):
         if name in table.column_names:
             columns["timestamp"] = table.column(name)
-    made = pa.table(columns)
-    return _without(sink, table, made, errors, aside) if errors else made
+    records = pa.table(columns)
+    return _without_errors(sink, table, records, errors, rejected) if errors else records
 
 
 def _each(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str]) -> pa.Array:
-    made: list[bytes | None] = []
+    """Encode each text; the errors are added by row."""
+    encoded: list[bytes | None] = []
     for row, text in enumerate(texts.to_pylist()):
         try:
-            made.append(None if text is None else _bytes(encode, text))
+            encoded.append(None if text is None else _bytes(encode, text))
         except MemoryError:
             raise
         except FAILURES as error:
-            errors[row] = said(error)
-            made.append(None)
-    return pa.array(made, pa.binary())
+            errors[row] = describe(error)
+            encoded.append(None)
+    return pa.array(encoded, pa.binary())
 
 
 def _bytes(encode: Encoder, value: Any) -> bytes:
@@ -97,27 +99,29 @@ def _bytes(encode: Encoder, value: Any) -> bytes:
     return data
 
 
-def _without(sink: Sink, table: pa.Table, made: pa.Table, errors: Mapping[int, str], aside: SetAside) -> pa.Table:
-    """The records that could be encoded."""
+def _without_errors(
+    sink: Sink, table: pa.Table, records: pa.Table, errors: Mapping[int, str], rejected: RejectedOutput
+) -> pa.Table:
+    """Remove the records that could not be encoded; they are rejected or end the run."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise EngineError(
             f"A record for {sink.topic} ({sink.at}) cannot be encoded: {why}, for the value "
             f"{table.column('value')[row]}.",
-            next_step="Nothing of the batch is visible. Correct the encoder, or go on without such records: "
+            next_step="Nothing of the batch is visible. Correct the encoder, or continue without such records: "
             f'to("{sink.topic}", on_error="dead_letter").',
         )
-    aside.add(sink, table.take(pa.array(list(errors))), "not_encoded", list(errors.values()))
-    fine = np.ones(table.num_rows, bool)
-    fine[list(errors)] = False
-    return made.filter(pa.array(fine))
+    rejected.add(sink, table.take(pa.array(list(errors))), "not_encoded", list(errors.values()))
+    is_fine = np.ones(table.num_rows, bool)
+    is_fine[list(errors)] = False
+    return records.filter(pa.array(is_fine))
 
 
-def fitting(sink: Sink | None, table: pa.Table, limit: int, aside: SetAside) -> pa.Table:
-    """The encoded records that are no larger than their topic takes.
+def fitting(sink: Sink | None, table: pa.Table, limit: int, rejected: RejectedOutput) -> pa.Table:
+    """The encoded records that are no larger than their topic's limit.
 
-    Sizes are those before compression, so that what is set aside does not depend on the records beside it. Where the
-    sink says `fail` Kafka itself decides.
+    Sizes are those before compression, so rejecting a record does not depend on other records. If the sink has
+    `on_error="fail"`, all records are sent and Kafka decides.
     """
     if sink is None or sink.on_error == "fail" or not table.num_rows:
         return table
@@ -126,25 +130,25 @@ def fitting(sink: Sink | None, table: pa.Table, limit: int, aside: SetAside) -> 
     if not too_large.any():
         return table
     details = [f"{size} bytes, and {sink.topic} takes {limit}" for size in sizes[too_large].tolist()]
-    aside.add(sink, table.filter(pa.array(too_large)), "too_large", details)
+    rejected.add(sink, table.filter(pa.array(too_large)), "too_large", details)
     return table.filter(pa.array(~too_large))
 
 
-def shortened(letters: pa.Table, limit: int) -> pa.Table:
-    """Dead letters, without the values of those that are larger than their topic takes: their headers say so."""
-    sizes = _sizes(letters) + _LONGEST_HEADERS
+def shortened(dead_letters: pa.Table, limit: int) -> pa.Table:
+    """Dead letters in which values are left out where a record exceeds its topic's limit; a header says so."""
+    sizes = _sizes(dead_letters) + _LONGEST_HEADERS
     if not (sizes > limit).any():
-        return letters
-    rows = letters.to_pylist()
+        return dead_letters
+    rows = dead_letters.to_pylist()
     for row, size in zip(rows, sizes.tolist(), strict=True):
         if size > limit:
             row["headers"].append(header("sluice.left_out", f"the value, of {len(row['value'] or b'')} bytes"))
             row["value"] = None
-    return pa.Table.from_pylist(rows, letters.schema)
+    return pa.Table.from_pylist(rows, dead_letters.schema)
 
 
 def _sizes(table: pa.Table) -> npt.NDArray[np.int64]:
-    return _lengths(table.column("key")) + _lengths(table.column("value")) + _AROUND
+    return _lengths(table.column("key")) + _lengths(table.column("value")) + _RECORD_OVERHEAD
 
 
 def _lengths(values: pa.ChunkedArray) -> npt.NDArray[np.int64]:

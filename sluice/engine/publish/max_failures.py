@@ -1,4 +1,4 @@
-"""A step that fails for too many of a batch's records is at fault itself: the run ends, and nothing is lost."""
+"""Ends the run if a step fails for too many records of a batch: the step itself is wrong then, not the records."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sluice.errors import EngineError
 from sluice.plan import Job, Step
 
 FAILED = "failed/"
-"""The counts of records that steps rejected, by the steps' names."""
+"""Prefix of the counts of records for which steps failed, by the steps' names."""
 
 _FEW = 100
-"""So many failures are never too large a share: a small batch may well be half bad."""
+"""Below this number, failures never exceed a share: half of a small batch may well be bad."""
 
 
-def require_few_failures(job: Job, counts: Mapping[str, int], letters: Iterable[pa.Table]) -> None:
-    """Raises EngineError if a step failed for more than the pipeline's `max_failures` records of a batch.
+def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> None:
+    """Raise EngineError if a step failed for more than the pipeline's `max_failures` records of a batch.
 
-    `letters` are the batch's dead letters, of which one is shown.
+    The error quotes one of the batch's `dead_letters`.
     """
     limit, read = job.pipeline.max_failures, counts.get("read", 0)
     for name, failed in counts.items():
@@ -31,22 +31,21 @@ def require_few_failures(job: Job, counts: Mapping[str, int], letters: Iterable[
             too_many, most = failed >= _FEW and failed > limit * read, f"{limit:.0%} of a batch's records"
         if too_many:
             step = job.step_named(name.removeprefix(FAILED))
-            example = _example(step, letters)
+            example = _example(step, dead_letters)
             raise EngineError(
                 f"{step or name.removeprefix(FAILED)} failed for {failed:,} of the {read:,} records that were read; "
-                f"max_failures allows {most}.{example and f' The first said: {example}.'}",
-                next_step="Nothing of the batch is visible. Correct the step and run again; if its failures are to be "
+                f"max_failures allows {most}.{example and f' The first error: {example}.'}",
+                next_step="Nothing of the batch is visible. Correct the step and run again; if such failures are "
                 "expected, raise max_failures of the pipeline.",
             )
 
 
-def _example(step: Step | None, letters: Iterable[pa.Table]) -> str:
+def _example(step: Step | None, dead_letters: Iterable[pa.Table]) -> str:
     if step is None:
         return ""
-    mine = {"sluice.step": step.title, "sluice.at": step.at}
-    for table in letters:
+    for table in dead_letters:
         for headers in table.column("headers").to_pylist():
-            said = {one["key"]: (one["value"] or b"").decode(errors="replace") for one in headers or ()}
-            if all(said.get(name) == text for name, text in mine.items()):
-                return said.get("sluice.detail", "")
+            texts = {header["key"]: (header["value"] or b"").decode(errors="replace") for header in headers or ()}
+            if (texts.get("sluice.step"), texts.get("sluice.at")) == (step.title, step.at):
+                return texts.get("sluice.detail", "")
     return ""

@@ -1,4 +1,4 @@
-"""One batch made visible: shards first, then output records, then the ledger's transaction."""
+"""Publishes a batch: writes the shards, then the output records, then the snapshot in the ledger."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import structlog
 from pyspark.sql import DataFrame
 
 from sluice.engine.batch.checkpoint import batch_positions
-from sluice.engine.batch.rejected import SETTLED, Row, rejected_rows, settle
+from sluice.engine.batch.rejected import REJECTED_PART, Row, rejected_rows, settle
 from sluice.engine.batch.rows import in_order
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import CLOSED, SEEN
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
-from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, SetAside, encoded, fitting, shortened
+from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, RejectedOutput, encoded, fitting, shortened
 from sluice.engine.publish.max_failures import require_few_failures
 from sluice.engine.publish.retention import Retention
-from sluice.engine.publish.shards import WRITTEN, ShardWriter
+from sluice.engine.publish.shard_writer import WRITTEN, ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
 from sluice.errors import SluiceError
 from sluice.plan import FusedJob, OrderedJob
@@ -38,72 +38,72 @@ _OUTPUT = "output/"
 _SQL = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING"}
 
 
-class Writer(Protocol):
-    """Who may write: the holder of the job's lease."""
+class HeldLease(Protocol):
+    """The job's lease, or a test driver's stand-in."""
 
     @property
     def epoch(self) -> int:
-        """The number of the lease, larger with each holder."""
+        """Number of the lease, which grows with every holder."""
 
     def check(self) -> None:
         """Raise LeaseError unless the lease is still held."""
 
 
-class Guarded(Protocol):
-    """What watches over the input."""
+class IdentityCheck(Protocol):
+    """The identity of the source topics, or a test driver's stand-in."""
 
     def check_identity(self) -> None:
-        """Raise EngineError if a topic is another one than at the start."""
+        """Raise EngineError if a topic is no longer the one that the run began to read."""
 
 
 class Output(Protocol):
-    """Where output records go."""
+    """The destination of output records: a Kafka transaction, or a test driver's memory."""
 
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
-        """Write a batch's records, all or none; how many by topic."""
+        """Write a batch's records atomically. Returns their number by topic."""
 
 
-def ordered_records(job: OrderedJob, returned: pa.Table, aside: SetAside) -> Iterator[tuple[str, pa.Table]]:
-    """What ordered operators sent to topics, each topic's records in order."""
+def ordered_records(job: OrderedJob, returned: pa.Table, rejected: RejectedOutput) -> Iterator[tuple[str, pa.Table]]:
+    """The encoded output records of ordered operators, sorted, by topic."""
     for sink in job.ordered_sinks:
-        mine = returned.filter(pc.equal(returned.column("group_id"), sink.number))
-        if mine.num_rows:
-            yield sink.topic, encoded(sink, mine.take(pa.array(in_order(mine))), aside)
+        rows = returned.filter(pc.equal(returned.column("group_id"), sink.number))
+        if rows.num_rows:
+            yield sink.topic, encoded(sink, rows.take(pa.array(in_order(rows))), rejected)
 
 
 @dataclass
 class Publisher:
-    """Publishes one batch after the other. Every step may be done again, after a crash, with the same result."""
+    """Publishes one batch after another. Every step can be repeated after a crash, with the same result."""
 
     storage: Storage
     ledger: Ledger
-    lease: Writer
-    guard: Guarded
+    lease: HeldLease
+    identity: IdentityCheck
     output: Output
     tables: GlobalTables
     auditor: Auditor | None
     types: Mapping[str, str]
     retention: Retention
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Topic → bytes of the largest record that it takes, where that is known."""
+    """Topic → its largest record in bytes, where that is known."""
     at_least_once: AtLeastOnce | None = None
     partitions: Mapping[str, int] = field(default_factory=dict)
-    """Topic → how many partitions the batches' tasks know it to have."""
+    """Topic → its number of partitions, as the batches' tasks know it."""
     silent: bool = False
-    """Whether no output is written, since another generation has written it."""
+    """Whether to write no output, because another generation has written it."""
     read: int = 0
-    """Records read so far."""
+    """Number of records read so far."""
     error: SluiceError | None = None
-    """Why the last batch could not be published: what Spark raises says it only in the text of a traceback."""
+    """The error of the last batch: Spark's own exception has it only in the text of a traceback."""
 
     def begin(self) -> None:
-        """Hand the tasks of the next batch the times that it goes on from: Spark starts them before it calls."""
+        """Write the stream times that the next batch starts from: Spark starts its tasks before it calls."""
         batch = self.storage.next_batch
         times = self.ledger.snapshots.times_before(self.storage.ref, batch)
         self.storage.side_outputs.start(batch, times)
 
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
-        """What Spark calls for each batch, with the changed state rows. They are computed once, by writing the shards."""
+        """Publish a batch. Spark calls this with the changed state rows, which are computed once, to write the shards."""
         try:
             self._publish(state_rows, batch)
         except SluiceError as error:
@@ -115,41 +115,41 @@ class Publisher:
         self.lease.check()
         returned = self._write_shards(state_rows)
         changes, failed = self._changes(state_rows, returned)
-        letters, settled = settle(self.storage.job, [*rejected_rows(returned), *failed])
-        side_outputs.write_facts(batch, SETTLED, settled)
+        dead_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(returned), *failed])
+        side_outputs.write_facts(batch, REJECTED_PART, rejected_facts)
         facts = side_outputs.facts(batch)
         before = side_outputs.times(batch)
         times = before | facts.stream_times
         counts = facts.counts | {"rows": _rows_written(returned)}
         is_empty = not facts.counts and not counts["rows"]
-        ran = self._ran(batch, counts)
-        if is_empty and not ran.ends:
+        metadata = self._metadata(batch, counts)
+        if is_empty and not metadata.ends:
             side_outputs.start(batch + 1, before)
             return
-        dead = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters), letters]
+        all_dead_letters = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters), dead_letters]
         if not self.silent:
-            require_few_failures(self.storage.job, counts, dead)
-        # A batch may have no records and end further on all the same: the offsets were those of aborted transactions,
-        # or a topic has a new partition. It is published, so that the ledger says where the checkpoint stands.
+            require_few_failures(self.storage.job, counts, all_dead_letters)
+        # A batch without records may still end at later offsets: of aborted transactions, or of a new partition. It is
+        # published, so that the ledger's positions match the checkpoint's.
         if not is_empty:
-            self.retention.let_go(batch, times, self.lease.epoch)
+            self.retention.expire(batch, times, self.lease.epoch)
         audit = None if self.auditor is None else self.auditor.audit(batch)
-        self.guard.check_identity()
-        aside = SetAside()
-        written = {} if self.silent else self._write_output(ran, returned, changes, dead, aside)
+        self.identity.check_identity()
+        rejected = RejectedOutput()
+        written = {} if self.silent else self._write_output(metadata, returned, changes, all_dead_letters, rejected)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
-        for topic, number in aside.counts.items():
+        for topic, number in rejected.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
         snapshot = self._snapshot(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
         new = self.ledger.snapshots.publish(
-            snapshot, audit and msgspec.structs.replace(audit, outputs=written), times, ran
+            snapshot, audit and msgspec.structs.replace(audit, outputs=written), times, metadata
         )
         side_outputs.start(batch + 1, times)
         self.read += counts.get("read", 0)
         log.info("batch published" if new else "batch was published already", snapshot=snapshot.id, **snapshot.counts)
 
-    def _ran(self, batch: int, counts: Mapping[str, int]) -> Batch:
-        """The batch as it is run."""
+    def _metadata(self, batch: int, counts: Mapping[str, int]) -> Batch:
+        """The batch as the ledger and the marker record it."""
         checkpoint = self.storage.checkpoint
         firsts = self.auditor.firsts if self.auditor else {}
         before = batch_positions(checkpoint, batch - 1) if batch else firsts
@@ -167,11 +167,11 @@ class Publisher:
 
     def _write_shards(self, state_rows: DataFrame) -> pa.Table:
         writer = ShardWriter.of(self.storage.job, self.storage.locations, self.lease.epoch)
-        returned = ", ".join(f"{one.name} {_SQL[one.type]}" for one in writer.returned)
+        returned = ", ".join(f"{column.name} {_SQL[column.type]}" for column in writer.returned)
         return state_rows.select(*writer.columns).mapInArrow(writer.__call__, returned).toArrow()
 
     def _changes(self, state_rows: DataFrame, returned: pa.Table) -> tuple[Records, list[Row]]:
-        """What the stores' changes are as output records, and those for which a step failed."""
+        """The output records of the stores' changes, and the rejected rows of changes for which a step failed."""
         job = self.storage.job
         if self.silent or not isinstance(job, FusedJob):
             return [], []
@@ -179,35 +179,43 @@ class Publisher:
         return change_records(state_rows.sparkSession, job, returned, self.tables, self.types)
 
     def _write_output(
-        self, ran: Batch, returned: pa.Table, changes: Records, letters: list[pa.Table], aside: SetAside
+        self,
+        batch: Batch,
+        returned: pa.Table,
+        changes: Records,
+        dead_letters: list[pa.Table],
+        rejected: RejectedOutput,
     ) -> dict[str, int]:
+        """Write all output records. Returns their number by topic."""
         job = self.storage.job
         self.lease.check()
         side_outputs = self.storage.side_outputs
         records = [
-            (sink.topic, encoded(sink, table, aside))
+            (sink.topic, encoded(sink, table, rejected))
             for sink in job.stream_sinks
-            for table in side_outputs.records(ran.number, sink.topic)
+            for table in side_outputs.records(batch.number, sink.topic)
         ]
         match job:
             case FusedJob():
                 late = dict.fromkeys(group.late.topic for group in job.groups if group.late is not None)
-                records += [(topic, table) for topic in late for table in side_outputs.records(ran.number, topic)]
+                records += [(topic, table) for topic in late for table in side_outputs.records(batch.number, topic)]
                 records += changes
             case OrderedJob():
-                records += ordered_records(job, returned, aside)
+                records += ordered_records(job, returned, rejected)
         sinks = {sink.topic: sink for sink in job.sinks}
         records = [
-            (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMIT), aside))
+            (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMIT), rejected))
             for topic, table in records
         ]
         topic = job.pipeline.dead_letters
         limit = self.limits.get(topic, NO_LIMIT)
-        records += [(topic, shortened(table, limit)) for table in (*letters, *aside.letters) if table.num_rows]
+        records += [
+            (topic, shortened(table, limit)) for table in (*dead_letters, *rejected.dead_letters) if table.num_rows
+        ]
         if self.at_least_once is None:
-            return self.output.send(ran, records)
+            return self.output.send(batch, records)
         sent, rest = self.at_least_once.send(records)
-        return sent | self.output.send(ran, rest)
+        return sent | self.output.send(batch, rest)
 
     def _snapshot(self, batch: int, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
         job = self.storage.job
@@ -218,7 +226,7 @@ class Publisher:
             batch=batch,
             published_at=datetime.now(UTC),
             positions=batch_positions(self.storage.checkpoint, batch),
-            # How far everything is closed, and when a partition was seen, depends on the batches.
+            # The closed times, and when partitions last had a record, depend on where batches end.
             stream_times={name: time for name, time in times.items() if name.split("/")[0] not in (CLOSED, SEEN)},
             counts=counts,
             run=self.auditor.run if self.auditor else "",
@@ -226,5 +234,5 @@ class Publisher:
 
 
 def _rows_written(returned: pa.Table) -> int:
-    mine = returned.filter(pc.equal(returned.column("group_id"), WRITTEN))
-    return int(pc.sum(mine.column("window_start")).as_py() or 0)
+    reports = returned.filter(pc.equal(returned.column("group_id"), WRITTEN))
+    return int(pc.sum(reports.column("window_start")).as_py() or 0)

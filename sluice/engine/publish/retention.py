@@ -1,7 +1,7 @@
-"""Closed windows are let go of once stream time has passed their retention: with the batch that brought it so far.
+"""Expires closed windows once stream time passes window end + retention, in the batch that advances it so far.
 
-Everything that was declared to be kept so long, on every worker, whether or not the worker has anything else of the
-batch: what a snapshot shows does not depend on where the input was cut into batches.
+All workers expire their windows in the same batch, even a worker without rows in it. So the content of a snapshot does
+not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.stream_time import Clock
+from sluice.engine.batch.stream_time import StreamTimes
 from sluice.plan import FusedJob, Job
 
 
 @dataclass(frozen=True)
 class KeptWindows:
-    """Windows of one aggregation group, and whose stream time their retention goes by."""
+    """The windows of an aggregation group, and the operator whose stream time applies to their retention."""
 
     group_id: int
     operator: str
@@ -35,18 +35,21 @@ class Retention:
 
     @classmethod
     def of(cls, storage: Storage, partitions: Mapping[str, int]) -> Self:
-        """That of a job, given how many partitions each topic has."""
         return cls(storage, partitions, tuple(_windows(storage.job)))
 
-    def let_go(self, batch: int, stream_times: Mapping[str, int], epoch: int) -> None:
-        """Remove the windows that are closed by these stream times, those after the batch."""
+    def expire(self, batch: int, stream_times: Mapping[str, int], epoch: int) -> None:
+        """Remove the windows whose retention is over. `stream_times` are those after the batch."""
         if not self.windows:
             return
-        clock = Clock(
+        times = StreamTimes(
             stream_times, self.partitions, self.storage.batches.begun(batch), self.storage.job.pipeline.idle_timeout_ms
         )
-        reached = {one: clock.closed(one.operator, one.topics) for one in self.windows}
-        ends = {one.group_id: time - one.retention_ms for one, time in reached.items() if time > one.retention_ms}
+        closed = {windows: times.closed(windows.operator, windows.topics) for windows in self.windows}
+        ends = {
+            windows.group_id: time - windows.retention_ms
+            for windows, time in closed.items()
+            if time > windows.retention_ms
+        }
         for worker in range(len(self.storage.locations)) if ends else ():
             with self.storage.shard(worker) as shard:
                 shard.expire(batch, ends, epoch)

@@ -1,4 +1,4 @@
-"""A store's changes as output records: joined with global tables, mapped, written as JSON."""
+"""Makes output records of a store's changes: joins them with global tables, maps them, encodes them as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.rejected import Row
-from sluice.engine.publish.shards import open_shard
+from sluice.engine.batch.shards import open_shard
 from sluice.engine.steps.attempts import rejection, with_attempt
 from sluice.engine.steps.sql_errors import Unresolved
 from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableInput, TableSink
@@ -31,7 +31,7 @@ _HEADERS = "array({})".format(
 
 @dataclass
 class GlobalTables:
-    """The global tables of a job as the driver holds them, for its output's joins: key → JSON of the value."""
+    """The global tables of a job, in the driver's memory for the joins of its output: key → JSON of the value."""
 
     values: dict[int, dict[str, str]] = field(default_factory=dict)
 
@@ -40,14 +40,14 @@ class GlobalTables:
         """The tables as of a published batch, from the first worker's shard; empty before the first."""
         tables = cls({table.group: {} for table in job.tables})
         if job.tables and as_of is not None:
-            # What a global table's rows are joined to goes to topics: they are read once, and checked.
+            # Joined output goes to topics, so verify the rows' checksums while reading them.
             with open_shard(0, shard) as opened:
                 for group, values in tables.values.items():
                     _load(opened, group, as_of, values)
         return tables
 
     def apply(self, changed: pa.Table) -> None:
-        """Take in the changes of a batch."""
+        """Apply the changes of a batch."""
         for group_id, key, value in zip(
             *(changed.column(name).to_pylist() for name in ("group_id", "key", "value")), strict=True
         ):
@@ -69,35 +69,36 @@ class GlobalTables:
 def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
     after = None
     while page := shard.scan(group, as_of, after=after, limit=_PAGE, checked=True):
-        values.update((group_id.key, group_id.value) for group_id in page if group_id.value is not None)
+        values.update((row.key, row.value) for row in page if row.value is not None)
         after = (page[-1].key, page[-1].window_start)
 
 
 def change_records(
     spark: SparkSession, job: FusedJob, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
 ) -> tuple[list[tuple[str, pa.Table]], list[Row]]:
-    """The output records of the batch's changes, and those for which a step failed, as rows of `rejected`.
+    """The output records of the batch's changes, and the rejected rows of the changes for which a step failed.
 
-    Records are a table of `key` and `value` for each sink's topic.
+    Output records are tables of `key` and `value`, for each sink's topic.
     """
     outputs, rejected = [], list[Row]()
     for sink in job.table_sinks:
-        mine = changed.filter(pc.equal(changed.column("group_id"), sink.group))
-        if mine.num_rows:
-            made = _records(spark, job, sink, mine, tables, types).toArrow()
-            if _REJECTED in made.column_names:
-                failed = made.filter(made.column(_REJECTED).is_valid())
+        of_group = changed.filter(pc.equal(changed.column("group_id"), sink.group))
+        if of_group.num_rows:
+            records = _records(spark, job, sink, of_group, tables, types).toArrow()
+            if _REJECTED in records.column_names:
+                failed = records.filter(records.column(_REJECTED).is_valid())
                 rejected += [
                     {"key": row["key"], "value": row[_REJECTED], "window_start": row["start"], "window_end": row["end"]}
                     for row in failed.to_pylist()
                 ]
-                made = made.filter(made.column(_REJECTED).is_null()).drop_columns([_REJECTED, "start", "end"])
-            outputs.append((sink.sink.topic, made))
+                is_fine = records.column(_REJECTED).is_null()
+                records = records.filter(is_fine).drop_columns([_REJECTED, "start", "end"])
+            outputs.append((sink.sink.topic, records))
     return outputs, rejected
 
 
 def check_changes(spark: SparkSession, job: FusedJob, types: Mapping[str, str]) -> None:
-    """Have Spark look at what is made of changes, without any; raises Unresolved."""
+    """Let Spark resolve the steps after stores, without any changes. Raises Unresolved."""
     schema = {"key": pa.string(), "window_start": pa.int64(), "window_end": pa.int64(), "value": pa.string()}
     tables = GlobalTables({table.group: {} for table in job.tables})
     for sink in job.table_sinks:
@@ -139,7 +140,7 @@ _REJECTED = "_rejected"
 
 
 def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:
-    """The frame after a step that may fail for a change; `_rejected` then says so, as JSON of `Rejected`."""
+    """Apply a step that may fail for a change. If it does, the column `_rejected` has the JSON of a `Rejected`."""
     passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
     attempt = Attempt(name, step.step, passed, (step.sql,), frozenset(), step.causes)
     made = with_attempt(frame, attempt)
@@ -153,10 +154,10 @@ def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> Da
 def _typed(
     spark: SparkSession, job: FusedJob, sink: TableSink, changed: pa.Table, types: Mapping[str, str]
 ) -> DataFrame:
-    """`_key`, the window's times and `v`: the changed values of the sink's store, as Spark typed them."""
+    """The changes of the sink's store, with typed values: `_key`, the window's times, and `v`."""
     group = job.groups[sink.group]
     fields = ", ".join(f"`{i}` {types[store_column.store]}" for i, store_column in enumerate(group.store_columns))
-    # The state row's array becomes an object, since the values of one group differ in type.
+    # The state row's array becomes an object, since a group's store columns differ in type.
     objects = pa.array([_as_object(value) for value in changed.column("value").to_pylist()], pa.string())
     state_rows = spark.createDataFrame(
         changed.select(["key", "window_start", "window_end"]).append_column("json", objects)

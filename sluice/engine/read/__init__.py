@@ -1,1 +1,1 @@
-"""Kafka's records become typed columns; what cannot be decoded becomes dead letters."""
+"""Reading topics: records become typed columns, or dead letters if they cannot be decoded."""

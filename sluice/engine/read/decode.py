@@ -1,7 +1,4 @@
-"""Bytes to typed columns, strictly: a value keeps to its contract, or it is a dead letter with the reason and place.
-
-Runs in Spark's tasks right after the Kafka source, so a task sees one partition of one topic, in offset order.
-"""
+"""Decodes records' bytes to typed columns, strictly: a value that violates its contract becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -22,32 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
+from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.side_outputs import no_garbage_collection
 from sluice.plan import Source
 from sluice.values import contracts
 
 
 @dataclass(frozen=True)
-class DeadLetter:
-    """A record that is set aside: its row in the batch, the reason's code, and what exactly is wrong."""
-
-    row: int
-    reason: str
-    detail: str
-    step: str = ""
-    """The step that failed and its `file:line`, where the record could be read."""
-    at: str = ""
-
-
-@dataclass(frozen=True)
 class ValueDecoder:
-    """Decodes the values of one source. Made on the driver, used in tasks."""
+    """Decodes the values of one source."""
 
     source: Source
 
     @property
     def keeps_nulls(self) -> bool:
-        """Whether a record without a value is kept."""
         return self.source.nulls == "keep"
 
     @property
@@ -74,7 +59,7 @@ class ValueDecoder:
     @cached_property
     def _decimals(self) -> list[tuple[str, pa.DataType, Callable[[list[msgspec.Struct]], list[Any]]]]:
         return [
-            (path, arrow_type(sql), eval(f"lambda values: {text}"))  # made of attribute names only
+            (path, arrow_type(sql), eval(f"lambda values: {text}"))  # the text contains only attribute names
             for path, sql, text in contracts.decimals(self._class)
         ]
 
@@ -83,10 +68,10 @@ class ValueDecoder:
         return self.source.contract is not None and self.source.decode is None
 
     def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[DeadLetter]]:
-        """The rows that keep to the contract, their values, and those that do not."""
+        """The rows of valid values, the values, and the dead letters of the others."""
         rows: list[int] = []
         values: list[Any] = []
-        letters: list[DeadLetter] = []
+        dead_letters: list[DeadLetter] = []
         decode, quotes = self._decode, self._quotes
         strict, keeps_nulls = self._is_json, self.keeps_nulls
         with no_garbage_collection():
@@ -98,56 +83,59 @@ class ValueDecoder:
                 try:
                     value = decode(text)  # type: ignore[arg-type]
                     if strict and (quotes is None or text.count(b'"') != quotes(value)):  # type: ignore[union-attr]
-                        # Only what the contract does not name can be nested deeper than the contract itself.
+                        # Only fields that the contract does not name can be nested deeper than the contract itself.
                         refuse_nesting(text)  # type: ignore[arg-type]
                         refuse_duplicates(text)  # type: ignore[arg-type]
                 except Exception as error:
-                    letters.append(DeadLetter(row, *_reason(text, error)))
+                    dead_letters.append(DeadLetter(row, *_reason(text, error)))
                 else:
                     rows.append(row)
                     values.append(value)
-        return self._check_digits(rows, values, letters)
+        return self._check_digits(rows, values, dead_letters)
 
     def _check_digits(
-        self, rows: list[int], values: list[msgspec.Struct], letters: list[DeadLetter]
+        self, rows: list[int], values: list[msgspec.Struct], dead_letters: list[DeadLetter]
     ) -> tuple[list[int], list[msgspec.Struct], list[DeadLetter]]:
-        """Take out the values with amounts of more digits than declared: looked at one by one only if there are any."""
+        """Reject values with decimals of more digits than declared. Checks single values only if any has too many."""
         if self.source.contract is None:
-            return rows, values, letters
+            return rows, values, dead_letters
         present = [value for value in values if value is not None] if self.keeps_nulls else values
-        if not any(_refused(collect(present), kind) for _, kind, collect in self._decimals):
-            return rows, values, letters
+        if all(_fits(collect(present), kind) for _, kind, collect in self._decimals):
+            return rows, values, dead_letters
         kept_rows, kept = [], []
         for row, value in zip(rows, values, strict=True):
-            wrong = "" if value is None else next(self._excess(value), "")
-            if wrong:
-                letters.append(DeadLetter(row, "digits", wrong))
+            detail = "" if value is None else next(self._excess(value), "")
+            if detail:
+                dead_letters.append(DeadLetter(row, "digits", detail))
             else:
                 kept_rows.append(row)
                 kept.append(value)
-        return kept_rows, kept, letters
+        return kept_rows, kept, dead_letters
 
     def _excess(self, value: msgspec.Struct) -> Iterator[str]:
-        """Say where an amount has more digits than declared."""
+        """Descriptions of the decimals that have more digits than declared."""
         for path, kind, collect in self._decimals:
             for amount in collect([value]):
-                if _refused([amount], kind):
+                if not _fits([amount], kind):
                     text = str(amount)
                     yield f"{path}: {text[:40]}{'…' * (len(text) > 40)} is not a decimal({kind.precision},{kind.scale})"
 
     def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
-        """One field of the values as an Arrow column. Raises what Arrow raises if one does not fit its type."""
-        sql = self.source.types[name]
-        found = self._found(values, name)
-        if sql == "TIMESTAMP":
-            return self._timestamps(found)
-        if "<" in sql or any(issubclass(kind, Enum) for kind in set(map(type, found))):
-            found = msgspec.to_builtins(found, builtin_types=_KEPT)
-            if self.source.zone != "UTC" and "TIMESTAMP" in sql:
-                found = _in_zone(found, ZoneInfo(self.source.zone))
-        return pa.array(found, arrow_type(sql))
+        """A field of the values as an Arrow column.
 
-    def _found(self, values: Sequence[Any], name: str) -> list[Any]:
+        Raises pa.ArrowException, OverflowError or ValueError if a value does not fit the column's type. A time without
+        a zone is in the pipeline's zone; an ambiguous one, where clocks are turned back, is the earlier one.
+        """
+        sql = self.source.types[name]
+        fields = self._fields(values, name)
+        is_nested = "<" in sql
+        if sql != "TIMESTAMP" and (is_nested or any(issubclass(kind, Enum) for kind in set(map(type, fields)))):
+            fields = msgspec.to_builtins(fields, builtin_types=_ARROW_TYPES)
+        if self.source.zone != "UTC" and "TIMESTAMP" in sql:
+            fields = _in_zone(fields, ZoneInfo(self.source.zone))
+        return pa.array(fields, arrow_type(sql))
+
+    def _fields(self, values: Sequence[Any], name: str) -> list[Any]:
         if not self.source.is_object:
             return list(values)
         attribute = self._attributes[name]
@@ -155,29 +143,23 @@ class ValueDecoder:
             return [None if value is None else getattr(value, attribute) for value in values]
         return [getattr(value, attribute) for value in values]
 
-    def _timestamps(self, found: list[Any]) -> pa.Array:
-        """Times that name no zone are taken in the pipeline's; the earlier one where clocks were turned back."""
-        if self.source.zone != "UTC":
-            found = _in_zone(found, ZoneInfo(self.source.zone))
-        return pa.array(found, arrow_type("TIMESTAMP"))
-
     def keys(self, raw: list[bytes | None]) -> Iterator[str | Exception | None]:
-        """Kafka keys as text, or why they are none."""
+        """Kafka keys as text; for a key that cannot be decoded, its error."""
         if self.source.key_decode is None:
             return key_texts(raw)
         return _decoded(raw, self.source.key_decode.value)
 
     def json(self, value: Any, raw: bytes) -> str:
-        """The value as JSON: the record's own text, if it is JSON."""
+        """The value as JSON: the record's own text if that is JSON."""
         return raw.decode() if self._is_json else _encode(value).decode()
 
     def text(self, value: Any, name: str) -> str | None:
-        """A field as a key: the text that Spark makes of it, since streams are keyed by that; null if it is null."""
-        (found,) = self.column([value], name).to_pylist()
-        return None if found is None else _text(found)
+        """A field as a key, as Spark's CAST to STRING would write it, since streams are keyed by that."""
+        (field,) = self.column([value], name).to_pylist()
+        return None if field is None else _text(field)
 
     def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array) -> pa.Array:
-        """Event times in ms: of the declared field, else of the records; of a record without a value its own."""
+        """Event times, ms: the declared field, or the record's own time if there is no such field or no value."""
         column = record_times if self.source.event_time is None else self.column(values, self.source.event_time)
         if self.keeps_nulls and self.source.event_time is not None:
             empty = pa.array([value is None for value in values], pa.bool_())
@@ -185,64 +167,64 @@ class ValueDecoder:
         return pc.divide(pc.floor_temporal(column, unit="millisecond").cast(pa.int64()), 1000)
 
 
-_KEPT = (Decimal, datetime, date, bytes)
+_ARROW_TYPES = (Decimal, datetime, date, bytes)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def _of_author(decode: Callable[[bytes], Any], expected: type, data: bytes) -> Any:
-    """What an author's function makes of bytes; a ValueError if that is no value of the contract."""
+    """Call an author's decoder. Raises ValidationError if its result is not of the contract."""
     value = decode(data)
     if not isinstance(value, expected):
         raise msgspec.ValidationError(f"decode gave {type(value).__name__}, not {expected.__name__}")
     return value
 
 
-def _text(found: Any) -> str:
-    """A value as text, as Spark's CAST has it."""
-    match found:
+def _text(value: Any) -> str:
+    """A value as text, as Spark's CAST writes it."""
+    match value:
         case str():
-            return found
+            return value
         case bool():
-            return str(found).lower()
+            return str(value).lower()
         case datetime():
-            whole, _, fraction = f"{found:%Y-%m-%d %H:%M:%S.%f}".partition(".")
+            whole, _, fraction = f"{value:%Y-%m-%d %H:%M:%S.%f}".partition(".")
             return f"{whole}.{fraction}".rstrip("0").rstrip(".") if int(fraction) else whole
         case Decimal():
-            return f"{found:f}"
+            return f"{value:f}"
         case int() | float() | date():
-            return str(found)
+            return str(value)
         case _:
-            return _encode(found).decode()
+            return _encode(value).decode()
 
 
-def _in_zone(found: Any, zone: ZoneInfo) -> Any:
-    """The same values, nested ones too, with every time that names no zone taken in `zone`."""
-    if isinstance(found, datetime):
-        return found if found.tzinfo else found.replace(tzinfo=zone)
-    if isinstance(found, list):
-        return [_in_zone(one, zone) for one in found]
-    if isinstance(found, dict):
-        return {name: _in_zone(one, zone) for name, one in found.items()}
-    return found
+def _in_zone(value: Any, zone: ZoneInfo) -> Any:
+    """The value with `zone` in every time that has no zone, nested ones included."""
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=zone)
+    if isinstance(value, list):
+        return [_in_zone(element, zone) for element in value]
+    if isinstance(value, dict):
+        return {name: _in_zone(element, zone) for name, element in value.items()}
+    return value
 
 
-def _refused(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
-    """Whether Arrow cannot take all amounts without loss."""
+def _fits(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
+    """Whether all amounts convert to the Arrow type without loss."""
     try:
         pa.array(amounts, kind)
     except (pa.ArrowException, OverflowError, ValueError):
-        return True
-    return False
+        return False
+    return True
 
 
 MOST_LEVELS = 100
-"""As many arrays and objects may lie within each other in a value: whatever reads it later reads it recursively."""
+"""The deepest nesting of arrays and objects that is accepted: later readers are recursive."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
 def refuse_nesting(text: bytes) -> None:
-    """ValueError if the JSON is nested more than `MOST_LEVELS` deep."""
+    """Raise ValueError if the JSON is nested more than `MOST_LEVELS` deep."""
     if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
         return
     depth = 0
@@ -253,23 +235,23 @@ def refuse_nesting(text: bytes) -> None:
 
 
 def refuse_duplicates(text: bytes) -> None:
-    """ValueError that names the first field that an object in the text has twice."""
+    """Raise DuplicateField, with the field's name, if an object in the JSON has a field twice."""
 
-    def pairs(found: list[tuple[str, Any]]) -> None:
-        counted = Counter(name for name, _ in found)
-        if len(counted) < len(found):
+    def pairs(fields: list[tuple[str, Any]]) -> None:
+        counted = Counter(name for name, _ in fields)
+        if len(counted) < len(fields):
             raise DuplicateField(counted.most_common(1)[0][0])
 
-    # Numbers stay text: they are of no interest, and one of thousands of digits is refused as an int.
+    # Numbers stay text: int() refuses a number of thousands of digits.
     json.loads(text.decode(), object_pairs_hook=pairs, parse_int=str, parse_float=str)
 
 
 class DuplicateField(ValueError):
-    """An object has a field twice."""
+    """An object has a field twice. The message is the field's name."""
 
 
 OF_VALUES = frozenset({"null_value", "empty_value", "duplicate_field", "contract", "not_utf8", "malformed", "digits"})
-"""The reasons that do not depend on which fields a job reads, nor on when it does."""
+"""The reasons that depend neither on the fields that a job reads, nor on when it reads them."""
 
 
 def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
@@ -280,7 +262,7 @@ def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
         return "empty_value", "the value has no bytes"
     match error:
         case DuplicateField():
-            return "duplicate_field", f"field {str(error)!r} stands twice"
+            return "duplicate_field", f"field {str(error)!r} occurs twice"
         case msgspec.ValidationError():
             return "contract", str(error)
         case UnicodeDecodeError():
@@ -302,7 +284,7 @@ def _decoded(keys: list[bytes | None], decode: Callable[[bytes], str]) -> Iterat
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[str | Exception | None]:
-    """Kafka keys as text, or why they are none."""
+    """Kafka keys as text; for a key that is not UTF-8, its error."""
     for key in keys:
         try:
             yield None if key is None else key.decode()

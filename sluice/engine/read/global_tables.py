@@ -1,4 +1,4 @@
-"""Global tables' topics as state rows: what a task does right after the source for them."""
+"""The task right after the Kafka source for global tables: makes state rows of their records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from sluice.engine.batch.checkpoint import BatchClock
+from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.read.decode import DeadLetter, ValueDecoder
+from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.streams import Reader, Share
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
@@ -17,7 +18,7 @@ from sluice.values.records import MOST_KEY_BYTES
 
 @dataclass(frozen=True)
 class TableReader(Reader):
-    """Rows of state rows: a value is the record's text, a tombstone null; `position` orders the changes of a key."""
+    """Yields state rows. A value is the record's JSON, or null for a tombstone; `position` orders a key's changes."""
 
     groups: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str | None] = field(default_factory=dict)
@@ -26,7 +27,6 @@ class TableReader(Reader):
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock) -> TableReader:
-        """The reader of a job's global tables."""
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
         keys = {table.source.topic: table.source.key for table in job.tables}
@@ -34,32 +34,30 @@ class TableReader(Reader):
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raw = batch.column("value").to_pylist()
-        letters: list[DeadLetter] = []
-        found: list[tuple[str, str | None, int]] = []
+        changes: list[tuple[str, str | None, int]] = []
         decoder, field_key = self.decoders[share.topic], self.keys[share.topic]
-        rows, values, refused = decoder.decode(raw)
-        letters += refused
+        rows, values, dead_letters = decoder.decode(raw)
         keys = list(decoder.keys(batch.column("key").to_pylist()))
         offsets = batch.column("offset").to_pylist()
         for row, value in zip(rows, values, strict=True):
             key = keys[row] if field_key is None or value is None else decoder.text(value, field_key)
             if isinstance(key, str) and len(key.encode()) > MOST_KEY_BYTES:
-                letters.append(DeadLetter(row, "key_too_long", f"a key has at most {MOST_KEY_BYTES} bytes"))
+                dead_letters.append(DeadLetter(row, "key_too_long", f"a key has at most {MOST_KEY_BYTES} bytes"))
             elif isinstance(key, str):
-                found.append((key, None if value is None else f"[{decoder.json(value, raw[row])}]", offsets[row]))
+                changes.append((key, None if value is None else f"[{decoder.json(value, raw[row])}]", offsets[row]))
             else:
                 reason = ("null_key", "a table's record needs a key") if key is None else ("key_not_utf8", str(key))
-                letters.append(DeadLetter(row, *reason))
-        self._set_aside(batch, share, letters)
-        share.counts["applied"] += len(found)
-        return self._state_rows(self.groups[share.topic], found)
+                dead_letters.append(DeadLetter(row, *reason))
+        self._reject(batch, share, dead_letters)
+        share.counts["applied"] += len(changes)
+        return self._state_rows(self.groups[share.topic], changes)
 
     @staticmethod
-    def _state_rows(group: int, found: list[tuple[str, str | None, int]]) -> pa.RecordBatch:
-        keys, values, positions = zip(*found, strict=True) if found else ((), (), ())
-        none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(found))
+    def _state_rows(group: int, changes: list[tuple[str, str | None, int]]) -> pa.RecordBatch:
+        keys, values, positions = zip(*changes, strict=True) if changes else ((), (), ())
+        none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(changes))
         return pa.RecordBatch.from_arrays(
-            [pa.repeat(pa.scalar(group, pa.int32()), len(found)), pa.array(keys, pa.string()), none, none,
+            [pa.repeat(pa.scalar(group, pa.int32()), len(changes)), pa.array(keys, pa.string()), none, none,
              pa.array(values, pa.string()), pa.array(positions, pa.int64())],
             names=["group_id", "key", "window_start", "window_end", "value", "position"],
         )  # fmt: skip

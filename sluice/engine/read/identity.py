@@ -1,7 +1,7 @@
-"""Whether the topics still are what the job has begun to read: the same ones, with all that it has yet to read.
+"""Checks that the source topics are the ones that the job began to read, with all records that it has yet to read.
 
-Spark knows topics by name and offset only. A topic that was deleted and made anew, and has grown longer than the old
-one, it would go on reading from the old one's offset, and nobody would notice what was lost.
+Spark identifies a topic only by name and offset. If a topic was deleted and created again, and has grown longer than the
+old one, Spark would continue at the old one's offset and silently skip records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPart
 from confluent_kafka.admin import AdminClient
 
 from sluice.brokers import quiet
-from sluice.engine.publish.transaction import TIMEOUT_S, kafka_errors
+from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
 from sluice.errors import EngineError
 from sluice.state.ledger.sources import SourcePartition, Sources
 from sluice.state.model import JobRef
@@ -23,7 +23,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 
 class InputError(EngineError):
-    """A topic is not what the job has begun to read, or has lost what the job has yet to read."""
+    """A topic is not the one that the job began to read, or has lost records that the job has yet to read."""
 
     status = 409
     title = "The input has changed"
@@ -31,7 +31,7 @@ class InputError(EngineError):
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as it is now. `ends` holds (first offset, offset after the last) of each partition."""
+    """A topic's current state. `ends` has each partition's first offset and the offset after its last record."""
 
     name: str
     id: str
@@ -39,8 +39,8 @@ class Topic:
 
 
 @dataclass(frozen=True)
-class Guard:
-    """Guards the input of one generation of a job."""
+class SourceIdentity:
+    """The source topics of a job's generation, identified by topic ids and offsets."""
 
     kafka: Mapping[str, str]
     sources: Sources
@@ -48,73 +48,79 @@ class Guard:
     topics: tuple[str, ...]
 
     def check(self, done: Positions, begun: Positions) -> dict[str, dict[str, int]]:
-        """Raise InputError if the topics are not as they must be; remember what is new of them.
+        """Raise InputError if a topic has changed. Record new partitions in the ledger.
 
-        `done` is where the next batch starts, `begun` where one that was begun must end, which is done again. Returns
-        the offsets at which the generation began to read each partition.
+        `done` are the next batch's start offsets; `begun` are the end offsets of a batch that was begun and will be
+        retried. Returns the offsets at which the generation began to read each partition.
         """
-        found = look(self.kafka, self.topics)
-        known = self.sources.get(self.ref)
-        # A first batch that was begun starts where the job began.
-        starts = done or (_firsts(known) if begun else {})
+        topics = describe_topics(self.kafka, self.topics)
+        recorded = self.sources.get(self.ref)
+        # If the first batch was begun, it starts where the generation began.
+        starts = done or (_firsts(recorded) if begun else {})
         for topic in self.topics:
-            mine = [one for one in known if one.topic == topic]
-            self._check_identity(found.get(topic), topic, mine)
-            _check_range(found[topic], starts.get(topic, {}), begun.get(topic, {}), self.ref.pipeline)
-        new = [one for one in _partitions(found.values()) if not any(_same_place(one, old) for old in known)]
+            self._check_identity(topics.get(topic), topic, [source for source in recorded if source.topic == topic])
+            _check_range(topics[topic], starts.get(topic, {}), begun.get(topic, {}), self.ref.pipeline)
+        partitions = {(source.topic, source.partition) for source in recorded}
+        new = [
+            SourcePartition(topic=topic.name, partition=number, topic_id=topic.id, first=first)
+            for topic in topics.values()
+            for number, (first, _) in enumerate(topic.ends)
+            if (topic.name, number) not in partitions
+        ]
         self.sources.add(self.ref, new)
-        return _firsts([*known, *new])
+        return _firsts([*recorded, *new])
 
     def check_identity(self) -> None:
-        """Raise InputError if a topic has been deleted or made anew since the run began."""
-        known = self.sources.get(self.ref)
+        """Raise InputError if a topic has been deleted or created again since the run began."""
+        recorded = self.sources.get(self.ref)
         ids = topic_ids(self.kafka, self.topics)
         for topic in self.topics:
-            mine = [one for one in known if one.topic == topic]
-            self._check_identity(Topic(topic, ids[topic], ()) if topic in ids else None, topic, mine)
+            current = Topic(topic, ids[topic], ()) if topic in ids else None
+            self._check_identity(current, topic, [source for source in recorded if source.topic == topic])
 
-    def _check_identity(self, found: Topic | None, topic: str, known: list[SourcePartition]) -> None:
-        if found is None:
-            what = "was deleted" if known else "is not there"
-            step = self._anew(topic) if known else "Create it, or correct its name in the pipeline."
-            raise InputError(f"Topic {topic} {what}.", next_step=step)
-        if known and known[0].topic_id != found.id:
+    def _check_identity(self, current: Topic | None, topic: str, recorded: list[SourcePartition]) -> None:
+        if current is None:
+            problem = "was deleted" if recorded else "does not exist"
+            step = self._choices(topic) if recorded else "Create it, or correct its name in the pipeline."
+            raise InputError(f"Topic {topic} {problem}.", next_step=step)
+        if recorded and recorded[0].topic_id != current.id:
             raise InputError(
-                f"Topic {topic} was deleted and made anew: it is {found.id}, and job {self.ref.job!r} of pipeline "
-                f"{self.ref.pipeline!r} has read {known[0].topic_id}. What it published stays as it is.",
-                next_step=self._anew(topic),
+                f"Topic {topic} was deleted and created again: its id is {current.id}, and job {self.ref.job!r} of "
+                f"pipeline {self.ref.pipeline!r} has read {recorded[0].topic_id}. The published state is unchanged.",
+                next_step=self._choices(topic),
             )
 
-    def _anew(self, topic: str) -> str:
+    def _choices(self, topic: str) -> str:
         return (
             "Choose: leave the state as it is, and do not run the pipeline; or bring the old records back into "
-            f"{topic}, and build the state from what the topics hold now: sluice rebuild {self.ref.pipeline} --from-topics."
+            f"{topic}, and rebuild the state from the topics' current records: "
+            f"sluice rebuild {self.ref.pipeline} --from-topics."
         )
 
 
-def look(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
-    """The topics as they are now; those that are not there are left out."""
+def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
+    """The topics' current ids and offsets. Topics that do not exist are left out."""
     ids = topic_ids(kafka, topics)
     consumer = Consumer({**quiet(kafka), "group.id": "sluice-guard", "enable.auto.commit": False})
     try:
-        with kafka_errors("Looking at the topics"):
-            there = consumer.list_topics(timeout=TIMEOUT_S).topics
+        with kafka_errors("Reading the topics' offsets"):
+            existing = consumer.list_topics(timeout=TIMEOUT_S).topics
             return {
-                name: Topic(name, ids[name], tuple(_ends(consumer, name, len(there[name].partitions))))
+                name: Topic(name, ids[name], tuple(_ends(consumer, name, len(existing[name].partitions))))
                 for name in ids
-                if name in there
+                if name in existing
             }
     finally:
         consumer.close()
 
 
 def topic_ids(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
-    """Kafka's ids of the topics that are there."""
+    """Kafka's ids of the topics. Topics that do not exist are left out."""
     admin = AdminClient(quiet(kafka))
-    found: dict[str, str] = {}
-    with kafka_errors("Looking at the topics"):
-        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_S)
-        for name, future in asked.items():
+    ids: dict[str, str] = {}
+    with kafka_errors("Describing the topics"):
+        futures = admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_S)
+        for name, future in futures.items():
             try:
                 identity = future.result().topic_id
             except KafkaException as error:
@@ -122,8 +128,8 @@ def topic_ids(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]
                     raise
                 continue
             assert isinstance(identity, Uuid)
-            found[name] = str(identity)
-    return found
+            ids[name] = str(identity)
+    return ids
 
 
 def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int, int]]:
@@ -132,25 +138,15 @@ def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int
         yield low, high
 
 
-def _partitions(topics: Iterable[Topic]) -> Iterable[SourcePartition]:
-    for topic in topics:
-        for number, (first, _) in enumerate(topic.ends):
-            yield SourcePartition(topic=topic.name, partition=number, topic_id=topic.id, first=first)
-
-
-def _firsts(known: Iterable[SourcePartition]) -> dict[str, dict[str, int]]:
+def _firsts(sources: Iterable[SourcePartition]) -> dict[str, dict[str, int]]:
     firsts: dict[str, dict[str, int]] = {}
-    for one in known:
-        firsts.setdefault(one.topic, {})[str(one.partition)] = one.first
+    for source in sources:
+        firsts.setdefault(source.topic, {})[str(source.partition)] = source.first
     return firsts
 
 
-def _same_place(one: SourcePartition, other: SourcePartition) -> bool:
-    return (one.topic, one.partition) == (other.topic, other.partition)
-
-
 def _check_range(topic: Topic, done: Mapping[str, int], begun: Mapping[str, int], pipeline: str) -> None:
-    for partition, position in {**begun, **done}.items():  # where both say something, it begins where `done` says
+    for partition, position in {**begun, **done}.items():  # `done` takes precedence
         number = int(partition)
         if number >= len(topic.ends):
             raise InputError(f"Topic {topic.name} has lost partition {number}.", next_step=_RESTORE)
@@ -158,8 +154,8 @@ def _check_range(topic: Topic, done: Mapping[str, int], begun: Mapping[str, int]
         if partition in done and position < first:
             raise InputError(
                 f"Records that were not read yet are gone: {topic.name}, partition {number}, offsets {position} to "
-                f"{first - 1}: {first - position} of them, if none was a mark of a transaction.",
-                next_step=f"{_RESTORE} Or build the state from what the topics hold now: "
+                f"{first - 1} ({first - position} records, if none of the offsets is a transaction marker).",
+                next_step=f"{_RESTORE} Or rebuild the state from the topics' current records: "
                 f"sluice rebuild {pipeline} --from-topics. Then make the topic's retention longer than the longest "
                 "time without a run.",
             )
@@ -168,7 +164,7 @@ def _check_range(topic: Topic, done: Mapping[str, int], begun: Mapping[str, int]
             raise InputError(
                 f"Topic {topic.name} is shorter than it was: partition {number} ends at offset {end}, and was read up "
                 f"to {reached}. Records {end} to {reached - 1} are in the state, and no longer in the topic.",
-                next_step=f"{_RESTORE} Or build the state from what the topics hold now: "
+                next_step=f"{_RESTORE} Or rebuild the state from the topics' current records: "
                 f"sluice rebuild {pipeline} --from-topics.",
             )
 

@@ -1,4 +1,4 @@
-"""Kafka's topics as a streaming frame."""
+"""Kafka topics as a streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.engine.publish.transaction import partition_counts
+from sluice.engine.batch.topics import partition_counts
 from sluice.engine.read.streams import RECORD
 
 _KAFKA_OPTIONS = {
@@ -15,12 +15,12 @@ _KAFKA_OPTIONS = {
     "failOnDataLoss": "true",
     "includeHeaders": "true",
     "kafka.isolation.level": "read_committed",
-    # At the end of the log a longer wait would hold up every batch.
+    # A longer wait at the end of the log would delay every batch.
     "kafka.fetch.max.wait.ms": "10",
     "kafka.max.poll.records": "20000",
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.fetch.max.bytes": "67108864",
-    # A broker that is gone ends the run within a bound; the next one goes on.
+    # If the broker is gone, the run ends after this time; the next run continues.
     "kafkaConsumer.pollTimeoutMs": "60000",
     "kafka.default.api.timeout.ms": "30000",
 }
@@ -36,11 +36,10 @@ class KafkaInput:
     interleaved = False
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """How many partitions each topic has; EngineError for one that is not there."""
         return partition_counts(self.kafka, topics)
 
     def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
-        """The topics' committed records, at most so many a batch."""
+        """The topics' committed records, at most `max_records` in a batch."""
         options = {f"kafka.{name}": value for name, value in self.kafka.items()} | _KAFKA_OPTIONS
         if max_records is not None:
             options["maxOffsetsPerTrigger"] = str(max_records)

@@ -1,4 +1,4 @@
-"""Streams' topics as decoded rows: what a task does right after the source; and what it has in common with tables."""
+"""The task right after the Kafka source: decodes the records of streams. Its base class also serves global tables."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
-from sluice.engine.batch.dead_letters import dead_letters, headers_of
+from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
-from sluice.engine.read.decode import OF_VALUES, DeadLetter, ValueDecoder
+from sluice.engine.read.decode import OF_VALUES, ValueDecoder
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.values.records import METADATA, MOST_KEY_BYTES
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", "to_json(headers) AS headers")
-"""What a task takes of a record. As text, headers cost next to nothing where there are none: Arrow's lists do not."""
+"""The columns that a task reads. Headers are text because Arrow's lists cost time even for records without headers."""
 
-Wrong = list[tuple[str, str] | None]
-"""For each record why it cannot be taken, reason and detail, or None."""
+Problems = list[tuple[str, str] | None]
+"""For each record the reason why it is rejected and its details, or None."""
 SKIPPED = "skipped"
 _EXTRA = {
     "_null": "BOOLEAN",
@@ -36,90 +36,89 @@ _EXTRA = {
 
 @dataclass
 class Share:
-    """One partition's share of a batch, while it is read."""
+    """One partition's share of a batch, as it accumulates."""
 
     topic: str
     partition: int
     counts: Counter[str] = field(default_factory=Counter)
-    letters: list[pa.RecordBatch] = field(default_factory=list)
+    dead_letters: list[pa.RecordBatch] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """The name of what is handed over of it."""
+        """The name of its side outputs."""
         return f"read-{self.topic}-{self.partition:05}"
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    """Runs of records of one partition: from Kafka a task gets one partition's, from a test all in their order."""
+    """Slices of records of one partition: a task reads one partition from Kafka, and several from a test driver."""
     topics, partitions = batch.column("topic"), batch.column("partition")
     if pc.count_distinct(topics).as_py() == 1 and pc.count_distinct(partitions).as_py() == 1:
         yield (topics[0].as_py(), partitions[0].as_py()), batch
         return
-    places = list(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
+    parts = list(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
     begin = 0
-    for row in range(1, len(places) + 1):
-        if row == len(places) or places[row] != places[begin]:
-            yield places[begin], batch.slice(begin, row - begin)
+    for row in range(1, len(parts) + 1):
+        if row == len(parts) or parts[row] != parts[begin]:
+            yield parts[begin], batch.slice(begin, row - begin)
             begin = row
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What streams and tables have in common: records in, letters set aside, facts handed over at the end."""
+    """Decodes the records of a task, and writes their dead letters and counts as side outputs."""
 
     side_outputs: SideOutputs
     batches: BatchClock
     dead_letters: str
     decoders: dict[str, ValueDecoder]
     read_elsewhere: frozenset[str]
-    """Topics of which another job sets aside the values that are not what they should be."""
+    """Topics whose invalid values another job of the pipeline writes to the dead letters."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decode the records of one task."""
         shares: dict[tuple[str, int], Share] = {}
         number = current_batch()
         clock = self.batches.begun(number)
         for batch in batches:
             if batch.num_rows:
-                yield from self._read(batch, shares, clock)
+                for part, records in _by_partition(batch):
+                    share = shares.setdefault(part, Share(*part))
+                    share.counts["read"] += records.num_rows
+                    yield self._decode(records, share, clock)
         for share in shares.values():
-            self._hand_over(number, share)
-
-    def _read(
-        self, batch: pa.RecordBatch, shares: dict[tuple[str, int], Share], clock: int
-    ) -> Iterator[pa.RecordBatch]:
-        for place, mine in _by_partition(batch):
-            share = shares.setdefault(place, Share(*place))
-            share.counts["read"] += mine.num_rows
-            yield self._decode(mine, share, clock)
-
-    def _hand_over(self, number: int, share: Share) -> None:
-        if share.letters:
-            self.side_outputs.write_records(number, self.dead_letters, share.name, pa.Table.from_batches(share.letters))
-        self.side_outputs.write_facts(number, share.name, Facts(dict(share.counts)))
+            if share.dead_letters:
+                dead_letters = pa.Table.from_batches(share.dead_letters)
+                self.side_outputs.write_records(number, self.dead_letters, share.name, dead_letters)
+            self.side_outputs.write_facts(number, share.name, Facts(dict(share.counts)))
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raise NotImplementedError
 
-    def _set_aside(self, batch: pa.RecordBatch, share: Share, letters: list[DeadLetter]) -> None:
-        if not letters:
+    def _reject(self, batch: pa.RecordBatch, share: Share, dead_letters: list[DeadLetter]) -> None:
+        """Treat the rejected records as the source's `on_error` says."""
+        if not dead_letters:
             return
-        letters.sort(key=lambda letter: letter.row)
+        dead_letters.sort(key=lambda dead_letter: dead_letter.row)
         match self.decoders[share.topic].source.on_error:
             case "fail":
-                raise _unreadable(batch, share, letters[0])
+                first = dead_letters[0]
+                offset = batch.column("offset")[first.row].as_py()
+                raise EngineError(
+                    f"{share.topic}, partition {share.partition}, offset {offset}: {first.reason}: {first.detail}.",
+                    next_step='Correct the topic, or replace the source\'s on_error="fail" by "dead_letter" or "skip".',
+                )
             case "skip":
-                share.counts.update(f"dropped/{letter.reason}" for letter in letters)
+                share.counts.update(f"dropped/{dead_letter.reason}" for dead_letter in dead_letters)
             case "dead_letter":
-                share.counts.update(f"dead_letter/{letter.reason}" for letter in letters)
-                mine = [one for one in letters if share.topic not in self.read_elsewhere or one.reason not in OF_VALUES]
-                if mine:
-                    share.letters.append(dead_letters(batch, mine))
+                share.counts.update(f"dead_letter/{dead_letter.reason}" for dead_letter in dead_letters)
+                if share.topic in self.read_elsewhere:
+                    dead_letters = [letter for letter in dead_letters if letter.reason not in OF_VALUES]
+                if dead_letters:
+                    share.dead_letters.append(dead_letter_records(batch, dead_letters))
 
 
 @dataclass(frozen=True)
 class StreamReader(Reader):
-    """Rows of typed columns: `_source`, `_partition`, `_time`, the metadata that is used, and every source's fields."""
+    """Yields rows of typed columns: `_source`, `_partition`, `_time`, the metadata in use, and the sources' fields."""
 
     metadata: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
@@ -127,7 +126,7 @@ class StreamReader(Reader):
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, *, interleaved: bool = False) -> StreamReader:
-        """The reader of a job's streams; `interleaved`: the records say in which order they came."""
+        """The reader of a job's streams. `interleaved`: records have their order in the column `sequence`."""
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
         wanted = {
             "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
@@ -139,7 +138,7 @@ class StreamReader(Reader):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Names and Spark SQL types of the rows' columns."""
+        """Names and DDL types of the rows' columns."""
         columns = {"_source": "INT", "_partition": "INT", "_time": "BIGINT"}
         columns |= {name: METADATA[name] for name in self.metadata if name != "_partition"}
         columns |= {name: _EXTRA[name] for name in self.extra}
@@ -149,27 +148,32 @@ class StreamReader(Reader):
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         decoder = self.decoders[share.topic]
-        rows, values, letters = decoder.decode(batch.column("value").to_pylist())
+        rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         latest = clock + decoder.source.max_future_skew_ms
         try:
-            made = self._columns(decoder, kept, values, share)
-            wrong = _untimely(made["_time"], latest)
+            columns = self._columns(decoder, kept, values, share)
+            problems = _invalid_times(columns["_time"], latest)
         except (pa.ArrowException, OverflowError, ValueError):
-            wrong = [self._misfit(decoder, kept.slice(i, 1), [value], share, latest) for i, value in enumerate(values)]
-            made = {}
-        if any(wrong):
-            wrong = self._excused(decoder, wrong, share)
-            letters += [
-                DeadLetter(row, *why) for row, why in zip(rows, wrong, strict=True) if why and why[0] != SKIPPED
+            # Find the records that do not fit by converting them one by one.
+            problems = [
+                self._problem(decoder, kept.slice(i, 1), [value], share, latest) for i, value in enumerate(values)
             ]
-            fine = [i for i, why in enumerate(wrong) if why is None]
-            kept = kept.take(pa.array(fine, pa.int64()))
-            made = self._columns(decoder, kept, [values[i] for i in fine], share, clock)
-        self._set_aside(batch, share, letters)
+            columns = {}
+        if any(problems):
+            problems = self._apply_on_time(decoder, problems, share)
+            dead_letters += [
+                DeadLetter(row, *problem)
+                for row, problem in zip(rows, problems, strict=True)
+                if problem and problem[0] != SKIPPED
+            ]
+            valid = [i for i, problem in enumerate(problems) if problem is None]
+            kept = kept.take(pa.array(valid, pa.int64()))
+            columns = self._columns(decoder, kept, [values[i] for i in valid], share, clock)
+        self._reject(batch, share, dead_letters)
         schema = pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
         return pa.RecordBatch.from_arrays(
-            [made.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema
+            [columns.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema
         )
 
     def _columns(
@@ -178,25 +182,28 @@ class StreamReader(Reader):
         kept: pa.RecordBatch,
         values: Sequence[Any],
         share: Share,
-        instead: int | None = None,
+        clock: int | None = None,
     ) -> dict[str, pa.Array]:
+        """The rows' columns. With `clock`, invalid event times are replaced by it where the source's policy says so."""
         source = decoder.source
-        made = {field.column: decoder.column(values, field.name) for field in source.fields}
-        made["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
-        made["_partition"] = pa.repeat(pa.scalar(share.partition, pa.int32()), len(values))
+        columns = {field.column: decoder.column(values, field.name) for field in source.fields}
+        columns["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
+        columns["_partition"] = pa.repeat(pa.scalar(share.partition, pa.int32()), len(values))
         for read in source.fields:
             if read.is_key:
-                _require_short(read.name, made[read.column])
-        made["_time"] = decoder.times(values, kept.column("timestamp"))
-        if instead is not None and decoder.source.on_time == "clock":
-            made["_time"] = _timely(made["_time"], instead)
+                _require_short(read.name, columns[read.column])
+        columns["_time"] = decoder.times(values, kept.column("timestamp"))
+        if clock is not None and decoder.source.on_time == "clock":
+            is_valid = pc.fill_null(pc.greater_equal(columns["_time"], 0), False)
+            columns["_time"] = pc.if_else(is_valid, columns["_time"], pa.scalar(clock, pa.int64()))
         for name in self.metadata:
-            made |= {} if name == "_partition" else {name: self._metadata(name, kept, decoder)}
-        if "_key" in made:
-            _require_short("the key", made["_key"])
+            if name != "_partition":
+                columns[name] = self._metadata(name, kept, decoder)
+        if "_key" in columns:
+            _require_short("the key", columns["_key"])
         for name in self.extra:
-            made[name] = self._extra(name, kept)
-        return made
+            columns[name] = self._extra(name, kept)
+        return columns
 
     @staticmethod
     def _metadata(name: str, kept: pa.RecordBatch, decoder: ValueDecoder) -> pa.Array:
@@ -205,8 +212,8 @@ class StreamReader(Reader):
             return pa.array([_header_texts(text) for text in kept.column("headers").to_pylist()], kind)
         if name == "_key" and decoder.source.key_decode is not None:
             keys = list(decoder.keys(kept.column("key").to_pylist()))
-            if wrong := next((key for key in keys if isinstance(key, Exception)), None):
-                raise ValueError(str(wrong))
+            if error := next((key for key in keys if isinstance(key, Exception)), None):
+                raise ValueError(str(error))
             return pa.array(keys, kind)
         return kept.column(name[1:]).cast(kind)
 
@@ -221,39 +228,39 @@ class StreamReader(Reader):
                 return kept.column(name.removeprefix("_raw_"))
 
     @staticmethod
-    def _excused(decoder: ValueDecoder, wrong: Wrong, share: Share) -> Wrong:
-        """What the source's author wants done about records without a valid time."""
-        found = [why for why in wrong if why and why[0] == "event_time"]
-        if not found or decoder.source.on_time == "dead_letter":
-            return wrong
+    def _apply_on_time(decoder: ValueDecoder, problems: Problems, share: Share) -> Problems:
+        """Apply the source's policy for records without a valid event time."""
+        invalid = [problem for problem in problems if problem and problem[0] == "event_time"]
+        if not invalid or decoder.source.on_time == "dead_letter":
+            return problems
         if decoder.source.on_time == "fail":
             raise EngineError(
-                f"{share.topic}, partition {share.partition}: {found[0][1]}.",
-                next_step="The source says invalid_time='fail': correct the topic, or choose another policy.",
+                f"{share.topic}, partition {share.partition}: {invalid[0][1]}.",
+                next_step="Correct the topic, or replace the source's invalid_time='fail' by another policy.",
             )
         if decoder.source.on_time == "clock":
-            return [None if why and why[0] == "event_time" else why for why in wrong]
-        share.counts["dropped/event_time"] += len(found)
-        return [(SKIPPED, "") if why and why[0] == "event_time" else why for why in wrong]
+            return [None if problem and problem[0] == "event_time" else problem for problem in problems]
+        share.counts["dropped/event_time"] += len(invalid)
+        return [(SKIPPED, "") if problem and problem[0] == "event_time" else problem for problem in problems]
 
-    def _misfit(
+    def _problem(
         self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], share: Share, latest: int
     ) -> tuple[str, str] | None:
-        """Why one record of a batch cannot be taken, if it cannot."""
+        """Why a single record is rejected, or None."""
         (key,) = decoder.keys(record.column("key").to_pylist())
         if "_key" in self.metadata and isinstance(key, Exception):
             return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", str(key)
         try:
-            made = self._columns(decoder, record, value, share)
+            columns = self._columns(decoder, record, value, share)
         except KeyTooLongError as error:
             return "key_too_long", str(error)
         except (pa.ArrowException, OverflowError, ValueError) as error:
             return "out_of_range", str(error).splitlines()[0]
-        return next(iter(_untimely(made["_time"], latest)), None)
+        return next(iter(_invalid_times(columns["_time"], latest)), None)
 
 
 class KeyTooLongError(ValueError):
-    """A key is longer than a database's index takes."""
+    """A key is too long for a database's index."""
 
 
 def _require_short(name: str, keys: pa.Array) -> None:
@@ -262,22 +269,8 @@ def _require_short(name: str, keys: pa.Array) -> None:
         raise KeyTooLongError(f"{name} has {longest} bytes; a key has at most {MOST_KEY_BYTES}")
 
 
-def _unreadable(batch: pa.RecordBatch, share: Share, letter: DeadLetter) -> EngineError:
-    offset = batch.column("offset")[letter.row].as_py()
-    return EngineError(
-        f"{share.topic}, partition {share.partition}, offset {offset}: {letter.reason}: {letter.detail}.",
-        next_step='The source says on_error="fail": correct the topic, or let it say "dead_letter" or "skip".',
-    )
-
-
-def _timely(times: pa.Array, instead: int) -> pa.Array:
-    """The times, with another one for each that is none."""
-    valid = pc.fill_null(pc.greater_equal(times, 0), False)
-    return pc.if_else(valid, times, pa.scalar(instead, pa.int64()))
-
-
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
-    """The headers as texts, the last of each name; null for one that is no UTF-8."""
+    """The headers as text, the last one of each name; None for a header that is not UTF-8."""
     if not text:
         return None
     values = {header["key"]: header["value"] for header in headers_of(text)}
@@ -291,14 +284,14 @@ def _utf8(value: str | bytes | None) -> str | None:
         return None
 
 
-def _untimely(times: pa.Array, latest: int) -> Wrong:
-    """For each event time why it cannot be taken, if it cannot; empty if all can."""
+def _invalid_times(times: pa.Array, latest: int) -> Problems:
+    """For each event time the reason why it is invalid, or None. Empty if all are valid."""
     if not times.null_count and (not len(times) or (pc.min(times).as_py() >= 0 and pc.max(times).as_py() <= latest)):
         return []
-    return [_why_untimely(time, latest) for time in times.to_pylist()]
+    return [_invalid_time(time, latest) for time in times.to_pylist()]
 
 
-def _why_untimely(time: int | None, latest: int) -> tuple[str, str] | None:
+def _invalid_time(time: int | None, latest: int) -> tuple[str, str] | None:
     if time is None:
         return "event_time", "the event time is null"
     if time < 0:
@@ -306,6 +299,6 @@ def _why_untimely(time: int | None, latest: int) -> tuple[str, str] | None:
     if time > latest:
         return (
             "future",
-            f"the event time, {time} ms, is after {latest} ms, the latest that was allowed when it was read",
+            f"the event time, {time} ms, is after {latest} ms, the latest time allowed when the record was read",
         )
     return None

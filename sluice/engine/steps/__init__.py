@@ -1,1 +1,1 @@
-"""Stateless steps: SQL expressions that may fail, Python functions, and how these reach Spark's tasks."""
+"""Stateless steps: SQL expressions that may fail, Python functions, and their pickling for Spark's tasks."""

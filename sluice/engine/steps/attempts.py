@@ -1,4 +1,4 @@
-"""A plan's attempts in Spark: expressions that fail for their record alone, and the text that says why."""
+"""Attempts: SQL expressions that may fail for a single record, with the text of the error."""
 
 from __future__ import annotations
 
@@ -17,60 +17,60 @@ from sluice.values.records import MOST_KEY_BYTES
 from sluice.values.sql import TO_JSON
 
 WITHOUT_SHARING = {"spark.sql.subexpressionElimination.enabled": "false"}
-"""Spark would compute what two attempts have in common before either, where a failure ends the query."""
+"""Otherwise Spark would evaluate a common part of two attempts outside of both, and its failure would end the query."""
 
 
 def with_attempt(frame: DataFrame, attempt: Attempt) -> DataFrame:
-    """The frame with the attempt's struct, and with the text of what is wrong with a record for which it fails.
+    """Add the attempt's struct and the text of its error, which is null unless the attempt fails for the record.
 
-    Raises Unresolved for an expression that Spark cannot take.
+    Raises Unresolved for an expression that Spark cannot resolve.
     """
     name = attempt.name
     fields = ", ".join(f"'c{number}', {sql}" for number, sql in enumerate(attempt.columns))
     try:
-        made = frame.select("*", _tried(f"IF({attempt.passed}, named_struct({fields}), NULL)").alias(name))
+        attempted = frame.select("*", _tried(f"IF({attempt.passed}, named_struct({fields}), NULL)").alias(name))
     except PySparkException as error:
         raise Unresolved(attempt.step, error) from None
-    wrong = F.when(F.expr(f"NOT ({attempt.passed})"), F.lit(None))
-    wrong = wrong.when(F.col(name).isNull(), _blame(attempt))
-    kind = made.schema[name].dataType
+    message = F.when(F.expr(f"NOT ({attempt.passed})"), F.lit(None))
+    message = message.when(F.col(name).isNull(), _cause(attempt))
+    kind = attempted.schema[name].dataType
     assert isinstance(kind, spark.StructType)
     for number, column in enumerate(kind.fields):
-        for condition, what in _unusable(attempt.result(number), column.dataType, is_key=number in attempt.keys):
-            wrong = wrong.when(F.expr(f"coalesce({condition}, false)"), F.lit(what))
-    return made.select("*", wrong.cast("STRING").alias(attempt.error))
+        for condition, text in _unusable(attempt.result(number), column.dataType, is_key=number in attempt.keys):
+            message = message.when(F.expr(f"coalesce({condition}, false)"), F.lit(text))
+    return attempted.select("*", message.cast("STRING").alias(attempt.error))
 
 
 def rejection(node: int, error: str, value: str) -> str:
-    """SQL of the JSON of `Rejected`, given that of what went wrong and of the value, as JSON."""
+    """SQL of the JSON of a `Rejected`. `error` and `value` are SQL of the message and of the value's JSON."""
     return TO_JSON.format(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")
 
 
-def _blame(attempt: Attempt) -> Column:
-    """What the first part says that has no result; parts within lambdas have no text of their own."""
-    said: Column = F.lit("NO_RESULT")
-    for sql, what in reversed(attempt.causes):
-        said = F.when(_tried(f"named_struct('v', {sql})").isNull(), F.lit(what)).otherwise(said)
-    return said
+def _cause(attempt: Attempt) -> Column:
+    """The text of the first part of the expression that has no result. Parts within lambdas have no text."""
+    text: Column = F.lit("NO_RESULT")
+    for sql, cause in reversed(attempt.causes):
+        text = F.when(_tried(f"named_struct('v', {sql})").isNull(), F.lit(cause)).otherwise(text)
+    return text
 
 
 def _unusable(sql: str, kind: spark.DataType, *, is_key: bool) -> Iterator[tuple[str, str]]:
-    """Conditions under which a result cannot be kept, each with what is then wrong."""
+    """Conditions under which a result is rejected, each with its message."""
     if (condition := _is_not_finite(sql, kind)) is not None:
-        yield condition, "NOT_FINITE: NaN or infinity, which JSON does not have"
+        yield condition, "NOT_FINITE: NaN or infinity, which JSON cannot express"
     if is_key:
         too_long = f"octet_length(CAST({sql} AS STRING)) > {MOST_KEY_BYTES}"
         yield too_long, f"KEY_TOO_LONG: a key has at most {MOST_KEY_BYTES} bytes"
 
 
 def _is_not_finite(sql: str, kind: spark.DataType) -> str | None:
-    """SQL that is true where a value holds a double that is no number; None if it can hold no doubles."""
+    """SQL that is true if a value contains NaN or infinity; None if its type has no doubles."""
     match kind:
         case spark.DoubleType() | spark.FloatType():
             return f"(isnan({sql}) OR abs({sql}) = double('Infinity'))"
         case spark.StructType():
             inner = [_is_not_finite(f"{sql}.`{field.name}`", field.dataType) for field in kind.fields]
-            conditions = [f"coalesce({one}, false)" for one in inner if one is not None]
+            conditions = [f"coalesce({condition}, false)" for condition in inner if condition is not None]
             return f"({' OR '.join(conditions)})" if conditions else None
         case spark.ArrayType():
             return _any(sql, kind.elementType)
@@ -87,7 +87,7 @@ def _any(array: str, kind: spark.DataType) -> str | None:
 
 
 def _tried(sql: str) -> Column:
-    """The expression, or null where Spark raises an error. Spark has it for functions of its own only, not for SQL."""
+    """The expression's result, or null where Spark raises an error. SQL has no syntax for this, so it uses the JVM."""
     jvm: Any = SparkContext._jvm
     spark_sql = jvm.org.apache.spark.sql
     expression: Any = F.expr(sql)

@@ -1,4 +1,4 @@
-"""An author's functions and classes on their way to Spark's tasks: by name where they can be imported there."""
+"""Pickles an author's functions and classes for Spark's tasks, by name where they can be imported there."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ _META = tuple(name for name in dir(msgspec.Meta) if not name.startswith("_"))
 
 
 def register() -> None:
-    """Teach pickle, in this process, to write a plan's references, and constraints such as Digits."""
+    """Register picklers for a plan's references, and for constraints such as Digits."""
     copyreg.pickle(msgspec.Meta, lambda meta: (_again, ({name: getattr(meta, name) for name in _META},)))
     copyreg.pickle(Reference, _reduce)
 
 
 @dataclass(frozen=True)
 class Pickled:
-    """A function, a class or an instance. Its module is loaded from its file where it cannot be imported by name."""
+    """A function, a class or an instance. Its module is loaded from its file if it cannot be imported by name."""
 
     module: str
     file: str
     data: bytes
     name: str = ""
-    """Of a Struct of a module, which loses its fields when it travels whole: it is looked up there."""
+    """Set for a module's Struct, which is pickled by name: pickled by value it would lose its fields."""
 
     @classmethod
     def of(cls, value: Any) -> Pickled:
-        """Make it ready to travel."""
         inner = inspect.unwrap(value) if callable(value) else value
         owner = inner if hasattr(inner, "__qualname__") else type(inner)
         module = getattr(owner, "__module__", "builtins") or "builtins"
@@ -58,10 +57,9 @@ class Pickled:
 
     @cached_property
     def value(self) -> Any:
-        """The same value, on whichever machine this is."""
         if self.name:
             return attrgetter(self.name)(load_by_name(self.module, self.file))
-        if self.module != "__main__":  # whose functions travel whole
+        if self.module != "__main__":  # its functions are pickled by value
             load_by_name(self.module, self.file)
         return cloudpickle.loads(self.data)
 
@@ -76,9 +74,9 @@ def _reduce(reference: Reference) -> tuple[Any, tuple[Pickled]]:
 
 
 def load_by_name(module: str, file: str) -> Any:
-    """The module of that name: imported, or loaded from its file as Spark brought it to this machine."""
+    """Import a module by name, or load it from its file, which Spark copies to executors."""
     if module == "__main__" and file:
-        # The author's script: a task's own main module is Spark's.
+        # The author's script. In a task, `__main__` is Spark's worker.
         return load_module(local(file))
     if module in sys.modules:
         return sys.modules[module]
@@ -92,7 +90,7 @@ def load_by_name(module: str, file: str) -> Any:
 
 
 def local(file: str) -> Path:
-    """The pipeline's file: where the driver has it, or as Spark brought it to this executor."""
+    """The pipeline's file: the driver's path, or the executor's copy."""
     if Path(file).exists():
         return Path(file)
     from pyspark import SparkFiles

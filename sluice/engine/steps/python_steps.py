@@ -1,7 +1,7 @@
 """An author's Python functions as functions of Spark SQL, which the plan's columns call.
 
-Such a function takes whether the record got there, its key, and its value as JSON; it gives a struct whose `error` says
-what the author's function raised, so that the record can be set aside instead of ending the run.
+Such a function takes whether the record reaches the step, its key, and its value as JSON. It returns a struct whose
+`error` is the error of the author's function, so that the record is rejected instead of ending the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.rejected import said
+from sluice.engine.batch.rejected import describe
 from sluice.operators.encoding import Declared, require_key, to_json
 from sluice.plan import Job, PythonFunction
 
@@ -22,14 +22,14 @@ RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:
 
 
 def register(spark: SparkSession, job: Job) -> None:
-    """Make the job's Python functions known to a session."""
+    """Register the job's Python functions with a session."""
     for function in job.functions:
         spark.udf.register(f"python_{function.number}", Call(function).call, RESULT)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One function, called for each record that gets to it."""
+    """Calls an author's function for a record."""
 
     of: PythonFunction
 
@@ -38,13 +38,12 @@ class Call:
         return msgspec.json.Decoder(self.of.takes.value if self.of.takes else Any).decode
 
     def call(self, passed: bool | None, key: str | None, value: str | None) -> dict[str, Any] | None:
-        """The function's result for one record."""
         if not passed:
             return None
         try:
             return self._result(key, None if value is None else self._decode(value))
         except (Exception, SystemExit) as error:
-            return {"error": said(error)}
+            return {"error": describe(error)}
 
     def _result(self, key: str | None, value: Any) -> dict[str, Any]:
         function = self.of.function.value
@@ -70,7 +69,7 @@ class Call:
         return {"key": _key(key), "value": self._json(value)}
 
     def _json(self, value: Any) -> str | None:
-        """The value as JSON. Raises an error if it is not of the type that the step says it returns."""
+        """The value as JSON. Raises if it is not of the type that the step declares."""
         if value is None:
             return None
         text = to_json(value)
@@ -83,7 +82,7 @@ class Call:
 
 
 def _key(key: Any) -> str | None:
-    """A key as text. Raises ValueError for one that is too long to be kept."""
+    """A key as text. Raises ValueError if it is too long."""
     if key is None:
         return None
     text = key if isinstance(key, str) else to_json(key)

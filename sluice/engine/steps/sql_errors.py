@@ -1,4 +1,4 @@
-"""What Spark finds wrong with an author's expression, said with the file, line and step it comes from."""
+"""Spark's errors in an author's expressions, reported with the step, file and line of the expression."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pyspark.sql import DataFrame
 from sluice.errors import EngineError, TopologyError
 from sluice.plan import Column, Job, Step
 
-# It would print each error as well, with Java's stack. A filter outlives whoever configures logging, as Airflow does.
+# PySpark would also log each error with Java's stack. A filter stays when logging is reconfigured, as Airflow does.
 PySparkLogger.getLogger("SQLQueryContextLogger").addFilter(lambda _: False)
 
 
 class Unresolved(Exception):
-    """Spark cannot make a column of a step; `step` is its number, None if several share the column."""
+    """Spark cannot resolve a column of a step. `step` is the step's number, None if several steps share the column."""
 
     def __init__(self, step: int | None, error: PySparkException) -> None:
         super().__init__(str(step))
@@ -26,12 +26,12 @@ class Unresolved(Exception):
 
 
 def select(frame: DataFrame, columns: Iterable[Column], *kept: str) -> DataFrame:
-    """`selectExpr` that says which column is wrong: raises Unresolved."""
-    made = [(column, f"{column.sql} AS {_alias(column)}") for column in columns]
+    """`selectExpr` that raises Unresolved for the column that Spark cannot resolve."""
+    expressions = [(column, f"{column.sql} AS {_alias(column)}") for column in columns]
     try:
-        return frame.selectExpr(*kept, *(sql for _, sql in made))
+        return frame.selectExpr(*kept, *(sql for _, sql in expressions))
     except PySparkException:
-        for column, sql in made:
+        for column, sql in expressions:
             try:
                 frame.selectExpr(sql)
             except PySparkException as error:
@@ -43,34 +43,32 @@ def _alias(column: Column) -> str:
     return f"({column.position}, {column.name})" if column.position else f"`{column.name}`"
 
 
-def told(job: Job, unresolved: Unresolved) -> TopologyError:
-    """The error for the author."""
+def unresolved_error(job: Job, unresolved: Unresolved) -> TopologyError:
     step = None if unresolved.step is None else job.pipeline.steps[unresolved.step]
     return TopologyError(f"{_where(job, step)} Spark says: {_plain(job, str(unresolved.error))}")
 
 
-def without_result(job: Job, said: str) -> EngineError | None:
-    """The error for the author, if what Spark said of a query that ended is that an expression has no result."""
-    # Spark then names a function that would have given null, and shows the SQL of the column.
-    found = re.search(r"\[(?!STREAM_FAILED)[A-Z_.]+\] ([^\n]*Use `try_[^.]*\.)", said)
-    if found is None:
+def no_result_error(job: Job, message: str) -> EngineError | None:
+    """The EngineError if Spark's message says that an expression has no result for a record, else None."""
+    # Spark's message then suggests a function that returns null, and has the SQL of the column.
+    suggestion = re.search(r"\[(?!STREAM_FAILED)[A-Z_.]+\] ([^\n]*Use `try_[^.]*\.)", message)
+    if suggestion is None:
         return None
-    column = re.search(r"== SQL [^\n]*\n.* AS `?(\w+)`?\n", said)
+    column = re.search(r"== SQL [^\n]*\n.* AS `?(\w+)`?\n", message)
     return EngineError(
-        f"{_where(job, job.step_of(column[1]) if column else None)} Spark says of a record: {found[1]}",
-        next_step="Nothing of the batch is visible; the next run does it again. Take a function that gives null, or "
-        "one in Python, whose errors are dead letters. A state that steps after it have made follows with: "
+        f"{_where(job, job.step_of(column[1]) if column else None)} Spark's error for a record: {suggestion[1]}",
+        next_step="Nothing of the batch is visible; the next run tries it again. Use a function that returns null, or "
+        "a Python function, whose errors become dead letters. Then rebuild the state of later steps: "
         f"sluice rebuild {job.pipeline.name}.",
     )
 
 
 def _where(job: Job, step: Step | None) -> str:
-    """Pipeline, step, file and line."""
     return f"{job.pipeline.name}:" if step is None else f"{job.pipeline.name}: {step}: {step.detail!r}:"
 
 
 def _plain(job: Job, message: str) -> str:
-    """What Spark says, without its plan, in the author's names."""
+    """Spark's message without the query plan, in the author's names."""
     text = message.strip().split("\n== SQL ==")[0].split(" SQLSTATE:")[0]
     text = re.sub(r"^\[[A-Z_.]+\] ", "", text.strip())
     names = job.field_names

@@ -1,4 +1,4 @@
-"""The stages of an ordered job as Spark sees them: rows to workers, through operators, and on as columns again."""
+"""The DataFrames of an ordered job's stages: rows go to their workers, through operators, and become columns again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from sluice.engine.batch.rows import PLACE_BITS, REJECTED, ROW, ROW_DDL
+from sluice.engine.batch.rows import OFFSET_BITS, OWNER, REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.storage import Storage
-from sluice.engine.ordered.build import hosted, result_type
+from sluice.engine.ordered.build import result_type, stage_operator
 from sluice.engine.ordered.ingest import Ingest
-from sluice.engine.ordered.stage import Stage
-from sluice.engine.publish.shards import OWNER
+from sluice.engine.ordered.stage_task import Stage
 from sluice.engine.steps.attempts import rejection, with_attempt
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError, TopologyError
@@ -34,11 +33,11 @@ from sluice.settings import settings
 from sluice.values.records import TEXT_FIELD
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal, typed_json
 
-assert PLACE_BITS == 40, "the plan reads places too"
+assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
 
 
 def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
-    """The frame with the columns of every layer."""
+    """Add the columns of every layer."""
     for layer in layers:
         if isinstance(layer, Transformation):
             frame = _transformed(frame, layer)
@@ -54,42 +53,43 @@ _ROW = "_row"
 
 
 def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
-    """The frame with the columns that an author's function of it made."""
-    given = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS `{name}`" for name, sql in step.given))
-    made: DataFrame = step.function.value(given)
-    missing = {_ROW, *(name for name, _ in step.made)} - set(made.columns)
+    """Add the columns of an author's DataFrame function."""
+    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS `{name}`" for name, sql in step.given))
+    result: DataFrame = step.function.value(argument)
+    missing = {_ROW, *(name for name, _ in step.made)} - set(result.columns)
     if missing:
         raise EngineError(
-            f"The function at {step.at} returns a frame without {', '.join(sorted(missing))}.",
-            next_step="Return the frame it is given with further columns, as withColumn does.",
+            f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",
+            next_step="Return its argument with further columns, as withColumn does.",
         )
-    return made.selectExpr(f"{_ROW}.*", *(f"`{name}` AS `{column}`" for name, column in step.made))
+    return result.selectExpr(f"{_ROW}.*", *(f"`{name}` AS `{column}`" for name, column in step.made))
 
 
 @dataclass
 class Stages:
-    """Builds the frames of a job's stages, one after the other; on the way it learns the values' types."""
+    """Builds the DataFrames of a job's stages, one after the other, and collects the types of values on the way."""
 
     job: OrderedJob
     storage: Storage
     ingest: Ingest
     epoch: int
-    """Of the lease under which states are written."""
+    """Epoch of the lease under which states are written."""
     arguments: dict[int, list[spark.DataType]] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
-    """Column of an operator's results, `v9` → its type in DDL; empty if it is not known."""
+    """Column of an operator's results, such as `v9` → its DDL type; empty if it is not known."""
     _values: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Target and side of a feed → the type of its values."""
+    """Target and side of an edge → the type of its values."""
 
-    def fed(self, records: DataFrame) -> DataFrame:
-        """The records with the columns of what gets to operators at once."""
+    def with_first_edges(self, records: DataFrame) -> DataFrame:
+        """Add the columns of the edges from the stateless steps."""
         return self._with_edges(records, self.job.feeds_of(0))
 
-    def rows(self, placed: DataFrame) -> DataFrame:
-        """The rows that get to stores and sinks, given those of the feeder."""
+    def rows(self, ingested: DataFrame) -> DataFrame:
+        """The rows for stores and sinks, given those of the ingest."""
+        rows = ingested
         for number in range(1, self.job.stages + 1):
-            placed = self._after(number, self._through(number, placed))
-        return placed
+            rows = self._after(number, self._through(number, rows))
+        return rows
 
     def store_types(self) -> dict[str, str]:
         """Store → the type of its values."""
@@ -99,14 +99,17 @@ class Stages:
             if operator.store is not None
         }
 
-    def kept_types(self) -> dict[int, str]:
+    def input_types(self) -> dict[int, str]:
         """Operator → the types of its inputs, one for each side."""
-        return {one.number: "; ".join(self._given(one, edge) for edge in one.edges) for one in self.job.operators}
-
-    def _given(self, operator: OrderedOperator, edge: Edge) -> str:
-        if edge.arguments:
-            return ", ".join(kind.simpleString() for kind in self.arguments[operator.number])
-        return self._values[edge.target, edge.side]
+        return {
+            operator.number: "; ".join(
+                ", ".join(kind.simpleString() for kind in self.arguments[operator.number])
+                if edge.arguments
+                else self._values[edge.target, edge.side]
+                for edge in operator.edges
+            )
+            for operator in self.job.operators
+        }
 
     def _with_edges(self, frame: DataFrame, edges: list[Edge]) -> DataFrame:
         values = [
@@ -137,9 +140,9 @@ class Stages:
         operators = [operator for operator in job.operators if operator.stage == number]
         stage = Stage(
             number,
-            self.ingest.clocks,
+            self.ingest.stream_times,
             self.storage.locations,
-            tuple(hosted(each, self.arguments, is_read=each.result in each.read) for each in operators),
+            tuple(stage_operator(each, self.arguments, is_read=each.result in each.read) for each in operators),
             {source.number: source.topic for source in job.streams},
             self.epoch,
             settings().server_token,
@@ -152,7 +155,7 @@ class Stages:
         return routed.repartitionById(job.pipeline.workers, "worker").mapInArrow(stage.__call__, ROW_DDL)
 
     def _result_types(self, operator: OrderedOperator) -> Iterable[tuple[str, str]]:
-        """The types of an operator's results, by the columns that hold them."""
+        """The columns of an operator's results, with their types."""
         match operator.action:
             case Process(outputs=outputs):
                 for output in outputs.values():
@@ -181,7 +184,7 @@ class Stages:
         return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in zip(names, results, strict=True))}>"
 
     def _after(self, number: int, rows: DataFrame) -> DataFrame:
-        """The operators' results as columns, through the steps that follow, and as rows to what is next."""
+        """Read a stage's results as columns, apply the steps after it, and make rows for the next targets."""
         edges = self.job.feeds_of(number)
         typed = [
             f"{_typed(operator, self.types[column])} AS {column}"
@@ -192,13 +195,13 @@ class Stages:
         frame = rows.selectExpr("*", *typed) if typed else rows
         failures = [failure for failure in self.job.failures if failure.stage == number]
         frame = self._with_edges(with_layers(frame, self.job.later_layers.get(number, ())), edges)
-        ways = [f"IF(emitted, NULL, {_struct({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
-        ways += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
-        return frame.selectExpr(f"inline(filter(array({', '.join(ways)}), way -> way IS NOT NULL))")
+        routes = [f"IF(emitted, NULL, {_struct({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
+        routes += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
+        return frame.selectExpr(f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
 
 
 def _typed(operator: OrderedOperator, kind: str) -> str:
-    """SQL that reads an operator's results back from JSON."""
+    """SQL that decodes an operator's results from JSON."""
     result = f"IF(emitted AND target = {operator.number}, value, NULL)"
     if not kind:
         return f"parse_json({result})"
@@ -208,9 +211,9 @@ def _typed(operator: OrderedOperator, kind: str) -> str:
 
 
 def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
-    """The type of the values of all streams of a merge; "" if that of one is not known.
+    """The common type of a merge's streams; empty if the type of any stream is not known.
 
-    Raises TopologyError if they differ.
+    Raises TopologyError if the types differ.
     """
     if not all(kinds):
         return ""
@@ -218,7 +221,7 @@ def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
     other = next((kind for kind in rest if _fields(kind) != _fields(first)), None)
     if other is not None:
         raise TopologyError(
-            f"{operator.step}: the values of one stream are {first.simpleString()}, those of another are "
+            f"{operator.step}: one stream has values of type {first.simpleString()}, another of type "
             f"{other.simpleString()}.",
             next_step="Bring them to one type with CAST in select or map_values.",
         )
@@ -226,9 +229,9 @@ def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
 
 
 def _fields(kind: spark.DataType) -> frozenset[tuple[str, str]]:
-    """A struct's fields and their types, in whatever order; of any other type itself."""
+    """A struct's fields and their types, in any order; for another type the type itself, without a name."""
     fields = kind.fields if isinstance(kind, spark.StructType) else [spark.StructField("", kind)]
-    return frozenset((one.name, one.dataType.simpleString()) for one in fields)
+    return frozenset((field.name, field.dataType.simpleString()) for field in fields)
 
 
 def _declared(fields: Mapping[str, str]) -> str:
@@ -238,7 +241,7 @@ def _declared(fields: Mapping[str, str]) -> str:
 
 
 def _json(edge: Edge, kinds: list[spark.DataType]) -> str:
-    """SQL of a feed's value as JSON text."""
+    """SQL of an edge's value as JSON text."""
     if edge.raw is not None:
         return "value"
     if edge.arguments:
@@ -254,7 +257,7 @@ def _argument(sql: str, kind: spark.DataType) -> str:
 
 
 def _on(edge: Edge) -> str:
-    """SQL of the row that a result becomes on its way to a feed's target."""
+    """SQL of the row that takes a result to an edge's target."""
     changed = {
         "target": str(edge.target), "side": str(edge.side), "emitted": "false", "key": edge.key_column,
         "value": edge.value_column, "output": "NULL", "worker": "NULL",
@@ -266,7 +269,7 @@ def _on(edge: Edge) -> str:
 
 
 def _rejected(failure: Failure) -> str:
-    """SQL of the row that a result becomes for which a step fails: the driver makes a dead letter of it."""
+    """SQL of the rejected row for a result for which a step fails."""
     value = rejection(failure.step.number, failure.error, failure.value)
     changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "output": "NULL"}
     return _struct(changed | {"foreign": "NULL", "worker": "NULL"})

@@ -11,7 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from sluice.engine.read.identity import Guard, InputError
+from sluice.engine.read.identity import InputError, SourceIdentity
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef
 from sluice.testing.kafka import EmbeddedKafka
@@ -32,7 +32,7 @@ class Input:
         self.kafka, self.topic = kafka, topic
         self.config = {"bootstrap.servers": kafka.bootstrap}
         self.admin = AdminClient({**self.config})
-        self.guard = Guard(self.config, ledger.sources, JobRef("shop", "main", 1), (topic,))
+        self.guard = SourceIdentity(self.config, ledger.sources, JobRef("shop", "main", 1), (topic,))
         kafka.create_topics({topic: 2})
         self.send(10)
 
@@ -79,7 +79,9 @@ def test_a_topic_made_anew_is_refused_be_it_shorter_or_longer(topic: Input, reco
     topic.kafka.create_topics({topic.topic: 2})
     topic.send(records)
     for check in (lambda: topic.check(done=10), topic.guard.check_identity):
-        with pytest.raises(InputError, match=r"was deleted and made anew: it is \S+, and job 'main'.*Choose: leave"):
+        with pytest.raises(
+            InputError, match=r"was deleted and created again: its id is \S+, and job 'main'.*Choose: leave"
+        ):
             check()
 
 
@@ -90,8 +92,10 @@ def test_a_deleted_topic_is_refused(topic: Input) -> None:
 
 
 def test_a_topic_that_never_was_is_named(kafka: EmbeddedKafka, ledger: Ledger) -> None:
-    guard = Guard({"bootstrap.servers": kafka.bootstrap}, ledger.sources, JobRef("shop", "main", 1), ("nowhere",))
-    with pytest.raises(InputError, match=r"Topic nowhere is not there\. Create it"):
+    guard = SourceIdentity(
+        {"bootstrap.servers": kafka.bootstrap}, ledger.sources, JobRef("shop", "main", 1), ("nowhere",)
+    )
+    with pytest.raises(InputError, match=r"Topic nowhere does not exist\. Create it"):
         guard.check({}, {})
 
 
@@ -132,6 +136,6 @@ def test_a_job_does_not_read_a_topic_made_anew(start: Start, kafka: EmbeddedKafk
         time.sleep(0.02)
     kafka.create_topics({sales: 1})
     running.send("sales", *(sale("c") for _ in range(9)))
-    with pytest.raises(InputError, match="made anew"):
+    with pytest.raises(InputError, match="created again"):
         running.run()
     assert running.everything() == before

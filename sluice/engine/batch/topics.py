@@ -1,0 +1,82 @@
+"""Topics as the broker has them: partitions, largest records, creation; and Kafka's errors as EngineErrors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from sluice.brokers import quiet
+from sluice.errors import EngineError
+
+TIMEOUT_S = 30
+_KAFKA_DEFAULT = 1_048_588
+"""Largest record or batch of a topic, in bytes, unless the topic or its broker has another limit."""
+_NO_CONFIG = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+
+@contextlib.contextmanager
+def kafka_errors(action: str) -> Iterator[None]:
+    """Raise Kafka's errors as EngineErrors that begin with the action, such as "Reading the markers"."""
+    try:
+        yield
+    except KafkaException as error:
+        reason = error.args[0].str()
+        raise EngineError(f"{action}: {reason}.", next_step=next_step_for(reason)) from error
+
+
+def next_step_for(reason: str) -> str:
+    """The next step of the EngineError for an error of Kafka's client."""
+    if "size too large" in reason:
+        return (
+            "Nothing of the batch is visible. Raise max.message.bytes of the output's topic, let the pipeline write "
+            'smaller records, or make dead letters of such records: to(topic, on_error="dead_letter").'
+        )
+    return "Is the broker up and reachable?"
+
+
+def message_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
+    """Each topic's largest record in bytes; Kafka's default where the topic's configuration may not be read."""
+    admin = AdminClient(quiet(kafka))
+    limits = dict.fromkeys(topics, _KAFKA_DEFAULT)
+    configurations = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in limits])
+    with kafka_errors("Reading the topics' settings"):
+        for resource, future in configurations.items():
+            try:
+                limits[resource.name] = int(future.result(TIMEOUT_S)["max.message.bytes"].value)
+            except KafkaException as error:
+                if error.args[0].code() not in _NO_CONFIG:
+                    raise
+    return limits
+
+
+def ensure_topics(
+    kafka: Mapping[str, str], wanted: Mapping[str, int], settings: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Create the missing topics with their `wanted` number of partitions, and with `settings` where given."""
+    admin = AdminClient(quiet(kafka))
+    with kafka_errors("Listing the topics"):
+        existing = admin.list_topics(timeout=TIMEOUT_S).topics
+        missing = [
+            NewTopic(topic, count, config=dict(settings.get(topic, {})))
+            for topic, count in wanted.items()
+            if topic not in existing
+        ]
+        for future in admin.create_topics(missing).values() if missing else ():
+            future.result(TIMEOUT_S)
+
+
+def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
+    """Each topic's number of partitions. Raises EngineError for a topic that does not exist."""
+    admin = AdminClient(quiet(kafka))
+    with kafka_errors("Listing the topics"):
+        existing = admin.list_topics(timeout=TIMEOUT_S).topics
+    missing = sorted(set(topics) - existing.keys())
+    if missing:
+        raise EngineError(
+            f"There is no topic {', '.join(missing)}.", next_step="Create it, or correct its name in the pipeline."
+        )
+    return {topic: len(existing[topic].partitions) for topic in topics}

@@ -1,0 +1,166 @@
+"""The task of a stage: passes one worker's rows, in order, through the stage's operators.
+
+The worker's shard keeps states in versions by batch, so a retried batch starts from the same states. If the driver has
+lost its lease, reading and writing them fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.accounting import StreamTimeReader
+from sluice.engine.batch.checkpoint import current_batch
+from sluice.engine.batch.rows import LAST, STREAM_TIME, in_order
+from sluice.engine.batch.shards import open_shard
+from sluice.engine.batch.side_outputs import Facts, no_garbage_collection
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED
+from sluice.engine.ordered.runner import BatchStates, OperatorRun, StageOperator, StageOutput, StageTimes
+from sluice.operators.aggregation.aggregate import TableAggregate
+from sluice.operators.base import Row
+from sluice.state.model import NO_WINDOW
+from sluice.state.shard.operator_states import State
+
+_READ = ("target", "key", "value", "time", "before", "after", "side", "old", "window_start", "window_end", "left_time",
+         "right_time", "foreign", "sequence", "origin", "sub")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The task of a stage, sent to executors."""
+
+    number: int
+    stream_times: StreamTimeReader
+    locations: tuple[str, ...]
+    """Addresses of the workers' shards."""
+    operators: tuple[StageOperator, ...]
+    topics: Mapping[int, str]
+    """Topics by the numbers of their sources."""
+    epoch: int
+    """Epoch of the lease under which states are read and written."""
+    token: str = field(default="", repr=False)
+    """Token for state servers."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process one worker's rows. Rows for other stages pass through."""
+        not_empty = [batch for batch in batches if batch.num_rows]
+        if not not_empty:
+            return
+        table = pa.Table.from_batches(not_empty)
+        targets = pa.array([operator.number for operator in self.operators], pa.int32())
+        of_stage = pc.and_(pc.is_in(table.column("target"), targets), pc.invert(table.column("emitted")))
+        yield from table.filter(pc.invert(of_stage)).to_batches()
+        rows = table.filter(of_stage)
+        if rows.num_rows:
+            with no_garbage_collection():
+                yield from self._run(rows, table.column("worker")[0].as_py())
+
+    def _run(self, rows: pa.Table, worker: int) -> Iterator[pa.RecordBatch]:
+        batch = current_batch()
+        reports = pc.equal(rows.column("side"), STREAM_TIME)
+        times = self._times(batch, rows.filter(reports))
+        with open_shard(worker, self.locations[worker], self.token) as shard:
+            run = StageRun.of(self, BatchStates(shard, batch, self.epoch), times)
+            run.process(rows.filter(pc.invert(reports)))
+            run.close()
+            shard.write_states(batch, run.operators, run.changed(), self.epoch)
+        closed = {
+            f"{CLOSED}/{operator.plan.clock}": time
+            for operator in self.operators
+            if (time := times.closed(operator)) >= 0
+        }
+        by_partition = {f"{self.topics[source]}-{number}": dict(counts)
+                    for (source, number), counts in run.output.by_partition.items()}  # fmt: skip
+        facts = Facts(dict(run.output.counts), closed, by_partition)
+        self.stream_times.side_outputs.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
+        yield from run.output.batches()
+
+    def _times(self, batch: int, reports: pa.Table) -> StageTimes:
+        """The stream times before the batch, and those that ingest reports."""
+        names = reports.column("output").to_pylist()
+        now = dict(zip(names, reports.column("after").to_pylist(), strict=True))
+        sides = zip(*(reports.column(name).to_pylist() for name in ("left_time", "right_time")), strict=True)
+        before = self.stream_times.before(batch)
+        return StageTimes(
+            before,
+            replace(before, times={**before.times, **now}),
+            dict(zip(reports.column("target").to_pylist(), sides, strict=True)),
+        )
+
+
+class StageRun:
+    """All operators of a stage in one batch."""
+
+    def __init__(self, operators: dict[int, OperatorRun]) -> None:
+        self.operators = operators
+        self.output = StageOutput()
+        for operator in operators.values():
+            if operator.spec.inline is not None:
+                self.output.listeners.setdefault(operator.spec.inline, []).append(operator)
+
+    @classmethod
+    def of(cls, stage: Stage, states: BatchStates, times: StageTimes) -> Self:
+        return cls({operator.number: OperatorRun(operator, states, times) for operator in stage.operators})
+
+    def process(self, rows: pa.Table) -> None:
+        """Sort the rows and pass each to its operator."""
+        ordered = rows.take(pa.array(in_order(rows)))
+        self._load(ordered)
+        columns = [ordered.column(name).to_pylist() for name in _READ]
+        output, operators = self.output, self.operators
+        changes, old_rows = self._changes(ordered), dict[int, Row]()
+        for number, (target, key, value, time, before, after, side, old, start, end, left, right, foreign, sequence,
+                     origin, sub) in enumerate(zip(*columns, strict=True)):  # fmt: skip
+            output.begin((sequence, origin, sub), (before, after))
+            window = None if start == NO_WINDOW else (start, end)
+            reached = (BEFORE_ALL if left is None else left, BEFORE_ALL if right is None else right)
+            row = Row(key, value, time, before, after, side, old, window, reached, foreign)
+            if number not in changes:
+                operators[target].process(row, output)
+            elif old:
+                old_rows[target] = row
+            else:
+                operators[target].change(old_rows.pop(target), row, output)
+
+    def _changes(self, rows: pa.Table) -> frozenset[int]:
+        """Indices of the rows that change a table's value within one key: the old value, and the new one after it."""
+        subtracting = {number for number, run in self.operators.items() if isinstance(run.operator, TableAggregate)}
+        if not subtracting:
+            return frozenset()
+        names = ("target", "old", "key", "sequence", "origin")
+        columns = [rows.column(name).to_pylist() for name in names]
+        indices: list[int] = []
+        last: dict[int, tuple[int, tuple[object, ...]]] = {}
+        for number, (target, old, *group) in enumerate(zip(*columns, strict=True)):
+            if target in subtracting and group[0] is not None:
+                before, old_group = last.pop(target, (-1, ()))
+                if old:
+                    last[target] = number, tuple(group)
+                elif old_group == tuple(group):
+                    indices += (before, number)
+        return frozenset(indices)
+
+    def _load(self, rows: pa.Table) -> None:
+        keys: dict[int, dict[str, None]] = {}
+        for target, key in zip(rows.column("target").to_pylist(), rows.column("key").to_pylist(), strict=True):
+            if key is not None:
+                keys.setdefault(target, {})[key] = None
+        for target, of_target in keys.items():
+            self.operators[target].load(list(of_target))
+            for listener in self.output.listeners.get(target, ()):
+                listener.load(list(of_target))
+
+    def close(self) -> None:
+        """Close all operators after the last row. An operator's results may go to one that is closed after it."""
+        for operator in self.operators.values():
+            self.output.begin((LAST, operator.spec.number, 0), (operator.closed, operator.closed))
+            operator.close(self.output)
+            operator.show(self.output)
+
+    def changed(self) -> list[State]:
+        """The changed states of all operators."""
+        return [state for operator in self.operators.values() for state in operator.changed()]
