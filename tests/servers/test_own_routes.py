@@ -18,6 +18,7 @@ from sluice.api.auth.principals import Principal, authenticate
 from sluice.api.http.cache import SingleFlightCache
 from sluice.api.views import own, own_files
 from sluice.api.views.access import ApiState
+from sluice.errors import TooSlow
 from sluice.query import Reader
 from sluice.query.catalogue import FRESH_SECONDS
 from tests.docs.pages import files, read
@@ -193,7 +194,7 @@ def test_every_error_is_a_problem_document(v1: TestClient, path: str, status: in
 def test_a_route_has_a_time_limit(v1: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "ROUTE_SECONDS", 0.1)
     answer = v1.get("/v1/counts-bad/slow")
-    assert (answer.status_code, answer.json()["title"]) == (503, "Took too long")
+    assert (answer.status_code, answer.json()["title"]) == (503, TooSlow.title)
 
 
 def shape(answer: Any) -> tuple[int, str, set[str]]:
