@@ -34,9 +34,9 @@ from rich.table import Table
 from sluice.examples.orders.topics import create_order_topics, produce_orders
 from sluice.examples.orders.totals import totals_of_topic
 from sluice.provision import jars
+from sluice.remote.opening import open_shard
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka, running
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -221,7 +221,7 @@ def _contents(ledger: Ledger, name: str) -> dict[Any, Any]:
     store = next(one for one in ledger.jobs.stores("orders") if one.name == name)
     values: dict[Any, Any] = {}
     for worker in ledger.jobs.workers("orders", "main"):
-        with Shard.open(worker.location) as shard:
+        with open_shard(worker.location) as shard:
             for group_id in shard.scan(store.group_id, snapshot.batch, limit=sys.maxsize):
                 key = group_id.key if store.window_ms is None else (group_id.key, group_id.window_start)
                 values[key] = _value(group_id.value, store.store_column, name)

@@ -7,11 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.errors import DamagedState, NotFound, StateError
+from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import Audit, SourceAudit, total
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, JobRef
 from sluice.state.shard.checksums import NO_CHECKSUM
-from sluice.state.shard.shard import Checksums, Shard
+from sluice.state.shard.protocol import Checksums, Shard
 
 _COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "late", "dropped", "dead letters", "")
 
@@ -100,7 +101,7 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
     damaged = False
     for worker in job.workers:
         try:
-            with Shard.open(worker.location) as shard:
+            with open_shard(worker.location) as shard:
                 shard.verify(last.batch, _published(last, worker.number))
                 _verify_states(ledger, job.ref, shard, worker.number)
             ledger.quarantine.remove(job.ref, worker.number)

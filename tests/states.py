@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from sluice.remote.opening import create_shard
 from sluice.state.ledger.audits import Audit, SourceAudit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, JobInfo, JobRef, Snapshot, StoreInfo, WorkerInfo, owner
 from sluice.state.shard.addresses import location
 from sluice.state.shard.drivers import Row
-from sluice.state.shard.shard import Shard
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -63,7 +63,7 @@ class States:
         )
         self.ledger.jobs.register(self.info())
         for place in self.written_at:
-            Shard.create(place).close()
+            create_shard(place).close()
 
     def store(self, name: str, kind: str = "key-value", **changed: Any) -> StoreInfo:
         values: dict[str, Any] = {"group_id": 0, "store_column": 0, "key": "locationId", "value": "BIGINT"} | changed
@@ -106,7 +106,7 @@ class States:
         everywhere = {store.group_id for store in self.stores if store.kind == "global"}
         for number, place in enumerate(self.written_at):
             mine = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
-            with Shard.create(place) as shard:
+            with create_shard(place) as shard:
                 shard.write(self.batch, mine)
         published = make_snapshot(
             self.batch, pipeline=self.pipeline, job=self.job, generation=self.generation, **snapshot

@@ -35,7 +35,7 @@ def serve(
     rest: Annotated[bool, typer.Option("--rest", help="Also serve the REST API to callers with the token.")] = False,
 ) -> None:
     """Serve the shards of workers on this host until Ctrl-C. Callers need the token in SLUICE_SERVER_TOKEN."""
-    from sluice.server import run
+    from sluice.remote.server import run
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages():
@@ -55,7 +55,7 @@ def move(
     tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
 ) -> None:
     """Move a worker to another state server without interrupting queries. Safe to repeat after an interruption."""
-    from sluice.server.moves import move as move_worker
+    from sluice.remote.server.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger, out.status("connecting") as status:

@@ -7,9 +7,9 @@ from typing import Any
 import structlog
 
 from sluice.errors import StateError
+from sluice.retention import retain
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.retention import retain
 
 log = structlog.get_logger(__name__)
 

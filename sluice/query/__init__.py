@@ -1,10 +1,11 @@
 """Queries: one pinned snapshot, a key from its owner, everything else from all workers at once."""
 
 from sluice.answers import WorkerStatus
-from sluice.query.answers import Answer, Changes, Combined, Counted, Entry, Page, Pin
-from sluice.query.combine import Group
 from sluice.query.read_point import AsOf
 from sluice.query.reader import Reader
+from sluice.query.results import Answer, Changes, Combined, Counted, Page, Pin
+from sluice.state.queries.aggregates import Group
+from sluice.state.queries.entries import Entry
 
 __all__ = [
     "Answer",

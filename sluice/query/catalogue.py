@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from sluice.errors import Gone, NotFound, NotReady
-from sluice.query.answers import Pin
 from sluice.query.read_point import NEWEST, AsOf, find_snapshot
+from sluice.query.results import Pin
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, Snapshot, StoreInfo
@@ -115,7 +115,7 @@ class Catalogue:
         """The newest snapshot of a job; None before its first one."""
         return await self._fresh((pipeline, job), lambda: self._newest(pipeline, job))
 
-    async def demand_kept(self, pin: Pin) -> None:
+    async def require_kept(self, pin: Pin) -> None:
         """Raise Gone if the pinned snapshot was given up meanwhile: what was read may lack what only that snapshot could show."""
         newest = self._known.get((pin.store.pipeline, pin.store.job))
         if newest is not None and newest.value is not None and newest.value.snapshot.id == pin.snapshot.id:

@@ -11,13 +11,13 @@ import msgspec
 
 from sluice import answers
 from sluice.errors import Incomplete, NotFound, QueryError
-from sluice.query.answers import Entry
 from sluice.query.read_point import AsOf
 from sluice.query.reader import Reader
 from sluice.query.times import parse_time
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW
+from sluice.state.queries.entries import Entry
 from sluice.state.shard.ranges import Range
 
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)

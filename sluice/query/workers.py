@@ -1,4 +1,4 @@
-"""Asking workers: those whose shards this process opens itself, and those behind state servers."""
+"""Executes queries at workers: those whose shards this process opens, and those behind state servers."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from typing import Protocol, TypeVar
 
 from sluice.answers import WorkerStatus
 from sluice.errors import StateError
-from sluice.query import questions
-from sluice.query.questions import Question
-from sluice.query.remote import RemoteWorker
+from sluice.remote.worker import RemoteWorker
 from sluice.state.deadlines import deadline
 from sluice.state.model import WorkerInfo
-from sluice.state.shard.shard import Shard
+from sluice.state.queries import queries
+from sluice.state.queries.queries import Query
+from sluice.state.shard.shard import LocalShard
 
 T = TypeVar("T")
 Own = Callable[[WorkerInfo], str | None]
 
 WORKER_SECONDS = 15.0
-"""How long a worker may take; longer than a server's own limit for a query, so that its reason is heard."""
-REST_SECONDS = 1.0
-"""How long a worker that took longer is not asked again: nobody shall wait for it in vain meanwhile."""
+"""Time limit of a query at one worker; longer than the server's own limit, so that the server's error arrives first."""
+PAUSE_SECONDS = 1.0
+"""How long a worker that exceeded the limit gets no queries, so that they do not wait in vain."""
 
-# Of the process: scans take the interpreter's lock in turns, so more of them at once make nothing quicker. Look-ups in
-# databases have threads of their own, so that no scan holds them up.
+# Shared by the whole process. Scans compete for the interpreter's lock, so more threads would not make them faster.
+# Lookups have threads of their own, so that they do not wait for scans.
 _SCANS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-scans")
-_LOOK_UPS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-look-ups")
+_LOOKUPS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-lookups")
 
 
 class Worker(Protocol):
-    """A worker, wherever it is."""
+    """A worker, on this host or another."""
 
-    async def ask(self, question: Question[T]) -> T:
-        """Its answer; StateError if it gives none, QueryError if the question does not fit what it holds."""
+    async def execute(self, query: Query[T]) -> T:
+        """The query's result; StateError if the shard cannot be read, QueryError if the query does not fit its values."""
 
     async def close(self) -> None:
         """Close the connections."""
 
 
 class LocalWorker(Worker):
-    """A worker whose shard this process reads itself.
+    """A worker whose shard this process opens.
 
-    Connections stay open, one for single keys and one for everything else, so that a long scan holds up no look-up.
+    Keeps one connection for lookups and one for scans, so that a long scan does not delay lookups.
     """
 
     def __init__(self, location: str) -> None:
         self._location = location
         self._opening = Lock()
-        self._shards: dict[str, Shard] = {}
+        self._shards: dict[str, LocalShard] = {}
 
-    async def ask(self, question: Question[T]) -> T:
-        """Its answer; a few keys of a SQLite shard are looked up quicker than a hop to another thread."""
-        if question.is_quick:
+    async def execute(self, query: Query[T]) -> T:
+        """The query's result. A lookup in SQLite runs in this thread, because switching threads would take longer."""
+        if query.is_quick:
             shard = self._shards.get("get")
             if shard is not None and not shard.blocking and shard.is_current():
-                return question.answer(shard)
-        pool, purpose = (_LOOK_UPS, "get") if question.is_quick else (_SCANS, "scan")
-        until = time.monotonic() + questions.QUERY_SECONDS
-        return await asyncio.get_running_loop().run_in_executor(pool, self._answer, purpose, question, until)
+                return query.execute(shard)
+        pool, purpose = (_LOOKUPS, "get") if query.is_quick else (_SCANS, "scan")
+        until = time.monotonic() + queries.QUERY_SECONDS
+        return await asyncio.get_running_loop().run_in_executor(pool, self._execute, purpose, query, until)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -69,64 +69,64 @@ class LocalWorker(Worker):
             shard.close()
         self._shards.clear()
 
-    def _answer(self, purpose: str, question: Question[T], until: float) -> T:
-        with deadline(until, questions.QUERY_SECONDS):
-            return question.answer(self._shard(purpose))
+    def _execute(self, purpose: str, query: Query[T], until: float) -> T:
+        with deadline(until, queries.QUERY_SECONDS):
+            return query.execute(self._shard(purpose))
 
-    def _shard(self, purpose: str) -> Shard:
+    def _shard(self, purpose: str) -> LocalShard:
         with self._opening:
             shard = self._shards.get(purpose)
             if shard is None or not shard.is_current():
-                # A file that was removed or replaced must not be read on through the old connection. That one is not
-                # closed: another thread may be reading from it; it goes with its last reader.
+                # The file was removed or replaced. The old connection is not closed here, because another thread may
+                # still read from it; it closes with its last reference.
                 self._shards.pop(purpose, None)
-                shard = self._shards[purpose] = Shard.open(self._location)
+                shard = self._shards[purpose] = LocalShard.open(self._location)
             return shard
 
 
 class Workers:
-    """All workers that this process asks. `own` gives the shard's address of those that are at its own state server."""
+    """All workers. `own` returns the shard's address of workers at this process's own state server."""
 
     def __init__(self, own: Own = lambda _: None) -> None:
         self._own = own
-        self._known: dict[str, Worker] = {}
-        self._resting: dict[str, float] = {}
+        self._workers: dict[str, Worker] = {}
+        self._paused: dict[str, float] = {}
 
     def is_here(self, info: WorkerInfo) -> bool:
         """Whether this process opens the worker's shard itself."""
         return isinstance(self._worker(info), LocalWorker)
 
-    async def ask(self, info: WorkerInfo, question: Question[T]) -> tuple[list[T], WorkerStatus]:
-        """A worker's answer, if it gives one, and its status."""
+    async def execute(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
+        """The worker's result, in a list that is empty if it is unavailable, and its status."""
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
         if not info.server and info.location.startswith("http"):
-            return [], _unavailable(info, "Its shard is at an address that is no registered state server's.")
-        if self._resting and self._resting.get(info.server, 0.0) > time.monotonic():
-            return [], _unavailable(info, "It did not answer in time a moment ago.")
+            return [], _unavailable(info, "Its shard's address is not that of a registered state server.")
+        if self._paused and self._paused.get(info.server, 0.0) > time.monotonic():
+            return [], _unavailable(info, f"Timed out recently; retried after {PAUSE_SECONDS:g} s.")
         worker = self._worker(info)
         try:
             if isinstance(worker, LocalWorker):
-                return [await worker.ask(question)], WorkerStatus(info.number, "ok")
+                return [await worker.execute(query)], WorkerStatus(info.number, "ok")
             async with asyncio.timeout(WORKER_SECONDS):
-                return [await worker.ask(question)], WorkerStatus(info.number, "ok")
+                return [await worker.execute(query)], WorkerStatus(info.number, "ok")
         except TimeoutError:
-            self._resting[info.server] = time.monotonic() + REST_SECONDS
-            return [], _unavailable(info, f"It did not answer within {WORKER_SECONDS:g} s.")
+            self._paused[info.server] = time.monotonic() + PAUSE_SECONDS
+            return [], _unavailable(info, f"Timed out after {WORKER_SECONDS:g} s.")
         except StateError as error:
             return [], _unavailable(info, error.detail)
 
     async def close(self) -> None:
         """Close all connections."""
-        await asyncio.gather(*(worker.close() for worker in self._known.values()))
+        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
 
     def _worker(self, info: WorkerInfo) -> Worker:
-        place = info.server or info.location
-        known = self._known.get(place)
-        if known is None:
+        address = info.server or info.location
+        worker = self._workers.get(address)
+        if worker is None:
             own = self._own(info) if info.server else info.location
-            known = self._known[place] = RemoteWorker(place) if own is None else LocalWorker(own)
-        return known
+            worker = self._workers[address] = RemoteWorker(address) if own is None else LocalWorker(own)
+        return worker
 
 
 def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:

@@ -1,4 +1,4 @@
-"""Until when a query may take: kept for the thread that works on it, and heeded by the databases themselves."""
+"""Deadlines of queries: kept for the thread that executes a query, and enforced by the databases themselves."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _OF_THREAD = threading.local()
 
 @contextmanager
 def deadline(until: float, seconds: float) -> Iterator[None]:
-    """Let what this thread asks shards in the block end at `until`, by the monotonic clock, with TooSlow.
+    """Within the block, this thread's queries to shards raise TooSlow after `until`, by the monotonic clock.
 
-    `seconds` is how long that was in all, for people.
+    `seconds` is the whole time limit, for the error's text.
     """
     _OF_THREAD.until, _OF_THREAD.seconds = until, seconds
     try:
-        demand_time()
+        check_deadline()
         yield
     finally:
         del _OF_THREAD.until
 
 
 def seconds_left() -> float | None:
-    """How much time there is; 0 or less if it is over, None without a deadline."""
+    """The time until the deadline, 0 or less after it; None without a deadline."""
     until: float | None = getattr(_OF_THREAD, "until", None)
     return None if until is None else until - time.monotonic()
 
@@ -39,11 +39,10 @@ def is_over() -> bool:
 
 
 def too_slow() -> TooSlow:
-    """The error of a query whose time is over."""
-    return TooSlow(f"The query took longer than the {_OF_THREAD.seconds:g} s that a query may take.")
+    return TooSlow(f"The query exceeded the limit of {_OF_THREAD.seconds:g} s.")
 
 
-def demand_time() -> None:
+def check_deadline() -> None:
     """Raise TooSlow if the deadline has passed."""
     if is_over():
         raise too_slow()

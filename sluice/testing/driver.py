@@ -25,10 +25,10 @@ from pyspark.sql import SparkSession
 
 from sluice.errors import TopologyError
 from sluice.plan import plan
+from sluice.remote.opening import open_shard
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
-from sluice.state.shard.shard import Shard
 from sluice.testing.piped import PipedRun
 from sluice.topology.pipeline import Pipeline
 
@@ -206,7 +206,7 @@ def _text(value: str | bytes | None) -> str | bytes | None:
 
 def _state_rows(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
     for location in locations[:1] if store.kind == "global" else locations:
-        with Shard.open(location) as shard:
+        with open_shard(location) as shard:
             for group_id in shard.scan(store.group_id, batch, limit=1_000_000):
                 assert group_id.value is not None
                 window = (group_id.window_start, group_id.window_end)

@@ -22,10 +22,10 @@ from sluice.engine.publish.retention import Retention
 from sluice.engine.publish.store_changes import GlobalTables
 from sluice.errors import EngineError
 from sluice.plan import Job
+from sluice.remote.opening import create_shard
 from sluice.settings import Settings
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.shard.shard import Shard
 
 _RECORD = (
     "topic STRING, partition INT, offset BIGINT, timestamp BIGINT, key STRING, value STRING, headers STRING, "
@@ -114,7 +114,7 @@ class PipedRun:
         self._input = PipedInput(spark)
         self._ledger = Ledger.open(settings.ledger)
         for place in self.storage.locations:
-            Shard.create(place).close()
+            create_shard(place).close()
         counts = self._input.partitions(job.topics) | dict(partitions)
         only = OnlyWriter()
         frames = Frames(spark, job, self.storage, self._input, 2_000_000, counts, only.epoch)

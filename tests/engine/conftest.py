@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.job.run import JobRun
 from sluice.plan import plan
+from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot, StoreInfo
-from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.topology.pipeline import Pipeline
 from tests.engine.shop import Build, Names
@@ -142,7 +142,7 @@ class Running:
 
 
 def _state_rows(location: str, info: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:
-    with Shard.open(location) as shard:
+    with open_shard(location) as shard:
         for group_id in shard.scan(info.group_id, batch, limit=1_000_000):
             assert group_id.value is not None
             yield (

@@ -19,11 +19,11 @@ from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, LeaseError
 from sluice.plan import plan
+from sluice.retention import retain
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.jobs import Jobs
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import JobRef
-from sluice.state.retention import retain
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names
 

@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from sluice import Pipeline, session
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError, StateError
+from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.shard.shard import Shard
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of, shop
 
@@ -190,7 +190,7 @@ def test_a_lost_shard_is_not_taken_for_an_empty_one(start: Start) -> None:
     with pytest.raises(StateError):
         running.run()
     with pytest.raises(StateError):
-        Shard.open(lost.location)
+        open_shard(lost.location)
 
 
 def test_a_lost_ledger_is_not_taken_for_a_new_one(start: Start) -> None:

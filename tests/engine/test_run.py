@@ -13,10 +13,10 @@ from sluice import Pipeline, session
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import EngineError
 from sluice.examples.orders.demo_answers import letter_headers
+from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.model import JobRef, owner
 from sluice.state.shard.checksums import NO_CHECKSUM
-from sluice.state.shard.shard import Shard
 from sluice.topology.loading.file import load_file
 from sluice.values.records import OnError
 from sluice.values.windows import AnyWindow
@@ -181,9 +181,9 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
     with running.ledger() as ledger:
         workers = ledger.jobs.workers(running.pipeline.name, "main")
     for worker in workers:
-        with Shard.open(worker.location) as shard:
+        with open_shard(worker.location) as shard:
             shard.verify(1)
-            assert shard.checksum(1) == audits[1].checksums.get(str(worker.number), NO_CHECKSUM)
+            assert shard.checksums(1).state_rows == audits[1].checksums.get(str(worker.number), NO_CHECKSUM)
 
 
 def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

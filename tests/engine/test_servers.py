@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.server.moves import move
+from sluice.remote.server.moves import move
 from sluice.settings import settings
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner

@@ -49,7 +49,7 @@ class Counter:
 def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], object]:
     """Moving a worker to a state server."""
     from sluice.commands.servers import place_of
-    from sluice.server.moves import move as move_worker
+    from sluice.remote.server.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
 
     place = place_of(pipeline, int(worker), address, tls=False)
@@ -58,8 +58,8 @@ def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], 
 
 def retain(ledger: str, pipeline: str, keep: str) -> Callable[[], object]:
     """Forgetting all snapshots but the newest."""
+    from sluice.retention import retain as forget
     from sluice.state.ledger.ledger import Ledger
-    from sluice.state.retention import retain as forget
 
     return lambda: forget(Ledger.open(ledger), pipeline, int(keep), 0.0)
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
-from sluice.state.shard.shard import Checksums, Shard
+from sluice.state.shard.protocol import Checksums
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def verify_shards(ledger: Ledger, snapshot: Snapshot) -> None:
     assert audit is not None
     for worker in ledger.jobs.workers(snapshot.pipeline, snapshot.job):
         published = Checksums(*(sums[str(worker.number)] for sums in (audit.checksums, audit.states)))
-        with Shard.open(worker.location) as shard:
+        with open_shard(worker.location) as shard:
             shard.verify(snapshot.batch, published)
             shard.verify_states(snapshot.batch, published)
 

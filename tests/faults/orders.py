@@ -15,10 +15,10 @@ from confluent_kafka import Message
 from sluice.examples.orders.demo_answers import letter_headers
 from sluice.examples.orders.records import START_MS
 from sluice.examples.orders.totals import TYPES, Totals, read
+from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
-from sluice.state.shard.shard import Shard
 from sluice.topics import read_topic
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
@@ -90,7 +90,7 @@ def contents(ledger: Ledger, name: str, cut: Snapshot) -> dict[Any, Any]:
     store = next(one for one in ledger.jobs.stores(NAME) if one.name == name)
     values: dict[Any, Any] = {}
     for worker in ledger.jobs.workers(NAME, JOB):
-        with Shard.open(worker.location) as shard:
+        with open_shard(worker.location) as shard:
             for group_id in shard.scan(store.group_id, cut.batch, limit=sys.maxsize):
                 value = json.loads(group_id.value or "", parse_float=Decimal)[store.store_column]
                 key = group_id.key if store.window_ms is None else (group_id.key, group_id.window_start)

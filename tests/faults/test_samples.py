@@ -18,10 +18,10 @@ from sluice import Pipeline
 from sluice.engine.job.lease import Lease, Patience, this_process
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, SluiceError
+from sluice.remote.opening import open_shard
 from sluice.settings import settings
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef, owner
-from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.testing.kafka import running as running_broker
 from sluice.topics import read_topic
@@ -43,10 +43,10 @@ from sluice.errors import LeaseError
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW
-from sluice.state.shard.shard import Shard
+from sluice.remote.opening import open_shard
 
 ledger, place, key, beat = sys.argv[1:]
-with Ledger.open(ledger) as opened, Shard.open(place, to_write=True) as shard:
+with Ledger.open(ledger) as opened, open_shard(place, to_write=True) as shard:
     with Lease(opened.leases, "orders", "totals", 1, this_process(""), Patience(beat_s=float(beat))) as lease:
         print("holds it", flush=True)
         sys.stdin.readline()
@@ -77,14 +77,14 @@ def test_a_stopped_writer_writes_no_more(states: States, seen: Seen) -> None:
         # Its next sign of life is far off: stopped in the middle of one, it would keep SQLite's lock.
         psutil.Process(writer.pid).suspend()
         with Lease(states.ledger.leases, JobRef("orders", "totals", 1), this_process("other"), QUICK) as lease:
-            with Shard.open(place, to_write=True) as shard:
+            with open_shard(place, to_write=True) as shard:
                 shard.write(1, [(0, "a", -1, -1, "[2]")], lease.epoch)
             assert states.ledger.snapshots.publish(make_snapshot(1))
             psutil.Process(writer.pid).resume()
             print(file=writer.stdin, flush=True)
             said = writer.stdout.readline()
     assert said == "refused\n"
-    with Shard.open(place) as shard:
+    with open_shard(place) as shard:
         assert [group_id.value for group_id in shard.scan(0, 1, limit=9)] == ["[2]"]
     seen("awake again, it was refused; what the other wrote is there")
 
@@ -127,7 +127,7 @@ def test_a_killed_move(states: States, token: dict[str, str], tmp_path: Path, se
     calls(*move, environment=token)
     worker = states.ledger.jobs.workers("orders", "totals")[0]
     assert worker.port == host.port
-    with Shard.open(worker.location) as shard:
+    with open_shard(worker.location) as shard:
         assert {group_id.key: group_id.value for group_id in shard.scan(0, 2, limit=99)} == dict.fromkeys(mine, "[2]")
         assert {group_id.value for group_id in shard.scan(0, 1, limit=99)} == {"[1]"}
     host.stop()
@@ -152,7 +152,7 @@ def test_killed_retention(states: States, seen: Seen) -> None:
 def held(states: States, batch: int) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for worker in states.ledger.jobs.workers("orders", "totals"):
-        with Shard.open(worker.location) as shard:
+        with open_shard(worker.location) as shard:
             found |= {group_id.key: group_id.value for group_id in shard.scan(0, batch, limit=99)}
     return found
 

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
+from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef
-from sluice.state.shard.shard import Shard
 from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.conftest import Seen
 from tests.faults.world import ROOT, wait_until
@@ -102,7 +102,7 @@ class Adder:
             audit = ledger.audits.newest(JobRef("adder", "main", 1))
         assert snapshot is not None
         assert audit is not None
-        with Shard.open(worker.location) as shard:
+        with open_shard(worker.location) as shard:
             assert shard.checksums(snapshot.batch).states == audit.states["0"]
             shard.verify_states(snapshot.batch)
             return {group_id.key: group_id.value for group_id in shard.scan(store.group_id, snapshot.batch)}

@@ -19,9 +19,9 @@ from typing import Any
 from confluent_kafka import Message
 
 from sluice.examples.orders.demo_answers import letter_headers
+from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
-from sluice.state.shard.shard import Shard
 from sluice.topics import produce, read_topic
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
@@ -231,7 +231,7 @@ def _stores(ledger: Ledger, cut: Snapshot, truth: Truth) -> int:
     for store in (one for one in ledger.jobs.stores(NAME) if one.job == cut.job):
         found: dict[str, Any] = {}
         for worker in ledger.jobs.workers(NAME, cut.job):
-            with Shard.open(worker.location) as shard:
+            with open_shard(worker.location) as shard:
                 for group_id in shard.scan(store.group_id, cut.batch, limit=sys.maxsize):
                     found[group_id.key] = json.loads(group_id.value or "")[store.store_column]
         if store.name == "letters":

@@ -13,7 +13,7 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.server.run import Options, claim, configuration, make_app
+from sluice.remote.server.run import Options, claim, configuration, make_app
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from tests.ports import free_port
@@ -76,7 +76,7 @@ class Host:
     @property
     def questions(self) -> int:
         """How often one of its shards was asked."""
-        return sum(count for path, count in self.calls.items() if path.endswith("/ask"))
+        return sum(count for path, count in self.calls.items() if path.endswith("/query"))
 
 
 class _Counting:

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
+from sluice.remote.opening import open_shard
 from sluice.state.model import owner
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.protocol import Shard
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
@@ -54,7 +55,7 @@ def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
 
 @pytest.mark.fault("F15", "snapshots published under constant queries to three hosts (CUTS=1000 for as many)")
 def test_no_torn_and_no_backward_answer(hosts: list[Host], states: States) -> None:
-    places = tuple(Shard.open(place, to_write=True) for place in states.written_at)
+    places = tuple(open_shard(place, to_write=True) for place in states.written_at)
     publish(states, places, 1)
     readers = [Reader(host, path) for host, path in zip(hosts, PATHS, strict=True)]
     for reader in readers:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sluice.server import app as app_module
-from sluice.server import protocol
+from sluice.remote.server import app as app_module
+from sluice.remote.server import protocol
 from tests.servers.hosts import TOKEN, Host
 
 SHARD = "/local/orders/totals/1/0"
@@ -24,7 +24,7 @@ SOON = 6.0
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(protocol, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(app_module._body, "__defaults__", (app_module.MOST_BYTES_ASKED, 1.0))
+    monkeypatch.setattr(app_module._body, "__defaults__", (app_module.MAX_QUERY_BYTES, 1.0))
 
 
 def sent(host: Host, parts: Iterator[bytes]) -> tuple[float, bytes]:
@@ -50,7 +50,7 @@ def slowly(part: bytes, *before: bytes) -> Iterator[bytes]:
 
 
 def asking(more: bytes) -> bytes:
-    return f"POST {SHARD}/ask HTTP/1.1\r\n".encode() + LOGGED_IN + more
+    return f"POST {SHARD}/query HTTP/1.1\r\n".encode() + LOGGED_IN + more
 
 
 HALF: dict[str, Callable[[], Iterator[bytes]]] = {
@@ -73,7 +73,7 @@ HALF: dict[str, Callable[[], Iterator[bytes]]] = {
         b" ", b"PUT /nowhere HTTP/1.1\r\n" + LOGGED_IN + b"Content-Length: 100000\r\n\r\n"
     ),
     "a body without a log-in": lambda: slowly(
-        b" ", f"POST {SHARD}/ask HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n".encode()
+        b" ", f"POST {SHARD}/query HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n".encode()
     ),
     "a query with a body": lambda: slowly(
         b" ", b"GET /sluice/v1/stores HTTP/1.1\r\n" + LOGGED_IN + b"Content-Length: 100000\r\n\r\n"
@@ -108,13 +108,13 @@ def test_many_half_requests_leave_room_for_whole_ones(host: Host) -> None:
 
 @pytest.mark.attack("S5", "a body bigger than one may be, its length said and not said")
 def test_a_body_that_is_too_big_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "MOST_BYTES_WRITTEN", 1_000_000)
+    monkeypatch.setattr(app_module, "MAX_WRITE_BYTES", 1_000_000)
     for content in (b"x" * 5_000_000, (b"x" * 100_000 for _ in range(50))):
-        answer = host.ask("POST", f"{SHARD}/ask", content=content)
+        answer = host.ask("POST", f"{SHARD}/query", content=content)
         assert (answer.status_code, answer.json()["title"]) == (413, "Too big")
     for content in (b"x" * 2_000_000, (b"x" * 100_000 for _ in range(20))):
         answer = host.ask("PUT", f"{SHARD}/batches/7?epoch=1", content=content)
-        assert (answer.status_code, answer.json()["detail"][:33]) == (413, "The request is bigger than the 1,")
+        assert (answer.status_code, answer.json()["detail"][:34]) == (413, "The request exceeds the limit of 1")
 
 
 def test_a_connection_that_is_used_again_and_again_stays_open(host: Host) -> None:
@@ -178,10 +178,10 @@ def test_no_number_breaks_a_state_server(host: Host, number: str) -> None:
         f'{{"type":"Changed","group_id":0,"store_column":0,"as_of":0,"since":{number},"limit":1}}',
         f'{{"type":"Changed","group_id":0,"store_column":0,"as_of":0,"since":0,"limit":{number}}}',
         "[" * 100_000,
-        '{"type":"Value","state row":0,"slot":0,"as_of":0,"key":"\\ud800"}',
+        '{"type":"Value","group_id":0,"store_column":0,"as_of":0,"key":"\\ud800"}',
         '{"type":"Eval"}',
         "",
     ):
-        answer = host.ask("POST", f"{SHARD}/ask", content=body.encode())
+        answer = host.ask("POST", f"{SHARD}/query", content=body.encode())
         assert 400 <= answer.status_code < 500 or (number == "-1" and answer.status_code == 200), (body[:80], answer)
         assert answer.status_code == 200 or answer.headers["Content-Type"] == "application/problem+json"

@@ -27,7 +27,7 @@ from tests.states import States, ledger_url
 PLUGINS = Path(__file__).parents[2] / "plugins"
 COUNT = "/v1/orders/count/general_orders"
 SHARD = "/local/orders/totals/1"
-QUESTION = b'{"type":"Value","state row":0,"slot":0,"as_of":0,"key":"store_1"}'
+QUESTION = b'{"type":"Value","group_id":0,"store_column":0,"as_of":0,"key":"store_1"}'
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_server_that_is_told_to_end_ends(home: Path) -> None:
 
 @pytest.mark.attack("S1", "every path of a state server without its token, and with one letter of it wrong")
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE"])
-@pytest.mark.parametrize("path", ["/", "/local", f"{SHARD}/0", f"{SHARD}/0/ask", f"{SHARD}/0/batches/1", "/sluice/"])
+@pytest.mark.parametrize("path", ["/", "/local", f"{SHARD}/0", f"{SHARD}/0/query", f"{SHARD}/0/batches/1", "/sluice/"])
 def test_without_the_token_every_path_is_401(servers: list[ServerProcess], path: str, method: str) -> None:
     url = f"http://127.0.0.1:{servers[0].port}{path}"
     for given in (None, "Bearer", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN):
@@ -135,13 +135,13 @@ def ask(server: ServerProcess, method: str, path: str, content: bytes = b"") -> 
 
 @pytest.mark.attack("S10", "asking a state server, with the token, for another one's shards")
 def test_a_server_answers_for_its_own_shards_only(servers: list[ServerProcess], states: States) -> None:
-    assert ask(servers[0], "POST", f"{SHARD}/0/ask", QUESTION).status_code == 200
+    assert ask(servers[0], "POST", f"{SHARD}/0/query", QUESTION).status_code == 200
     for method, path in (
-        ("POST", f"{SHARD}/1/ask"),
+        ("POST", f"{SHARD}/1/query"),
         ("GET", f"{SHARD}/1/batches"),
         ("PUT", f"{SHARD}/1"),
         ("POST", f"{SHARD}/1/seal?sealed=true"),
-        ("POST", "/local/payroll/main/1/0/ask"),
+        ("POST", "/local/payroll/main/1/0/query"),
     ):
         refused = ask(servers[0], method, path, QUESTION)
         assert (refused.status_code, refused.headers["Content-Type"]) == (403, "application/problem+json")
@@ -152,14 +152,14 @@ def test_a_server_answers_for_its_own_shards_only(servers: list[ServerProcess], 
 @pytest.mark.parametrize(
     ("path", "content", "status"),
     [
-        (f"{SHARD}/0/ask", b"", 400),
-        (f"{SHARD}/0/ask", b'{"type":"Drop","state row":0}', 400),
-        (f"{SHARD}/0/ask", b'{"type":"Value","state row":"0 OR 1=1","slot":0,"as_of":0,"key":"a"}', 400),
-        (f"{SHARD}/0/ask", b"x" * 5_000_000, 413),
+        (f"{SHARD}/0/query", b"", 400),
+        (f"{SHARD}/0/query", b'{"type":"Drop","group_id":0}', 400),
+        (f"{SHARD}/0/query", b'{"type":"Value","group_id":"0 OR 1=1","store_column":0,"as_of":0,"key":"a"}', 400),
+        (f"{SHARD}/0/query", b"x" * 5_000_000, 413),
         (f"{SHARD}/0/versions", b"\x80\x04K\x01.", 400),
         (f"{SHARD}/0/compact?keep_from=1;x", b"", 400),
-        ("/local/orders/..%2f..%2fetc/1/0/ask", QUESTION, 404),
-        ("/local/orders/totals/x/0/ask", QUESTION, 404),
+        ("/local/orders/..%2f..%2fetc/1/0/query", QUESTION, 404),
+        ("/local/orders/totals/x/0/query", QUESTION, 404),
         ("/elsewhere", b"", 404),
     ],
 )
@@ -218,8 +218,8 @@ def test_tls_is_spoken_and_the_certificate_checked(home: Path, monkeypatch: pyte
         (worker,) = states.ledger.jobs.workers("orders", "totals")
         assert worker.server == f"https://127.0.0.1:{server.port}/local/orders/totals/1/0"
         answer = httpx.post(
-            f"{worker.server}/ask",
-            content=b'{"type":"Value","state row":0,"slot":0,"as_of":0,"key":"a"}',
+            f"{worker.server}/query",
+            content=b'{"type":"Value","group_id":0,"store_column":0,"as_of":0,"key":"a"}',
             headers={"Authorization": f"Bearer {TOKEN}"},
             verify=ssl.create_default_context(cafile=str(certificate)),
         )

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from sluice.commands.servers import place_of
 from sluice.errors import Refused, SettingsError, StateError
-from sluice.server.moves import move
+from sluice.remote.server.moves import move
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import WorkerInfo, owner
 from tests.servers.conftest import LOCATIONS
@@ -79,7 +79,7 @@ def elsewhere() -> Iterator[Stranger]:
 def test_calls_go_to_the_registered_server_and_no_further(
     hosts: list[Host], states: States, elsewhere: Stranger, status: int
 ) -> None:
-    to = {"location": f"http://127.0.0.1:{elsewhere.port}/local/orders/totals/1/1/ask"}
+    to = {"location": f"http://127.0.0.1:{elsewhere.port}/local/orders/totals/1/1/query"}
     with Stranger(status, headers=to) as redirecting:
         states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", redirecting.port))
         page = hosts[0].get(COUNT, as_of="1.0", first="a").json()
@@ -131,7 +131,7 @@ def test_an_address_without_a_claim_is_not_called(tmp_path: Path, hosts: list[Ho
     local.ledger.jobs.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
     page = hosts[0].get("/sluice/v1/stores/totals?pipeline=local").json()
     assert [one["status"] for one in page["workers"]] == ["unavailable", "ok"]
-    assert "no registered state server" in page["workers"][0]["reason"]
+    assert "not that of a registered state server" in page["workers"][0]["reason"]
     assert elsewhere.asked == []
 
 
@@ -183,7 +183,7 @@ def test_no_name_leads_out_of_a_servers_folder(hosts: list[Host], states: States
 @pytest.mark.attack("S5", "a question without end, sent to a state server in pieces")
 def test_a_question_has_an_end(hosts: list[Host], states: States) -> None:
     pieces = (b"x" * 1_000_000 for _ in range(5))
-    refused = hosts[0].ask("POST", "/local/orders/totals/1/0/ask", content=pieces)
+    refused = hosts[0].ask("POST", "/local/orders/totals/1/0/query", content=pieces)
     assert (refused.status_code, refused.json()["title"]) == (413, "Too big")
 
 

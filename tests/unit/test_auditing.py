@@ -13,7 +13,7 @@ from sluice.errors import NotFound, StateError
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import Holder
 from sluice.state.model import NO_WINDOW, JobRef
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.shard import LocalShard
 from tests.states import States, ledger_url, make_audit, make_snapshot
 
 pytestmark = pytest.mark.unit
@@ -61,7 +61,7 @@ def test_an_imbalance_is_reported(states: States) -> None:
 
 
 def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> None:
-    with Shard.open(states.location(0), to_write=True) as shard:
+    with LocalShard.open(states.location(0), to_write=True) as shard:
         shard.write(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
         checksum = shard.checksum(0)
     audit = make_audit(0, 1, source(read=10, applied=10))

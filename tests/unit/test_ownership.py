@@ -17,7 +17,7 @@ from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.addresses import drop
 from sluice.state.shard.passwords import with_password, without_password
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.shard import LocalShard
 from tests.postgres import postgres_server
 from tests.states import States
 
@@ -46,7 +46,7 @@ def open_for_all(folder: Path) -> list[str]:
 def test_ledger_and_shards_are_private(tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}/home/state", workers=1)
     states.publish({"a": "[1,2]"})
-    with states.ledger.engine.connect(), Shard.open(states.location(0), to_write=True):
+    with states.ledger.engine.connect(), LocalShard.open(states.location(0), to_write=True):
         found = modes(tmp_path)
         assert "home/state/orders/totals/g1/worker-0.sqlite-wal" in found
         assert "home/state/ledger.sqlite-wal" in found
@@ -59,12 +59,12 @@ def test_older_files_become_private_when_opened(tmp_path: Path) -> None:
     states.publish({"a": "[1,2]"})
     state = tmp_path / "home" / "state"
     for reader in (False, True):
-        with Shard.open(states.location(0), to_write=True) as other:
+        with LocalShard.open(states.location(0), to_write=True) as other:
             other.batches()
             for path in state.rglob("*"):
                 path.chmod(0o777 if path.is_dir() else 0o666)
             Ledger.open(f"sqlite:///{state}/ledger.sqlite").close()
-            Shard.open(states.location(0), to_write=not reader).close()
+            LocalShard.open(states.location(0), to_write=not reader).close()
             assert open_for_all(state) == []
             assert {mode for path, mode in modes(state).items() if path.endswith("worker-0.sqlite-wal")} == {"600"}
 
@@ -73,14 +73,14 @@ def test_shared_folders_keep_their_modes(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(0o777)
     Ledger.open(f"sqlite:///{shared}/ledger.sqlite").close()
-    Shard.create(f"sqlite:///{shared}/mine.sqlite").close()
+    LocalShard.create(f"sqlite:///{shared}/mine.sqlite").close()
     assert f"{stat.S_IMODE(shared.stat().st_mode):o}" == "777"
     assert open_for_all(shared) == []
 
 
 def test_opening_a_missing_shard_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(StateError):
-        Shard.open(f"sqlite:///{tmp_path}/p/j/g1/worker-0.sqlite")
+        LocalShard.open(f"sqlite:///{tmp_path}/p/j/g1/worker-0.sqlite")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,15 +123,15 @@ def test_the_ledger_stores_no_password_of_shards(guarded: str, monkeypatch: pyte
 
     # Every process opens the shards with its own settings.
     for worker in workers:
-        with Shard.open(worker.location, to_write=True) as shard:
+        with LocalShard.open(worker.location, to_write=True) as shard:
             assert shard.batches().keys() == {0}
     drop(workers[1].location)
     with pytest.raises(StateError) as gone:
-        Shard.open(workers[1].location)
+        LocalShard.open(workers[1].location)
     monkeypatch.setenv("SLUICE_SHARDS", guarded.replace(PASSWORD, "another-password"))
     settings.cache_clear()
     with pytest.raises(StateError) as refused:
-        Shard.open(workers[0].location)
+        LocalShard.open(workers[0].location)
     assert "password" in refused.value.detail
     assert "another-password" not in str(refused.value) + str(gone.value)
 

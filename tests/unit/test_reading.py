@@ -20,17 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, TooSlow
-from sluice.query import Answer, AsOf, Combined, Entry, Pin, Reader, questions
+from sluice.query import Answer, AsOf, Combined, Entry, Pin, Reader
 from sluice.query import catalogue as catalogue_module
-from sluice.query.combine import Groups
 from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.limits import Gate
 from sluice.query.read_point import parse_positions
+from sluice.retention import retain
 from sluice.state.deadlines import deadline
 from sluice.state.model import JobRef
-from sluice.state.retention import retain
+from sluice.state.queries import queries
+from sluice.state.queries.aggregates import Aggregates
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.shard import LocalShard
 from tests.states import NOON, States
 
 pytestmark = pytest.mark.unit
@@ -143,13 +144,13 @@ def test_the_largest_and_smallest_entries(states: States) -> None:
 @given(st.dictionaries(st.text("abc", min_size=1), st.decimals(-(10**30), 10**30, places=9), min_size=1))
 def test_sums_equal_those_of_plain_python(values: dict[str, Decimal]) -> None:
 
-    shares: list[Groups] = [Groups("", "_all") for _ in range(3)]
+    shares: list[Aggregates] = [Aggregates("", "_all") for _ in range(3)]
     for number, (key, value) in enumerate(values.items()):
         shares[number % 3].add([Entry(key, -1, -1, msgspec.Raw(format(value, "f").encode()))])
-    whole = Groups("", "_all")
+    whole = Aggregates("", "_all")
     for share in shares:
-        whole.merge(share.found())
-    (found,) = whole.found()
+        whole.merge(share.groups())
+    (found,) = whole.groups()
     with localcontext(Context(prec=200)):
         assert found.sum == sum(values.values())
     assert (found.min, found.max, found.entries) == (min(values.values()), max(values.values()), len(values))
@@ -272,8 +273,8 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> States:
 
 @pytest.mark.parametrize("kind", QUERIES)
 def test_a_slow_query_is_interrupted(slow: States, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "QUERY_SECONDS", 0.01)
-    with pytest.raises(TooSlow, match=r"longer than the 0\.01 s that a query may take"):
+    monkeypatch.setattr(queries, "QUERY_SECONDS", 0.01)
+    with pytest.raises(TooSlow, match=r"exceeded the limit of 0\.01 s"):
         ask(slow, QUERIES[kind], "windows")
     assert not threads_at_work()
 
@@ -291,7 +292,7 @@ def threads_at_work() -> bool:
 def test_postgresql_interrupts_a_slow_statement(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     if states.database.startswith("sqlite"):
         return  # the previous test covers SQLite
-    with Shard.open(states.location(0)) as shard:
+    with LocalShard.open(states.location(0)) as shard:
         driver: Any = shard._driver
         with pytest.raises(TooSlow), deadline(time.monotonic() + 0.1, 0.1):
             driver.fetch("SELECT pg_sleep(20)", ())
@@ -302,10 +303,10 @@ def test_postgresql_interrupts_a_slow_statement(states: States, monkeypatch: pyt
 
 def test_a_count_in_a_busy_database_is_interrupted(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     states.publish((1, f"k{n % 50}", n * 1_000, n * 1_000 + 1_000, f"[{n}]") for n in range(60_000))
-    monkeypatch.setattr(questions, "QUERY_SECONDS", 0.01)
-    with pytest.raises(TooSlow, match="that a query may take"):
+    monkeypatch.setattr(queries, "QUERY_SECONDS", 0.01)
+    with pytest.raises(TooSlow, match="exceeded the limit"):
         ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows")
-    monkeypatch.setattr(questions, "QUERY_SECONDS", 60.0)
+    monkeypatch.setattr(queries, "QUERY_SECONDS", 60.0)
     assert ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows").entries == 60_000 - 1
 
 
@@ -336,7 +337,7 @@ def test_keys_with_nul_are_found_counted_and_paged(states: States) -> None:
 
 
 def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "QUERY_SECONDS", 0.3)
+    monkeypatch.setattr(queries, "QUERY_SECONDS", 0.3)
 
     async def run() -> list[float]:
         reader = Reader(slow.ledger)

@@ -8,25 +8,25 @@ from sluice.errors import LeaseError
 from sluice.state.model import NO_WINDOW, JobRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.drivers import Row
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.shard import LocalShard
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
-def shard(database: str) -> Shard:
-    return Shard.create(location(database, JobRef("clicks", "main", 1), 0))
+def shard(database: str) -> LocalShard:
+    return LocalShard.create(location(database, JobRef("clicks", "main", 1), 0))
 
 
 def row(key: str, start: int, value: str | None = "[1]", group_id: int = 0) -> Row:
     return group_id, key, start, start + 10 if start >= 0 else NO_WINDOW, value
 
 
-def starts(shard: Shard, as_of: int, group_id: int = 0) -> list[int]:
+def starts(shard: LocalShard, as_of: int, group_id: int = 0) -> list[int]:
     return [found.window_start for found in shard.scan(group_id, as_of)]
 
 
-def test_expired_windows_stay_visible_in_older_snapshots(shard: Shard) -> None:
+def test_expired_windows_stay_visible_in_older_snapshots(shard: LocalShard) -> None:
     shard.write(0, [row("a", 0), row("a", 10), row("a", 20), row("a", NO_WINDOW), row("a", 0, group_id=1)])
     shard.write(1, [row("a", 30)])
     shard.expire(1, {0: 25})
@@ -35,20 +35,20 @@ def test_expired_windows_stay_visible_in_older_snapshots(shard: Shard) -> None:
     assert starts(shard, 1, group_id=1) == [0], "another store keeps its windows longer"
 
 
-def test_a_worker_without_rows_of_the_batch_expires_windows_too(shard: Shard) -> None:
+def test_a_worker_without_rows_of_the_batch_expires_windows_too(shard: LocalShard) -> None:
     shard.write(0, [row("a", 0), row("a", 10)])
     shard.expire(1, {0: 15})
     assert starts(shard, 1) == [10]
     assert shard.batches() == {0: 2, 1: 1}
 
 
-def test_a_window_that_expires_within_its_batch_is_never_visible(shard: Shard) -> None:
+def test_a_window_that_expires_within_its_batch_is_never_visible(shard: LocalShard) -> None:
     shard.write(0, [row("a", 0), row("a", 50)])
     shard.expire(0, {0: 40})
     assert starts(shard, 0) == [50]
 
 
-def test_a_window_expires_by_its_newest_end(shard: Shard) -> None:
+def test_a_window_expires_by_its_newest_end(shard: LocalShard) -> None:
     shard.write(0, [(0, "a", 0, 10, "[1]")])
     shard.write(1, [(0, "a", 0, 40, "[2]")])
     shard.expire(1, {0: 30})
@@ -57,8 +57,8 @@ def test_a_window_expires_by_its_newest_end(shard: Shard) -> None:
     assert starts(shard, 2) == []
 
 
-def test_the_checksum_matches_the_remaining_rows(shard: Shard, database: str) -> None:
-    other = Shard.create(location(database, JobRef("clicks", "main", 2), 0))
+def test_the_checksum_matches_the_remaining_rows(shard: LocalShard, database: str) -> None:
+    other = LocalShard.create(location(database, JobRef("clicks", "main", 2), 0))
     other.write(0, [row("a", 20)])
     shard.write(0, [row("a", 0), row("b", 10)])
     shard.write(1, [row("a", 20)])
@@ -71,7 +71,7 @@ def test_the_checksum_matches_the_remaining_rows(shard: Shard, database: str) ->
 
 
 @pytest.mark.parametrize("written_again", [True, False])
-def test_repeating_a_batch_gives_the_same_state(shard: Shard, written_again: bool) -> None:
+def test_repeating_a_batch_gives_the_same_state(shard: LocalShard, written_again: bool) -> None:
     shard.write(0, [row("a", 0), row("a", 10)])
     shard.expire(0, {0: 5})
     checksums = set()
@@ -85,14 +85,14 @@ def test_repeating_a_batch_gives_the_same_state(shard: Shard, written_again: boo
     shard.verify(1)
 
 
-def test_a_changed_retention_applies_from_now_on(shard: Shard) -> None:
+def test_a_changed_retention_applies_from_now_on(shard: LocalShard) -> None:
     shard.write(0, [row("a", start) for start in range(0, 60, 10)])
     for batch, until, left in ((0, 35, [30, 40, 50]), (1, 15, [30, 40, 50]), (2, 55, [50])):
         shard.expire(batch, {0: until})
         assert starts(shard, batch) == left
 
 
-def test_tombstones_are_removed_with_their_snapshots(shard: Shard) -> None:
+def test_tombstones_are_removed_with_their_snapshots(shard: LocalShard) -> None:
     shard.write(0, [row("a", 0), row("a", 50)])
     shard.write(1, [])
     shard.expire(1, {0: 20})
@@ -100,7 +100,7 @@ def test_tombstones_are_removed_with_their_snapshots(shard: Shard) -> None:
     assert [version.window_start for version in shard.versions(0, None, 10)] == [50]
 
 
-def test_a_driver_without_the_lease_expires_nothing(shard: Shard) -> None:
+def test_a_driver_without_the_lease_expires_nothing(shard: LocalShard) -> None:
     shard.write(0, [row("a", 0)], epoch=2)
     with pytest.raises(LeaseError):
         shard.expire(1, {0: 100}, epoch=1)

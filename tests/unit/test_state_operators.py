@@ -15,7 +15,7 @@ from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.postgres import escaped, unescaped
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.shard import LocalShard
 
 pytestmark = pytest.mark.unit
 
@@ -40,11 +40,11 @@ KEYS_WITH_NUL = [
 
 
 @pytest.fixture
-def shard(database: str) -> Shard:
-    return Shard.create(location(database, JobRef("orders", "totals", 1), 0))
+def shard(database: str) -> LocalShard:
+    return LocalShard.create(location(database, JobRef("orders", "totals", 1), 0))
 
 
-def run(shard: Shard, batch: int, epoch: int = 1, operator: int = SUM, **adds: int) -> dict[str, int]:
+def run(shard: LocalShard, batch: int, epoch: int = 1, operator: int = SUM, **adds: int) -> dict[str, int]:
     """Add a number to each key's state, as a task does; 0 deletes the key."""
     kept = shard.read_states(operator, list(adds), batch, epoch)
     sums = {key: int(kept[key].data) + add if key in kept else add for key, add in adds.items()}
@@ -56,11 +56,11 @@ def run(shard: Shard, batch: int, epoch: int = 1, operator: int = SUM, **adds: i
     return sums
 
 
-def kept(shard: Shard, batch: int, *keys: str) -> dict[str, bytes]:
+def kept(shard: LocalShard, batch: int, *keys: str) -> dict[str, bytes]:
     return {key: one.data for key, one in shard.read_states(SUM, keys, batch + 1, 99).items()}
 
 
-def test_a_repeated_batch_starts_from_the_same_states(shard: Shard) -> None:
+def test_a_repeated_batch_starts_from_the_same_states(shard: LocalShard) -> None:
     assert run(shard, 0, a=1, b=2) == {"a": 1, "b": 2}
     assert run(shard, 1, a=10) == {"a": 11}
     assert run(shard, 1, a=10, c=1) == {"a": 11, "c": 1}
@@ -70,7 +70,7 @@ def test_a_repeated_batch_starts_from_the_same_states(shard: Shard) -> None:
     shard.verify_states(1)
 
 
-def test_a_driver_without_the_lease_neither_writes_nor_reads(shard: Shard) -> None:
+def test_a_driver_without_the_lease_neither_writes_nor_reads(shard: LocalShard) -> None:
     run(shard, 0, epoch=1, a=1)
     stopped = shard.read_states(SUM, ["a"], 1, 1)
     run(shard, 1, epoch=2, a=10)
@@ -90,7 +90,7 @@ def test_a_driver_without_the_lease_neither_writes_nor_reads(shard: Shard) -> No
     shard.verify_states(2)
 
 
-def test_a_new_driver_fences_its_predecessor_at_once(shard: Shard) -> None:
+def test_a_new_driver_fences_its_predecessor_at_once(shard: LocalShard) -> None:
     run(shard, 0, epoch=1, a=1)
     before = shard.begin(2, 0)
     with pytest.raises(LeaseError):
@@ -98,7 +98,7 @@ def test_a_new_driver_fences_its_predecessor_at_once(shard: Shard) -> None:
     assert shard.begin(2, 0) == before
 
 
-def test_state_rows_fence_states_and_states_fence_state_rows(shard: Shard) -> None:
+def test_state_rows_fence_states_and_states_fence_state_rows(shard: LocalShard) -> None:
     shard.write(0, [], epoch=5)
     with pytest.raises(LeaseError):
         shard.write_states(0, [SUM], [], 4)
@@ -107,8 +107,8 @@ def test_state_rows_fence_states_and_states_fence_state_rows(shard: Shard) -> No
         shard.write(0, [], epoch=5)
 
 
-def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: Shard, database: str) -> None:
-    with Shard.create(location(database, JobRef("orders", "totals", 2), 0)) as other:
+def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: LocalShard, database: str) -> None:
+    with LocalShard.create(location(database, JobRef("orders", "totals", 2), 0)) as other:
         run(other, 0, a=11, b=2)
         run(other, 0, operator=JOIN, x=1)
         run(shard, 0, operator=JOIN, x=1)
@@ -122,7 +122,7 @@ def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: Shard, dat
 
 
 @pytest.mark.parametrize("table", ["state_rows", "states"])
-def test_the_next_driver_detects_deleted_rows(shard: Shard, table: str) -> None:
+def test_the_next_driver_detects_deleted_rows(shard: LocalShard, table: str) -> None:
     shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
     run(shard, 0, a=1, b=1, c=1)
     shard.begin(1, 0)
@@ -131,7 +131,7 @@ def test_the_next_driver_detects_deleted_rows(shard: Shard, table: str) -> None:
         shard.begin(2, 0)
 
 
-def test_the_row_count_stays_right_after_every_change(shard: Shard) -> None:
+def test_the_row_count_stays_right_after_every_change(shard: LocalShard) -> None:
     def state_rows(*starts: int) -> list[tuple[int, str, int, int, str | None]]:
         return [(0, "a", start, start + 10, "[1]") for start in starts]
 
@@ -148,7 +148,7 @@ def test_the_row_count_stays_right_after_every_change(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("change", ["state = '7'", "due = 5", "digest = digest + 1", "key = 'b'"])
-def test_an_altered_row_is_never_read(shard: Shard, change: str) -> None:
+def test_an_altered_row_is_never_read(shard: LocalShard, change: str) -> None:
     run(shard, 0, a=1)
     shard._driver.execute(f"UPDATE states SET {change}")
     with pytest.raises(DamagedState, match="not as it was written"):
@@ -157,26 +157,26 @@ def test_an_altered_row_is_never_read(shard: Shard, change: str) -> None:
         shard.verify_states(0)
 
 
-def test_replacing_an_altered_row_detects_it(shard: Shard) -> None:
+def test_replacing_an_altered_row_detects_it(shard: LocalShard) -> None:
     shard.write(0, [(0, "a", 0, 10, "[1]")])
     shard._driver.execute("UPDATE state_rows SET value = '[2]'")
     for change in (lambda: shard.write(1, [(0, "a", 0, 10, "[3]")]), lambda: shard.expire(1, {0: 50})):
-        with pytest.raises(DamagedState, match="the key 'a' is not as it was written"):
+        with pytest.raises(DamagedState, match="key 'a' was altered"):
             change()
 
 
 def test_an_older_copy_of_a_shard_has_another_checksum(tmp_path: Path) -> None:
     file = tmp_path / "worker-0.sqlite"
-    with Shard.create(f"sqlite:///{file}") as shard:
+    with LocalShard.create(f"sqlite:///{file}") as shard:
         run(shard, 0, a=1)
     copy = file.read_bytes()
-    with Shard.open(f"sqlite:///{file}", to_write=True) as shard:
+    with LocalShard.open(f"sqlite:///{file}", to_write=True) as shard:
         run(shard, 1, a=1)
         published = shard.checksums(1)
     for old in tmp_path.iterdir():
         old.unlink()
     file.write_bytes(copy)
-    with Shard.open(f"sqlite:///{file}", to_write=True) as shard:
+    with LocalShard.open(f"sqlite:///{file}", to_write=True) as shard:
         assert shard.begin(2, 1) != published
 
 
@@ -187,12 +187,12 @@ def test_a_shard_of_an_older_version_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "worker-0.sqlite"
     with contextlib.closing(sqlite3.connect(file)) as database:
         database.execute("CREATE TABLE state_rows (group_id INTEGER, key TEXT)")
-    for opened in (Shard.open, Shard.create):
+    for opened in (LocalShard.open, LocalShard.create):
         with pytest.raises(DamagedState, match=r"no such table: shard|another version of Sluice"):
             opened(f"sqlite:///{file}")
 
 
-def test_shared_state_cannot_collide_with_a_key(shard: Shard) -> None:
+def test_shared_state_cannot_collide_with_a_key(shard: LocalShard) -> None:
     states = [State(SUM, key, key.encode()) for key in KEYS_WITH_NUL]
     shard.write_states(0, [SUM], [*states, State(SUM, "", b"of all", shared=True)], 1)
     assert shard.read_states(SUM, [""], 1, 1, shared=True)[""].data == b"of all"
@@ -200,7 +200,7 @@ def test_shared_state_cannot_collide_with_a_key(shard: Shard) -> None:
     shard.verify_states(0)
 
 
-def test_keys_with_nul_are_stored_found_and_sorted(shard: Shard) -> None:
+def test_keys_with_nul_are_stored_found_and_sorted(shard: LocalShard) -> None:
     shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[0]") for key in KEYS_WITH_NUL])
     shard.write(1, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in KEYS_WITH_NUL])
     for key in KEYS_WITH_NUL:
@@ -226,7 +226,7 @@ def test_escaped_keys_keep_order_and_prefixes(one: str, other: str) -> None:
     assert escaped(one).startswith(escaped(other)) == one.startswith(other)
 
 
-def test_timers_that_are_due_are_found(shard: Shard) -> None:
+def test_timers_that_are_due_are_found(shard: LocalShard) -> None:
     states = [State(SUM, "a", b"1", due=5), State(SUM, "b", b"1", wall=7), State(JOIN, "c", b"1", due=5)]
     shard.write_states(0, [SUM, JOIN], states, 1)
     assert shard.due(SUM, 5, 1, 1) == ["a"]

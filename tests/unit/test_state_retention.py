@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from sluice.state.retention import retain
-from sluice.state.shard.shard import Shard
+from sluice.retention import retain
+from sluice.state.shard.shard import LocalShard
 from tests.states import NOON, States
 
 pytestmark = pytest.mark.unit
@@ -29,7 +29,7 @@ def test_old_snapshots_are_removed_with_their_versions(states: States) -> None:
     (done,) = retain(states.ledger, "orders", keep_snapshots=3, keep_seconds=0, now=NOON + timedelta(hours=1))
     assert (done.snapshots, done.versions, done.failed) == (7, 7, {})
     assert kept(states) == [9, 8, 7]
-    with Shard.open(states.location(0)) as shard:
+    with LocalShard.open(states.location(0)) as shard:
         assert [shard.get(0, "a", batch) for batch in (6, 7, 8, 9)] == [None, "[7]", "[8]", "[9]"]
 
 

@@ -15,7 +15,7 @@ from sluice.state.model import NO_WINDOW, JobRef, StateRow
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import Shard, rows_of
+from sluice.state.shard.shard import LocalShard, rows_of
 
 pytestmark = pytest.mark.unit
 
@@ -26,8 +26,8 @@ def url(database: str) -> str:
 
 
 @pytest.fixture
-def shard(url: str) -> Shard:
-    return Shard.create(url)
+def shard(url: str) -> LocalShard:
+    return LocalShard.create(url)
 
 
 def row(
@@ -36,7 +36,7 @@ def row(
     return group_id, key, window, window + 15_000 if window >= 0 else NO_WINDOW, value
 
 
-def test_each_batch_shows_its_own_state(shard: Shard) -> None:
+def test_each_batch_shows_its_own_state(shard: LocalShard) -> None:
     shard.write(0, [row("a", "[1]"), row("b", "[1]")])
     shard.write(1, [row("a", "[2]")])
     shard.write(2, [row("a", None)])
@@ -52,7 +52,7 @@ def test_each_batch_shows_its_own_state(shard: Shard) -> None:
     assert shard.get(1, "a", as_of=3) is None
 
 
-def test_a_batch_written_again_replaces_itself(shard: Shard) -> None:
+def test_a_batch_written_again_replaces_itself(shard: LocalShard) -> None:
     shard.write(0, [row("a", "[1]")])
     assert shard.write(1, [row("a", "[2]"), row("b", "[2]")]) == 2
     assert shard.write(1, [row("a", "[3]")]) == 1
@@ -60,16 +60,16 @@ def test_a_batch_written_again_replaces_itself(shard: Shard) -> None:
     assert shard.batches() == {0: 1, 1: 1}
 
 
-def test_a_batch_is_written_atomically(shard: Shard, url: str) -> None:
+def test_a_batch_is_written_atomically(shard: LocalShard, url: str) -> None:
     shard.write(0, [row("a", "[1]")])
     with pytest.raises(StateError):
         shard.write(1, [row("a", "[2]"), row("b", "[2]"), row("b", "[3]")])
     assert shard.batches() == {0: 1}
-    assert Shard.open(url).scan(0, 9) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
+    assert LocalShard.open(url).scan(0, 9) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
     shard.write(1, [row("a", "[2]")])
 
 
-def test_windows_of_a_key_between_two_times(shard: Shard) -> None:
+def test_windows_of_a_key_between_two_times(shard: LocalShard) -> None:
     shard.write(0, [row(key, f"[{start}]", 1, start) for key in ("a", "b", "bb") for start in range(0, 75_000, 15_000)])
     assert [group_id.window_start for group_id in shard.windows(1, "b", 0)] == [0, 15_000, 30_000, 45_000, 60_000]
     between = shard.windows(1, "b", 0, start=15_000, end=30_000)
@@ -80,7 +80,7 @@ def test_windows_of_a_key_between_two_times(shard: Shard) -> None:
     assert shard.get(1, "bb", 0, window_start=45_000) == "[45000]"
 
 
-def test_pages_continue_where_the_last_one_ended(shard: Shard) -> None:
+def test_pages_continue_where_the_last_one_ended(shard: LocalShard) -> None:
     shard.write(0, [row(f"k{number}", "[1]", 1, start) for number in range(5) for start in (0, 15_000)])
     page = shard.scan(1, 0, limit=3)
     seen = []
@@ -105,7 +105,7 @@ def test_pages_continue_where_the_last_one_ended(shard: Shard) -> None:
         (Range(prefix="%"), ["%"]),
     ],
 )
-def test_ranges_and_prefixes(shard: Shard, within: Range, expected: list[str]) -> None:
+def test_ranges_and_prefixes(shard: LocalShard, within: Range, expected: list[str]) -> None:
     keys = ["a", "ab", "a\U0010ffff", "b", "Z", "é", "%", "\ud7ff", "\ud7ffx", "\ue000"]
     shard.write(0, [row(key, "[1]") for key in keys])
     assert sorted(group_id.key for group_id in shard.scan(0, 0, within)) == sorted(expected)
@@ -114,7 +114,7 @@ def test_ranges_and_prefixes(shard: Shard, within: Range, expected: list[str]) -
     assert found == sorted(keys, key=lambda key: key.encode())
 
 
-def test_compaction_keeps_versions_of_later_snapshots(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.state.shard.shard._COMPACT_ROWS", 3)
     choose = random.Random(7)
     for batch in range(12):
@@ -130,7 +130,7 @@ def test_compaction_keeps_versions_of_later_snapshots(shard: Shard, monkeypatch:
 
 def test_the_checksum_depends_on_the_state_only(database: str) -> None:
     def of(name: str, *batches: list[tuple[int, str, int, int, str | None]]) -> str:
-        with Shard.create(location(database, JobRef("orders", name, 1), 0)) as shard:
+        with LocalShard.create(location(database, JobRef("orders", name, 1), 0)) as shard:
             for number, rows in enumerate(batches):
                 shard.write(number, rows)
                 shard.verify(number)
@@ -149,7 +149,7 @@ def test_the_checksum_depends_on_the_state_only(database: str) -> None:
     assert len({short, *others}) == 5
 
 
-def test_the_checksum_survives_writing_again_and_compaction(shard: Shard) -> None:
+def test_the_checksum_survives_writing_again_and_compaction(shard: LocalShard) -> None:
     shard.write(0, [row("a", "[1]"), row("b", "[1]")])
     shard.write(1, [row("a", "[2]"), row("c", "[1]")])
     before = shard.checksum(1)
@@ -164,14 +164,14 @@ def test_the_checksum_survives_writing_again_and_compaction(shard: Shard) -> Non
     assert shard.checksum(1) == before
 
 
-def test_a_changed_value_is_detected(shard: Shard) -> None:
+def test_a_changed_value_is_detected(shard: LocalShard) -> None:
     shard.write(0, [row("a", "[1]"), row("b", "[1]")])
     shard._driver.execute("UPDATE state_rows SET value = '[9]' WHERE key = 'b'")
-    with pytest.raises(StateError, match="state row 0 of the key 'b' is not as it was written"):
+    with pytest.raises(StateError, match="the state row of group 0, key 'b' was altered"):
         shard.verify(0)
 
 
-def test_an_older_writer_is_rejected(shard: Shard) -> None:
+def test_an_older_writer_is_rejected(shard: LocalShard) -> None:
     shard.write(0, [row("a", "[1]")], epoch=3)
     shard.write(1, [row("a", "[2]")], epoch=4)
     with pytest.raises(LeaseError, match="lost its lease"):
@@ -181,7 +181,7 @@ def test_an_older_writer_is_rejected(shard: Shard) -> None:
 
 def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite"
-    with Shard.create(f"sqlite:///{file}") as shard:
+    with LocalShard.create(f"sqlite:///{file}") as shard:
         shard.write(0, [row(f"key {number}", "[1]") for number in range(20_000)])
     data = file.read_bytes()
     choose = random.Random(7)
@@ -197,7 +197,7 @@ def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
             except sqlite3.DatabaseError:
                 same = False
         if not same:
-            with pytest.raises(StateError), Shard.open(f"sqlite:///{file}") as shard:
+            with pytest.raises(StateError), LocalShard.open(f"sqlite:///{file}") as shard:
                 shard.verify(0)
 
 
@@ -206,7 +206,7 @@ def expected(number: int) -> list[tuple[int, str, int, int, int, str | None, int
     return sorted((0, key, NO_WINDOW, NO_WINDOW, 0, "[1]", row_digest(row(key, "[1]"))) for key in names)
 
 
-def test_arrow_rows_are_sorted_as_the_database_sorts(shard: Shard) -> None:
+def test_arrow_rows_are_sorted_as_the_database_sorts(shard: LocalShard) -> None:
     columns: dict[str, list[int | str | None]] = {
         "value": ["[2]", "[1]", None],
         "group_id": [1, 0, 0],
@@ -219,7 +219,7 @@ def test_arrow_rows_are_sorted_as_the_database_sorts(shard: Shard) -> None:
 
 def test_a_missing_shard_is_an_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(StateError):
-        Shard.open(url)
+        LocalShard.open(url)
     assert list(tmp_path.rglob("*.sqlite")) == []
 
 
@@ -227,13 +227,13 @@ def test_a_missing_shard_is_an_error(url: str, tmp_path: Path) -> None:
 def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "worker-0.sqlite").write_bytes(content)
     with pytest.raises(StateError, match=r"no such table|not a database"):
-        Shard.open(f"sqlite:///{tmp_path}/worker-0.sqlite")
+        LocalShard.open(f"sqlite:///{tmp_path}/worker-0.sqlite")
 
 
 def test_a_replaced_file_is_detected(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/worker-0.sqlite"
-    Shard.create(url).close()
-    shard = Shard.open(url)
+    LocalShard.create(url).close()
+    shard = LocalShard.open(url)
     assert shard.is_current()
     (tmp_path / "worker-0.sqlite").unlink()
     assert not shard.is_current()
@@ -264,7 +264,7 @@ def test_names_cannot_escape_the_folder(name: str) -> None:
 def test_keys_can_be_any_text(values: dict[str, int]) -> None:
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder, Shard.create(f"sqlite:///{folder}/s") as shard:
+    with tempfile.TemporaryDirectory() as folder, LocalShard.create(f"sqlite:///{folder}/s") as shard:
         shard.write(0, [row(key, f"[{value}]") for key, value in values.items()])
         assert {group_id.key: group_id.value for group_id in shard.scan(0, 0)} == {
             key: f"[{value}]" for key, value in values.items()

@@ -28,10 +28,10 @@ from sluice.api.views.access import Access, access
 from sluice.errors import NotFound, NotReady, RouteError, TooSlow
 from sluice.query import Entry, Group, Pin
 from sluice.query.catalogue import JobSnapshot
-from sluice.query.combine import Order
 from sluice.query.reader import Reader
 from sluice.query.times import parse_time
 from sluice.state.model import WorkerInfo, owner
+from sluice.state.queries.aggregates import Order
 from sluice.state.shard.ranges import Range
 
 T = TypeVar("T")

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from sluice.errors import DamagedState
+from sluice.remote.opening import open_shard
 from sluice.state.shard.addresses import shown
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.protocol import Shard
 
 
 @contextmanager
-def open_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]:
+def worker_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]:
     """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
     try:
-        with Shard.open(location, to_write=True, token=token) as shard:
+        with open_shard(location, to_write=True, token=token) as shard:
             yield shard
     except DamagedState as error:
         raise damaged_state({worker: (location, error.detail)}) from error

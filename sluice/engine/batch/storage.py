@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sluice.engine.batch.checkpoint import BatchClock, batch_positions, forget_stray_checksums, last_batch
-from sluice.engine.batch.shards import damaged_state, open_shard
+from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import DamagedState, EngineError
 from sluice.ownership import close_folders, make_folder
 from sluice.plan import Job
+from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placements
 from sluice.state.model import JobRef
 from sluice.state.shard.addresses import location
-from sluice.state.shard.shard import Checksums, Shard
+from sluice.state.shard.protocol import Checksums, Shard
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Storage:
 
     def shard(self, worker: int) -> AbstractContextManager[Shard]:
         """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
-        return open_shard(worker, self.locations[worker])
+        return worker_shard(worker, self.locations[worker])
 
     def checksums(self, batch: int) -> dict[str, Checksums]:
         """Worker's number as text → its shard's checksums as of a batch."""
@@ -108,7 +109,7 @@ class Storage:
         self._check_positions(published, ledger)
         if published is None:
             for address in self.locations:
-                with Shard.create(address) as shard:
+                with create_shard(address) as shard:
                     shard.begin(epoch, -1)
         else:
             self._check_shards(published, ledger, epoch)
@@ -150,7 +151,7 @@ def damage(location: str, published: int, expected: Mapping[str, str | None], ep
     Raises StateError if the shard cannot be reached: it may be intact.
     """
     try:
-        with Shard.open(location, to_write=True) as shard:
+        with open_shard(location, to_write=True) as shard:
             checksums = shard.begin(epoch, published)
     except DamagedState as error:
         return error.detail

@@ -26,13 +26,13 @@ from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.engine.read.identity import InputError, Positions, Topic, describe_topics
 from sluice.errors import EngineError
 from sluice.plan import Job, Plan
+from sluice.remote.opening import drop_shard
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import JobRef, Snapshot
-from sluice.state.shard.addresses import drop
 
 log = structlog.get_logger()
 
@@ -221,7 +221,7 @@ def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None
         if generation == kept or info is None:
             continue
         for worker in info.workers:
-            drop(worker.location)
+            drop_shard(worker.location)
         _delete(Storage.of(job, generation, settings).folder)
         ledger.jobs.forget_generation(ref)
 
@@ -233,7 +233,7 @@ def forget_gone(planned: Plan, settings: Settings) -> None:
         gone = [info for info in ledger.jobs.all(name) if info.job not in jobs]
         for info in gone:
             for worker in info.workers:
-                drop(worker.location)
+                drop_shard(worker.location)
             _delete(f"{settings.checkpoints}/{name}/{info.job}")
         for job in {info.job for info in gone}:
             ledger.jobs.forget(name, job)

@@ -21,8 +21,8 @@ from sluice.operators.process import Process
 from sluice.operators.suppress import Suppress
 from sluice.plan import OrderedOperator
 from sluice.state.model import NO_WINDOW
-from sluice.state.shard.operator_states import Remembered, State
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.operator_states import State, StoredState
+from sluice.state.shard.protocol import Shard
 
 
 @dataclass(frozen=True)
@@ -216,11 +216,11 @@ class BatchStates:
     batch: int
     epoch: int
 
-    def read(self, operator: int, keys: list[str]) -> dict[str, Remembered]:
+    def read(self, operator: int, keys: list[str]) -> dict[str, StoredState]:
         """The states of keys. A key without a state is left out."""
         return self.shard.read_states(operator, keys, self.batch, self.epoch)
 
-    def shared(self, operator: int) -> Remembered | None:
+    def shared(self, operator: int) -> StoredState | None:
         """The state that the operator keeps for all keys of the worker."""
         return self.shard.read_states(operator, [""], self.batch, self.epoch, shared=True).get("")
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sluice.engine.batch.accounting import StreamTimeReader
 from sluice.engine.batch.checkpoint import current_batch
 from sluice.engine.batch.rows import LAST, STREAM_TIME, in_order
-from sluice.engine.batch.shards import open_shard
+from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.side_outputs import Facts, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED
 from sluice.engine.ordered.runner import BatchStates, OperatorRun, StageOperator, StageOutput, StageTimes
@@ -63,7 +63,7 @@ class Stage:
         batch = current_batch()
         reports = pc.equal(rows.column("side"), STREAM_TIME)
         times = self._times(batch, rows.filter(reports))
-        with open_shard(worker, self.locations[worker], self.token) as shard:
+        with worker_shard(worker, self.locations[worker], self.token) as shard:
             run = StageRun.of(self, BatchStates(shard, batch, self.epoch), times)
             run.process(rows.filter(pc.invert(reports)))
             run.close()

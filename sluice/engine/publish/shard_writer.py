@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from sluice.engine.batch.checkpoint import current_batch
 from sluice.engine.batch.rows import OWNER, REJECTED, SORT_KEY, STATE_KEY
-from sluice.engine.batch.shards import open_shard
+from sluice.engine.batch.shards import worker_shard
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.settings import settings
 from sluice.state.shard.shard import rows_of
@@ -88,7 +88,7 @@ class ShardWriter:
         is_event = pc.is_in(state_rows.column("group_id"), pa.array(self.events, pa.int32()))
         events, state_rows = state_rows.filter(is_event), state_rows.filter(pc.invert(is_event))
         latest = self._latest(state_rows)
-        with open_shard(worker, self.locations[worker], self.token) as shard:
+        with worker_shard(worker, self.locations[worker], self.token) as shard:
             written = shard.write(current_batch(), rows_of(latest.select([*STATE_KEY, "value"])), self.epoch)
         wanted = self.wanted if worker == 0 else self.wanted - self.tables
         changes = latest.filter(pc.is_in(latest.column("group_id"), pa.array(wanted, pa.int32())))

@@ -12,11 +12,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.rejected import Row
-from sluice.engine.batch.shards import open_shard
+from sluice.engine.batch.shards import worker_shard
 from sluice.engine.steps.attempts import rejection, with_attempt
 from sluice.engine.steps.sql_errors import Unresolved
 from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableInput, TableSink
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.protocol import Shard
 from sluice.values.records import CHANGE_METADATA
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
@@ -41,7 +41,7 @@ class GlobalTables:
         tables = cls({table.group: {} for table in job.tables})
         if job.tables and as_of is not None:
             # Joined output goes to topics, so verify the rows' checksums while reading them.
-            with open_shard(0, shard) as opened:
+            with worker_shard(0, shard) as opened:
                 for group, values in tables.values.items():
                     _load(opened, group, as_of, values)
         return tables

@@ -1,4 +1,4 @@
-"""Where shards lie: a file, a schema of a PostgreSQL database, or behind a state server."""
+"""Addresses of shards: a SQLite file, a schema of a PostgreSQL database, or a state server's URL."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ _POSTGRES_NAME_BYTES = 63
 
 
 def drop(url: str) -> None:
-    """Remove a shard and all it holds; does nothing if it is not there."""
-    if is_remote(url):
-        from sluice.state.remote import RemoteShard
-
-        RemoteShard.open(url).drop()
-        return
+    """Delete a shard that this process can open; does nothing if it does not exist."""
     parsed = with_password(database_url(url))
     if parsed.get_backend_name() == "sqlite":
         for ending in ("", "-wal", "-shm"):
@@ -46,17 +41,17 @@ def location(base_url: str, ref: JobRef, worker: int) -> str:
 
 
 def is_remote(url: str) -> bool:
-    """Whether an address is that of a state server."""
+    """Whether an address is a state server's URL."""
     return url.startswith(("http://", "https://"))
 
 
 def shown(url: str) -> str:
-    """An address as it may be shown: without a password."""
+    """An address with its password masked, for errors and logs."""
     return url if is_remote(url) else database_url(url).render_as_string(hide_password=True)
 
 
 def open_driver(url: str, mode: Mode) -> Driver:
-    """A connection to the shard at an address."""
+    """Connect to the shard at an address."""
     parsed = with_password(database_url(url))
     if parsed.get_backend_name() == "sqlite":
         return SqliteDriver(Path(parsed.database or ""), mode)
@@ -64,7 +59,7 @@ def open_driver(url: str, mode: Mode) -> Driver:
 
 
 def _name(text: str) -> str:
-    # Part of a path or of a schema's name: what a topology's names may hold, and nothing else.
+    # The name becomes part of a path or a schema's name.
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
         raise SettingsError(f"{text!r} cannot be part of a shard's address: letters, digits, _ and - only.")
     return text

@@ -1,9 +1,9 @@
-"""What the ordered operators remember of each key, beside the state rows of the same worker's shard.
+"""The SQL of operator states: what ordered operators keep for each key, in the shard of the key's worker.
 
-A state is a version of a batch, as state rows are: a batch that is tried again reads the states of the one before it. Only
-the newest two versions are kept, since no older batch can be tried again and nobody else reads them.
+States are versioned by batch, like state rows, so that a retry of a batch reads the states of the batch before it. Only
+the newest two versions are kept: no older batch can be retried, and queries do not read states.
 
-Here is the SQL of it. `Shard` is the one way to it, with the fence and the checksums that state rows have, too.
+Use them through a `Shard`, which adds fencing and checksums.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ _BEGIN = (-1, 0, "", -1)
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """What one operator remembers of one key after a batch; `data` is None if it has forgotten the key."""
+    """One operator's state of one key after a batch; `data` is None if the operator has removed it."""
 
     operator: int
     key: str
     data: bytes | None
     due: int | None = None
-    """The stream time, ms, at which something is to be done for the key though no record comes."""
+    """Stream time, ms, of the key's next timer."""
     wall: int | None = None
-    """The same by the wall clock, epoch ms."""
+    """Epoch ms of the key's next timer by the wall clock."""
     shared: bool = False
-    """Whether it is of all keys of the worker; `key` is empty then."""
+    """Whether all keys of the worker share the state; `key` is empty then."""
     replaces: int = 0
-    """The digest of the version before, as it was read; 0 if there was none."""
+    """The digest of the version that was read; 0 if there was none."""
 
 
-class Remembered(msgspec.Struct, frozen=True, array_like=True):
-    """A state as it is read."""
+class StoredState(msgspec.Struct, frozen=True, array_like=True):
+    """A state as it is read from the shard."""
 
     data: bytes
     digest: int
 
 
 class StateVersion(msgspec.Struct, frozen=True, array_like=True):
-    """One version of one state, as it goes from shard to shard."""
+    """One version of one state, as it is copied from shard to shard."""
 
     operator: int
     shared: int
@@ -68,18 +68,18 @@ class StateVersion(msgspec.Struct, frozen=True, array_like=True):
     digest: int
 
     def check(self) -> None:
-        """Raise DamagedState unless the row is as it was written."""
+        """Raise DamagedState if the row was altered since it was written."""
         shared = bool(self.shared)
         if not _is_as_written(self.operator, shared, self.key, self.due, self.wall, self.state, self.digest):
             raise _altered(self.operator, self.key)
 
 
-def read(driver: Driver, operator: int, keys: Sequence[str], before: int, shared: bool) -> dict[str, Remembered]:
-    """The states of these keys as of the batch before `before`; keys without one are left out.
+def read(driver: Driver, operator: int, keys: Sequence[str], before: int, shared: bool) -> dict[str, StoredState]:
+    """The states of these keys as of the batch before `before`; keys without a state are left out.
 
-    Raises DamagedState for a row that is not as it was written.
+    Raises DamagedState for a row that was altered since it was written.
     """
-    found: dict[str, Remembered] = {}
+    states: dict[str, StoredState] = {}
     for start in range(0, len(keys), _CHUNK):
         chunk = keys[start : start + _CHUNK]
         sql = _READ.format(keys=", ".join("?" * len(chunk)))
@@ -87,28 +87,28 @@ def read(driver: Driver, operator: int, keys: Sequence[str], before: int, shared
             if not _is_as_written(operator, shared, key, due, wall, data, digest):
                 raise _altered(operator, key)
             if data is not None:
-                found[key] = Remembered(data, digest)
-    return found
+                states[key] = StoredState(data, digest)
+    return states
 
 
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
-    """The keys for which something is to be done once a clock, `due` or `wall`, has reached `until`."""
+    """The keys with a timer at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
 
 
 def remove(driver: Driver, operator: int, since: int) -> int:
-    """Within a transaction, remove an operator's versions of batch `since` and later; how many."""
+    """Within a transaction, remove an operator's versions of batch `since` and later; returns how many."""
     return driver.execute("DELETE FROM states WHERE operator = ? AND batch >= ?", (operator, since))
 
 
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
-    """Within a transaction, write versions of a batch; by how much the digests' sum and the number of rows grow."""
+    """Within a transaction, write a batch's versions; returns the growth of the digests' sum and of the row count."""
     rows, grown = [], 0
     for s in states:
         digest = state_digest(s.operator, s.shared, s.key, s.due, s.wall, s.data)
         grown += digest - s.replaces
         rows.append((s.operator, int(s.shared), s.key, batch, s.due, s.wall, s.data, digest))
-    # Of each key that gets a new version the one before it stays, for a batch that is tried again.
+    # The version before the new one stays, for a retry of the batch.
     forgotten = driver.execute_many(_FORGET, [(*row[:3], *row[:3]) for row in rows])
     driver.insert("states", _COLUMNS, rows)
     return grown, len(rows) - forgotten
@@ -123,43 +123,41 @@ def everything(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
     """All versions, each checked against its digest, in order."""
     after: tuple[Any, ...] | None = None
     while page := versions(driver, -1, after, page_rows):
-        for one in page:
-            one.check()
-            yield one
+        for version in page:
+            version.check()
+            yield version
         after = (page[-1].operator, page[-1].shared, page[-1].key, page[-1].batch)
 
 
 def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
-    """Within a transaction, take versions over from another shard."""
+    """Within a transaction, insert another shard's versions."""
     rows = []
-    for one in moved:
-        one.check()
-        rows.append(msgspec.structs.astuple(one))
+    for version in moved:
+        version.check()
+        rows.append(msgspec.structs.astuple(version))
     driver.insert("states", _COLUMNS, rows)
 
 
 def total(driver: Driver, as_of: int, page_rows: int) -> int:
     """The sum of the digests of the newest versions at a batch; reads and checks everything."""
     added, last, digest = 0, None, 0
-    for one in everything(driver, page_rows):
-        if one.batch <= as_of:
-            key = (one.operator, one.shared, one.key)
-            # The versions of a key come one after the other, the newest last.
-            added += one.digest - (digest if key == last else 0)
-            last, digest = key, one.digest
+    for version in everything(driver, page_rows):
+        if version.batch <= as_of:
+            key = (version.operator, version.shared, version.key)
+            # The versions of a key follow each other, the newest last.
+            added += version.digest - (digest if key == last else 0)
+            last, digest = key, version.digest
     return added
 
 
 def _is_as_written(
     operator: int, shared: bool, key: str, due: int | None, wall: int | None, data: object, digest: int
 ) -> bool:
-    # SQLite takes a text for bytes.
+    # SQLite may return text from a column of bytes.
     if not isinstance(data, bytes | None):
         return False
     return state_digest(operator, shared, key, due, wall, data) == digest
 
 
 def _altered(operator: int, key: str) -> DamagedState:
-    return DamagedState(
-        f"What operator {operator} remembers of the key {key!r} is not as it was written: its checksum is wrong."
-    )
+    return DamagedState(f"The shard is damaged: the state of operator {operator}, key {key!r} was altered.")

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from sluice.errors import DamagedState, StateError
 from sluice.state.database import first_line
-from sluice.state.deadlines import demand_time, seconds_left, too_slow
+from sluice.state.deadlines import check_deadline, seconds_left, too_slow
 from sluice.state.shard.drivers import PROBE, Driver, Mode, Row, demand_format, tables
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class PostgresDriver(Driver):
 
     def _limit(self) -> None:
         """Let PostgreSQL end the next statement when the time of this thread's query is over."""
-        demand_time()
+        check_deadline()
         left = seconds_left()
         limit = 0 if left is None else max(1, int(left * 1_000))
         if abs(self._limit_ms - limit) > limit * _TOLERANCE:

@@ -14,14 +14,14 @@ from sluice.api.mounted import freeze_imports
 from sluice.api.views.access import ApiState
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.query import Reader
-from sluice.server.app import LocalApp, TokenRequired, not_found
-from sluice.server.protocol import PatientProtocol
-from sluice.server.shards import OwnShards
+from sluice.remote.server.app import LocalApp, TokenRequired, not_found
+from sluice.remote.server.protocol import PatientProtocol
+from sluice.remote.server.shards import OwnShards
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.shard.addresses import location
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.shard import LocalShard
 
 _BACKLOG = 512
 
@@ -58,7 +58,7 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
             if ledger.snapshots.last_batch(job.ref) is not None:
                 place = location(known.shards, job.ref, number)
                 try:
-                    Shard.open(place).close()
+                    LocalShard.open(place).close()
                 except StateError as error:
                     raise Refused(
                         f"Worker {number} of {pipeline!r} has state, and its shard is not here. {error.detail}",

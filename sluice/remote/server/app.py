@@ -1,4 +1,4 @@
-"""What a state server answers at `/local`: questions about its own shards, and what a run or a move writes to them."""
+"""The HTTP interface of a state server, `/local`: queries over its shards, and writes of runs and moves."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ from sluice.api.auth.principals import Principal, authenticate, unauthorized
 from sluice.api.http.problems import problem, problem_of
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
-from sluice.query.questions import AnyQuestion
-from sluice.server.shards import OwnShards
+from sluice.remote.server.shards import OwnShards
 from sluice.state.model import JobRef
+from sluice.state.queries.queries import AnyQuery
 from sluice.state.shard.addresses import drop
 from sluice.state.shard.drivers import Row
 from sluice.state.shard.operator_states import State, StateVersion
+from sluice.state.shard.protocol import Checksums, Journal, Version
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import Checksums, Journal, Shard, Version
+from sluice.state.shard.shard import LocalShard
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 SHARD = "/local/{pipeline}/{job}/{generation:small}/{number:small}"
-MOST_BYTES_ASKED = 4 * 2**20
-MOST_BYTES_WRITTEN = 4 * 2**30
-"""As much as one worker's rows of one batch may come to: a batch that is larger could never be written."""
-QUESTION_SECONDS = 10.0
-WRITE_SECONDS = 600.0
-"""How long a question, and the rows of a batch, may take to arrive."""
+MAX_QUERY_BYTES = 4 * 2**20
+MAX_WRITE_BYTES = 4 * 2**30
+"""The largest batch of one worker that a run can write."""
+QUERY_BODY_SECONDS = 10.0
+WRITE_BODY_SECONDS = 600.0
+"""Time limits for receiving the body of a query, and of a write."""
 
-_QUESTION = msgspec.json.Decoder(AnyQuestion)
+_QUERY = msgspec.json.Decoder(AnyQuery)
 _ROWS = msgspec.msgpack.Decoder(list[Row])
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _KEYS = msgspec.msgpack.Decoder(tuple[int, list[str], int, int, bool])
@@ -54,13 +55,13 @@ _AFTER_STATE = msgspec.json.Decoder(tuple[int, tuple[int, int, str, int] | None,
 
 
 class _Small(IntegerConvertor):
-    """Numbers in paths that an INTEGER has room for."""
+    """Numbers in paths that fit an INTEGER column."""
 
     regex = "[0-9]{1,9}"
 
 
 class _Large(IntegerConvertor):
-    """Numbers in paths that a BIGINT has room for."""
+    """Numbers in paths that fit a BIGINT column."""
 
     regex = "[0-9]{1,18}"
 
@@ -70,14 +71,14 @@ register_url_convertor("large", _Large())
 
 
 class TooBig(QueryError):
-    """The body of a request is bigger than one may be."""
+    """The body of a request exceeds its size limit."""
 
     status = 413
     title = "Too big"
 
 
 class TooLate(QueryError):
-    """The body of a request does not arrive."""
+    """The body of a request did not arrive in time."""
 
     status = 408
     title = "Took too long to arrive"
@@ -121,14 +122,14 @@ class TokenRequired(Principal):
 
 
 class LocalApp:
-    """The routes of one server's own shards. None of them asks another server."""
+    """The routes of one server's own shards. No route calls another server."""
 
     def __init__(self, shards: OwnShards) -> None:
         self._shards = shards
         self._gate = Gate()
         routes: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
-            ("GET", "/local", self._who),
-            ("POST", f"{SHARD}/ask", self._ask),
+            ("GET", "/local", self._identify),
+            ("POST", f"{SHARD}/query", self._query),
             ("POST", f"{SHARD}/state_rows", self._state_rows),
             ("GET", f"{SHARD}/batches", self._batches),
             ("PUT", f"{SHARD}/batches/{{batch:large}}", self._write),
@@ -155,17 +156,17 @@ class LocalApp:
             exception_handlers={HTTPException: _no_route},
         )
 
-    async def _who(self, _request: Request) -> dict[str, Any]:
-        """Which server this is, so that nobody takes another one for it."""
+    async def _identify(self, _request: Request) -> dict[str, Any]:
+        """The server's own address, so that a client can check that it has reached the right server."""
         return {"host": self._shards.host, "port": self._shards.port}
 
-    async def _ask(self, request: Request) -> Any:
-        question = _decoded(_QUESTION, await _body(request))
+    async def _query(self, request: Request) -> Any:
+        query = _decoded(_QUERY, await _body(request))
         worker = await self._shards.worker(*_shard(request))
-        if question.is_quick:
-            return await worker.ask(question)
+        if query.is_quick:
+            return await worker.execute(query)
         async with self._gate:
-            return await worker.ask(question)
+            return await worker.execute(query)
 
     async def _state_rows(self, request: Request) -> Any:
         asked = _decoded(msgspec.json.Decoder(_Page), await _body(request))
@@ -240,7 +241,7 @@ class LocalApp:
     async def _create(self, request: Request) -> None:
         anew = request.query_params.get("anew") == "true"
         place = self._shards.expect(*_shard(request)) if anew else await self._shards.location(*_shard(request))
-        await asyncio.to_thread(lambda: Shard.create(place, anew=anew).close())
+        await asyncio.to_thread(lambda: LocalShard.create(place, anew=anew).close())
 
     async def _versions(self, request: Request) -> Response:
         since, after, limit = _decoded(
@@ -260,11 +261,11 @@ class LocalApp:
         sealed = request.query_params.get("sealed") == "true"
         await self._on(request, lambda shard: shard.seal(sealed=sealed))
 
-    async def _on(self, request: Request, do: Callable[[Shard], T]) -> T:
+    async def _on(self, request: Request, do: Callable[[LocalShard], T]) -> T:
         place = await self._shards.location(*_shard(request))
 
         def run() -> T:
-            with Shard.open(place, to_write=True) as shard:
+            with LocalShard.open(place, to_write=True) as shard:
                 return do(shard)
 
         return await asyncio.to_thread(run)
@@ -281,12 +282,12 @@ def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request]
         except SluiceError as error:
             return problem_of(error)
         except ClientDisconnect:
-            return problem(400, "The connection ended before the request did.")
+            return problem(400, "The connection was closed before the request was complete.")
         except OverflowError:
-            return problem_of(QueryError("A number is larger than any database has room for."))
+            return problem_of(QueryError("A number is too large for a database column."))
         except Exception:
             log.exception("A request failed")
-            return problem(500, "The answer could not be made.", "See the server's log.")
+            return problem(500, "The request failed.", "See the server's log.")
         return found if isinstance(found, Response) else Response(msgspec.json.encode(found), media_type=_JSON)
 
     return respond
@@ -299,22 +300,22 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 def _shard(request: Request) -> tuple[JobRef, int]:
     path = request.path_params
     if not (_NAME.fullmatch(path["pipeline"]) and _NAME.fullmatch(path["job"])):
-        raise NotFound("There is no such shard: it would have no name.")
+        raise NotFound("No such shard: the name of the pipeline or job is invalid.")
     return JobRef(path["pipeline"], path["job"], path["generation"]), path["number"]
 
 
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
     if not re.fullmatch(_Large.regex, text):
-        raise QueryError(f"{name} is no number.")
+        raise QueryError(f"{name} is not a number.")
     return int(text)
 
 
 async def _rows(request: Request) -> bytes:
-    return await _body(request, MOST_BYTES_WRITTEN, WRITE_SECONDS)
+    return await _body(request, MAX_WRITE_BYTES, WRITE_BODY_SECONDS)
 
 
-async def _body(request: Request, most: int = MOST_BYTES_ASKED, seconds: float = QUESTION_SECONDS) -> bytes:
+async def _body(request: Request, most: int = MAX_QUERY_BYTES, seconds: float = QUERY_BODY_SECONDS) -> bytes:
     """The body, its length given or not; TooBig or TooLate, after which the protocol closes the connection."""
     body = bytearray()
     try:
@@ -322,7 +323,7 @@ async def _body(request: Request, most: int = MOST_BYTES_ASKED, seconds: float =
             async for part in request.stream():
                 body += part
                 if len(body) > most:
-                    raise TooBig(f"The request is bigger than the {most:,} bytes that it may have.")
+                    raise TooBig(f"The request exceeds the limit of {most:,} bytes.")
     except TimeoutError:
         raise TooLate(f"The request did not arrive within {seconds:g} s.") from None
     return bytes(body)
@@ -332,7 +333,7 @@ def _decoded(decoder: Any, body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise QueryError(f"The request cannot be understood: {error}") from None
+        raise QueryError(f"The request is invalid: {error}") from None
 
 
 async def _no_route(_request: Request, error: Exception) -> Response:
@@ -342,5 +343,5 @@ async def _no_route(_request: Request, error: Exception) -> Response:
 
 
 def not_found() -> Response:
-    """What stands at every other path."""
+    """404 for unknown paths."""
     return problem(404, "There is nothing at this path.")

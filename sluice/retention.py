@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sluice.errors import StateError
+from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot, WorkerInfo
-from sluice.state.shard.shard import Shard
 
 _ALL = 2**31 - 1
 
@@ -68,5 +68,5 @@ def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datet
 
 def _compact(worker: WorkerInfo, keep_from: int) -> int:
     # What the newest batch replaced stays until the next one: written again, it counts from there.
-    with Shard.open(worker.location, to_write=True) as shard:
+    with open_shard(worker.location, to_write=True) as shard:
         return shard.compact(keep_from)

@@ -1,4 +1,7 @@
-"""Questions over HTTP, at a fraction of what a general client costs: one address, POST, connections that stay open."""
+"""A small HTTP client for queries to one state server: POST only, over connections that stay open.
+
+A general client takes longer per request than the query itself.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from urllib.parse import urlsplit
 import httptools
 from typing_extensions import override
 
-MOST_IDLE = 16
+MAX_IDLE = 16
 CONNECT_SECONDS = 3.0
 
 
-class Poster:
-    """Posts to paths below one address. Raises OSError if it cannot be reached, or is cut off."""
+class HttpClient:
+    """Posts to paths below one address. Raises OSError if the server cannot be reached, or the connection breaks."""
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(address)
@@ -27,7 +30,7 @@ class Poster:
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Status and content of the answer."""
+        """Status and content of the response."""
         head = self._head % (self._path + path) + f"content-length: {len(body)}\r\n\r\n"
         request = head.encode("latin-1") + body
         while self._idle:
@@ -35,7 +38,7 @@ class Poster:
             try:
                 return await self._send(connection, request)
             except ConnectionError:
-                continue  # the server closed it while it was idle; what is asked may be asked again
+                continue  # the server closed the idle connection; a query may be sent twice
         async with asyncio.timeout(CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
                 _Connection, self._host, self._port, ssl=self._tls
@@ -50,33 +53,33 @@ class Poster:
 
     async def _send(self, connection: _Connection, request: bytes) -> tuple[int, bytes]:
         try:
-            answer = await connection.send(request)
+            response = await connection.send(request)
         except BaseException:
-            connection.close()  # whatever is still to come would be taken for the next answer
+            connection.close()  # the rest of the response would be read as the next response
             raise
-        if connection.is_open and len(self._idle) < MOST_IDLE:
+        if connection.is_open and len(self._idle) < MAX_IDLE:
             self._idle.append(connection)
         else:
             connection.close()
-        return answer
+        return response
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: one request, then its answer."""
+    """One connection, with one request at a time."""
 
     def __init__(self) -> None:
         self.is_open = False
-        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._response: asyncio.Future[tuple[int, bytes]] | None = None
         self._parts: list[bytes] = []
 
     async def send(self, request: bytes) -> tuple[int, bytes]:
         if not self.is_open:
             raise ConnectionResetError("The connection is closed.")
-        self._answer = asyncio.get_running_loop().create_future()
+        self._response = asyncio.get_running_loop().create_future()
         self._parser = httptools.HttpResponseParser(self)
         self._parts.clear()
         self._transport.write(request)
-        return await self._answer
+        return await self._response
 
     def close(self) -> None:
         self.is_open = False
@@ -84,7 +87,7 @@ class _Connection(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by their type
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
         self.is_open = True
 
     @override
@@ -92,11 +95,11 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._fail(ConnectionAbortedError("What answers does not speak HTTP."))
+            self._fail(ConnectionAbortedError("The response is not HTTP."))
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(ConnectionResetError("The connection was cut off."))
+        self._fail(ConnectionResetError("The connection broke."))
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
@@ -105,10 +108,10 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Called by the parser."""
         self.is_open = self._parser.should_keep_alive()
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result((self._parser.get_status_code(), b"".join(self._parts)))
+        if self._response is not None and not self._response.done():
+            self._response.set_result((self._parser.get_status_code(), b"".join(self._parts)))
 
     def _fail(self, error: Exception) -> None:
         self.is_open = False
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(error)

@@ -1,0 +1,84 @@
+"""Results of queries: values with the snapshot that they are from, and the status of each worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from sluice.answers import WorkerStatus
+from sluice.state.model import JobInfo, Snapshot, StoreInfo, WorkerInfo
+from sluice.state.queries.aggregates import Group
+from sluice.state.queries.entries import Entry
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A store at one snapshot. Queries with the same pin see the same state, whatever is published meanwhile."""
+
+    store: StoreInfo
+    snapshot: Snapshot
+    job: JobInfo
+
+    @property
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """The workers of the snapshot's generation."""
+        return self.job.workers
+
+    @cached_property
+    def of(self) -> tuple[int, int, int]:
+        """Group, store column and batch: the first fields of every `Query`."""
+        return self.store.group_id, self.store.store_column, self.snapshot.batch
+
+    @cached_property
+    def name(self) -> str:
+        """Pipeline, job and snapshot, as a cache key."""
+        return f"{self.store.pipeline}/{self.store.job}/{self.snapshot.id}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result from one snapshot."""
+
+    pin: Pin
+    workers: tuple[WorkerStatus, ...]
+
+    @property
+    def partial(self) -> bool:
+        """Whether values may be missing because a worker is unavailable."""
+        return any(worker.status != "ok" for worker in self.workers)
+
+
+@dataclass(frozen=True)
+class Answer(Result):
+    """Entries of one snapshot."""
+
+    entries: list[Entry]
+
+
+@dataclass(frozen=True)
+class Page(Answer):
+    """One page of entries; the next page begins after `after`, which is None on the last page."""
+
+    after: tuple[str, int] | None
+
+
+@dataclass(frozen=True)
+class Counted(Result):
+    """The number of entries."""
+
+    entries: int
+
+
+@dataclass(frozen=True)
+class Combined(Result):
+    """Aggregates, by group."""
+
+    groups: list[Group]
+
+
+@dataclass(frozen=True)
+class Changes(Result):
+    """The keys and window starts that changed since an earlier batch, sorted; `more` if there are others."""
+
+    keys: list[tuple[str, int]]
+    more: bool

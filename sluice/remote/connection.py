@@ -1,0 +1,76 @@
+"""How this process connects to state servers: token, trusted certificates, time limits, and the errors they return."""
+
+from __future__ import annotations
+
+import ssl
+from functools import cache
+from typing import Any
+
+import httpx
+import msgspec
+
+from sluice.errors import (
+    DamagedState,
+    LeaseError,
+    QueryError,
+    Refused,
+    SettingsError,
+    SluiceError,
+    StateError,
+    TooSlow,
+)
+from sluice.settings import settings
+
+_CONNECT_SECONDS = 3.0
+_ERRORS: dict[str, type[SluiceError]] = {
+    error.title: error for error in (DamagedState, LeaseError, QueryError, Refused, TooSlow)
+}
+"""Errors that keep their class; every other error of a server is a StateError here."""
+
+
+class NotAStateServer(Exception):
+    """The response is not one of a state server."""
+
+
+def client_options(seconds: float | None = None, token: str = "") -> dict[str, Any]:
+    """Arguments of httpx's clients for state servers; SettingsError without a token."""
+    return {
+        "headers": {"Authorization": f"Bearer {token or server_token()}"},
+        "verify": tls_context(),
+        "timeout": httpx.Timeout(seconds, connect=_CONNECT_SECONDS),
+        "trust_env": False,  # connections between servers use no proxy
+        "follow_redirects": False,
+    }
+
+
+def server_token() -> str:
+    """The token for state servers; SettingsError if it is not set."""
+    token = settings().server_token
+    if not token:
+        raise SettingsError(
+            "A worker is at a state server, and no token for state servers is set.",
+            next_step="Set SLUICE_SERVER_TOKEN, or SLUICE_SERVER_TOKEN_FILE, to the token of the server.",
+        )
+    return token
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Trusts the certificates of SLUICE_SERVER_CA, or the system's if that is not set."""
+    authorities = settings().server_ca
+    return ssl.create_default_context(cafile=None if authorities is None else str(authorities))
+
+
+def response_content(status: int, content: bytes) -> bytes:
+    """The content of a successful response; raises the error of a problem document.
+
+    Raises NotAStateServer if the response is neither.
+    """
+    if status == httpx.codes.OK:
+        return content
+    try:
+        problem = msgspec.json.decode(content, type=dict[str, Any])
+        detail, next_step = str(problem["detail"]), str(problem.get("nextStep", ""))
+    except (msgspec.DecodeError, KeyError):
+        raise NotAStateServer from None
+    raise _ERRORS.get(problem.get("title", ""), StateError)(detail, next_step=next_step)

@@ -1,0 +1,43 @@
+"""Opens shards wherever they are: in this process, or through the state server that serves them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sluice.state.shard.addresses import drop, is_remote
+from sluice.state.shard.protocol import Shard
+from sluice.state.shard.shard import LocalShard
+
+if TYPE_CHECKING:
+    from sluice.remote.shard import RemoteShard
+
+
+def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
+    """Open a shard; StateError if it does not exist: a lost shard must not look like an empty one.
+
+    `token` is sent to a state server; by default the token of the settings.
+    """
+    return _remote_shard().open(url, token=token) if is_remote(url) else LocalShard.open(url, to_write=to_write)
+
+
+def create_shard(url: str, *, anew: bool = False) -> Shard:
+    """Open a shard for writing, and create it if it does not exist.
+
+    With `anew` the shard begins sealed, to be filled from another one, and replaces a sealed one.
+    """
+    return _remote_shard().create(url, anew=anew) if is_remote(url) else LocalShard.create(url, anew=anew)
+
+
+def drop_shard(url: str) -> None:
+    """Delete a shard; does nothing if it does not exist."""
+    if is_remote(url):
+        _remote_shard().open(url).drop()
+    else:
+        drop(url)
+
+
+def _remote_shard() -> type[RemoteShard]:
+    # Imports an HTTP client, which processes without state servers need not load.
+    from sluice.remote.shard import RemoteShard
+
+    return RemoteShard

@@ -1,0 +1,143 @@
+"""Aggregates of many entries, by group: exact, and mergeable over workers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import Any, Literal
+
+import msgspec
+
+from sluice.errors import QueryError
+from sluice.state.queries.entries import Entry
+
+GROUPINGS = frozenset({"_all", "_key", "_start"})
+"""The values of `group_by` that are not fields."""
+MAX_GROUPS = 10_000
+"""How many groups one result may have."""
+
+Order = Literal["group", "entries", "sum", "min", "max"]
+
+_EXACT = Context(prec=100)
+_DECODER = msgspec.json.Decoder(float_hook=Decimal)
+_ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """The aggregates of one group. sum, min and max are None without a field, or if no entry has the field."""
+
+    group: msgspec.Raw
+    """The value that the group's entries share, as JSON."""
+    entries: int
+    sum: Decimal | None
+    min: Decimal | None
+    max: Decimal | None
+
+
+@dataclass(slots=True)
+class _Sums:
+    """The running aggregates of one group."""
+
+    entries: int = 0
+    sum: Decimal | None = None
+    min: Decimal | None = None
+    max: Decimal | None = None
+
+    def add(self, entries: int, total: Decimal | None, smallest: Decimal | None, greatest: Decimal | None) -> None:
+        self.entries += entries
+        if total is None or smallest is None or greatest is None:
+            return
+        self.sum = total if self.sum is None else _EXACT.add(self.sum, total)
+        self.min = smallest if self.min is None or smallest < self.min else self.min
+        self.max = greatest if self.max is None or greatest > self.max else self.max
+
+
+class Aggregates:
+    """Aggregates entries by group as they come.
+
+    `field` and `group_by` are paths in the value, such as `customer.city`; "" is the value itself. `group_by` may also
+    be `_key`, `_start` (of the window, epoch ms), or `_all`: one group.
+    """
+
+    def __init__(self, field: str, group_by: str) -> None:
+        self._field = tuple(field.split(".")) if field else ()
+        self._group_by = group_by
+        self._groups: dict[bytes, _Sums] = {}
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Add entries; QueryError if the field holds no number."""
+        for entry in entries:
+            value = _decoded(entry)
+            number = _number(entry, _at(value, self._field), self._field)
+            self._sums(_ENCODER.encode(_group(entry, value, self._group_by))).add(1, number, number, number)
+
+    def merge(self, groups: Iterable[Group]) -> None:
+        """Add the aggregates of another worker; QueryError if there are too many groups."""
+        for group in groups:
+            self._sums(bytes(group.group)).add(group.entries, group.sum, group.min, group.max)
+
+    def groups(self, order: Order = "group", limit: int | None = None) -> list[Group]:
+        """The groups, sorted by their name, or by an aggregate in descending order with groups without it last."""
+        groups = [
+            Group(msgspec.Raw(name), sums.entries, sums.sum, sums.min, sums.max)
+            for name, sums in sorted(self._groups.items())
+        ]
+        if order != "group":
+            groups.sort(key=lambda group: _rank(getattr(group, order)), reverse=True)
+        return groups[:limit]
+
+    def _sums(self, name: bytes) -> _Sums:
+        sums = self._groups.get(name)
+        if sums is None:
+            if len(self._groups) == MAX_GROUPS:
+                raise QueryError(f"There are more than {MAX_GROUPS:,} groups.", next_step="Group by another field.")
+            sums = self._groups[name] = _Sums()
+        return sums
+
+
+def number_at(entry: Entry, field: str) -> Decimal | None:
+    """The number in a field of an entry; None if the field is missing or null. QueryError if it is no number."""
+    names = tuple(field.split(".")) if field else ()
+    return _number(entry, _at(_decoded(entry), names), names)
+
+
+def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = False) -> list[Entry]:
+    """The entries with the largest numbers, or the smallest; ties are sorted by key and window."""
+    sign = 1 if smallest else -1
+    return heapq.nsmallest(
+        limit,
+        entries,
+        key=lambda entry: (sign * (number_at(entry, field) or Decimal(0)), entry.key, entry.window_start),
+    )
+
+
+def _decoded(entry: Entry) -> Any:
+    try:
+        return _DECODER.decode(entry.value)
+    except RecursionError:
+        raise QueryError(f"The value of key {entry.key[:100]!r} is nested too deeply to be aggregated.") from None
+
+
+def _group(entry: Entry, value: Any, group_by: str) -> Any:
+    groups = {"_all": None, "_key": entry.key, "_start": entry.window_start}
+    return groups[group_by] if group_by in groups else _at(value, tuple(group_by.split(".")) if group_by else ())
+
+
+def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise QueryError(f"{'.'.join(names) or 'The value'!r} of key {entry.key[:100]!r} is no number.")
+    return Decimal(value)
+
+
+def _at(value: Any, names: tuple[str, ...]) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _rank(value: Decimal | int | None) -> tuple[bool, Decimal]:
+    return value is not None, Decimal(value or 0)

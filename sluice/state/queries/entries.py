@@ -1,0 +1,45 @@
+"""One store's values, taken out of the state rows that hold them."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from sluice.errors import QueryError, StateError
+
+T = TypeVar("T")
+
+_VALUES = msgspec.json.Decoder(list[msgspec.Raw])
+_NULL = b"null"
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One value of a store."""
+
+    key: str
+    window_start: int
+    """Epoch ms; NO_WINDOW for a store without windows."""
+    window_end: int
+    value: msgspec.Raw
+    """JSON exactly as it was published: 27.00 stays 27.00."""
+
+    def decode(self, kind: type[T]) -> T:
+        """The value as a type that msgspec reads; QueryError if it is something else."""
+        try:
+            return msgspec.json.decode(self.value, type=kind)
+        except (msgspec.DecodeError, RecursionError):
+            raise QueryError(f"The value of {self.key[:100]!r} is not a {kind.__name__}.") from None
+
+
+def store_value(column: int, values: str | None) -> msgspec.Raw | None:
+    """One store's value from a state row's JSON array; None if it has none. StateError if the array is damaged."""
+    if values is None:
+        return None
+    try:
+        value = _VALUES.decode(values)[column]
+    except (msgspec.DecodeError, IndexError):
+        raise StateError("A value is damaged.") from None
+    except RecursionError:
+        raise StateError("A value is nested too deeply to be read.") from None
+    return None if bytes(value) == _NULL else value

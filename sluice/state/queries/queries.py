@@ -1,0 +1,171 @@
+"""The queries that a worker executes: values that travel as JSON to a state server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from sluice.state.deadlines import check_deadline
+from sluice.state.model import StateRow
+from sluice.state.queries.aggregates import Aggregates, Group, largest, number_at
+from sluice.state.queries.entries import Entry, store_value
+from sluice.state.shard.ranges import Range
+from sluice.state.shard.shard import FEW_KEYS, LocalShard
+
+T = TypeVar("T")
+
+QUERY_SECONDS = 10.0
+"""Time limit of a query at one worker, including the time that it waits for a thread."""
+
+_PAGE = 5_000
+
+
+class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
+    """A query over one store: the value in `store_column` of the state rows of one group, at batch `as_of`."""
+
+    group_id: int
+    store_column: int
+    as_of: int
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it takes a few microseconds in a SQLite file."""
+        return False
+
+    def execute(self, shard: LocalShard) -> T:
+        """The result for one shard; StateError if the shard cannot be read."""
+        raise NotImplementedError
+
+    def entries(self, state_rows: list[StateRow]) -> list[Entry]:
+        """The entries of the state rows that hold a value of the store."""
+        return [
+            Entry(row.key, row.window_start, row.window_end, value)
+            for row in state_rows
+            if (value := store_value(self.store_column, row.value)) is not None
+        ]
+
+
+class Value(Query[msgspec.Raw | None], frozen=True, tag=True):
+    """The value of one key."""
+
+    key: str
+
+    @property
+    def is_quick(self) -> bool:
+        return True
+
+    def execute(self, shard: LocalShard) -> msgspec.Raw | None:
+        return store_value(self.store_column, shard.get(self.group_id, self.key, self.as_of))
+
+
+class Values(Query[dict[str, msgspec.Raw]], frozen=True, tag=True):
+    """The values of several keys; keys without a value are left out."""
+
+    keys: list[str]
+
+    @property
+    def is_quick(self) -> bool:
+        return len(self.keys) <= FEW_KEYS
+
+    def execute(self, shard: LocalShard) -> dict[str, msgspec.Raw]:
+        rows = shard.get_many(self.group_id, self.keys, self.as_of)
+        return {key: value for key, row in rows.items() if (value := store_value(self.store_column, row)) is not None}
+
+
+class Scan(Query[list[Entry]], frozen=True, tag=True):
+    """A page of entries, sorted by key and window start, that begins after the key and window start `after`."""
+
+    within: Range
+    after: tuple[str, int] | None
+    limit: int
+
+    def execute(self, shard: LocalShard) -> list[Entry]:
+        """Read the page. State rows without a value of this store do not count for the limit."""
+        entries: list[Entry] = []
+        for page in _pages(self, shard, self.within, self.after, min(self.limit, _PAGE)):
+            entries += page[: self.limit - len(entries)]
+            if len(entries) == self.limit:
+                break
+        return entries
+
+
+class Count(Query[int], frozen=True, tag=True):
+    """The number of entries."""
+
+    within: Range
+
+    def execute(self, shard: LocalShard) -> int:
+        if self.store_column == 0:
+            return shard.count(self.group_id, self.as_of, self.within)
+        return sum(len(page) for page in _pages(self, shard, self.within))
+
+
+class Aggregate(Query[list[Group]], frozen=True, tag=True):
+    """The aggregates of a field, by group."""
+
+    within: Range
+    field: str
+    group_by: str
+
+    def execute(self, shard: LocalShard) -> list[Group]:
+        """Aggregate the entries; QueryError if a field holds no number, or there are too many groups."""
+        aggregates = Aggregates(self.field, self.group_by)
+        for page in _pages(self, shard, self.within):
+            aggregates.add(page)
+        return aggregates.groups()
+
+
+class Top(Query[list[Entry]], frozen=True, tag=True):
+    """The entries with the largest numbers in a field, or the smallest."""
+
+    within: Range
+    field: str
+    limit: int
+    smallest: bool
+
+    def execute(self, shard: LocalShard) -> list[Entry]:
+        """Find them, best first; entries without the field are left out. QueryError if the field holds no number."""
+        top: list[Entry] = []
+        for page in _pages(self, shard, self.within):
+            candidates = [entry for entry in page if number_at(entry, self.field) is not None]
+            top = largest(top + candidates, self.field, self.limit, smallest=self.smallest)
+        return top
+
+
+class Changed(Query[list[tuple[str, int]]], frozen=True, tag=True):
+    """The keys and window starts that the batches after `since`, up to `as_of`, have changed, sorted."""
+
+    since: int
+    limit: int
+
+    def execute(self, shard: LocalShard) -> list[tuple[str, int]]:
+        return shard.changed(self.group_id, self.since, self.as_of, self.limit)
+
+
+AnyQuery: TypeAlias = Value | Values | Scan | Count | Aggregate | Top | Changed
+
+RESULTS: dict[str, msgspec.json.Decoder[object]] = {
+    "Value": msgspec.json.Decoder(msgspec.Raw | None),
+    "Values": msgspec.json.Decoder(dict[str, msgspec.Raw]),
+    "Scan": msgspec.json.Decoder(list[Entry]),
+    "Count": msgspec.json.Decoder(int),
+    "Aggregate": msgspec.json.Decoder(list[Group]),
+    "Top": msgspec.json.Decoder(list[Entry]),
+    "Changed": msgspec.json.Decoder(list[tuple[str, int]]),
+}
+"""Decoders of the results that a state server sends, by the query's class."""
+
+
+def _pages(
+    query: Query[T], shard: LocalShard, within: Range, after: tuple[str, int] | None = None, size: int = _PAGE
+) -> Iterator[list[Entry]]:
+    """All entries, page by page, until the query's deadline."""
+    while True:
+        state_rows = shard.scan(query.group_id, query.as_of, within, after=after, limit=size)
+        yield query.entries(state_rows)
+        if len(state_rows) < size:
+            return
+        after = state_rows[-1].key, state_rows[-1].window_start
+        check_deadline()

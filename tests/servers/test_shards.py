@@ -1,0 +1,89 @@
+"""Both kinds of shards keep the same protocol: one story, over a file and through a state server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice.errors import DamagedState, LeaseError, Refused
+from sluice.remote.opening import create_shard, drop_shard, open_shard
+from sluice.remote.shard import RemoteShard
+from sluice.state.model import NO_WINDOW, JobRef, StateRow
+from sluice.state.shard.addresses import location
+from sluice.state.shard.operator_states import State
+from sluice.state.shard.protocol import Checksums, Journal, Shard
+from sluice.state.shard.ranges import Range
+from sluice.state.shard.shard import LocalShard
+from tests.servers.hosts import Host
+
+REF = JobRef("orders", "story", 1)
+
+
+@pytest.fixture(params=["local", "remote"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "local":
+        return location(f"sqlite:///{tmp_path}/local", REF, 0)
+    hosts: list[Host] = request.getfixturevalue("hosts")
+    return hosts[0].options.place("orders", 0).shard(REF)
+
+
+def test_both_kinds_of_shards_tell_the_same_story(address: str, tmp_path: Path) -> None:
+    kind: type[Shard] = RemoteShard if address.startswith("http") else LocalShard
+    with create_shard(address) as shard:
+        assert isinstance(shard, kind)
+        empty = shard.begin(1, -1)
+        assert shard.write(0, [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")], 1) == 3
+        shard.write_states(0, [7], [State(7, "a", b"first", due=500), State(7, "b", b"other")], 1)
+        assert shard.write(1, [(0, "a", -1, -1, "[10]")], 1) == 1
+        shard.expire(1, {1: 2_000}, 1)
+
+        assert shard.scan(0, 0, limit=1) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
+        assert shard.scan(0, 1, Range(prefix="a"), checked=True) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[10]")]
+        assert shard.scan(0, 1, after=("a", NO_WINDOW)) == [StateRow(0, "b", NO_WINDOW, NO_WINDOW, "[2]")]
+        assert [len(shard.scan(1, batch)) for batch in (0, 1)] == [1, 0]
+
+        states = shard.read_states(7, ["a", "b", "c"], 1, 1)
+        assert {key: state.data for key, state in states.items()} == {"a": b"first", "b": b"other"}
+        assert shard.due(7, 500, 1, 1) == ["a"]
+        assert shard.due(7, 499, 1, 1) == []
+
+        sums = shard.checksums(1)
+        assert sums.state_rows != empty.state_rows
+        shard.verify(1, sums)
+        shard.verify_states(1, sums)
+        with pytest.raises(DamagedState):
+            shard.verify(1, Checksums("00ff", sums.states))
+
+        assert shard.begin(2, 1) == sums
+        with pytest.raises(LeaseError):
+            shard.write(2, [], 1)
+        assert shard.journal().epoch == 2
+        assert [(entry.operator, entry.batch) for entry in shard.journal().batches] == [(-1, 0), (7, 0), (-1, 1)]
+
+        moved = f"sqlite:///{tmp_path}/copy.sqlite"
+        with create_shard(moved, anew=True) as copy:
+            copy.absorb(shard.versions(0, None, 100))
+            copy.absorb_states(shard.state_versions(0, None, 100))
+            copy.settle(2, shard.journal())
+            copy.verify_states(1, sums)
+            copy.seal(sealed=False)
+            copy.verify(1, sums)
+            assert copy.scan(0, 1) == shard.scan(0, 1)
+
+        assert shard.compact(1) == 3  # the first version of a, the window and its tombstone
+        assert shard.scan(0, 1) == open_and_scan(moved)
+        shard.seal()
+        with pytest.raises(Refused, match="moved away"):
+            shard.write(2, [], 2)
+        shard.absorb([])
+        shard.settle(0, Journal(2, []))
+        assert shard.scan(0, 1) == []
+    drop_shard(address)
+    with pytest.raises(DamagedState):
+        open_shard(address)
+
+
+def open_and_scan(address: str) -> list[StateRow]:
+    with open_shard(address) as shard:
+        return shard.scan(0, 1)
