@@ -38,5 +38,4 @@ class Mounted:
         return app_with_login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         await self.app(scope, receive, send)

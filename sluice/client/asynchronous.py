@@ -38,7 +38,6 @@ class AsyncClient(Queries):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     @override

@@ -97,7 +97,6 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self._queries.http.close()
 
     stores = _blocking(Queries.stores)

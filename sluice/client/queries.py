@@ -107,7 +107,6 @@ class Queries:
                 return
 
     async def count(self, store: str, **part: Unpack[Part]) -> Count:
-        """The number of entries."""
         return await self._send(_query(_path(store, "count"), Count, part))
 
     async def top(

@@ -20,12 +20,10 @@ class Exact:
         self.exponent = exponent
 
     def add(self, value: float) -> Exact:
-        """Add a finite double."""
         numerator, denominator = value.as_integer_ratio()
         return self._plus(numerator, 1 - denominator.bit_length())
 
     def subtract(self, value: float) -> Exact:
-        """Subtract a finite double."""
         numerator, denominator = value.as_integer_ratio()
         return self._plus(-numerator, 1 - denominator.bit_length())
 

@@ -54,8 +54,6 @@ class Schedule(msgspec.Struct, array_like=True):
 
 
 class Kept(Protocol):
-    """A key's state."""
-
     stores: Any
     """A field for each store, with the entries by key and the time at which each was put."""
     event: dict[str, Schedule]

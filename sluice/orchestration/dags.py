@@ -153,7 +153,6 @@ class ImportErrorDag(DAG):
         pass
 
     def get_serialized_fields(self) -> NoReturn:  # type: ignore[override]
-        """Raise the pipeline's error."""
         raise self.broken.error
 
 

@@ -150,7 +150,6 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             await asyncio.sleep(pause)
 
     async def cleanup(self) -> None:
-        """Close the ledger."""
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close)
             self._ledger = None

@@ -204,7 +204,6 @@ class Edge:
 
     @property
     def key_column(self) -> str:
-        """Column of the key."""
         return f"{self.column}_key"
 
     @property
@@ -214,7 +213,6 @@ class Edge:
 
     @property
     def foreign_column(self) -> str:
-        """Column of `foreign`."""
         return f"{self.column}_foreign"
 
 

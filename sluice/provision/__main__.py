@@ -21,7 +21,6 @@ console = Console(stderr=True)
 
 @app.command("jars")
 def provide_jars(only: Annotated[Bundle | None, typer.Option(help="One bundle instead of all.")] = None) -> None:
-    """Download missing jars."""
     root = settings().home / "jars"
     bundles = [only] if only else list(Bundle)
     missing = jars.count_missing(root, bundles)

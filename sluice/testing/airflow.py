@@ -36,7 +36,6 @@ class Airflow:
             self._log_in(log_in)
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def is_up(self) -> bool:
@@ -51,7 +50,6 @@ class Airflow:
         return all(states[name]["status"] == "healthy" for name in ("scheduler", "dag_processor", "triggerer"))
 
     def answers(self) -> bool:
-        """Whether the API answers."""
         try:
             return self._client.get("/api/v2/version", timeout=5.0).status_code == httpx.codes.OK
         except httpx.TransportError:

@@ -77,7 +77,6 @@ class Broker:
 
     @property
     def bootstrap(self) -> str:
-        """What clients call `bootstrap.servers`."""
         return f"{LOOPBACK}:{self.port}"
 
 

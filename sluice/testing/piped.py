@@ -48,7 +48,6 @@ class PipedInput:
         self._stream: Any = None
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """One each."""
         return dict.fromkeys(topics, 1)
 
     def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
@@ -76,7 +75,6 @@ class KeptOutput:
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
-        """Keep a batch's records."""
         counts: Counter[str] = Counter()
         for topic, table in records:
             counts[topic] += table.num_rows
@@ -89,7 +87,6 @@ class OnlyWriter:
 
     @property
     def epoch(self) -> int:
-        """The first."""
         return 1
 
     def check(self) -> None:

@@ -72,7 +72,6 @@ class Pipeline(Graph):
 
     @property
     def sinks(self) -> dict[str, nodes.Sink]:
-        """By topic."""
         return {node.topic: node for node in self.nodes if isinstance(node, nodes.Sink)}
 
     @property

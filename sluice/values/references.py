@@ -11,8 +11,7 @@ class Loader(Protocol):
     """Finds a function or class again, in the process that a pickle has come to."""
 
     @property
-    def value(self) -> Any:
-        """The function or class."""
+    def value(self) -> Any: ...
 
 
 class Reference:
@@ -36,7 +35,6 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
         return getattr(self.value, "__qualname__", type(self.value).__qualname__)
 
     def fingerprint(self) -> str:

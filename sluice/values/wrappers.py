@@ -20,8 +20,6 @@ class Wrapper:
 
 
 class WithoutKey(Wrapper):
-    """Leaves the key out."""
-
     def __call__(self, key: str | None, *arguments: Any) -> Any:
         return self.function(*arguments)
 

@@ -74,8 +74,6 @@ class Route:
 
 
 class Router:
-    """Routes under one prefix."""
-
     def __init__(self, tag: str, prefix: str = "", *problems: int) -> None:
         self._tag = tag
         self._prefix = prefix
@@ -105,7 +103,6 @@ class App:
         self._static = static
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         path = _path(scope)
         if self._static is not None and path.startswith("/static/"):
             await self._static({**scope, "root_path": _root(scope) + "/static"}, receive, send)

@@ -94,7 +94,6 @@ class Stores:
         return self._entries(answer.entries, answer.workers)
 
     async def count(self, store: str, prefix: str = "", *, start: Time = None, end: Time = None) -> int:
-        """The number of entries."""
         counted = await self._reader.count(await self._pin(store), _range(prefix, start, end))
         self.statuses += counted.workers
         return counted.entries

@@ -100,7 +100,6 @@ class OwnRoutesApp:
         self._app: App | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if self._app is None:
             self._app = _OwnApp(await asyncio.to_thread(routes_of, self._folder))
         await self._app(scope, receive, send)

@@ -76,7 +76,6 @@ class PartFacts:
                 self.counts[_FATES[kind]] += number
 
     def end(self) -> None:
-        """Count the last record."""
         if self._last is not None:
             self.counts[_FATES[self._last[1]]] += 1
             self._last = None

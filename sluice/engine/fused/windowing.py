@@ -29,8 +29,6 @@ TIME = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True)
 class Windowed:
-    """The windows of records."""
-
     rows: npt.NDArray[np.intp]
     """A record's index, once for every window in which it counts."""
     starts: Times

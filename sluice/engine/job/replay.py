@@ -25,8 +25,6 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass(frozen=True)
 class Step:
-    """A batch to replay."""
-
     ends: Positions
     """Its end offsets in the partitions that were known then."""
     begun: int | None = None

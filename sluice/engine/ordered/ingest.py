@@ -88,7 +88,6 @@ class Ingest:
             yield from self._operator_rows(batch, operator, parts, sort_keys, task)
 
     def _sort_keys(self, batch: pa.RecordBatch, task: _Task) -> dict[str, Times]:
-        """The columns of SORT_KEY."""
         times = batch.column("_time").to_numpy()
         if self.interleaved:
             sequence = batch.column("_sequence").to_numpy()

@@ -329,7 +329,6 @@ class OperatorRun:
                     output.put(group_id, key, None if now is None else f"[{now}]")
 
     def changed(self) -> Iterator[State]:
-        """The changed states."""
         operator, number = self.operator, self.spec.number
         for key, state in self._held.items():
             before = self._digests.get(key, 0)

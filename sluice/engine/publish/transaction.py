@@ -64,7 +64,6 @@ class Writer:
 
     @property
     def name(self) -> str:
-        """Key of the markers."""
         return f"{self.transactional_id}.{self.ref.generation}"
 
 
@@ -86,7 +85,6 @@ class TransactionalOutput:
 
     @property
     def last(self) -> Batch | None:
-        """The last written batch."""
         return None if self._marker is None else self._marker.batch
 
     @property

@@ -44,7 +44,6 @@ class Step:
 
     @property
     def detail(self) -> str:
-        """The detail reported last."""
         return self._said
 
 
@@ -87,7 +86,6 @@ class Steps:
         self._finish(step, "[green]✓[/]")
 
     def show(self, step: Step, detail: str) -> None:
-        """Show a step's detail."""
         if self.live:
             self._progress.update(self._tasks[step], description=_line(step, detail))
         else:

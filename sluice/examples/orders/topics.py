@@ -18,8 +18,6 @@ _REPORT_EVERY = 1_000
 
 @dataclass(frozen=True)
 class Produced:
-    """What `produce_orders` sent."""
-
     orders: int
     stores: int
     bad: int

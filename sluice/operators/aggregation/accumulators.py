@@ -217,8 +217,6 @@ def _within(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
 
 
 class Extreme(Accumulator):
-    """`min` or `max`."""
-
     def __init__(self, argument: Any, better: Callable[[Any, Any], bool]) -> None:
         super().__init__(argument | None)
         self.better = better
