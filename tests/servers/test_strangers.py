@@ -237,5 +237,5 @@ def test_no_secret_is_in_the_process_list_or_on_the_terminal(tmp_path: Path) -> 
 )
 @pytest.mark.attack("S10", "an address of a move that is more than host and port")
 def test_an_address_is_host_and_port(address: str) -> None:
-    with pytest.raises(SettingsError, match="no HOST:PORT"):
+    with pytest.raises(SettingsError, match="is not HOST:PORT"):
         place_of("orders", 1, address, tls=False)
