@@ -36,7 +36,7 @@ words.to("{name}_again", value=str)
 
 
 def test_a_successful_run_prints_no_warnings(tmp_path: Path, kafka: EmbeddedKafka) -> None:
-    """A first and a second run with fused and ordered operators and a transactional output."""
+    """Two runs and a rebuild, with fused and ordered operators and a transactional output."""
     name = "quiet"
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "quiet.py").write_text(PIPELINE.format(name=name))
@@ -50,15 +50,15 @@ def test_a_successful_run_prints_no_warnings(tmp_path: Path, kafka: EmbeddedKafk
         "SLUICE_KAFKA": json.dumps({"bootstrap.servers": kafka.bootstrap}),
         "PYTHONPATH": str(ROOT),
     }
-    for word in ("apple", "avocado"):
+    for word, *command in (("apple", "run"), ("avocado", "run"), ("almond", "rebuild")):
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         producer.produce(name, word, key="A")
         assert producer.flush(30) == 0
         ran = subprocess.run(
-            [sys.executable, "-m", "sluice.cli", "run", name],
+            [sys.executable, "-m", "sluice.cli", *command, name],
             env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (ran.returncode, ran.stderr) == (0, "")
-        assert ran.stdout.count("job done") == 2
+        assert ran.stdout.count("job done" if command == ["run"] else "equal to what was published") == 2
         for complaint in ("WARN", "ERROR", "Warning", "%3|", "%4|", "Traceback"):
             assert complaint not in ran.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec import Struct
+from pyspark.sql import SparkSession
 
 from sluice import Pipeline
 from sluice.errors import EngineError
@@ -179,3 +180,15 @@ def test_a_sum_of_whole_numbers_is_exact_beyond_64_bits_but_not_where_a_step_rea
     assert [record.value for record in driver.output("halves")] == [{"half": most // 2}, {"half": (most - 7) // 2}]
     (letter,) = driver.dead_letters()
     assert letter.headers["sluice.detail"].startswith(f"OverflowError: the sum {most + 1} does not fit BIGINT")
+
+
+def test_only_jobs_with_expressions_that_may_fail_give_up_shared_subexpressions(
+    drive: Drive, spark: SparkSession
+) -> None:
+    plain = Pipeline("plain")
+    plain.stream("trips", value=Trip).select("km").to("lengths")
+    shared = []
+    for pipeline in (plain, with_every_step("tries"), plain):
+        drive(pipeline)
+        shared.append(spark.conf.get("spark.sql.subexpressionElimination.enabled"))
+    assert shared == ["true", "false", "true"]

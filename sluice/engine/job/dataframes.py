@@ -22,7 +22,7 @@ from sluice.engine.publish.shard_writer import share_out
 from sluice.engine.read.global_tables import TableReader
 from sluice.engine.read.streams import StreamReader
 from sluice.engine.steps import pickling, python_steps
-from sluice.engine.steps.attempts import WITHOUT_SHARING
+from sluice.engine.steps.attempts import share_subexpressions
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import FusedJob, Job, OrderedJob
 
@@ -64,9 +64,7 @@ class Frames:
         """
         pickling.register()
         python_steps.register(self.spark, self.job)
-        if self.job.tries:
-            for name, value in WITHOUT_SHARING.items():
-                self.spark.conf.set(name, value)
+        share_subexpressions(self.spark, shared=not self.job.tries)
         try:
             records = self._records()
             match self.job:

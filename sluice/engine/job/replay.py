@@ -6,9 +6,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyarrow import fs
+from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
@@ -127,10 +130,27 @@ def _begin(stream: Callable[[Sink, Step], None], step: Step) -> None:
         raise RuntimeError("the batch is logged")
 
     try:
-        stream(stop, step)
+        with _unlogged():
+            stream(stop, step)
     except StreamingQueryException:
         if not begun:
             raise
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep Spark from logging why a query ends: a user would take the stack of a planned stop for a failure."""
+    jvm: Any = SparkContext._jvm
+    log4j = jvm.org.apache.logging.log4j
+    before = log4j.LogManager.getLogger(_QUERY_LOGGER).getLevel()
+    log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, log4j.Level.OFF)
+    try:
+        yield
+    finally:
+        log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, before)
+
+
+_QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 
 
 def _moved(begin: Positions, ends: Positions) -> int:

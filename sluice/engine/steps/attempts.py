@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as spark
 
@@ -16,8 +16,17 @@ from sluice.plan import Attempt
 from sluice.values.records import MOST_KEY_BYTES
 from sluice.values.sql import TO_JSON
 
-WITHOUT_SHARING = {"spark.sql.subexpressionElimination.enabled": "false"}
-"""Otherwise Spark would evaluate a common part of two attempts outside of both, and its failure would end the query."""
+_SHARING = "spark.sql.subexpressionElimination.enabled"
+
+
+def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
+    """Set whether the session's next query may compute common subexpressions once.
+
+    A query with attempts must not: Spark would compute what two attempts have in common before either of them, where
+    a failure ends the query.
+    """
+    usual = str(spark.sparkContext.getConf().get(_SHARING, "true"))
+    spark.conf.set(_SHARING, usual if shared else "false")
 
 
 def with_attempt(frame: DataFrame, attempt: Attempt) -> DataFrame:
