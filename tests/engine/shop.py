@@ -49,6 +49,10 @@ class Bill(Struct, rename={"bill_no": "bill-no", "from_": "from"}):
     best: Line | None = field(default=None)
 
 
+class Amount(Struct):
+    n: int
+
+
 @dataclass(frozen=True)
 class Names:
     """A test's own pipeline and topics: no other test has them."""
@@ -87,6 +91,14 @@ def shop(names: Names) -> Pipeline:
     total.join(shops).select(shop="_key", amount="left.amount", city="right.city").to(names("with_city"))
     total.join(shops, how="left").select(amount="left.amount", city="right.city").to(names("with_any_city"))
     groups.windowed_by(GRACE).count(store="n_window")
+    return pipeline
+
+
+def sums(names: Names) -> Pipeline:
+    """One ordered operator: the last amount and the sum of each key."""
+    pipeline = names.pipeline(workers=1)
+    amounts = pipeline.stream(names("amounts"), value=Amount)
+    amounts.group_by_key().aggregate(store="sums", last="last(n)", sum="sum(n)")
     return pipeline
 
 

@@ -8,26 +8,13 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from msgspec import Struct
 from rich.console import Console
 
 from sluice import Pipeline, tumbling
 from sluice.auditing import report
 from sluice.errors import DamagedState
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import Names
-
-
-class Amount(Struct):
-    n: int
-
-
-def sums(names: Names) -> Pipeline:
-    """An ordered operator, and windows of their own job's kind."""
-    pipeline = Pipeline(names.prefix, workers=1)
-    amounts = pipeline.stream(names("amounts"), value=Amount)
-    amounts.group_by_key().aggregate(store="sums", last="last(n)", sum="sum(n)")
-    return pipeline
+from tests.engine.shop import Amount, Names, sums
 
 
 def windows(names: Names) -> Pipeline:

@@ -22,6 +22,7 @@ from sluice.plan import plan
 from sluice.retention import retain
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.jobs import Jobs
+from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
@@ -138,6 +139,15 @@ def test_a_driver_of_a_replaced_generation_writes_no_output(start: Start) -> Non
             stopped.send(batch, [])
 
 
+def take_lease(running: Running) -> None:
+    """Another run takes the job's lease."""
+    ref = JobRef(running.pipeline.name, "main", 1)
+    with running.ledger() as ledger:
+        row = ledger.leases.get(ref)
+        assert row is not None
+        ledger.leases.take(ref, Holder(host=row.host, pid=row.pid, process=row.process, run="another"), row)
+
+
 def test_a_rebuild_that_has_lost_its_lease_replaces_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(counted)
     running.send("items", b'{"n":1}')
@@ -145,11 +155,7 @@ def test_a_rebuild_that_has_lost_its_lease_replaces_nothing(start: Start, monkey
     promote = Jobs.promote
 
     def after_another(jobs: Jobs, *of: Any) -> None:
-        ref = JobRef(running.pipeline.name, "main", 1)
-        with running.ledger() as ledger:
-            row = ledger.leases.get(ref)
-            assert row is not None
-            ledger.leases.take(ref, running_holder(row), row)
+        take_lease(running)
         promote(jobs, *of)
 
     monkeypatch.setattr(Jobs, "promote", after_another)
@@ -167,11 +173,7 @@ def test_a_driver_that_meets_its_successor_in_the_checkpoint_says_that_it_lost_i
 
     def and_another_goes_on(snapshots: Snapshots, *of: Any) -> bool:
         is_new = publish(snapshots, *of)
-        ref = JobRef(running.pipeline.name, "main", 1)
-        with running.ledger() as ledger:
-            row = ledger.leases.get(ref)
-            assert row is not None
-            ledger.leases.take(ref, running_holder(row), row)
+        take_lease(running)
         commits = running.checkpoint / "commits"
         commits.mkdir(exist_ok=True)
         (commits / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
@@ -180,12 +182,6 @@ def test_a_driver_that_meets_its_successor_in_the_checkpoint_says_that_it_lost_i
     monkeypatch.setattr(Snapshots, "publish", and_another_goes_on)
     with pytest.raises(LeaseError, match="lost its lease"):
         running.run()
-
-
-def running_holder(row: Any) -> Any:
-    from sluice.state.ledger.leases import Holder
-
-    return Holder(host=row.host, pid=row.pid, process=row.process, run="another")
 
 
 def test_output_that_is_out_before_a_crash_is_not_written_again_after_a_rebuild(

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from msgspec import Struct
 
-from sluice import Pipeline
 from sluice.remote.server.moves import move
 from sluice.settings import settings
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from tests.engine.conftest import Start
-from tests.engine.shop import Names, address, sale, shop
+from tests.engine.shop import address, sale, shop, sums
 from tests.servers.hosts import TOKEN, Host
 
 
@@ -21,18 +19,6 @@ from tests.servers.hosts import TOKEN, Host
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
     settings.cache_clear()
-
-
-class Amount(Struct):
-    n: int
-
-
-def sums(names: Names) -> Pipeline:
-    """An ordered operator: the last amount and the sum of each key."""
-    pipeline = Pipeline(names.prefix, workers=1)
-    amounts = pipeline.stream(names("amounts"), value=Amount)
-    amounts.group_by_key().aggregate(store="sums", last="last(n)", sum="sum(n)")
-    return pipeline
 
 
 @pytest.mark.parametrize("old_file", ["removed", "moved back to"])
