@@ -1,4 +1,4 @@
-"""A job of a pipeline under test: the engine's own frames and publisher, on records that a test pipes in."""
+"""A job of a pipeline under test: the engine's own query and publisher, on records that a test pipes in."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.dataframes import Frames
-from sluice.engine.job.registration import job_info
+from sluice.engine.job.query import JobQuery
 from sluice.engine.publish.encode import UNWRITTEN
-from sluice.engine.publish.publisher import Publisher
-from sluice.engine.publish.retention import Retention
-from sluice.engine.publish.store_changes import GlobalTables
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
@@ -114,19 +110,11 @@ class PipedRun:
             create_shard(place).close()
         counts = self._input.partitions(job.topics) | dict(partitions)
         only = OnlyWriter()
-        frames = Frames(spark, job, self.storage, self._input, 2_000_000, counts, only.epoch)
-        state_rows = frames.state_rows()
-        self._ledger.jobs.register(job_info(self.storage, frames))
-        tables = GlobalTables.load(job, self.storage.locations[0], None)
-        known = (tables, None, frames.types, Retention.of(self.storage, counts))
-        self._publisher = Publisher(self.storage, self._ledger, only, only, self.output, *known)
+        query = JobQuery(spark, self.storage, self._input, counts, only.epoch)
+        self._ledger.jobs.register(query.info)
+        self._publisher = query.publisher(self._ledger, only, only, self.output)
         self._publisher.begin()
-        self._query = (
-            state_rows.writeStream.foreachBatch(self._publish)
-            .outputMode("update")
-            .option("checkpointLocation", self.storage.checkpoint)
-            .start()
-        )
+        self._query = query.start(self._publish)
 
     def take(self, records: list[str]) -> None:
         """Have the engine take records as one batch, and wait until it is published."""

@@ -18,8 +18,7 @@ from sluice import Context, Pipeline, Record, session, within
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.check import NoRecords, check_job
 from sluice.engine.job.compatibility import CompatibilityError
-from sluice.engine.job.dataframes import Frames
-from sluice.engine.job.registration import job_info
+from sluice.engine.job.query import JobQuery
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.settings import Settings
@@ -101,10 +100,9 @@ def remember(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
     settings = Settings.read({"SLUICE_HOME": str(home)})
     (job,) = plan(pipeline).jobs
     storage = Storage.of(job, 1, settings)
-    frames = Frames(spark, job, storage, NoRecords(spark), 1, dict.fromkeys(job.topics, 1))
-    frames.state_rows()
+    query = JobQuery(spark, storage, NoRecords(spark), dict.fromkeys(job.topics, 1))
     with Ledger.open(settings.ledger) as ledger:
-        ledger.jobs.register(job_info(storage, frames))
+        ledger.jobs.register(query.info)
         ledger.snapshots.publish(make_snapshot(0, pipeline=pipeline.name, job=job.name))
 
 

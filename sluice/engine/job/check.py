@@ -10,13 +10,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible, require_same_jobs
-from sluice.engine.job.dataframes import Frames
-from sluice.engine.job.registration import job_info
-from sluice.engine.publish.store_changes import check_changes
+from sluice.engine.job.query import JobQuery
 from sluice.engine.session import session
-from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.errors import EngineError, SluiceError, TopologyError
-from sluice.plan import FusedJob, Job, Plan
+from sluice.plan import Job, Plan
 from sluice.provision.checks import LOOPBACK
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
@@ -84,16 +81,11 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     name = job.pipeline.name
     storage = Storage.of(job, ledger.jobs.generation(name, job.name) or 1, settings)
     source = NoRecords(spark)
-    frames = Frames(spark, job, storage, source, 1, source.partitions(job.topics))
-    frames.state_rows()
-    try:
-        if isinstance(job, FusedJob):
-            check_changes(spark, job, frames.types)
-    except Unresolved as error:
-        raise unresolved_error(job, error) from None
+    query = JobQuery(spark, storage, source, source.partitions(job.topics), max_records=1)
+    query.check_changes()
     if ledger.snapshots.last_batch(storage.ref) is None:
         return ""
-    before, now = ledger.jobs.get(storage.ref), job_info(storage, frames)
+    before, now = ledger.jobs.get(storage.ref), query.info
     require_compatible(before, now)
     changed = changed_functions(before, now)
     return functions_changed(name, changed) if changed else ""

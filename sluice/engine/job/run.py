@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -16,15 +15,13 @@ from pyspark.sql import SparkSession
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import ensure_topics, message_limits, partition_counts
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible
-from sluice.engine.job.dataframes import Frames
 from sluice.engine.job.lease import PATIENCE, Lease, Patience, current_lease, this_process
-from sluice.engine.job.registration import job_info
+from sluice.engine.job.query import JobQuery
 from sluice.engine.job.replay import Sink, Step, joined, replay
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.retention import Retention
-from sluice.engine.publish.store_changes import GlobalTables
 from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
 from sluice.engine.read.identity import Positions, SourceIdentity
 from sluice.engine.read.kafka import KafkaInput
@@ -77,17 +74,19 @@ class JobRun:
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         direct = direct if self.steps is None else None  # a replay writes no output
         storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
-        query = _Query(self, storage, partitions, lease.epoch)
-        info, published = job_info(storage, query.frames), ledger.snapshots.last_batch(storage.ref)
+        source = KafkaInput(self.spark, self.settings.kafka)
+        query = JobQuery(self.spark, storage, source, partitions, lease.epoch, self.max_records)
+        info, published = query.info, ledger.snapshots.last_batch(storage.ref)
         before = None if published is None else ledger.jobs.get(storage.ref)
         require_compatible(before, info)
         with TransactionalOutput(self.settings.kafka, writer, limits) as output:
             storage.prepare(published, output.last_batch, ledger, lease.epoch)
             self._register(ledger, before, info)
-            tables = GlobalTables.load(self.job, storage.locations[0], published)
-            auditor = Auditor(storage, self.settings.run, lease.epoch, firsts)
-            known = (tables, auditor, query.frames.types, Retention.of(storage, partitions), limits)
-            publisher = Publisher(storage, ledger, lease, identity, output, *known, direct, partitions=partitions)
+            publisher = query.publisher(
+                ledger, lease, identity, output, published=published,
+                auditor=Auditor(storage, self.settings.run, lease.epoch, firsts), limits=limits, at_least_once=direct,
+                silent=self.steps is not None,
+            )  # fmt: skip
             with query_errors(publisher, storage, lease):
                 if self.steps is None:
                     publisher.begin()
@@ -96,18 +95,21 @@ class JobRun:
                     self._replay(query, publisher, firsts, self.steps)
         return publisher.read
 
-    def _replay(self, query: _Query, publisher: Publisher, firsts: Positions, steps: Sequence[Step]) -> None:
-        publisher.silent = True
-        steps = joined(self.job, query.frames.types, steps, firsts, self.max_records)
-        replay(query.storage, steps, firsts, publisher, partial(self._again, query, publisher))
+    def _replay(self, query: JobQuery, publisher: Publisher, firsts: Positions, steps: Sequence[Step]) -> None:
+        partitions = query.partitions
 
-    @staticmethod
-    def _again(query: _Query, publisher: Publisher, sink: Sink, step: Step) -> None:
-        """Run a batch with the numbers of partitions that the topics had then."""
-        publisher.partitions = {**query.now, **(step.partitions or {})}
-        publisher.retention = Retention.of(query.storage, publisher.partitions)
-        publisher.begin()
-        query.run(sink, publisher.partitions, once=True)
+        def again(sink: Sink, step: Step) -> None:
+            """Run one batch as one that took the topics to have as many partitions as they had then."""
+            publisher.partitions = {**partitions, **(step.partitions or {})}
+            publisher.retention = Retention.of(query.storage, publisher.partitions)
+            publisher.begin()
+            if publisher.partitions != query.partitions:
+                query.repartition(publisher.partitions)
+            with _without_adaptive_execution(self.spark):
+                query.run(sink, once=True)
+
+        steps = joined(self.job, query.frames.types, steps, firsts, self.max_records)
+        replay(query.storage, steps, firsts, publisher, again)
 
     def _register(self, ledger: Ledger, before: JobInfo | None, info: JobInfo) -> None:
         if before is not None and (changed := changed_functions(before, info)):
@@ -127,40 +129,6 @@ class JobRun:
         }
         ensure_topics(kafka, dict.fromkeys(own, 1), own)
         return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [dead_letters])
-
-
-class _Query:
-    """The streaming query of a job's run."""
-
-    def __init__(self, run: JobRun, storage: Storage, partitions: Mapping[str, int], epoch: int) -> None:
-        self.storage, self.now = storage, partitions
-        self._run, self._partitions, self._epoch = run, partitions, epoch
-        self._source = KafkaInput(run.spark, run.settings.kafka)
-        self.frames = self._made(partitions)
-        self._state_rows = self.frames.state_rows()
-
-    def _made(self, partitions: Mapping[str, int]) -> Frames:
-        run = self._run
-        return Frames(run.spark, run.job, self.storage, self._source, run.max_records, partitions, self._epoch)
-
-    def run(self, sink: Sink, partitions: Mapping[str, int] | None = None, *, once: bool = False) -> None:
-        """Run it until it has read all records, or for one batch (`once`).
-
-        `partitions` are the topics' numbers of partitions, if other than the current ones.
-        """
-        if partitions is not None and partitions != self._partitions:
-            self._partitions = partitions
-            self._state_rows = self._made(partitions).state_rows()
-        job = self._run.job
-        writer = (
-            self._state_rows.writeStream.foreachBatch(sink)
-            .outputMode("update")
-            .option("checkpointLocation", self.storage.checkpoint)
-            .trigger(**({"once": True} if once else {"availableNow": True}))
-            .queryName(f"{job.pipeline.name}.{job.name}")
-        )
-        with _without_adaptive_execution(self._run.spark) if once else nullcontext():
-            writer.start().awaitTermination()
 
 
 @contextmanager

@@ -1,0 +1,105 @@
+"""A job put together on a Spark session: a run, a rebuild, a check and a test differ only in its input and its ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from sluice.engine.batch.storage import Storage
+from sluice.engine.job.dataframes import Frames, Input
+from sluice.engine.job.registration import job_info
+from sluice.engine.job.replay import Sink
+from sluice.engine.publish.at_least_once import AtLeastOnce
+from sluice.engine.publish.audit import Auditor
+from sluice.engine.publish.publisher import HeldLease, IdentityCheck, Output, Publisher
+from sluice.engine.publish.retention import Retention
+from sluice.engine.publish.store_changes import GlobalTables, check_changes
+from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
+from sluice.plan import FusedJob, Job
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo
+
+
+@dataclass
+class JobQuery:
+    """A job's dataframes from an input to its changed state rows; its publisher; its streaming query.
+
+    Raises TopologyError for an expression that Spark cannot take.
+    """
+
+    spark: SparkSession
+    storage: Storage
+    input: Input
+    partitions: Mapping[str, int]
+    """Topic → how many partitions tasks take it to have."""
+    epoch: int = 0
+    """Of the lease under which state is written."""
+    max_records: int = 2_000_000
+    """The most records of the streams in a batch."""
+    frames: Frames = field(init=False)
+    rows: DataFrame = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.repartition(self.partitions)
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.storage.job
+
+    @property
+    def info(self) -> JobInfo:
+        """The job as readers will see it."""
+        return job_info(self.storage, self.frames)
+
+    def repartition(self, partitions: Mapping[str, int]) -> None:
+        """Make the dataframes for topics with as many partitions."""
+        self.partitions = partitions
+        self.frames = Frames(self.spark, self.job, self.storage, self.input, self.max_records, partitions, self.epoch)
+        self.rows = self.frames.state_rows()
+
+    def check_changes(self) -> None:
+        """Have Spark look at what is made of stores' changes, too, which otherwise happens in the first batch."""
+        try:
+            if isinstance(self.job, FusedJob):
+                check_changes(self.spark, self.job, self.frames.types)
+        except Unresolved as error:
+            raise unresolved_error(self.job, error) from None
+
+    def publisher(
+        self,
+        ledger: Ledger,
+        lease: HeldLease,
+        identity: IdentityCheck,
+        output: Output,
+        *,
+        published: int | None = None,
+        auditor: Auditor | None = None,
+        limits: Mapping[str, int] | None = None,
+        at_least_once: AtLeastOnce | None = None,
+        silent: bool = False,
+    ) -> Publisher:
+        """What publishes the batches after `published`, the last one that is; `silent`: without output."""
+        tables = GlobalTables.load(self.job, self.storage.locations[0], published)
+        retention = Retention.of(self.storage, self.partitions)
+        return Publisher(
+            self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention, limits or {},
+            at_least_once, self.partitions, silent,
+        )  # fmt: skip
+
+    def start(self, sink: Sink) -> StreamingQuery:
+        """Start the streaming query, which runs until it is stopped."""
+        return self._writer(sink).start()
+
+    def run(self, sink: Sink, *, once: bool = False) -> None:
+        """Run the streaming query until it has read what there is; `once`: for one batch."""
+        writer = self._writer(sink).queryName(f"{self.job.pipeline.name}.{self.job.name}")
+        (writer.trigger(once=True) if once else writer.trigger(availableNow=True)).start().awaitTermination()
+
+    def _writer(self, sink: Sink) -> DataStreamWriter:
+        checkpoint = self.storage.checkpoint
+        return self.rows.writeStream.foreachBatch(sink).outputMode("update").option("checkpointLocation", checkpoint)
