@@ -128,7 +128,7 @@ def tried(
         frozenset(number for number, name in enumerate(risky) if name == key),
         tuple((sql_of(builder, scope, part), why) for name in risky for part, why in causes(texts[name])),
     )
-    same = next((one for one in made if replace(attempt, name=one.name) == one), None)
+    same = next((other for other in made if replace(attempt, name=other.name) == other), None)
     if same is None:
         builder.attempts.append(attempt)
         add(builder, scope.stage, scope.depth + 1, attempt)

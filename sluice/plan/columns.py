@@ -141,11 +141,11 @@ def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
     parts = {name: in_order(text) for name, text in node.columns.items()}
     functions: dict[tuple[str, str | None, int], None] = {}
     columns = []
-    for name, one in parts.items():
-        assert isinstance(one, Parts)
-        functions |= dict.fromkeys(one.functions)
-        places = {f"a{i}": f"a{list(functions).index(function)}" for i, function in enumerate(one.functions)}
-        columns.append((name, parse(one.text).on(places)))
+    for name, aggregate in parts.items():
+        assert isinstance(aggregate, Parts)
+        functions |= dict.fromkeys(aggregate.functions)
+        places = {f"a{i}": f"a{list(functions).index(function)}" for i, function in enumerate(aggregate.functions)}
+        columns.append((name, parse(aggregate.text).on(places)))
     plain = [text for _, text in columns] == [f"a{i}" for i in range(len(functions))]
     return () if plain else tuple(columns)
 
@@ -279,14 +279,14 @@ def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
     name = f"r{node.number}"
     may_fail_here(builder, scope, node, f"{name}.error")
     others = {
-        builder.explosion_depths[one]: one
-        for one in builder.explosions.get(scope.stage, ())
-        if one not in scope.exploded
+        builder.explosion_depths[number]: number
+        for number in builder.explosions.get(scope.stage, ())
+        if number not in scope.exploded
     }
     depth = scope.depth + 1
     while depth in others:  # there, Spark would call it for every row of this record
         depth += 1
-    once = [scope.passed, *(f"coalesce(x{one}_pos, 0) = 0" for layer, one in others.items() if layer < depth)]
+    once = [scope.passed, *(f"coalesce(x{number}_pos, 0) = 0" for layer, number in others.items() if layer < depth)]
     passed = f"({' AND '.join(once)})" if len(once) > 1 else scope.passed
     call = f"python_{node.number}({passed}, {key}, {scope.json(builder, passed)})"
     add(builder, scope.stage, depth, Column(name, call, node.number))

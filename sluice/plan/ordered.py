@@ -118,18 +118,21 @@ def _sums_in_order(node: nodes.Aggregate) -> bool:
     """Whether sums are only exact record by record. Aggregates with functions that only Spark has stay in Spark."""
     if any(isinstance(in_order(text), str) for text in node.columns.values()):
         return False
-    known = types_after(node.parent) | METADATA
-    return any(sums_depend_on_order(text, known) for text in node.columns.values())
+    types = types_after(node.parent) | METADATA
+    return any(sums_depend_on_order(text, types) for text in node.columns.values())
 
 
 def _result_may_fail(node: nodes.Aggregate) -> bool:
-    known = types_after(node.parent) | METADATA
-    return any(result_may_fail(text, known) for text in node.columns.values())
+    types = types_after(node.parent) | METADATA
+    return any(result_may_fail(text, types) for text in node.columns.values())
 
 
 def _orders(texts: Iterable[str]) -> bool:
     parts = [in_order(text) for text in texts]
-    return any(isinstance(one, Parts) and {name for name, *_ in one.functions} & ORDER_MATTERS for one in parts)
+    return any(
+        isinstance(aggregate, Parts) and {name for name, *_ in aggregate.functions} & ORDER_MATTERS
+        for aggregate in parts
+    )
 
 
 def _ends_plainly(pipeline: Pipeline, node: nodes.Node) -> bool:
@@ -157,7 +160,7 @@ class Planner:
         for node in self.nodes:
             if (
                 not isinstance(node, nodes.Merge)
-                or len({scope_of(self.builder, one).stage for one in node.streams}) > 1
+                or len({scope_of(self.builder, stream).stage for stream in node.streams}) > 1
             ):
                 self.operators.append(self._operator(node))
         numbers = Counter(store.group_id for operator in self.operators for store in operator.stores.values())
@@ -222,7 +225,7 @@ class Planner:
     def _operator(self, node: nodes.Node) -> OrderedOperator:
         inline = None
         if isinstance(node, nodes.Suppress):
-            inline = next((one for one in self.operators if one.number == node.parent.number), None)
+            inline = next((operator for operator in self.operators if operator.number == node.parent.number), None)
         functions = self._functions(node)
         edges = [] if inline else self._sides(node, functions)
         stage = inline.stage if inline else max(edge.stage for edge in edges) + 1

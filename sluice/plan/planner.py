@@ -259,21 +259,21 @@ def _groups(builder: PlanBuilder, fused: list[nodes.Aggregate]) -> list[Aggregat
 
 def _risk(node: nodes.Aggregate) -> tuple[str, ...]:
     """The arguments of an aggregate that can fail."""
-    known = types_after(node.parent) | METADATA
-    return tuple(sql for sql in _arguments([node]) if may_fail(sql, known))
+    types = types_after(node.parent) | METADATA
+    return tuple(sql for sql in _arguments([node]) if may_fail(sql, types))
 
 
 def _arguments(members: list[nodes.Aggregate]) -> list[str]:
     """The expressions computed before the aggregates of stores of one stream."""
-    known = types_after(members[0].parent) | METADATA
+    types = types_after(members[0].parent) | METADATA
     texts = [text for node in members for text in node.columns.values()]
-    return list(dict.fromkeys(sql for text in texts for sql in without_risk(text, known)[1].values()))
+    return list(dict.fromkeys(sql for text in texts for sql in without_risk(text, types)[1].values()))
 
 
 def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) -> AggregationGroup:
     first = members[0]
     scope = scope_of(builder, first.parent)
-    known = types_after(first.parent) | METADATA
+    types = types_after(first.parent) | METADATA
     arguments = {sql: f"__argument_{i}" for i, sql in enumerate(_arguments(members))}
     texts = {"key": first.key} | {name: sql for sql, name in arguments.items()}
     scope, sqls = tried(builder, scope, first, first.parent, texts, key="key")
@@ -285,7 +285,7 @@ def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) ->
     for node in members:
         columns = []
         for name, text in node.columns.items():
-            safe, replaced = without_risk(text, known)
+            safe, replaced = without_risk(text, types)
             read = {name: arguments[replaced[name]] if name in replaced else name for name in parse(safe).fields}
             for name_there in read.values():
                 column = sqls[name_there] if name_there in sqls else column_read(builder, scope, name_there)
@@ -347,8 +347,8 @@ def _table_sink(
             made = ", ".join(
                 f"{literal(name)}, {parse(text).on(columns | _TABLE)}" for name, text in node.columns.items()
             )
-            known = types_after(node.parent) | CHANGE_METADATA
-            risky = [text for text in node.columns.values() if may_fail(text, known)]
+            types = types_after(node.parent) | CHANGE_METADATA
+            risky = [text for text in node.columns.values() if may_fail(text, types)]
             blamed = [(parse(part).on(columns | _TABLE), why) for text in risky for part, why in causes(text)]
             steps.append(Select(f"named_struct({made})", node.number, tuple(blamed)))
             columns = {name: f"v.{quoted(name)}" for name in node.columns}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Struct, field
 
-from sluice import Decimal2, Pipeline, tumbling
+from sluice import Decimal2, Pipeline, tumbling, within
 from sluice.plan import Attempt, Column, FusedJob, Job, Lookup, OrderedJob, Select, explain, load_plan, plan
 from sluice.topology.dsl import Stream
 from sluice.topology.expressions import parse
@@ -349,3 +349,27 @@ def test_a_merge_is_an_operator_only_across_stages() -> None:
         ("Deduplicate", 1), ("Deduplicate", 1), ("Merge", 2),
     ]  # fmt: skip
     assert "stage 2 merge" in explain(plan(pipeline))
+
+
+def test_tombstones_move_the_stream_time_of_joined_tables_and_not_of_joined_streams() -> None:
+    pipeline = Pipeline("joined", workers=1)
+    left, right = (pipeline.table(topic, value=Shop, key="shop") for topic in ("left", "right"))
+    left.join(right).suppress_until_time_limit("1 second").to("tables")
+    one, other = (pipeline.stream(topic, value=Shop, key="shop") for topic in ("one", "other"))
+    one.join(other, within("1 minute")).to("streams")
+    job = planned(pipeline)
+    assert isinstance(job, OrderedJob)
+    valued = {operator.step.title: {edge.valued for edge in operator.edges} for operator in job.operators}
+    assert valued["inner join with right"] == {False}
+    assert valued["inner join with other"] == {True}
+
+
+def test_a_column_says_which_step_and_which_field_it_is_for() -> None:
+    stream = sales()
+    stream.filter("quantity > 1").select(double="amount * 2").to("out")
+    made = job(stream)
+    steps = [str(made.step_of(column)).split(":")[0] for column in ("n1", "n2_double", "o3_value")]
+    assert steps == ["filter at test_plan.py", "select at test_plan.py", "topic out at test_plan.py"]
+    assert made.field_names["n2_double"] == "double"
+    assert made.field_names["s0_amount"] == "amount"
+    assert made.step_of("unknown") is None
