@@ -1,6 +1,6 @@
 """The orders pipeline over a topic of its own, beside the same topology in Kafka Streams: `orders.py --peer FOLDER`.
 
-What is timed for Sluice: from the start of spark-submit, with an empty state, until the ledger shows a snapshot that holds
+What is timed for Sluice: from the start of spark-submit, with an empty state, until the ledger shows a snapshot with
 every order, so that every store can be queried. For Kafka Streams, exactly-once: from the start of its process until
 the last order has gone through all aggregations. The two run in turn over the same topic; what is compared is the
 ratio of each pair. After the last run all eight stores are compared with totals computed by other means.

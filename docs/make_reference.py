@@ -27,7 +27,8 @@ PUBLIC: dict[str, list[Any]] = {
     "Topology": [
         topology.Pipeline, topology.Serde, topology.Stream, topology.GroupedStream, topology.WindowedStream,
         topology.Table, topology.GlobalTable, topology.GroupedTable, topology.Processed, topology.struct,
-        topology.tumbling, topology.hopping, topology.sliding, topology.session, topology.within, topology.Window, contracts.Digits,
+        topology.tumbling, topology.hopping, topology.sliding, topology.session, topology.within, topology.Window,
+        contracts.Digits,
         topology.load_pipeline, topology.load_pipelines,
     ],
     "Processors": [processor.Processor, processor.Record, processor.Context, processor.Store, processor.Timer],

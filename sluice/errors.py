@@ -92,7 +92,7 @@ class StateError(SluiceError):
 class DamagedState(StateError):
     """Published state is missing or altered.
 
-    `workers` maps the number of each damaged worker to its shard's location, without a password. It is empty if the error
+    `workers` maps the number of each damaged worker to its shard's location without a password; empty if the error
     comes from a shard that was opened on its own.
     """
 

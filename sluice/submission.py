@@ -82,7 +82,7 @@ def submission(
     variables = environment(settings, kafka)
     with ExitStack() as stack:
         if master.startswith("local"):
-            # The driver's ports are for this machine only. Jars on the class path, unlike others, can be in the archive.
+            # The driver's ports are for this machine only. Only jars on the class path can be in the archive.
             variables["SPARK_LOCAL_IP"] = LOOPBACK
             temporary = stack.enter_context(temporary_files())
             archive = stack.enter_context(class_archive(settings.jars.parent, jars))

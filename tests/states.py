@@ -44,7 +44,7 @@ def make_audit(batch: int, epoch: int, *sources: SourceAudit) -> Audit:
 
 @dataclass
 class States:
-    """A job with a store `totals` (state row 0, slot 0), `revenue` (state row 0, slot 1) and `windows` (state row 1, slot 0)."""
+    """A job with a store `totals` (group 0, column 0), `revenue` (group 0, column 1) and `windows` (group 1)."""
 
     database: str
     workers: int = 2
@@ -98,7 +98,7 @@ class States:
         return self.ledger.placements.written_at(self.ref, locations)
 
     def publish(self, values: Mapping[str, str | None] | Iterable[Row] = (), **snapshot: Any) -> Snapshot:
-        """Publish a batch: rows, or values of state row 0 by key; each row goes to its key's owner, global ones to all."""
+        """Publish a batch: rows, or values of group 0 by key; each row goes to its key's owner, global ones to all."""
         self.batch += 1
         if isinstance(values, Mapping):
             values = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in values.items()]

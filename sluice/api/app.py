@@ -14,7 +14,7 @@ from sluice.settings import settings
 
 
 def generic_app(folder: Path | None = None) -> ASGIApp:
-    """The app for `/sluice`: the generic view and the page. `folder` holds the pipelines and the routes of one's own."""
+    """The app for `/sluice`: the generic view and the page. `folder` holds the pipelines and their own routes."""
     page_router = page.router(folder or settings().pipelines)
     routers = (page_router, stores.router, changes.router, pipelines.router)
     return App([route for router in routers for route in router.routes], StaticFiles(directory=page.STATIC))

@@ -9,6 +9,6 @@ import sluice.engine.publish.shard_writer
 import sluice.engine.read.streams  # noqa: F401
 
 if __name__ == "__main__":
-    # Workers collect garbage after every task. Without freezing, scanning all imported modules takes longer than a task.
+    # Workers collect garbage after every task. Unless frozen, scanning all imported modules takes longer than a task.
     gc.freeze()
     manager()

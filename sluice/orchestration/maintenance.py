@@ -7,8 +7,8 @@ from typing import Any
 import structlog
 
 from sluice.errors import StateError
-from sluice.retention import retain
 from sluice.settings import settings
+from sluice.snapshot_retention import retain
 from sluice.state.ledger.ledger import Ledger
 
 log = structlog.get_logger(__name__)

@@ -1,7 +1,7 @@
 """Queries: one pinned snapshot, a key from its owner, everything else from all workers at once."""
 
 from sluice.answers import WorkerStatus
-from sluice.query.read_point import AsOf
+from sluice.query.as_of import AsOf
 from sluice.query.reader import Reader
 from sluice.query.results import Answer, Changes, Combined, Counted, Page, Pin
 from sluice.state.queries.aggregates import Group

@@ -11,7 +11,7 @@ import msgspec
 
 from sluice import answers
 from sluice.errors import Incomplete, NotFound, QueryError
-from sluice.query.read_point import AsOf
+from sluice.query.as_of import AsOf
 from sluice.query.reader import Reader
 from sluice.query.times import parse_time
 from sluice.settings import settings

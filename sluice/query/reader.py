@@ -9,15 +9,15 @@ from typing import TypeVar
 
 from sluice.answers import WorkerStatus
 from sluice.errors import QueryError, StateError
-from sluice.query.catalogue import Catalogue
+from sluice.query.execution import Own, Workers
 from sluice.query.limits import Gate
+from sluice.query.pinning import Catalogue
 from sluice.query.results import Answer, Changes, Combined, Counted, Page, Pin
-from sluice.query.workers import Own, Workers
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, WorkerInfo, owner
 from sluice.state.queries.aggregates import Aggregates, Group, Order, largest
 from sluice.state.queries.entries import Entry
-from sluice.state.queries.queries import Aggregate, Changed, Count, Query, Scan, Top, Value, Values
+from sluice.state.queries.worker_queries import Aggregate, Changed, Count, Query, Scan, Top, Value, Values
 from sluice.state.shard.ranges import EVERYTHING, Range
 
 T = TypeVar("T")

@@ -50,7 +50,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Answer(Result):
-    """Entries of one snapshot."""
+    """Entries of one snapshot, with the status of each worker that was queried."""
 
     entries: list[Entry]
 
@@ -64,15 +64,11 @@ class Page(Answer):
 
 @dataclass(frozen=True)
 class Counted(Result):
-    """The number of entries."""
-
     entries: int
 
 
 @dataclass(frozen=True)
 class Combined(Result):
-    """Aggregates, by group."""
-
     groups: list[Group]
 
 

@@ -46,7 +46,6 @@ class HttpClient:
         return await self._send(connection, request)
 
     async def close(self) -> None:
-        """Close the idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -102,11 +101,9 @@ class _Connection(asyncio.Protocol):
         self._fail(ConnectionResetError("The connection broke."))
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser."""
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
         self.is_open = self._parser.should_keep_alive()
         if self._response is not None and not self._response.done():
             self._response.set_result((self._parser.get_status_code(), b"".join(self._parts)))

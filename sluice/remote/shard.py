@@ -110,7 +110,6 @@ class RemoteShard(Shard):
         self._call("POST", "/states/verify", msgspec.json.encode((as_of, published)))
 
     def drop(self) -> None:
-        """Delete the shard."""
         self._call("DELETE", "")
         self.close()
 

@@ -10,7 +10,7 @@ import msgspec
 from sluice.errors import StateError
 from sluice.remote.connection import NotAStateServer, response_content, server_token, tls_context
 from sluice.remote.http_client import HttpClient
-from sluice.state.queries.queries import RESULTS, Query, Value, Values
+from sluice.state.queries.worker_queries import RESULTS, Query, Value, Values
 
 T = TypeVar("T")
 
@@ -34,7 +34,6 @@ class RemoteWorker:
         return await self._call(query)
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.close()
 

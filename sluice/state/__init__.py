@@ -1,7 +1,5 @@
-"""Published state: the ledger that says which snapshots exist, and the workers' shards that hold their rows.
+"""Published state: the ledger says which snapshots exist, the workers' shards hold their rows.
 
-The ledger (`ledger`, `tables`, `model`) keeps `jobs`, `snapshots`, `audits`, `sources`, `leases`, `damages` and workers'
-`places`. A `shard` keeps state rows, by `statements`, and states of `operators`, with `checksums`; `addresses` says where it
-lies, `ranges` what part of it is asked for. `drivers` are `sqlite` and `postgres`; what lies elsewhere is `remote`.
-`retention` removes what no kept snapshot can show.
+`ledger` registers jobs, snapshots, leases, audits and the placement of workers. `shard` is one worker's versioned state
+rows and operator states. `queries` runs one query on one shard. `model` has the values they share.
 """

@@ -26,7 +26,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn, CreateTable
 
 from sluice.errors import SettingsError, StateError
-from sluice.ownership import close_database, make_file, make_folder
+from sluice.file_modes import close_database, make_file, make_folder
 
 BUSY_SECONDS = 10.0
 """How long a writer of SQLite waits for another one."""

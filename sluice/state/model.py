@@ -1,7 +1,8 @@
 """The values the ledger keeps and the readers of state see.
 
 A *state row* is what one aggregation keeps for one key (and one window): the values of all stores that share the
-aggregation's filter, key and window. A worker's *shard* holds versioned state rows; a *snapshot* is one published batch of a job.
+aggregation's filter, key and window. A worker's *shard* holds versioned state rows; a *snapshot* is one published
+batch of a job.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from sluice.remote.opening import open_shard
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
-from sluice.testing.piped import PipedRun
+from sluice.testing.piped_run import PipedRun
 from sluice.topology.pipeline import Pipeline
 
 Headers = Mapping[str, str | bytes | None]
@@ -127,7 +127,7 @@ class TopologyTestDriver:
                 run.take(waiting)
 
     def advance(self, milliseconds: int) -> None:
-        """Move the wall clock on, for timers that go by it and for partitions that are idle: seen with the next snapshot."""
+        """Advance the wall clock for its timers and for idle partitions. The next snapshot shows the effect."""
         self.commit()
         for run in self._runs:
             run.advance(milliseconds)
@@ -156,7 +156,7 @@ class TopologyTestDriver:
         if not found:
             raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
         run = next(run for run in self._runs if run.job.name == found[0].job)
-        return dict(_state_rows(run.storage.locations, found[0], run.batch))
+        return dict(_read(run.storage.locations, found[0], run.batch))
 
     def counts(self) -> dict[str, int]:
         """What became of all records: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP`, and so on."""
@@ -204,14 +204,13 @@ def _text(value: str | bytes | None) -> str | bytes | None:
         return value
 
 
-def _state_rows(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
+def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
     for location in locations[:1] if store.kind == "global" else locations:
         with open_shard(location) as shard:
-            for group_id in shard.scan(store.group_id, batch, limit=1_000_000):
-                assert group_id.value is not None
-                window = (group_id.window_start, group_id.window_end)
-                key = (group_id.key, *window) if store.kind == "window" else group_id.key
-                yield key, msgspec.json.decode(group_id.value)[store.store_column]
+            for row in shard.scan(store.group_id, batch, limit=1_000_000):
+                assert row.value is not None
+                key = (row.key, row.window_start, row.window_end) if store.kind == "window" else row.key
+                yield key, msgspec.json.decode(row.value)[store.store_column]
 
 
 def shared_session() -> SparkSession:

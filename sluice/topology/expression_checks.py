@@ -27,7 +27,7 @@ _NOT_ADDED = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "BINARY", "ARRAY", "MAP"
 
 
 def require(text: str, known: Mapping[str, str], where: str, need: Need = "") -> None:
-    """Raise TopologyError if `text` calls an unknown function, reads an unknown field of an object, or has a wrong type."""
+    """Raise TopologyError if `text` calls an unknown function, reads an object's unknown field, or has a wrong type."""
     tree = sqlglot.parse_one(text, dialect="spark")
     where = f"{where}: {text!r}"
     for node in tree.walk():

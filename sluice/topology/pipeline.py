@@ -33,7 +33,7 @@ class Pipeline(Graph):
 
     `on_error` says what happens to a record that cannot be read, processed or written; sources, steps, stores and sinks
     can override it. `dead_letter` writes the record to `{name}_dead_letters` with the reason, `skip` counts it, `fail`
-    ends the run before anything of its batch is visible. A run also fails if one step fails for more than `max_failures`
+    ends the run before anything of its batch is visible. A run also fails if a step fails for more than `max_failures`
     records of a batch, as a number of records or as a share of the records read.
     """
 

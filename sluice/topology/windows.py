@@ -68,8 +68,8 @@ def kept_for(window: AnyWindow, retention: Duration) -> int:
     needed = open_for(window)
     if retention_ms < needed:
         raise TopologyError(
-            f"The retention of {window} at {source_line()} is {retention_ms} ms, but it accepts records for {needed} ms "
-            "after its end.",
+            f"The retention of {window} at {source_line()} is {retention_ms} ms, but it accepts records for "
+            f"{needed} ms after its end.",
             next_step=f"Set it to at least {needed} ms.",
         )
     return retention_ms

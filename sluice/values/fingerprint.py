@@ -67,11 +67,11 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
 
 def _used(function: FunctionType, seen: set[int]) -> Iterator[str]:
     """The values that a function uses from its own module and from enclosing functions."""
-    state_rows = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    for name in sorted(state_rows):
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    for name in sorted(cells):
         yield name
         try:
-            yield from _described(state_rows[name].cell_contents, seen)
+            yield from _described(cells[name].cell_contents, seen)
         except ValueError:
             continue  # the name is not bound yet
     for name in sorted(set(_names(function.__code__))):

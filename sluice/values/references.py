@@ -17,7 +17,7 @@ class Loader(Protocol):
 class Reference:
     """A function, class or instance of an author.
 
-    How it is pickled is up to the engine (`engine.steps.pickling`), since Spark's tasks may not be able to import its module.
+    The engine decides how to pickle it (`engine.steps.pickling`): Spark's tasks may be unable to import its module.
     What has come out of a pickle is looked up when `value` is first read. Two references are equal if they refer to
     the same object, or to functions with the same code.
     """

@@ -19,7 +19,7 @@ from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, LeaseError
 from sluice.plan import plan
-from sluice.retention import retain
+from sluice.snapshot_retention import retain
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.jobs import Jobs
 from sluice.state.ledger.leases import Holder

@@ -184,7 +184,7 @@ def test_nothing_is_rebuilt_under_a_driver_that_works(start: Start) -> None:
         assert ledger.jobs.generations(running.pipeline.name, "main") == [1]
 
 
-def test_windows_that_were_let_go_of_are_gone_in_what_is_built_anew_too(start: Start) -> None:
+def test_expired_windows_are_missing_after_a_rebuild_too(start: Start) -> None:
     def a_day(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         by_shop(pipeline, names).windowed_by(GRACE, retention="1 hour").count(store="n_window")

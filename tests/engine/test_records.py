@@ -105,7 +105,7 @@ def two_topics(names: Names) -> Pipeline:
 def test_two_topics_of_different_contracts_are_one_job(start: Start) -> None:
     running = start(two_topics, sales=2)
     running.send("sales", sale("a", at="08:00:00"))
-    running.send("moves", ("k", address("a", "Aachen")), (None, address("b", "Bonn")), (b"\xff", address("c", "StateRowe")),
+    running.send("moves", ("k", address("a", "Aachen")), (None, address("b", "Bonn")), (b"\xff", address("c", "Celle")),
                  ("k", address("a", "Essen")), timestamp=millis("09:00:00"))  # fmt: skip
     running.send("moves", ("k", sale("a")), timestamp=millis("09:00:00"))
     assert running.run() == 6

@@ -58,7 +58,7 @@ def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], 
 
 def retain(ledger: str, pipeline: str, keep: str) -> Callable[[], object]:
     """Forgetting all snapshots but the newest."""
-    from sluice.retention import retain as forget
+    from sluice.snapshot_retention import retain as forget
     from sluice.state.ledger.ledger import Ledger
 
     return lambda: forget(Ledger.open(ledger), pipeline, int(keep), 0.0)

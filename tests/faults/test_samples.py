@@ -42,12 +42,12 @@ from sluice.engine.job.lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import NO_WINDOW
+from sluice.state.model import NO_WINDOW, JobRef
 from sluice.remote.opening import open_shard
 
 ledger, place, key, beat = sys.argv[1:]
 with Ledger.open(ledger) as opened, open_shard(place, to_write=True) as shard:
-    with Lease(opened.leases, "orders", "totals", 1, this_process(""), Patience(beat_s=float(beat))) as lease:
+    with Lease(opened.leases, JobRef("orders", "totals", 1), this_process(""), Patience(beat_s=float(beat))) as lease:
         print("holds it", flush=True)
         sys.stdin.readline()
         try:

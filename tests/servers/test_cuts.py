@@ -1,4 +1,4 @@
-"""Snapshots published under constant queries over two hosts: every answer is of one snapshot, and none goes backward."""
+"""Snapshots published under constant queries over two hosts: each answer is of one snapshot, and none goes back."""
 
 from __future__ import annotations
 

@@ -10,11 +10,12 @@ import httpx
 import pytest
 
 from sluice.errors import NotFound, Refused, StateError
+from sluice.query import execution
 from sluice.remote.opening import open_shard
 from sluice.remote.server.moves import move
 from sluice.remote.server.run import Options, claim
-from sluice.retention import retain
 from sluice.settings import settings
+from sluice.snapshot_retention import retain
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from sluice.state.shard.ranges import Range
@@ -196,7 +197,7 @@ def test_a_worker_moves_to_another_host_while_it_is_asked(hosts: list[Host], sta
     assert answer.json()["orderCount"] == 101
 
 
-def test_windows_are_let_go_of_at_whatever_host_they_are(states: States) -> None:
+def test_windows_expire_on_every_host(states: States) -> None:
     with open_shard(states.written_at[owner("store_1", 4)], to_write=True) as shard:
         shard.expire(1, {2: 2**62}, epoch=1)
         assert [len(shard.scan(2, as_of)) for as_of in (0, 1)] == [1, 0]
@@ -277,9 +278,7 @@ def test_a_move_goes_to_a_state_server_only(hosts: list[Host], states: States) -
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sluice.query import workers
-
-    monkeypatch.setattr(workers, "WORKER_SECONDS", 0.3)
+    monkeypatch.setattr(execution, "WORKER_SECONDS", 0.3)
 
 
 def test_a_worker_that_hangs_is_unavailable_after_its_time_and_not_waited_for_again_at_once(

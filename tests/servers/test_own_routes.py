@@ -20,7 +20,7 @@ from sluice.api.views import own, own_files
 from sluice.api.views.access import ApiState
 from sluice.errors import TooSlow
 from sluice.query import Reader
-from sluice.query.catalogue import FRESH_SECONDS
+from sluice.query.pinning import FRESH_SECONDS
 from tests.docs.pages import files, read
 from tests.states import States
 

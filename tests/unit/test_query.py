@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 
 from sluice.errors import NotFound, NotReady, QueryError, StateError
 from sluice.query import Answer, AsOf, Pin, Reader
-from sluice.query import catalogue as catalogue_module
+from sluice.query import pinning as catalogue_module
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, owner
 from sluice.state.shard.ranges import Range
@@ -164,7 +164,7 @@ def test_an_unreadable_shard_makes_the_answer_partial(local: States, damage: str
     assert str(lost) not in answer.workers[1].reason
     assert set(values(answer)) == {key for key in keys if owner(key, 3) != 1}
     mine = next(key for key in keys if owner(key, 3) == 1)
-    with pytest.raises(StateError, match="Worker 1, which has the key, is unavailable"):
+    with pytest.raises(StateError, match="Worker 1, which owns the key, is unavailable"):
         ask(reader, mine)
 
     lost.unlink(missing_ok=True)

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, TooSlow
 from sluice.query import Answer, AsOf, Combined, Entry, Pin, Reader
-from sluice.query import catalogue as catalogue_module
+from sluice.query import pinning as catalogue_module
+from sluice.query.as_of import parse_positions
 from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.limits import Gate
-from sluice.query.read_point import parse_positions
-from sluice.retention import retain
+from sluice.snapshot_retention import retain
 from sluice.state.deadlines import deadline
 from sluice.state.model import JobRef
-from sluice.state.queries import queries
+from sluice.state.queries import worker_queries
 from sluice.state.queries.aggregates import Aggregates
 from sluice.state.shard.ranges import Range
 from sluice.state.shard.shard import LocalShard
@@ -273,7 +273,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> States:
 
 @pytest.mark.parametrize("kind", QUERIES)
 def test_a_slow_query_is_interrupted(slow: States, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "QUERY_SECONDS", 0.01)
+    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", 0.01)
     with pytest.raises(TooSlow, match=r"exceeded the limit of 0\.01 s"):
         ask(slow, QUERIES[kind], "windows")
     assert not threads_at_work()
@@ -303,10 +303,10 @@ def test_postgresql_interrupts_a_slow_statement(states: States, monkeypatch: pyt
 
 def test_a_count_in_a_busy_database_is_interrupted(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     states.publish((1, f"k{n % 50}", n * 1_000, n * 1_000 + 1_000, f"[{n}]") for n in range(60_000))
-    monkeypatch.setattr(queries, "QUERY_SECONDS", 0.01)
+    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", 0.01)
     with pytest.raises(TooSlow, match="exceeded the limit"):
         ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows")
-    monkeypatch.setattr(queries, "QUERY_SECONDS", 60.0)
+    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", 60.0)
     assert ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows").entries == 60_000 - 1
 
 
@@ -337,7 +337,7 @@ def test_keys_with_nul_are_found_counted_and_paged(states: States) -> None:
 
 
 def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "QUERY_SECONDS", 0.3)
+    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", 0.3)
 
     async def run() -> list[float]:
         reader = Reader(slow.ledger)

@@ -45,7 +45,8 @@ large: Stream[Order] = orders.filter(lambda order: order.amount > 3).filter(lamb
 lines: Stream[Line] = large.map_values(lambda order: Line(order.item, order.amount / 2), returns=Line)
 keyed: Stream[Line] = lines.map(lambda line: (line.item, line), returns=Line)
 items: Stream[str] = lines.flat_map_values(lambda key, line: [line.item], returns=str)
-sums: Table[int] = orders.group_by(lambda order: order.item).aggregate(int, lambda n, order: n + order.amount, store="n")
+by_item = orders.group_by(lambda order: order.item)
+sums: Table[int] = by_item.aggregate(int, lambda n, order: n + order.amount, store="n")
 count: Table[int] = orders.group_by_key().windowed_by(tumbling("1 minute")).count(store="per_minute")
 largest: Table[Order] = orders.group_by_key().reduce(lambda a, b: max(a, b, key=lambda o: o.amount), store="largest")
 columns = orders.select("item", shop={"id": "item"}).filter(lambda value: value["shop"]["id"] != "").to_table(store="s")
@@ -58,9 +59,9 @@ WRONG = {
     "orders.filter(lambda key, order: order.amuont > 3)": "attr-defined|call-overload|arg-type|misc",
     "orders.map_values(lambda order: order.item, returns=int)": 'expected "Callable[[Order], int | None]"',
     "orders.map_values(lambda order: order.amuont, returns=int)": '"Order" has no attribute "amuont"',
-    "orders.map_values(lambda order: order.amount, returns=int).filter(lambda n: n.item)": '"int" has no attribute "item"',
+    "orders.map_values(lambda o: o.amount, returns=int).filter(lambda n: n.item)": '"int" has no attribute "item"',
     "orders.flat_map_values(lambda order: order.amount)": "Iterable",
-    "orders.group_by_key().aggregate(int, lambda n, order: n + order.amuont, store='n')": '"Order" has no attribute "amuont"',
+    "orders.group_by_key().aggregate(int, lambda n, o: n + o.amuont, store='n')": '"Order" has no attribute "amuont"',
     "orders.group_by_key().reduce(lambda order, other: order.amount, store='n')": "Order",
     "pipeline.stream('lines', value=Line).process(Sums)": "Processor[Line]",
     "orders.select('item').filter(lambda value: value.item)": '"dict[str, Any]" has no attribute "item"',

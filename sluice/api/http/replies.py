@@ -14,7 +14,7 @@ from starlette.responses import Response
 from sluice import answers
 from sluice.answers import WorkerStatus
 from sluice.query import Entry, Pin
-from sluice.query.catalogue import JobSnapshot
+from sluice.query.pinning import JobSnapshot
 from sluice.state.model import NO_WINDOW, Snapshot
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")

@@ -17,8 +17,8 @@ from sluice.api.http.replies import Payload, etag
 from sluice.api.http.routes import Unchanged
 from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.query import AsOf, Pin, Reader
-from sluice.query.catalogue import JobSnapshot
-from sluice.query.read_point import parse_positions
+from sluice.query.as_of import parse_positions
+from sluice.query.pinning import JobSnapshot
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger

@@ -24,7 +24,7 @@ from sluice.api.views.access import Access, access
 from sluice.api.views.stores import Store
 from sluice.errors import Busy, SluiceError
 from sluice.query import Pin
-from sluice.query.read_point import parse_snapshot
+from sluice.query.as_of import parse_snapshot
 
 router = Router("stores", "/v1/stores", 400, 404, 429)
 

@@ -27,7 +27,7 @@ from sluice.api.http.routes import PATH_PARAMETER, Route
 from sluice.api.views.access import Access, access
 from sluice.errors import NotFound, NotReady, RouteError, TooSlow
 from sluice.query import Entry, Group, Pin
-from sluice.query.catalogue import JobSnapshot
+from sluice.query.pinning import JobSnapshot
 from sluice.query.reader import Reader
 from sluice.query.times import parse_time
 from sluice.state.model import WorkerInfo, owner

@@ -16,9 +16,9 @@ from sluice.api.http.routes import Router
 from sluice.api.views.access import Access, ReadPoint, access, require_complete
 from sluice.errors import NotFound, NotReady, QueryError, TooSlow
 from sluice.query import Answer, Pin
+from sluice.query.as_of import AsOf
 from sluice.query.cursors import SECRET, Cursor, read_cursor, write_cursor
 from sluice.query.fields import demand_field
-from sluice.query.read_point import AsOf
 from sluice.query.reader import MANY
 from sluice.query.times import parse_time
 from sluice.state.model import StoreInfo, WorkerInfo

@@ -1,4 +1,4 @@
-"""The bookkeeping of the task after the stateless steps, for both kinds of job: output records, counts, stream times."""
+"""Bookkeeping of the task after the stateless steps, for both kinds of job: output records, counts, stream times."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def batch_log(checkpoint: str, batch: int) -> list[str]:
     except (OSError, ValueError) as error:
         raise EngineError(
             f"The checkpoint is damaged: {path}/offsets/{batch} cannot be read: {error}.",
-            next_step="Restore it, or build the state anew from the topics: sluice rebuild PIPELINE.",
+            next_step="Restore it, or rebuild the state from the topics: sluice rebuild PIPELINE.",
         ) from error
     return [version, *lines]
 

@@ -36,7 +36,7 @@ _LONGEST = 2_000
 
 
 def describe(error: BaseException) -> str:
-    """An error on one line: `ZeroDivisionError: division by zero`. Never raises, whatever the error's `__str__` does."""
+    """An error on one line: `ZeroDivisionError: division by zero`. Never raises, even if the error's `__str__` does."""
     try:
         text = str(error)
     except Exception:

@@ -11,7 +11,7 @@ from sluice.engine.batch.checkpoint import BatchClock, batch_positions, forget_s
 from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import DamagedState, EngineError
-from sluice.ownership import close_folders, make_folder
+from sluice.file_modes import close_folders, make_folder
 from sluice.plan import Job
 from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
@@ -103,7 +103,7 @@ class Storage:
             raise EngineError(
                 f"Batch {max(published or 0, written)} of {self.job.pipeline.name} was published, but the checkpoint "
                 f"{self.checkpoint} ends at batch {begun}.",
-                next_step="Restore the checkpoint, or build the state anew from the topics: "
+                next_step="Restore the checkpoint, or rebuild the state from the topics: "
                 f"sluice rebuild {self.job.pipeline.name}.",
             )
         self._check_positions(published, ledger)
@@ -124,7 +124,7 @@ class Storage:
                 raise EngineError(
                     f"The checkpoint {self.checkpoint} is damaged: batch {batch} ends at {positions} there, and at "
                     f"{snapshot.positions} in the ledger.",
-                    next_step=f"Restore it, or build the state anew from the topics: sluice rebuild {self.ref.pipeline}.",
+                    next_step=f"Restore it, or rebuild the state from the topics: sluice rebuild {self.ref.pipeline}.",
                 )
 
     def _check_shards(self, published: int, ledger: Ledger, epoch: int) -> None:
@@ -140,7 +140,9 @@ class Storage:
                 ledger.quarantine.add(self.ref, worker, reason)
         if quarantined := ledger.quarantine.get(self.ref):
             error = damaged_state({worker: (self.locations[worker], why) for worker, why in quarantined.items()})
-            error.next_step = f"Queries leave this state out and say so. Restore it, or rebuild it: sluice rebuild {self.ref.pipeline}."
+            error.next_step = (
+                f"Queries leave this state out and say so. Restore or rebuild it: sluice rebuild {self.ref.pipeline}."
+            )
             raise error
 
 

@@ -79,7 +79,7 @@ class Windowing:
         partitions: Mapping[str, int],
         inputs: Mapping[str, pa.DataType],
     ) -> Self:
-        """The windowing of a job. `partitions` has each topic's number, `inputs` the types of the aggregates' columns."""
+        """The windowing of a job. `partitions` has each topic's number, `inputs` the aggregates' column types."""
         stream_times = StreamTimeReader.of(job, side_outputs, batches, partitions)
         return cls(stream_times, job.groups, RecordSinks.of(job, side_outputs), dict(inputs))
 

@@ -16,8 +16,8 @@ from sluice.engine.job.replay import Sink
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.publisher import HeldLease, IdentityCheck, Output, Publisher
-from sluice.engine.publish.retention import Retention
 from sluice.engine.publish.store_changes import GlobalTables, check_changes
+from sluice.engine.publish.window_retention import Retention
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import FusedJob, Job
 from sluice.state.ledger.ledger import Ledger
@@ -48,7 +48,6 @@ class JobQuery:
 
     @property
     def job(self) -> Job:
-        """The job."""
         return self.storage.job
 
     @property

@@ -143,7 +143,7 @@ class Rebuild:
         return [last] if last is not None and last.number > (latest.batch if latest else -1) else []
 
     def _compare(self, ledger: Ledger, old: JobRef, new: JobRef, history: History) -> None:
-        """Raise EngineError if the same topology over the same records results in a state other than the published one."""
+        """Raise EngineError if the same topology and records give another state than the published one."""
         before, after = ledger.jobs.get(old), ledger.jobs.get(new)
         assert before is not None
         assert after is not None
@@ -155,7 +155,7 @@ class Rebuild:
             log.info("state rebuilt, equal to the published one", generation=new.generation, checksums=sums[1])
         else:
             raise EngineError(
-                f"The rebuilt state of {new.pipeline} has the checksums {sums[1]}, but {sums[0]} were published; nothing "
+                f"The rebuilt state of {new.pipeline} has the checksums {sums[1]}, but {sums[0]} were published; "
                 f"was changed.{'' if history.complete else f' {_NO_HISTORY}'}",
                 next_step=f"Generation {new.generation} is kept for inspection. To accept the rebuilt state: "
                 f"sluice rebuild {new.pipeline} --from-topics.",

@@ -104,7 +104,7 @@ def replay(
 ) -> None:
     """Run the steps that are not done yet, each as a batch.
 
-    `stream` runs one batch of the query; `firsts` are the partitions' first offsets. Spark decides a batch's end offsets
+    `stream` runs one batch of the query; `firsts` are the partitions' first offsets. Spark decides the end offsets
     and time. So each batch is stopped after Spark has logged it, the log is rewritten, and Spark then recovers the
     batch as one that was begun.
     """

@@ -1,7 +1,7 @@
 """Restores damaged state from the topics before a run, if they still have all records that were read.
 
 Restoring is a rebuild: a new generation is built beside the damaged one, compared with the published checksums, and
-promoted. Until then readers see the intact part of the old one, marked as partial. If the driver is killed, the next run
+promoted. Until then readers see the intact part of the old one, marked partial. If the driver is killed, the next run
 removes the unfinished generation and starts again.
 """
 

@@ -21,8 +21,8 @@ from sluice.engine.job.replay import Sink, Step, joined, replay
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.publish.retention import Retention
 from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
+from sluice.engine.publish.window_retention import Retention
 from sluice.engine.read.identity import Positions, SourceIdentity
 from sluice.engine.read.kafka import KafkaInput
 from sluice.engine.steps.sql_errors import no_result_error

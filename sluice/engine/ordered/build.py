@@ -1,4 +1,4 @@
-"""Builds the operators of an ordered job from its plan, the author's functions and the types that Spark has resolved."""
+"""Builds the operators of an ordered job from its plan, the author's functions and the types resolved by Spark."""
 
 from __future__ import annotations
 

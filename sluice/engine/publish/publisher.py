@@ -22,9 +22,9 @@ from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, RejectedOutput, encoded, fitting, shortened
 from sluice.engine.publish.max_failures import require_few_failures
-from sluice.engine.publish.retention import Retention
 from sluice.engine.publish.shard_writer import WRITTEN, ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
+from sluice.engine.publish.window_retention import Retention
 from sluice.errors import SluiceError
 from sluice.plan import FusedJob, OrderedJob
 from sluice.state.ledger.history import Batch
@@ -103,7 +103,7 @@ class Publisher:
         self.storage.side_outputs.start(batch, times)
 
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
-        """Publish a batch. Spark calls this with the changed state rows, which are computed once, to write the shards."""
+        """Publish a batch. Spark calls this with the changed state rows; writing the shards computes them once."""
         try:
             self._publish(state_rows, batch)
         except SluiceError as error:

@@ -1,6 +1,6 @@
 """Checks that the source topics are the ones that the job began to read, with all records that it has yet to read.
 
-Spark identifies a topic only by name and offset. If a topic was deleted and created again, and has grown longer than the
+Spark identifies a topic only by name and offset. If a topic was deleted and created again and is now longer than the
 old one, Spark would continue at the old one's offset and silently skip records.
 """
 

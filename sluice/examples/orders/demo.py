@@ -211,7 +211,7 @@ def _places(platform: LocalPlatform) -> dict[str, str]:
         "Airflow": platform.url,
         "log-in": f"{platform.admin.user}, password {platform.admin.password}",
         "page": f"{platform.url}/plugin/sluice",
-        "drawing": f"{_short(picture)} and, as Mermaid, {_short(flowchart)}; also on the page and in the DAG's documentation",
+        "drawing": f"{_short(picture)} and, as Mermaid, {_short(flowchart)}; also on the page and in the DAG's docs",
         "Kafka": platform.kafka.bootstrap,
         "more": f"the DAG produce_sample_orders sends more orders; logs are in {_short(platform.logs)}",
     }

@@ -25,7 +25,7 @@ from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
 from sluice.remote.server.shards import OwnShards
 from sluice.state.model import JobRef
-from sluice.state.queries.queries import AnyQuery
+from sluice.state.queries.worker_queries import AnyQuery
 from sluice.state.shard.addresses import drop
 from sluice.state.shard.drivers import Row
 from sluice.state.shard.operator_states import State, StateVersion
@@ -343,5 +343,4 @@ async def _no_route(_request: Request, error: Exception) -> Response:
 
 
 def not_found() -> Response:
-    """404 for unknown paths."""
     return problem(404, "There is nothing at this path.")

@@ -1,8 +1,8 @@
 """Moving a worker to another state server, while queries go on.
 
 The shard is copied while it is in use. Then it is sealed: a run in progress fails at its next batch, and its retry
-writes to the new server. The latest changes are copied, and the ledger registers the new placement. The old shard stays,
-sealed, and its server answers queries until all readers have seen the new placement.
+writes to the new server. The latest changes are copied, and the ledger registers the new placement. The old shard
+stays, sealed, and its server answers queries until all readers have seen the new placement.
 """
 
 from __future__ import annotations

@@ -126,7 +126,6 @@ class _Server(uvicorn.Server):
         self._told = started
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Begin to listen."""
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
             self._told()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from sluice.errors import Refused
-from sluice.query.workers import LocalWorker
+from sluice.query.execution import LocalWorker
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, WorkerInfo
 from sluice.state.shard.addresses import location

@@ -40,8 +40,6 @@ _BY_GENERATION = (GENERATIONS, STORES, WORKERS, SNAPSHOTS, TIMES, AUDITS, HISTOR
 
 
 class Jobs(LedgerPart):
-    """The registered jobs."""
-
     def register(self, job: JobInfo, *, hidden: bool = False) -> None:
         """Insert or replace a job's description. The first registered generation becomes the current one.
 

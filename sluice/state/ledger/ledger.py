@@ -50,7 +50,6 @@ class Ledger:
         return cls(engine)
 
     def close(self) -> None:
-        """Close the connections."""
         self.engine.dispose()
 
     def __enter__(self) -> Self:

@@ -31,7 +31,6 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
         return self.host, self.port
 
     @property

@@ -12,8 +12,6 @@ from sluice.state.model import JobRef
 
 
 class Quarantine(LedgerPart):
-    """The damaged shards."""
-
     def get(self, ref: JobRef) -> dict[int, str]:
         """Worker → why its shard must not be read."""
         statement = select(QUARANTINE.c.worker, QUARANTINE.c.reason).where(of_ref(QUARANTINE, ref))

@@ -15,8 +15,6 @@ _INSERT = text("INSERT INTO secrets (name, value) VALUES (:name, :value) ON CONF
 
 
 class Secrets(LedgerPart):
-    """The ledger's secrets."""
-
     def get(self, name: str) -> bytes:
         """The key of this name; the first call creates it."""
         statement = select(SECRETS.c.value).where(SECRETS.c.name == name)

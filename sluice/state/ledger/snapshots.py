@@ -76,7 +76,7 @@ class Snapshots(LedgerPart):
         if self._read(select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch < batch).limit(1)):
             raise DamagedState(
                 f"The ledger lacks the stream times from which batch {batch} of job {ref.job!r} continues.",
-                next_step=f"Restore the ledger, or build the state again from the topics: sluice rebuild {ref.pipeline}.",
+                next_step=f"Restore the ledger, or rebuild the state from the topics: sluice rebuild {ref.pipeline}.",
             )
         return {}
 

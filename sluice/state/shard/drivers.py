@@ -96,5 +96,4 @@ class Driver(Protocol):
     def seal(self, sealed: bool) -> None:
         """Say that the shard was moved away, or that it was not."""
 
-    def close(self) -> None:
-        """Close the connection."""
+    def close(self) -> None: ...

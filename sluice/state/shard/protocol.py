@@ -76,8 +76,7 @@ class Shard(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def close(self) -> None:
-        """Close the connection."""
+    def close(self) -> None: ...
 
     def begin(self, epoch: int, as_of: int) -> Checksums:
         """Fence off older writers; returns the checksums at a batch. DamagedState if rows are missing or added."""

@@ -18,7 +18,7 @@ from sluice.state.shard import operator_states, statements
 from sluice.state.shard.addresses import open_driver
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
 from sluice.state.shard.drivers import Driver, Row
-from sluice.state.shard.expiry import let_go
+from sluice.state.shard.expiry import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.protocol import Checksums, Journal, JournalEntry, Shard, Version
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
@@ -101,10 +101,10 @@ class LocalShard(Shard):
     @override
     def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
         with self._writing(epoch):
-            gone, added = let_go(self._driver, batch, ends)
-            if gone:
-                total = int(self.checksum(batch), 16) - sum(_checked(*row) for row in gone)
-                rows = self.batches().get(batch, 0) + len(gone)
+            expired, added = expire(self._driver, batch, ends)
+            if expired:
+                total = int(self.checksum(batch), 16) - sum(_checked(*row) for row in expired)
+                rows = self.batches().get(batch, 0) + len(expired)
                 self._driver.execute(statements.FORGET_BATCH, (_STATE_ROWS, batch))
                 self._driver.execute(statements.WRITTEN, (_STATE_ROWS, batch, rows, checksum_of(total)))
                 self._driver.execute(statements.GROWN, (added, 0))

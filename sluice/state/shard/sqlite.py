@@ -13,12 +13,13 @@ from typing import Any
 from typing_extensions import override
 
 from sluice.errors import DamagedState, StateError
-from sluice.ownership import close_database, close_folders, make_file, make_folder
+from sluice.file_modes import close_database, close_folders, make_file, make_folder
 from sluice.state.database import BUSY_SECONDS, first_line, use_wal
 from sluice.state.deadlines import is_over, seconds_left, too_slow
 from sluice.state.shard.drivers import PROBE, Driver, Mode, Row, demand_format, tables
 
-_BEFORE = """SELECT window_end, value, digest FROM state_rows WHERE group_id = ? AND key = ? AND window_start = ? AND batch < ?
+_BEFORE = """SELECT window_end, value, digest FROM state_rows
+    WHERE group_id = ? AND key = ? AND window_start = ? AND batch < ?
     ORDER BY batch DESC LIMIT 1"""
 
 _GENERATION = re.compile(r"g\d+")

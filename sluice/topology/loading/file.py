@@ -17,7 +17,7 @@ from sluice.topology.pipeline import Pipeline
 from sluice.values.modules import load_module
 
 LOAD_SECONDS = 10.0
-"""How long the import of a pipeline's file may take. Airflow allows 30 s for the file that makes all pipelines' DAGs."""
+"""Time limit for importing a pipeline's file. Airflow allows 30 s for the file that makes all pipelines' DAGs."""
 
 
 def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:

@@ -21,7 +21,7 @@ _NAMED = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1")
 
 @dataclass(frozen=True)
 class Broken:
-    """A file whose pipeline cannot be used. `name` is the pipeline's if the file's text contains it, else the file's."""
+    """A file whose pipeline cannot be used. `name` is the pipeline's if the text contains it, else the file's."""
 
     file: Path
     name: str
@@ -117,6 +117,7 @@ def _require_usable(outcome: Outcome, tried: dict[Path, Outcome], names: Counter
 
 def _same_name(files: list[Path], name: str) -> TopologyError:
     return TopologyError(
-        f"{' and '.join(file.name for file in files)} {'both' if len(files) == 2 else 'all'} define a pipeline {name!r}.",
+        f"{' and '.join(file.name for file in files)} {'both' if len(files) == 2 else 'all'} "
+        f"define a pipeline {name!r}.",
         next_step="Give each its own name: state, topics and the DAG are named after it.",
     )

@@ -14,8 +14,8 @@ from sluice.errors import StateError
 from sluice.remote.worker import RemoteWorker
 from sluice.state.deadlines import deadline
 from sluice.state.model import WorkerInfo
-from sluice.state.queries import queries
-from sluice.state.queries.queries import Query
+from sluice.state.queries import worker_queries
+from sluice.state.queries.worker_queries import Query
 from sluice.state.shard.shard import LocalShard
 
 T = TypeVar("T")
@@ -36,10 +36,9 @@ class Worker(Protocol):
     """A worker, on this host or another."""
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result; StateError if the shard cannot be read, QueryError if the query does not fit its values."""
+        """The query's result; StateError if the shard is unreadable, QueryError if the query does not fit."""
 
-    async def close(self) -> None:
-        """Close the connections."""
+    async def close(self) -> None: ...
 
 
 class LocalWorker(Worker):
@@ -60,17 +59,16 @@ class LocalWorker(Worker):
             if shard is not None and not shard.blocking and shard.is_current():
                 return query.execute(shard)
         pool, purpose = (_LOOKUPS, "get") if query.is_quick else (_SCANS, "scan")
-        until = time.monotonic() + queries.QUERY_SECONDS
+        until = time.monotonic() + worker_queries.QUERY_SECONDS
         return await asyncio.get_running_loop().run_in_executor(pool, self._execute, purpose, query, until)
 
     async def close(self) -> None:
-        """Close the connections."""
         for shard in self._shards.values():
             shard.close()
         self._shards.clear()
 
     def _execute(self, purpose: str, query: Query[T], until: float) -> T:
-        with deadline(until, queries.QUERY_SECONDS):
+        with deadline(until, worker_queries.QUERY_SECONDS):
             return query.execute(self._shard(purpose))
 
     def _shard(self, purpose: str) -> LocalShard:
@@ -117,7 +115,6 @@ class Workers:
             return [], _unavailable(info, error.detail)
 
     async def close(self) -> None:
-        """Close all connections."""
         await asyncio.gather(*(worker.close() for worker in self._workers.values()))
 
     def _worker(self, info: WorkerInfo) -> Worker:

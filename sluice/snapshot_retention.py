@@ -29,9 +29,9 @@ def retain(
 ) -> list[Retained]:
     """Forget a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
 
-    The newest snapshot always stays. `keep_seconds` is also the time a reader may go on with the snapshot it began with. The snapshots
-    leave the ledger first, so that no new reader asks for one while its versions go; versions that could not be
-    removed, because a shard is down, go the next time.
+    The newest snapshot always stays. `keep_seconds` is also how long a reader can keep using its snapshot. The
+    snapshots leave the ledger first, so that no new reader pins one while its versions are removed. Versions of a shard
+    that is down are removed the next time.
     """
     deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
     return [
@@ -57,7 +57,7 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_snapshots: int, de
 
 
 def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datetime) -> Snapshot | None:
-    """The oldest of `snapshots` (newest first) that stays: a snapshot is used until the next one is older than the deadline."""
+    """The oldest of `snapshots` (newest first) to keep: the one that was the newest at the deadline."""
     kept = None
     for index, snapshot in enumerate(snapshots):
         replaced = snapshots[index - 1].published_at if index else None

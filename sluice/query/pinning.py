@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from sluice.errors import Gone, NotFound, NotReady
-from sluice.query.read_point import NEWEST, AsOf, find_snapshot
+from sluice.query.as_of import NEWEST, AsOf, find_snapshot
 from sluice.query.results import Pin
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
@@ -21,10 +21,9 @@ T = TypeVar("T")
 _EARLY = 0.8
 
 FRESH_SECONDS = 0.05
-"""How long an answer of the ledger is taken for current: a new snapshot is seen by every query that begins this long after
-it was published."""
+"""Seconds for which an answer of the ledger counts as current. A query that begins later sees a new snapshot."""
 SELDOM = 20
-"""As many times longer is the list of stores, and where workers are, taken for current while no new snapshot comes."""
+"""The list of stores and the placement of workers count as current this many times longer, unless a snapshot comes."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +95,13 @@ class Catalogue:
     async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
         """Pin a store to the newest snapshot of its job, or to that of an earlier moment.
 
-        Raises NotReady before the job's first snapshot, NotFound if there is no such snapshot, Gone if it is no longer kept, and
-        NotReached if it has not come as far as demanded.
+        Raises NotReady before the job's first snapshot, NotFound if there is no such snapshot, Gone if it is no longer
+        kept, and NotReached if it has not come as far as demanded.
         """
         of = (store.pipeline, store.job)
         newest = await self.newest(*of)
         if newest is not None and when.has_bounds and not when.is_reached(newest.snapshot):
-            # What was remembered may be a moment old: stale is never said to be all there is.
+            # The cached snapshot can be a moment old; only a fresh one proves that the bound is not reached.
             newest = await self._fresh(of, lambda: self._newest(*of), since=self._clock())
         if newest is None:
             raise NotReady(f"Job {store.job!r} of pipeline {store.pipeline!r} has published nothing yet.")
@@ -116,7 +115,7 @@ class Catalogue:
         return await self._fresh((pipeline, job), lambda: self._newest(pipeline, job))
 
     async def require_kept(self, pin: Pin) -> None:
-        """Raise Gone if the pinned snapshot was given up meanwhile: what was read may lack what only that snapshot could show."""
+        """Raise Gone if retention removed the pinned snapshot during the read, which may then be incomplete."""
         newest = self._known.get((pin.store.pipeline, pin.store.job))
         if newest is not None and newest.value is not None and newest.value.snapshot.id == pin.snapshot.id:
             return

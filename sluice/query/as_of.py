@@ -1,4 +1,4 @@
-"""As of when a query is asked: a snapshot, a run or a time, and how far the state must have come at least."""
+"""The read point of a query: a snapshot, a run or a time, and how far the state must have progressed."""
 
 from __future__ import annotations
 

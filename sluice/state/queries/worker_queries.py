@@ -92,8 +92,6 @@ class Scan(Query[list[Entry]], frozen=True, tag=True):
 
 
 class Count(Query[int], frozen=True, tag=True):
-    """The number of entries."""
-
     within: Range
 
     def execute(self, shard: LocalShard) -> int:
