@@ -47,10 +47,12 @@ def test_the_next_run_notices_damaged_state_and_names_the_worker(start: Start, d
     change(running, damage)
 
     amount(running, 1, at=2_000)
-    with pytest.raises(DamagedState, match=f"Worker 0 has no shard .* sluice rebuild {running.pipeline.name}") as found:
+    with pytest.raises(
+        DamagedState, match=f"Worker 0's shard is damaged: .* sluice rebuild {running.pipeline.name}"
+    ) as error:
         running.run()
-    (place,) = found.value.workers.values()
-    assert list(found.value.workers) == [0]
+    (place,) = error.value.workers.values()
+    assert list(error.value.workers) == [0]
     assert Path(place.partition("sqlite:///")[2]).name == "worker-0.sqlite"
     assert len(running.snapshots()) == 1
     assert before in (None, running.store("sums"))

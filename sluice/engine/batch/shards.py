@@ -24,8 +24,9 @@ def worker_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]
 def damaged_state(shards: Mapping[int, tuple[str, str]]) -> DamagedState:
     """The error for damaged shards: worker → the shard's address and the reason."""
     addresses = {worker: shown(location) for worker, (location, _) in shards.items()}
+    reasons = {worker: reason.removeprefix("The shard is damaged: ") for worker, (_, reason) in shards.items()}
     sentences = [
         f"Worker {worker}'s shard is damaged: {reason} It is at {addresses[worker]}."
-        for worker, (_, reason) in shards.items()
+        for worker, reason in reasons.items()
     ]
     return DamagedState(" ".join(sentences), workers=addresses)

@@ -183,7 +183,10 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
 
 
 _LEASE_LOST = re.compile(r"sluice\.errors\.LeaseError: (This driver has lost its lease[^\n]*)")
-_DAMAGED = re.compile(r"sluice\.errors\.DamagedState: (Worker (\d+)'s shard [^\n]*)")
+_DAMAGED = re.compile(
+    r"sluice\.errors\.DamagedState: (Worker (\d+)'s shard [^\n]*?)(?: " + re.escape(DamagedState.next_step) + r")?$",
+    re.MULTILINE,
+)
 
 
 def _cause(message: str) -> str:
