@@ -14,7 +14,7 @@ from sluice import Pipeline, session
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError, StateError
 from sluice.remote.opening import open_shard
-from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.snapshots import Snapshots
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of, shop
 
@@ -131,7 +131,7 @@ class Crash(Exception):
 
 @pytest.mark.parametrize(
     ("where", "method"),
-    [(TransactionalOutput, "send"), (Ledger, "publish")],
+    [(TransactionalOutput, "send"), (Snapshots, "publish")],
     ids=["after the shards, before the output", "after the output, before the ledger"],
 )
 def test_a_crash_in_mid_batch_changes_no_result(

@@ -17,7 +17,7 @@ from sluice.engine.job.restore import RestoringRun
 from sluice.errors import DamagedState, LeaseError
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.jobs import Jobs
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import sale, shop
 from tests.engine.test_replay import a_busy_day
@@ -92,7 +92,7 @@ def test_a_driver_that_is_killed_while_it_restores_leaves_it_to_the_next_one(
 
     for step in ("_compare", "promote"):
         with monkeypatch.context() as patched:
-            patched.setattr(Rebuild if step == "_compare" else Ledger, step, killed)
+            patched.setattr(Rebuild if step == "_compare" else Jobs, step, killed)
             with pytest.raises(KeyboardInterrupt):
                 run(running)
         # Readers see what is left, and that it is not all.
