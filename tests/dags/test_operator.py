@@ -173,7 +173,7 @@ def test_a_cluster_gets_the_jars(recorder: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("connections", "why"),
     [
-        ({"master": None}, "There is no connection 'spark_default', so it is unknown which Spark to submit to."),
+        ({"master": None}, "There is no connection 'spark_default' with a Spark master."),
         ({"kafka": None}, "There is no connection 'kafka_default'."),
         ({"kafka": {"group.id": "g"}}, "bootstrap.servers"),
         ({"deploy-mode": "cluster"}, "Set its deploy-mode to client."),

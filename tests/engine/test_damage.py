@@ -36,8 +36,13 @@ def change(running: Running, sql: str) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    ["DELETE FROM states", "UPDATE states SET state = replace(hex(state), '05', '07')", "DELETE FROM state_rows"],
-    ids=["a state deleted", "a digit of a state changed", "a state row deleted"],
+    [
+        "DELETE FROM states",
+        "UPDATE states SET state = replace(hex(state), '05', '07')",
+        "DELETE FROM state_rows",
+        "UPDATE state_rows SET value = '[7]'",
+    ],
+    ids=["a state deleted", "a digit of a state changed", "a state row deleted", "a digit of a state row changed"],
 )
 def test_the_next_run_notices_damaged_state_and_names_the_worker(start: Start, damage: str) -> None:
     running = start(sums)

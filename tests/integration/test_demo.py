@@ -85,6 +85,6 @@ def test_a_second_demo_in_the_same_home_is_rejected(demo: subprocess.Popen[str],
     second = start(home)
     said, _ = second.communicate(timeout=60)
     assert second.returncode == 1
-    assert "runs in" in said
+    assert "already running in" in said
     assert demo.poll() is None
     stops(demo, home, signal.SIGHUP)

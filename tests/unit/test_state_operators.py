@@ -127,7 +127,7 @@ def test_the_next_driver_detects_deleted_rows(shard: LocalShard, table: str) -> 
     run(shard, 0, a=1, b=1, c=1)
     shard.begin(1, 0)
     shard._driver.execute(f"DELETE FROM {table} WHERE key = 'b'")
-    with pytest.raises(DamagedState, match=r"3 rows of .* were written, and it has 2"):
+    with pytest.raises(DamagedState, match=r"3 .* were written, and it has 2"):
         shard.begin(2, 0)
 
 
@@ -151,9 +151,9 @@ def test_the_row_count_stays_right_after_every_change(shard: LocalShard) -> None
 def test_an_altered_row_is_never_read(shard: LocalShard, change: str) -> None:
     run(shard, 0, a=1)
     shard._driver.execute(f"UPDATE states SET {change}")
-    with pytest.raises(DamagedState, match="not as it was written"):
+    with pytest.raises(DamagedState, match="was altered"):
         shard.read_states(SUM, ["a", "b"], 1, 1)
-    with pytest.raises(DamagedState, match="not as it was written"):
+    with pytest.raises(DamagedState, match="was altered"):
         shard.verify_states(0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.errors import LeaseError, SettingsError, StateError
+from sluice.errors import DamagedState, LeaseError, SettingsError, StateError
 from sluice.state.model import NO_WINDOW, JobRef, StateRow
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
@@ -221,6 +221,21 @@ def test_a_missing_shard_is_an_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(StateError):
         LocalShard.open(url)
     assert list(tmp_path.rglob("*.sqlite")) == []
+
+
+def test_a_run_that_begins_finds_an_altered_row_it_would_not_touch(tmp_path: Path) -> None:
+    file = tmp_path / "worker-0.sqlite"
+    with LocalShard.create(f"sqlite:///{file}") as shard:
+        shard.write(0, [row("a", "[1]"), row("b", "[2]")])
+        shard.begin(1, 0)
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("UPDATE state_rows SET value = '[3]' WHERE key = 'b'")
+        database.commit()
+    with (
+        LocalShard.open(f"sqlite:///{file}", to_write=True) as shard,
+        pytest.raises(DamagedState, match="key 'b' was altered"),
+    ):
+        shard.begin(2, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 500])

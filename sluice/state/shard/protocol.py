@@ -79,7 +79,10 @@ class Shard(Protocol):
     def close(self) -> None: ...
 
     def begin(self, epoch: int, as_of: int) -> Checksums:
-        """Fence off older writers; returns the checksums at a batch. DamagedState if rows are missing or added."""
+        """Fence off older writers; returns the checksums at a batch.
+
+        Raises DamagedState if rows are missing or added and, in a shard of moderate size, if any row was altered.
+        """
 
     def write(self, batch: int, rows: Iterable[Row], epoch: int = 0) -> int:
         """Write a batch of state rows in one transaction; returns their number. A retry replaces the batch.

@@ -32,6 +32,8 @@ _KEYS_AT_ONCE = 500
 FEW_KEYS = 32
 """Up to this many keys of a SQLite file are read faster one by one than in one statement."""
 _PAGE_ROWS = 20_000
+READ_AT_BEGIN = 100_000
+"""A run reads every row of a shard with up to this many when it begins; of a larger one, only the rows it uses."""
 _BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from here."
 _STATE_ROWS = -1
@@ -166,10 +168,13 @@ class LocalShard(Shard):
     def begin(self, epoch: int, as_of: int) -> Checksums:
         with self._writing(epoch):
             pass
-        self._demand_all_rows()
+        if self._demand_all_rows() <= READ_AT_BEGIN:
+            self._verify_rows(as_of, self.checksum(as_of))
+            self.verify_states(as_of)
         return self.checksums(as_of)
 
-    def _demand_all_rows(self) -> None:
+    def _demand_all_rows(self) -> int:
+        """The number of rows in the shard; DamagedState unless it is the recorded one."""
         state_rows, rows_there, states, states_there = self._driver.fetch(statements.ROWS, ())[0]
         for what, written, there in (
             ("state rows", state_rows, rows_there),
@@ -177,6 +182,7 @@ class LocalShard(Shard):
         ):
             if written != there:
                 raise DamagedState(f"The shard is damaged: {written} {what} were written, and it has {there}.")
+        return int(rows_there + states_there)
 
     @override
     def checksums(self, as_of: int) -> Checksums:
@@ -191,8 +197,10 @@ class LocalShard(Shard):
     def verify(self, as_of: int, published: Checksums | None = None) -> None:
         self._driver.check()
         self._demand_all_rows()
-        wanted = self.checksum(as_of) if published is None else published.state_rows
-        _demand_equal(sum(_checked(*row) for row in self._everything(as_of)), wanted, "state rows")
+        self._verify_rows(as_of, self.checksum(as_of) if published is None else published.state_rows)
+
+    def _verify_rows(self, as_of: int, checksum: str) -> None:
+        _demand_equal(sum(_checked(*row) for row in self._everything(as_of)), checksum, "state rows")
 
     @override
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
