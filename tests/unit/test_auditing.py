@@ -69,7 +69,7 @@ def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> 
     states.ledger.snapshots.publish(make_snapshot(0), audit)
     fine, text = said(states, verify=True)
     assert not fine
-    assert f"is {checksum}, and was 0123456789abcdef" in " ".join(text.split())
+    assert f"is {checksum}, expected 0123456789abcdef" in " ".join(text.split())
     assert [bool(worker.unavailable) for worker in states.ledger.jobs.workers("orders", "totals")] == [True, False]
 
     right = make_audit(1, 1, source(read=10, applied=10))

@@ -145,7 +145,7 @@ def test_a_paused_driver_cannot_publish_after_it_resumes(ledger: Ledger, databas
 def test_a_driver_cannot_publish_after_releasing_its_lease(ledger: Ledger) -> None:
     with lease(ledger) as mine:
         assert ledger.snapshots.publish(make_snapshot(0), audit(0, mine.epoch))
-    with pytest.raises(LeaseError, match="It is held no more"):
+    with pytest.raises(LeaseError, match="It is no longer held"):
         ledger.snapshots.publish(make_snapshot(1), audit(1, mine.epoch))
 
 
@@ -174,6 +174,7 @@ from sluice.engine.job.lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef
+from tests.states import make_audit as audit, make_snapshot
 
 with Ledger.open(sys.argv[1]) as ledger:
     with Lease(ledger.leases, JobRef("orders", "totals", 1), this_process("other"), Patience(0.05, 0.6, 0.6)) as lease:
