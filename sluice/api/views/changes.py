@@ -41,8 +41,6 @@ _EVENTS = "text/event-stream"
 
 
 class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The store to follow."""
-
     store: Store
     pipeline: str | None = None
 

@@ -35,8 +35,6 @@ class Form(StrEnum):
 
 
 class PipelineQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """One pipeline."""
-
     pipeline: Pipeline
 
 

@@ -67,21 +67,15 @@ class WindowQuery(ReadPoint, frozen=True, kw_only=True):
 
 
 class KeyQuery(WindowQuery, frozen=True, kw_only=True):
-    """One key."""
-
     key: Key
 
 
 class KeysQuery(ReadPoint, frozen=True, kw_only=True):
-    """Several keys."""
-
     store: Store
     key: Annotated[list[Key], Meta(description="A key; repeat it for several.", min_length=1, max_length=MAX_PAGE)]
 
 
 class RangeQuery(WindowQuery, frozen=True, kw_only=True):
-    """A range of keys."""
-
     prefix: Annotated[str, Meta(description="Keys with this prefix.", max_length=_MAX_KEY_LENGTH)] = ""
     first: Annotated[str, Meta(description="The smallest key.", max_length=_MAX_KEY_LENGTH)] | None = None
     last: Annotated[str, Meta(description="The largest key.", max_length=_MAX_KEY_LENGTH)] | None = None
@@ -101,8 +95,6 @@ class PageQuery(RangeQuery, frozen=True, kw_only=True):
 
 
 class CombineQuery(RangeQuery, frozen=True, kw_only=True):
-    """Aggregates of a range."""
-
     field: Field = ""
     group_by: Annotated[
         str,
@@ -186,7 +178,7 @@ async def get_page(request: Request, query: PageQuery) -> Response:
 
 @router.get("/{store}/count", answers.Count, parameters=RangeQuery, has_etag=True)
 async def count_entries(request: Request, query: RangeQuery) -> Response:
-    """The number of entries."""
+    """The number of entries in a range of keys or windows."""
     allowed = await access(request)
     pin = await allowed.pin_at(query.store, query)
 
