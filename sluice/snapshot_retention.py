@@ -1,4 +1,4 @@
-"""Keeping state small: old snapshots are forgotten, and with them the versions that only they could show."""
+"""Retention: delete old snapshots and the row versions that only those snapshots could show."""
 
 from __future__ import annotations
 

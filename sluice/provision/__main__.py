@@ -1,4 +1,4 @@
-"""`python -m sluice.provision jars | lock-jars | checks`: the set-up steps that make runs."""
+"""`python -m sluice.provision jars | lock-jars | checks`: the set-up steps that the Makefile runs."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Workers:
         return isinstance(self._worker(info), LocalWorker)
 
     async def execute(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
-        """The worker's result, in a list that is empty if it is unavailable, and its status."""
+        """The worker's result as a list of one, empty if the worker is unavailable, and its status."""
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
         if not info.server and info.location.startswith("http"):

@@ -845,7 +845,7 @@ class _Grouped(Generic[V]):
         subtract = None if subtractor is None else with_key(where, subtractor, "aggregate", "value")
         contract = self.parent.shape.contract
         fields = self.parent.shape.fields if contract is not None else fields_of(None)
-        # Two sessions that become one are reduced like two values.
+        # Merging two sessions reduces their results like two values.
         merge = add if subtractor is None else None
         python = nodes.PythonAggregate(None, add, subtract, merge, contract, contract, fields)
         shape = Shape.of(contract, fields)

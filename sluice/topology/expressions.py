@@ -45,7 +45,7 @@ def parse(text: str) -> Expression:
     """Parse `text`. Raises TopologyError with the mistake and its column."""
     try:
         tree, *more = sqlglot.parse(text, dialect="spark")
-    except (SqlglotError, LookupError, TypeError, ValueError) as error:  # all of them over calls like `date_part()`
+    except (SqlglotError, LookupError, TypeError, ValueError) as error:  # calls like date_part() can raise any of these
         problem = (getattr(error, "errors", None) or [{}])[0]
         where = f" (column {problem['col']})" if problem.get("col") else ""
         description = str(problem.get("description") or error)

@@ -98,7 +98,7 @@ class SideOutputs:
         return totals
 
     def records(self, batch: int, topic: str) -> Iterator[pa.Table]:
-        """The records for a topic, by the names of their parts."""
+        """The records for a topic, one table per file, in the order of file names."""
         for _, data in self._read(batch, _records(topic)):
             yield pa.ipc.open_file(pa.BufferReader(data)).read_all()
 

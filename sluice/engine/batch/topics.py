@@ -39,7 +39,7 @@ def next_step_for(reason: str) -> str:
 
 
 def message_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
-    """Each topic's largest record in bytes; Kafka's default where the topic's configuration may not be read."""
+    """Each topic's maximum record size in bytes; Kafka's default if access to the configuration is denied."""
     admin = AdminClient(quiet(kafka))
     limits = dict.fromkeys(topics, _KAFKA_DEFAULT)
     configurations = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in limits])

@@ -77,7 +77,7 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
 
 
 def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
-    """Check a job. Returns a warning, or an empty text."""
+    """Check a job. Check a job. Returns a warning, or an empty string."""
     name = job.pipeline.name
     storage = Storage.of(job, ledger.jobs.generation(name, job.name) or 1, settings)
     source = NoRecords(spark)

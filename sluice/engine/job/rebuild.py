@@ -143,7 +143,7 @@ class Rebuild:
         return [last] if last is not None and last.number > (latest.batch if latest else -1) else []
 
     def _compare(self, ledger: Ledger, old: JobRef, new: JobRef, history: History) -> None:
-        """Raise EngineError if the same topology and records give another state than the published one."""
+        """Raise EngineError if the same topology and records do not reproduce the published state."""
         before, after = ledger.jobs.get(old), ledger.jobs.get(new)
         assert before is not None
         assert after is not None

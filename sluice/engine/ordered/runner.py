@@ -167,7 +167,7 @@ class StageOutput:
         self._results += 1
 
     def put(self, group_id: int, key: str, value: str | None) -> None:
-        """Add a change of a state row."""
+        """Add a change to a state row."""
         self._add(group_id, key, value, self.stream_time[1], None, emitted=False)
 
     def hold(self) -> None:

@@ -155,7 +155,7 @@ class StageRun:
                 listener.load(list(of_target))
 
     def close(self) -> None:
-        """Close all operators after the last row. An operator's results may go to one that is closed after it."""
+        """Close all operators after the last row. An operator's results may go to an operator that closes later."""
         for operator in self.operators.values():
             self.output.begin((LAST, operator.spec.number, 0), (operator.closed, operator.closed))
             operator.close(self.output)

@@ -85,7 +85,7 @@ class Stages:
         return self._with_edges(records, self.job.feeds_of(0))
 
     def rows(self, ingested: DataFrame) -> DataFrame:
-        """The rows for stores and sinks, given those of the ingest."""
+        """The rows for stores and sinks, computed from the ingested rows."""
         rows = ingested
         for number in range(1, self.job.stages + 1):
             rows = self._after(number, self._through(number, rows))

@@ -1,4 +1,4 @@
-"""The HTTP interface of a state server, `/local`: queries over its shards, and writes of runs and moves."""
+"""The HTTP interface of a state server, `/local`: queries over its shards, and writes from runs and moves."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Options:
         return self.host or self.bind
 
     def place(self, pipeline: str, number: int) -> Placement:
-        """A worker at this server."""
+        """The placement of a worker on this server."""
         return Placement(pipeline, number, self.name, self.port, self.certificate is not None)
 
 

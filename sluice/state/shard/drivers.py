@@ -91,7 +91,7 @@ class Driver(Protocol):
         """Whether what was opened is still what stands at the shard's address."""
 
     def is_sealed(self) -> bool:
-        """Whether the shard was moved away; asked within a transaction, it stays so until its end."""
+        """Whether the shard was moved away. Within a transaction, the answer holds until its end."""
 
     def seal(self, sealed: bool) -> None:
         """Say that the shard was moved away, or that it was not."""

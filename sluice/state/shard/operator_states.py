@@ -139,7 +139,7 @@ def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
 
 
 def total(driver: Driver, as_of: int, page_rows: int) -> int:
-    """The sum of the digests of the newest versions at a batch; reads and checks everything."""
+    """The sum of the digests of all states as of a batch. Reads and checks every version."""
     added, last, digest = 0, None, 0
     for version in everything(driver, page_rows):
         if version.batch <= as_of:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Range:
-    """Which state rows a scan is about.
+    """The state rows that a scan covers.
 
     Keys from `first` to `last`, both inclusive, or with a prefix; windows whose start lies between two times, epoch ms,
     both inclusive.

@@ -174,7 +174,7 @@ class LocalShard(Shard):
         return self.checksums(as_of)
 
     def _demand_all_rows(self) -> int:
-        """The number of rows in the shard; DamagedState unless it is the recorded one."""
+        """The number of rows in the shard. Raises DamagedState if it differs from the recorded number."""
         state_rows, rows_there, states, states_there = self._driver.fetch(statements.ROWS, ())[0]
         for what, written, there in (
             ("state rows", state_rows, rows_there),

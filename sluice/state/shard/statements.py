@@ -1,6 +1,6 @@
-"""The SQL of versioned state rows: what was there as of a batch, what it changed, what nobody can see any more.
+"""SQL for versioned state rows: the rows as of a batch, the rows that a batch changed, and superseded versions.
 
-And of a shard's journal, which has a row for each batch of state rows, and of each operator's states.
+Also SQL for a shard's journal, which has a row for each batch of state rows and of each operator's states.
 """
 
 GET = """SELECT value FROM state_rows
