@@ -46,14 +46,6 @@ class RemoteShard(Shard):
         return shard
 
     @override
-    def __enter__(self) -> Self:
-        return self
-
-    @override
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @override
     def close(self) -> None:
         self._client.close()
 

@@ -72,9 +72,11 @@ class Shard(Protocol):
     Every method raises StateError when the shard cannot be reached. Calls may come from any thread.
     """
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None: ...
 

@@ -69,14 +69,6 @@ class LocalShard(Shard):
         return shard
 
     @override
-    def __enter__(self) -> Self:
-        return self
-
-    @override
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @override
     def close(self) -> None:
         self._driver.close()
 
@@ -168,10 +160,12 @@ class LocalShard(Shard):
     def begin(self, epoch: int, as_of: int) -> Checksums:
         with self._writing(epoch):
             pass
-        if self._demand_all_rows() <= READ_AT_BEGIN:
-            self._verify_rows(as_of, self.checksum(as_of))
-            self.verify_states(as_of)
-        return self.checksums(as_of)
+        rows = self._demand_all_rows()
+        checksums = self.checksums(as_of)
+        if rows <= READ_AT_BEGIN:
+            self._verify_rows(as_of, checksums.state_rows)
+            self.verify_states(as_of, checksums)
+        return checksums
 
     def _demand_all_rows(self) -> int:
         """The number of rows in the shard. Raises DamagedState if it differs from the recorded number."""
