@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
-
-from msgspec import Struct
 
 from sluice import Pipeline, hopping, session, sliding, tumbling, within
 from sluice.topology.dsl import GlobalTable, Stream, Table
+from sluice.values.sql import literal
 from sluice.values.windows import AnyWindow
+from tests.conformance import values
 
 Expression = list[Any]
 Case = dict[str, Any]
@@ -17,18 +18,13 @@ Row = tuple[str | None, tuple[int, int] | None, Any]
 """Key, window, value."""
 
 
-class Value(Struct):
-    """The values of the cases' topics."""
-
-    n: int | None
-    g: str | None
-
-
 class NotMet(Exception):
     """A case asks for what there is not."""
 
 
-_BINARY = {">", "<", ">=", "<=", "=", "+", "-", "*"}
+_BINARY = {">": ">", "<": "<", ">=": ">=", "<=": "<=", "=": "=", "==": "=", "+": "+", "-": "-", "*": "*"}
+_CALLS = {"upper": "upper({})", "str": "CAST({} AS STRING)", "mod": "pmod({}, {})", "is_null": "({} IS NULL)",
+          "not_null": "({} IS NOT NULL)"}  # fmt: skip
 
 
 def sql(expression: Expression) -> str:
@@ -36,24 +32,44 @@ def sql(expression: Expression) -> str:
     operation, *arguments = expression
     if operation == "field":
         return ".".join(f"`{name}`" for name in arguments)
+    if operation == "value":
+        return "value"
     if operation == "const":
-        return "NULL" if arguments[0] is None else repr(arguments[0])
+        (constant,) = arguments
+        return "NULL" if constant is None else literal(constant) if isinstance(constant, str) else repr(constant)
     if operation == "key":
         return "_key"
+    if operation == "struct":
+        pairs = ", ".join(f"{literal(name)}, {sql(one)}" for name, one in arguments[0].items())
+        return f"named_struct({pairs})"
+    parts = [sql(one) for one in arguments]
     if operation in _BINARY:
-        left, right = map(sql, arguments)
-        return f"({left} {operation} {right})"
-    if operation == "upper":
-        return f"upper({sql(arguments[0])})"
-    if operation == "str":
-        return f"CAST({sql(arguments[0])} AS STRING)"
+        left, right = parts
+        return f"({left} {_BINARY[operation]} {right})"
+    if operation in _CALLS:
+        return _CALLS[operation].format(*parts)
     if operation == "concat":
-        parts = (f"coalesce(CAST({sql(one)} AS STRING), 'null')" for one in arguments)
-        return f"concat({', '.join(parts)})"
+        texts = (f"coalesce(CAST({part} AS STRING), 'null')" for part in parts)
+        return f"concat({', '.join(texts)})"
     if operation == "list":
         # Values of several types in one list: Spark's VARIANT holds any.
-        return f"array({', '.join(f'CAST({sql(one)} AS VARIANT)' for one in arguments)})"
+        return f"array({', '.join(f'CAST({part} AS VARIANT)' for part in parts)})"
     raise NotMet(f"there is no expression {operation!r}")
+
+
+def _paths(expression: Any) -> Iterator[list[str]]:
+    """The fields that an expression reads."""
+    match expression:
+        case ["field", *path]:
+            yield path
+        case ["const", _]:
+            return
+        case [_, *arguments]:
+            for one in arguments:
+                yield from _paths(one)
+        case dict():
+            for one in expression.values():
+                yield from _paths(one)
 
 
 def window(spec: dict[str, Any]) -> AnyWindow:
@@ -78,10 +94,67 @@ class Built:
     prefix: str
     store: str | None = None
     topic: str | None = None
+    nodes: dict[str, dict[str, Any]] = field(init=False)
+    contracts: dict[str, Any] = field(init=False)
+    """The types of the topics' values."""
+
+    def __post_init__(self) -> None:
+        self.nodes = {node["id"]: node for node in self.case["spec"]["nodes"]}
+        self.contracts = {topic: values.contract(kind) for topic, kind in self._kinds().items()}
+
+    def _kinds(self) -> dict[str, values.Kind]:
+        """What the values of each topic are: they have the fields that are in the records or that expressions name."""
+        topics = {node["topic"]: None for node in self.nodes.values() if "topic" in node}
+        found = {
+            topic: values.kind_of(record["value"] for record in self.case["inputs"] if record["topic"] == topic)
+            for topic in topics
+        }
+        for node in self.nodes.values():
+            read = [
+                node[name] for name in ("where", "value", "key", "list", "group_key", "left_key", "fk") if name in node
+            ]
+            read += [one["expr"] for one in node.get("aggs", ()) if "expr" in one]
+            for path in _paths(["all", *read]):
+                for topic in self._read_in(node.get("in") or node["left"], path):
+                    kind = found[topic] or {}
+                    found[topic] = {path[0]: None} | kind if isinstance(kind, dict) else kind
+        return found
+
+    def _read_in(self, name: str, path: list[str]) -> Iterator[str]:
+        """The topics in whose values an expression over a node's values finds this field."""
+        node = self.nodes[name]
+        match node:
+            case {"topic": topic}:
+                yield topic
+            case {"op": "join", "left": _, "right": _}:
+                if len(path) > 1:
+                    yield from self._read_in(node[path[0]], path[1:])
+            case {"op": "merge", "in": merged}:
+                for one in merged:
+                    yield from self._read_in(one, path)
+            case {"op": "filter" | "filter_not" | "select_key" | "to_stream" | "to_table" | "suppress", "in": parent}:
+                yield from self._read_in(parent, path)
+
+    @property
+    def sink(self) -> dict[str, Any]:
+        """The node whose output is compared."""
+        return self.nodes[self.case["spec"]["sink"]]
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether the results' keys have windows: `to_stream` drops them."""
+        node = self.sink
+        while node["op"] in ("filter", "filter_not", "map_values", "suppress"):
+            node = self.nodes[node["in"]]
+        return node["op"] == "aggregate" and "window" in node
 
     def topic_of(self, name: str) -> str:
         """The pipeline's topic for one of the case's."""
         return f"{self.prefix}_{name}"
+
+    def store_of(self, node: dict[str, Any]) -> str:
+        """The pipeline's store for one of the case's nodes."""
+        return f"{self.prefix}_{node['id']}"
 
     def wanted(self) -> list[Row]:
         """What Kafka Streams answered: of a table its final rows, of a stream all of them."""
@@ -103,24 +176,23 @@ def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
     handles: dict[str, Any] = {}
     for node in case["spec"]["nodes"]:
         handles[node["id"]] = _add(pipeline, built, node, handles)
-    sink = next(node for node in case["spec"]["nodes"] if node["id"] == case["spec"]["sink"])
-    if sink["op"] == "aggregate":
-        built.store = f"{prefix}_{sink['id']}"
+    if built.sink["op"] in ("aggregate", "to_table") and case["spec"]["result_kind"] == "table":
+        built.store = built.store_of(built.sink)
     else:
         built.topic = f"{prefix}_out"
-        handles[sink["id"]].to(built.topic)
+        handles[built.sink["id"]].to(built.topic)
     return built
 
 
 def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[str, Any]) -> Any:
-    parent = handles.get(node["in"]) if isinstance(node.get("in"), str) else None
+    parent: Any = handles.get(node["in"]) if isinstance(node.get("in"), str) else None
     match node["op"]:
         case "stream":
-            return pipeline.stream(built.topic_of(node["topic"]), value=Value, nulls="keep")
+            return pipeline.stream(built.topic_of(node["topic"]), value=built.contracts[node["topic"]], nulls="keep")
         case "table":
-            return pipeline.table(built.topic_of(node["topic"]), value=Value)
+            return pipeline.table(built.topic_of(node["topic"]), value=built.contracts[node["topic"]])
         case "global_table":
-            return pipeline.global_table(built.topic_of(node["topic"]), value=Value)
+            return pipeline.global_table(built.topic_of(node["topic"]), value=built.contracts[node["topic"]])
         case "merge":
             first, *others = (handles[name] for name in node["in"])
             return first.merge(*others)
@@ -128,6 +200,8 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
             return _join(node, handles[node["left"]], handles[node["right"]])
         case "aggregate":
             return _aggregate(built, node, parent)
+        case "to_table":
+            return parent.to_table(store=built.store_of(node))
         case _:
             return _step(node, parent)
 
@@ -139,10 +213,12 @@ def _step(node: dict[str, Any], parent: Any) -> Any:
         case "filter_not":
             return parent.filter_not(sql(node["where"]))
         case "map_values":
-            operation, columns = node["value"][0], node["value"][1]
+            operation, *arguments = node["value"]
             if operation != "struct":
                 return parent.map_values(sql(node["value"]))
-            return parent.select(**{name: sql(one) for name, one in columns.items()})
+            return parent.select({name: sql(one) for name, one in arguments[0].items()})
+        case "to_stream":
+            return parent.to_stream()
         case "select_key":
             return parent.select_key(sql(node["key"]))
         case "flat_map_values":
@@ -172,7 +248,7 @@ def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
     if "window" in node:
         grouped = grouped.windowed_by(window(node["window"]))
     columns = {one["name"]: _aggregation(one) for one in node["aggs"]}
-    return grouped.aggregate(columns, store=f"{built.prefix}_{node['id']}")
+    return grouped.aggregate(columns, store=built.store_of(node))
 
 
 def _aggregation(one: dict[str, Any]) -> str:

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from sluice import Pipeline, session, sliding, tumbling, within
 from sluice.testing import TopologyTestDriver
-from tests.conformance.adapter import Value
+
+
+class Value(Struct):
+    """The values of the topics."""
+
+    n: int | None
+    g: str | None
+
 
 PARTITIONS = {"clicks": 3, "views": 2}
 STORES = ("per_window", "per_session", "per_slide", "listed", "by_group", "latest")

@@ -1,0 +1,67 @@
+"""Contracts for the cases' topics, made of the fields that each case has.
+
+Spark's tasks find a contract by its name in this module, so the name says what the fields are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from types import NoneType
+from typing import Any, TypeAlias
+
+import msgspec
+
+Kind: TypeAlias = "str | list[Any] | dict[str, Any] | None"
+"""A value's type as JSON: `int`, `float`, `bool`, `str`, a list's one element, an object's fields; None if unknown."""
+
+_NAMES = {bool: "bool", int: "int", float: "float", str: "str", NoneType: None}
+_TYPES: dict[str | None, Any] = {"bool": bool, "int": int, "float": float, "str": str, None: int}
+_PREFIX = "Fields_"
+
+
+def kind_of(values: Iterable[Any]) -> Kind:
+    """The one type that all the values have."""
+    found: Kind = None
+    for value in values:
+        found = _common(found, _kind(value))
+    return found
+
+
+def contract(kind: Kind) -> Any:
+    """The type of a topic's values: a Struct if they are objects."""
+    if isinstance(kind, dict):
+        return _struct(_PREFIX + json.dumps(kind).encode().hex())
+    return list[contract(kind[0]) | None] if isinstance(kind, list) else _TYPES[kind]  # type: ignore[misc]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith(_PREFIX):
+        return _struct(name)
+    raise AttributeError(name)
+
+
+@cache
+def _struct(name: str) -> type[msgspec.Struct]:
+    fields: Mapping[str, Kind] = json.loads(bytes.fromhex(name.removeprefix(_PREFIX)))
+    declared = [(field, contract(kind) | None, None) for field, kind in fields.items()]
+    return msgspec.defstruct(name, declared, module=__name__)
+
+
+def _kind(value: Any) -> Kind:
+    if isinstance(value, dict):
+        return {name: _kind(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [kind_of(value)]
+    return _NAMES[type(value)]
+
+
+def _common(one: Kind, other: Kind) -> Kind:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {name: _common(one.get(name), other.get(name)) for name in {**one, **other}}
+    if isinstance(one, list) and isinstance(other, list):
+        return [_common(one[0], other[0])]
+    if {one, other} == {"int", "float"} if isinstance(one, str) and isinstance(other, str) else False:
+        return "float"
+    return other if one is None else one
