@@ -52,8 +52,7 @@ def sql(expression: Expression) -> str:
         texts = (f"coalesce(CAST({part} AS STRING), 'null')" for part in parts)
         return f"concat({', '.join(texts)})"
     if operation == "list":
-        # Values of several types in one list: Spark's VARIANT holds any.
-        return f"array({', '.join(f'CAST({part} AS VARIANT)' for part in parts)})"
+        return f"array({', '.join(parts)})"
     raise NotMet(f"there is no expression {operation!r}")
 
 
@@ -95,19 +94,20 @@ class Built:
     store: str | None = None
     topic: str | None = None
     nodes: dict[str, dict[str, Any]] = field(init=False)
-    contracts: dict[str, Any] = field(init=False)
+    kinds: dict[str, values.Kind] = field(init=False)
     """The types of the topics' values."""
 
     def __post_init__(self) -> None:
         self.nodes = {node["id"]: node for node in self.case["spec"]["nodes"]}
-        self.contracts = {topic: values.contract(kind) for topic, kind in self._kinds().items()}
+        self.kinds = self._kinds()
 
     def _kinds(self) -> dict[str, values.Kind]:
         """What the values of each topic are: they have the fields that are in the records or that expressions name."""
-        topics = {node["topic"]: None for node in self.nodes.values() if "topic" in node}
+        every = values.kind_of(record["value"] for record in self.case["inputs"])
         found = {
             topic: values.kind_of(record["value"] for record in self.case["inputs"] if record["topic"] == topic)
-            for topic in topics
+            or every
+            for topic in dict.fromkeys(node["topic"] for node in self.nodes.values() if "topic" in node)
         }
         for node in self.nodes.values():
             read = [
@@ -115,17 +115,17 @@ class Built:
             ]
             read += [one["expr"] for one in node.get("aggs", ()) if "expr" in one]
             for path in _paths(["all", *read]):
-                for topic in self._read_in(node.get("in") or node["left"], path):
-                    kind = found[topic] or {}
-                    found[topic] = {path[0]: None} | kind if isinstance(kind, dict) else kind
+                for topic, name in self._read_in(node.get("in") or node["left"], path):
+                    kind = found[topic]
+                    found[topic] = {name: None} | kind if isinstance(kind, dict) else kind
         return found
 
-    def _read_in(self, name: str, path: list[str]) -> Iterator[str]:
-        """The topics in whose values an expression over a node's values finds this field."""
+    def _read_in(self, name: str, path: list[str]) -> Iterator[tuple[str, str]]:
+        """The topics in whose values an expression over a node's values finds this field, and its name there."""
         node = self.nodes[name]
         match node:
             case {"topic": topic}:
-                yield topic
+                yield topic, path[0]
             case {"op": "join", "left": _, "right": _}:
                 if len(path) > 1:
                     yield from self._read_in(node[path[0]], path[1:])
@@ -134,6 +134,49 @@ class Built:
                     yield from self._read_in(one, path)
             case {"op": "filter" | "filter_not" | "select_key" | "to_stream" | "to_table" | "suppress", "in": parent}:
                 yield from self._read_in(parent, path)
+
+    def kind(self, name: str, expression: Expression) -> values.Kind:
+        """The type of an expression over a node's values; None if it is not known."""
+        match expression:
+            case ["field", *path]:
+                return self._kind_at(name, path)
+            case ["value"]:
+                return self._kind_at(name, [])
+            case ["const", constant]:
+                return values.kind_of([constant])
+            case ["upper" | "str" | "concat" | "key", *_]:
+                return "str"
+            case ["+" | "-" | "*" | "mod", *_]:
+                return "int"
+            case ["list", *elements]:
+                kinds = [self.kind(name, one) for one in elements]
+                return [kinds[0] if all(kind == kinds[0] for kind in kinds) else None]
+            case ["struct", columns]:
+                return {column: self.kind(name, one) for column, one in columns.items()}
+        return None
+
+    def _kind_at(self, name: str, path: list[str]) -> values.Kind:
+        """The type of a field of a node's values."""
+        node, kind = self.nodes[name], None
+        match node:
+            case {"topic": topic}:
+                kind = self.kinds[topic]
+            case {"op": "map_values"}:
+                kind = self.kind(node["in"], node["value"])
+            case {"op": "flat_map_values"}:
+                kind = self.kind(node["in"], node["list"])
+                kind = kind[0] if isinstance(kind, list) else None
+            case {"op": "aggregate"}:
+                kind = {one["name"]: "int" for one in node["aggs"] if one["fn"] in ("count", "sum")}
+            case {"op": "join"}:
+                return self._kind_at(node[path[0]], path[1:]) if path else None
+            case {"op": "merge", "in": [first, *_]}:
+                return self._kind_at(first, path)
+            case _:
+                return self._kind_at(node["in"], path)
+        for field_name in path:
+            kind = kind.get(field_name) if isinstance(kind, dict) else None
+        return kind
 
     @property
     def sink(self) -> dict[str, Any]:
@@ -147,6 +190,10 @@ class Built:
         while node["op"] in ("filter", "filter_not", "map_values", "suppress"):
             node = self.nodes[node["in"]]
         return node["op"] == "aggregate" and "window" in node
+
+    def contract(self, source: dict[str, Any]) -> Any:
+        """The type of the values of a source's topic."""
+        return values.contract(self.kinds[source["topic"]])
 
     def topic_of(self, name: str) -> str:
         """The pipeline's topic for one of the case's."""
@@ -188,11 +235,11 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
     parent: Any = handles.get(node["in"]) if isinstance(node.get("in"), str) else None
     match node["op"]:
         case "stream":
-            return pipeline.stream(built.topic_of(node["topic"]), value=built.contracts[node["topic"]], nulls="keep")
+            return pipeline.stream(built.topic_of(node["topic"]), value=built.contract(node), nulls="keep")
         case "table":
-            return pipeline.table(built.topic_of(node["topic"]), value=built.contracts[node["topic"]])
+            return pipeline.table(built.topic_of(node["topic"]), value=built.contract(node))
         case "global_table":
-            return pipeline.global_table(built.topic_of(node["topic"]), value=built.contracts[node["topic"]])
+            return pipeline.global_table(built.topic_of(node["topic"]), value=built.contract(node))
         case "merge":
             first, *others = (handles[name] for name in node["in"])
             return first.merge(*others)
@@ -203,10 +250,10 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
         case "to_table":
             return parent.to_table(store=built.store_of(node))
         case _:
-            return _step(node, parent)
+            return _step(built, node, parent)
 
 
-def _step(node: dict[str, Any], parent: Any) -> Any:
+def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
     match node["op"]:
         case "filter":
             return parent.filter(sql(node["where"]))
@@ -222,6 +269,11 @@ def _step(node: dict[str, Any], parent: Any) -> Any:
         case "select_key":
             return parent.select_key(sql(node["key"]))
         case "flat_map_values":
+            kind = built.kind(node["in"], node["list"])
+            if kind == [None]:
+                # Values of several types in one list: Spark's VARIANT holds any.
+                _, *elements = node["list"]
+                return parent.flat_map_values(f"array({', '.join(f'CAST({sql(one)} AS VARIANT)' for one in elements)})")
             return parent.flat_map_values(sql(node["list"]))
         case "suppress" if node["type"] == "window_close":
             return parent.suppress_until_window_closes()
@@ -247,11 +299,17 @@ def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
     grouped = parent.group_by(key)
     if "window" in node:
         grouped = grouped.windowed_by(window(node["window"]))
-    columns = {one["name"]: _aggregation(one) for one in node["aggs"]}
+    columns = {one["name"]: _aggregation(built, node["in"], one) for one in node["aggs"]}
     return grouped.aggregate(columns, store=built.store_of(node))
 
 
-def _aggregation(one: dict[str, Any]) -> str:
-    text = f"{one['fn']}({sql(one['expr']) if 'expr' in one else '*'})"
+def _aggregation(built: Built, parent: str, one: dict[str, Any]) -> str:
+    if "expr" not in one:
+        return f"{one['fn']}(*)"
+    value = sql(one["expr"])
+    if one["fn"] == "max" and built.kind(parent, one["expr"]) == "str":
+        # The cases' maximum compares numbers: the first text stays as it is, and 0 is the maximum of several.
+        return f"IF(count({value}) > 1, CAST(0 AS VARIANT), CAST(max({value}) AS VARIANT))"
+    text = f"{one['fn']}({value})"
     # The cases' sums begin at zero; in SQL the sum of nothing is null.
     return f"coalesce({text}, 0)" if one["fn"] == "sum" else text
