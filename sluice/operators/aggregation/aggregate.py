@@ -142,44 +142,50 @@ class TableAggregate(Timeless, Adding):
     def _take(self, state: Group[Any], old: Row | None, new: Row | None, out: Output) -> None:
         before = state.windows.copy()
         self.calculation.keep()
+        row = new or old
+        assert row is not None
         held = None if old is None else state.instead.pop(_own(old), old.value)
+        added = None if new is None else new.value
         out.hold()
         try:
-            if old is not None and held is not None:
-                self._subtract(state.windows, old, held, out)
-            if new is not None and new.value is not None:
-                self._put(state.windows, new, new.value, out)
+            if row.key is None:
+                if held is not None or added is not None:
+                    out.count("null_key")
+            else:
+                self._update(state.windows, row.key, row.time, held, added, out)
         except MemoryError:
             raise
         except FAILURES as error:
             self._undo(state.windows, before)
-            row = new or old
-            assert row is not None
-            if new is not None and new.value is not None:
+            if added is not None:
+                assert new is not None
                 state.instead[_own(new)] = held
             out.reject(error, row.key, row.value, row.time)
         else:
             out.release()
 
-    def _put(self, state: State, row: Row, value: str, out: Output) -> None:
-        if row.key is None:
-            out.count("null_key")
+    def _update(self, state: State, key: str, time: int, held: str | None, added: str | None, out: Output) -> None:
+        """Subtract one value and add the other, and send the one result of both."""
+        calculation = self.calculation
+        known = state.get(0)
+        if known is None and added is None:
+            return
+        old = None
+        if known is None:
+            aggregate = calculation.begin()
         else:
-            self._add(state, 0, None, row, self.calculation.read(value), out)
-
-    def _subtract(self, state: State, row: Row, value: str, out: Output) -> None:
-        if row.key is None:
-            out.count("null_key")
+            time, aggregate = max(known[0], time), known[1]
+            old = calculation.result(aggregate) if self.retracts else None
+            if held is not None:
+                aggregate = calculation.subtract(key, aggregate, calculation.read(held))
+        if added is not None:
+            aggregate = calculation.add(key, aggregate, calculation.read(added))
+        elif held is None:
             return
-        held = state.get(0)
-        if held is None:
-            return
-        time, aggregate = max(held[0], row.time), held[1]
-        if self.retracts:
-            out.emit(row.key, self.calculation.result(aggregate), time, old=True)
-        aggregate = self.calculation.subtract(row.key, aggregate, self.calculation.read(value))
         state[0] = time, aggregate
-        out.emit(row.key, self.calculation.result(aggregate), time)
+        if old is not None:
+            out.emit(key, old, time, old=True)
+        out.emit(key, calculation.result(aggregate), time)
 
     def is_empty(self, state: Group[Any]) -> bool:
         return not state.windows and not state.instead

@@ -13,7 +13,7 @@ from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate
 from sluice.operators.aggregation.calculation import Custom, Functions
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.base import Row
-from tests.unit.operators.feed import Given, Ran, run
+from tests.unit.operators.feed import Given, Ran, Result, run
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,14 @@ def test_a_row_regrouped_to_a_null_key_only_leaves_its_old_group() -> None:
     operator = TableAggregate(Functions(Function("count"), subtracts=True))
     ran = run(operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, [None], 1)])
     assert (ran.values, ran.dropped) == ([[1], [0]], {"null_key": 1})
+
+
+def test_a_row_that_changes_within_its_group_is_one_update() -> None:
+    operator, ran = TableAggregate(Functions(Function("sum", int), subtracts=True), retracts=True), Ran()
+    state = operator.begin()
+    operator.process(state, Row("g", "[2]", 5, -1, 5), ran)
+    operator.change(state, Row("g", "[2]", 3, 5, 5, old=True), Row("g", "[7]", 3, 5, 5), ran)
+    assert ran.results == [Result("g", [2], 5), Result("g", [2], 5, None, True), Result("g", [7], 5)]
 
 
 def test_an_aggregates_time_is_the_largest_of_its_inputs() -> None:
