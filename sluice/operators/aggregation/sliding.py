@@ -81,6 +81,11 @@ class SlidingAggregate(Aggregation):
             counted |= self._add_each(state, [previous + 1], row, out)
         if not has_own:
             counted |= self._add_each(state, [own], row, out, seed)
+            if own in state and previous == own - 1:
+                # It is also the window right after the record before. Kafka Streams sends it as both, so a later step
+                # that counts updates gets two.
+                time, aggregate = state[own]
+                out.emit(row.key, self.calculation.result(aggregate), time, window=(own, own + self.window.size))
         return counted
 
     def _join_first(self, state: State, starts: list[int], row: Row, out: Output) -> bool:

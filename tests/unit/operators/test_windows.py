@@ -111,6 +111,14 @@ def test_sliding_windows_do_not_depend_on_the_order_within_grace() -> None:
     assert counts(run(operator, at(20, 25, 31))) == counts(run(operator, at(31, 20, 25)))
 
 
+def test_a_sliding_window_that_begins_right_after_the_record_before_is_sent_twice() -> None:
+    ran = run(SlidingAggregate(COUNT, Sliding(5)), at(102, 103, 109))
+    assert [(result.window, result.value) for result in ran.results if result.time == 109] == [
+        ((104, 109), [1]),
+        ((104, 109), [1]),
+    ], "as the window after 103 and as the one up to 109, like in Kafka Streams"
+
+
 def sliding_by_definition(times: list[int], size: int) -> dict[Window | None, int]:
     starts = {max(0, time - size) for time in times} | {time + 1 for time in times}
     held = {(start, start + size): sum(start <= time <= start + size for time in times) for start in starts}
