@@ -27,7 +27,8 @@ class Waiting(msgspec.Struct, array_like=True):
     value: str | None
     time: int
     old: str | None = None
-    """The value that the next operator last received; kept if it subtracts."""
+    """The value before the latest update, if the next operator subtracts: like Kafka Streams, which takes back that one
+    and not the one that it last sent."""
 
 
 State = dict[Window, Waiting]
@@ -114,6 +115,8 @@ class Suppress:
         self.shared = self.limit.buffer
         self.called: dict[str, set[Window]] = {}
         """Keys and windows to send before they are due."""
+        self._replaced: str | None = None
+        """The old value of the update that comes next."""
 
     def begin(self) -> State:
         return {}
@@ -127,11 +130,13 @@ class Suppress:
         window = row.window or NO_WINDOW
         waiting = state.get(window)
         if waiting is None:
-            old = row.value if row.old else None
             since = row.window[1] if self.until_close and row.window else row.time
-            state[window] = waiting = Waiting(since, None, row.time, old)
-        if not row.old:
-            waiting.value, waiting.time = row.value, row.time
+            state[window] = waiting = Waiting(since, None, row.time)
+        if row.old:
+            self._replaced = row.value
+        else:
+            waiting.value, waiting.time, waiting.old = row.value, row.time, self._replaced
+            self._replaced = None
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
             self.shared.remove(waiting.since, row.key, window)

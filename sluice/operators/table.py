@@ -29,11 +29,11 @@ class Latest(Timeless):
         return Held()
 
     def process(self, state: Held, row: Row, out: Output) -> None:
-        """Replace the key's value. A tombstone for a key without a value changes nothing."""
+        """Replace the key's value. A tombstone is sent on even if the key has no value, as Kafka Streams does."""
         if row.key is None:
             out.count("null_key")
             return
-        if row.old or (row.value is None and state.value is None):
+        if row.old:
             return
         if self.retracts and state.value is not None:
             out.emit(row.key, state.value, row.time, old=True)

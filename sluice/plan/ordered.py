@@ -246,7 +246,7 @@ class Planner:
     def _sides(self, node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> list[Edge]:
         edges = []
         for side, parent in enumerate(nodes.parents(node)):
-            scope = scope_of(self.builder, parent, old=takes_old(node) and side == LEFT)
+            scope = scope_of(self.builder, parent, old=self._takes_old(node) and side == LEFT)
             edges.append(self._edge(node, side, scope, parent, functions))
         return edges
 
@@ -276,7 +276,7 @@ class Planner:
         edge = Edge(
             target=node.number, side=side, stage=scope.stage, topics=topics_of(parent), passed="", key=key,
             values=values, is_null=null_read(builder, scope), foreign=foreign, scalar=scope.scalar,
-            raw=None if arguments else scope.raw, arguments=arguments, old=takes_old(node) and side == LEFT,
+            raw=None if arguments else scope.raw, arguments=arguments, old=self._takes_old(node) and side == LEFT,
             valued=valued, exploded=_exploded(scope),
         )  # fmt: skip
         self.scopes[edge.column] = scope
@@ -322,9 +322,16 @@ class Planner:
         """Whether any consumer of the node's results needs the old values too."""
         return any(
             (takes_old(child) and node is nodes.parents(child)[0])
-            or (isinstance(child, nodes.Filter | nodes.Select | nodes.MapValues) and self._is_retracted(child))
+            or (isinstance(child, _PASSING_ON_OLD) and self._is_retracted(child))
             for child in children(self.pipeline, node)
         )
+
+    def _takes_old(self, node: nodes.Node) -> bool:
+        """Whether the node takes the old values of its input table: also to pass them on, if it holds updates back."""
+        return takes_old(node) or (isinstance(node, nodes.Suppress) and node.number in self.retracting)
+
+
+_PASSING_ON_OLD = nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress
 
 
 _FIRST_ENTRIES = 1 << 30

@@ -21,9 +21,14 @@ def test_a_table_keeps_the_last_value_in_the_order_of_the_records() -> None:
     assert ran.results == [Result("a", 1, 9), Result("a", 1, 3, None, True), Result("a", 2, 3)]
 
 
-def test_a_null_value_deletes_the_key_once() -> None:
+def test_a_null_value_deletes_the_key_and_is_sent_on_even_if_there_is_none() -> None:
     ran = run(Latest(retracts=True), [Given("a", 1, 0), Given("a", None, 1), Given("a", None, 2)])
-    assert ran.results == [Result("a", 1, 0), Result("a", 1, 1, None, True), Result("a", None, 1)]
+    assert ran.results == [
+        Result("a", 1, 0),
+        Result("a", 1, 1, None, True),
+        Result("a", None, 1),
+        Result("a", None, 2),
+    ]
     assert not ran.states
 
 
