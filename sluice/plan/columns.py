@@ -25,6 +25,7 @@ from sluice.plan.builder import (
     below,
     column_name,
     column_read,
+    masked,
     may_fail_here,
     null_read,
     tried,
@@ -42,16 +43,25 @@ from sluice.values.sql import literal, quoted, typed_json
 def scope_of(builder: PlanBuilder, node: nodes.Node, *, old: bool = False) -> Scope:
     """The scope after a node. Adds its columns on first use.
 
-    With `old`, a table's rows include the values they replace, which requires an operator that stores them.
+    With `old`, a table's rows include the values they replace, which requires an operator that stores them. The results
+    of any operator include them where a later step needs them; only a topic's table has two scopes.
     """
+    old = old and _latest(node)
     if (node.number, old) not in builder.scopes:
         builder.scopes[node.number, old] = _make_scope(builder, node, old=old)
     return builder.scopes[node.number, old]
 
 
+def _latest(node: nodes.Node) -> bool:
+    """Whether a node gives the latest values of a stream's records, at most mapped and filtered."""
+    while isinstance(node, nodes.Filter | nodes.Select | nodes.MapValues):
+        node = node.parent
+    return isinstance(node, nodes.ToTable)
+
+
 def _make_scope(builder: PlanBuilder, node: nodes.Node, *, old: bool) -> Scope:
     if isinstance(node, nodes.ToTable) and not old:
-        return scope_of(builder, node.parent)
+        return _rows(builder, scope_of(builder, node.parent))
     if node.number in builder.operators:
         return _result_scope(builder, node)
     match node:
@@ -110,6 +120,11 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
     scalar = not is_object(node.serde.contract)
     is_null = "_null" if node.nulls == "keep" else "false"
     return Scope(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)
+
+
+def _rows(builder: PlanBuilder, scope: Scope) -> Scope:
+    """The records that change a row of a table: without a key, a record has no row."""
+    return replace(scope, passed=f"({scope.passed} AND {column_read(builder, scope, '_key')} IS NOT NULL)")
 
 
 def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
@@ -240,8 +255,9 @@ def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, 
 def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scope:
     """One row per merged stream that the record passes through."""
     first = scopes[0]
-    depth = max(scope.depth for scope in scopes) + 1
-    ways = ", ".join(f"IF({scope.passed}, {number}, NULL)" for number, scope in enumerate(scopes))
+    # A record that an earlier step turned into several rows goes once through each stream that does not follow it.
+    depth = below(builder, first.stage)
+    ways = ", ".join(f"IF({masked(builder, scope)}, {number}, NULL)" for number, scope in enumerate(scopes))
     column = f"m{node.number}_ways"
     add(builder, first.stage, depth, Column(column, f"filter(array({ways}), way -> way IS NOT NULL)", node.number))
     way = replace(first, depth=depth, passed="true", exploded=())

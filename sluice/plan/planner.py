@@ -313,8 +313,6 @@ def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) ->
 def _stream_sink(builder: PlanBuilder, node: nodes.Sink) -> Sink:
     scope = scope_of(builder, node.parent)
     passed, key = masked(builder, scope), column_read(builder, scope, "_key")
-    if nodes.is_table(node.parent):
-        passed = f"({passed} AND {key} IS NOT NULL)"  # without a key, the change has no row
     sink = sink_of(node)
     final(builder, sink.passed, f"({passed})", node.number)
     final(builder, sink.key, f"IF({passed}, {key}, NULL)", node.number)

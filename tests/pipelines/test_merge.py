@@ -59,3 +59,19 @@ def test_streams_of_values_of_two_types_are_not_merged(drive: Drive) -> None:
     with pytest.raises(TopologyError, match=r"merge at test_merge.py:58: one stream has .*amount:bigint") as raised:
         drive(pipeline)
     assert "CAST" in raised.value.next_step
+
+
+def test_a_record_comes_once_by_each_way_through_merges_of_merges_and_flat_maps(drive: Drive) -> None:
+    pipeline = Pipeline("ways", workers=1)
+    paid = pipeline.stream("paid", value=Payment)
+    some = paid.filter("amount > 4").merge(paid.filter("amount < 7"))
+    twice = paid.map_values("amount").merge(paid.flat_map_values("array(amount, amount)"))
+    for name, ways in {"two": some, "three": some.merge(paid), "six": some.merge(paid).merge(some, paid)}.items():
+        ways.to(name)
+        ways.group_by_key().count(store=f"{name}_counts")
+    twice.merge(paid.map_values("amount")).group_by_key().count(store="flat")
+    driver = drive(pipeline)
+    driver.pipe("paid", {"account": "a", "amount": 6}, "k")
+    found = {name: (driver.store(f"{name}_counts")["k"], len(driver.read(name))) for name in ("two", "three", "six")}
+    assert found == {"two": (2, 2), "three": (3, 3), "six": (6, 6)}
+    assert driver.store("flat") == {"k": 4}

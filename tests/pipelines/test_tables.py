@@ -23,3 +23,85 @@ def test_a_tables_record_without_a_key_changes_no_row_and_is_written_nowhere(dri
         driver.pipe("shops", {"city": "Ulm", "floors": 3}, key=key)
     assert [record.key for record in driver.read("tall")] == ["a", "b"]
     assert [record.key for record in driver.read("cities")] == ["a", "b"]
+
+
+class Item(Struct):
+    n: int | None
+    g: str | None
+
+
+def test_a_tables_record_without_a_key_does_not_reach_its_changes(drive: Drive) -> None:
+    pipeline = Pipeline("changes", workers=1)
+    changes = pipeline.table("items", value=Item).to_stream()
+    changes.to("out")
+    changes.group_by("g").count(store="groups")
+    driver = drive(pipeline)
+    for key in ("a", None):
+        driver.pipe("items", {"n": 1, "g": "x"}, key)
+    assert [record.key for record in driver.read("out")] == ["a"]
+    assert driver.store("groups") == {"x": 1}
+    assert driver.counts()["null_key/items"] == 1
+
+
+def test_a_mapped_table_is_grouped_and_joined(drive: Drive) -> None:
+    pipeline = Pipeline("both", workers=1)
+    names = pipeline.table("names", value=Item)
+    counts = pipeline.stream("items", value=Item).group_by_key().count(store="counts")
+    for name, table in (("counted", counts.select(n="value", g="'all'")), ("given", names.select("n", "g"))):
+        table.group_by("g").aggregate(store=f"{name}_groups", n="sum(n)")  # takes back what a row was before
+        table.join(names).to(f"{name}_joined")  # does not
+    driver = drive(pipeline)
+    driver.pipe("names", {"n": 8, "g": "x"}, "a")
+    driver.pipe("items", {"n": 1, "g": "x"}, "a")
+    driver.commit()
+    driver.pipe("names", {"n": 9, "g": "x"}, "a")
+    driver.pipe("items", {"n": 1, "g": "x"}, "a")
+    assert (driver.store("counted_groups"), driver.store("given_groups")) == ({"all": {"n": 2}}, {"x": {"n": 9}})
+    assert driver.read("counted_joined")[-1].value == {"left": {"n": 2, "g": "all"}, "right": {"n": 9, "g": "x"}}
+    assert driver.read("given_joined")[-1].value["left"]["n"] == 9
+
+
+def test_a_table_that_holds_updates_back_takes_back_what_its_rows_were(drive: Drive) -> None:
+    pipeline = Pipeline("held", workers=2)
+    items, others = pipeline.table("items", value=Item), pipeline.table("others", value=Item)
+    held = items.suppress_until_time_limit(0)
+    held.group_by("g").aggregate(store="groups", c="count(*)", n="sum(n)")
+    held.join(others, on="g").to("joined")
+    sums = items.to_stream().group_by_key().aggregate(store="sums", n="sum(n)")
+    sums.filter("n > 0").suppress_until_time_limit(0).group_by("'all'").aggregate(store="all", n="sum(n)")
+    driver = drive(pipeline)
+    for time, (topic, key, n, g) in enumerate(
+        [("others", "x", 1, ""), ("others", "y", 2, ""), ("items", "a", 2, "x"), ("items", "a", 7, "y")]
+    ):
+        driver.pipe(topic, {"n": n, "g": g}, key, timestamp=time)
+        driver.commit()
+    driver.pipe("others", {"n": 3, "g": ""}, "x", timestamp=9)
+    assert driver.store("groups") == {"x": {"c": 0, "n": None}, "y": {"c": 1, "n": 7}}
+    assert [(record.value["left"]["n"], record.value["right"]["n"]) for record in driver.read("joined")] == [
+        (2, 1), (7, 2),
+    ], "x refers to nothing any more"  # fmt: skip
+    assert driver.store("all") == {"all": {"n": 9}}
+
+
+def test_a_row_that_changes_within_its_group_is_one_update_and_across_groups_two(drive: Drive) -> None:
+    pipeline = Pipeline("within", workers=1)
+    groups = pipeline.table("items", value=Item).group_by("g").aggregate(store="groups", c="count(*)", n="sum(n)")
+    groups.to("out")
+    groups.group_by("c").count(store="by_size")
+    driver = drive(pipeline)
+    for n, g in ((2, "x"), (7, "x"), (7, "y")):
+        driver.pipe("items", {"n": n, "g": g}, "a")
+    assert [(record.key, *record.value.values()) for record in driver.read("out")] == [
+        ("x", 1, 2), ("x", 1, 7), ("x", 0, None), ("y", 1, 7),
+    ]  # fmt: skip
+    assert driver.store("by_size") == {"0": 1, "1": 1}
+
+
+def test_a_table_is_joined_with_a_global_table(drive: Drive) -> None:
+    pipeline = Pipeline("looked_up", workers=1)
+    rates = pipeline.global_table("rates", value=Item)
+    pipeline.table("items", value=Item).join(rates).to("out")
+    driver = drive(pipeline)
+    driver.pipe("rates", {"n": 5, "g": None}, "a")
+    driver.pipe("items", {"n": 2, "g": None}, "a")
+    assert [record.value["right"]["n"] for record in driver.read("out")] == [5]
