@@ -16,7 +16,7 @@ REBUILD, FROM_TOPICS = "--rebuild", "--from-topics"
 
 
 def main(arguments: list[str]) -> int:
-    """Run jobs of a pipeline, by default all. Returns the exit status; errors are printed on standard error."""
+    """Run a pipeline's jobs, all of them by default. Prints errors to standard error and returns the exit status."""
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [argument for argument in arguments if not argument.startswith("-")]
     if not names or not {*options} <= {REBUILD, FROM_TOPICS}:
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
                 else:
                     run(settings(), spark, *names)
             finally:
-                wait([warm])  # otherwise Spark logs an error for the task that stopping it interrupts
+                wait([warm])  # if it still ran when Spark stops, Spark would log an error
                 spark.result().stop()
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str) -> None:
-    """Run jobs of a pipeline one after another, each until it has read all records."""
+    """Run a pipeline's jobs one after another, each until it has read all records."""
     # Imported here, while the session starts.
     import structlog
 
@@ -71,7 +71,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
 def rebuild(
     configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str, from_topics: bool = False
 ) -> None:
-    """Rebuild the state of jobs of a pipeline from their topics."""
+    """Rebuild the state of a pipeline's jobs from their topics."""
     from sluice.brokers import require_brokers
     from sluice.engine.job.rebuild import Rebuild, forget_gone
     from sluice.plan import load_plan

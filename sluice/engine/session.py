@@ -22,7 +22,7 @@ DEFAULTS = {
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-    # No limit: with one, Spark computes the batch's size after every row, which costs more than writing the row.
+    # No limit: to enforce one, Spark computes the batch's size after every row, which costs more than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
     # Spark would run another, empty batch to remove closed windows. The next batch with records removes them too.
@@ -43,7 +43,7 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 
 def start_workers(spark: SparkSession) -> None:
-    """Start Python workers of a local Spark: the first takes seconds, for which no batch should wait."""
+    """Start a local Spark's Python workers early: the first one takes seconds, and no batch should wait for it."""
     if (spark.sparkContext.master or "").startswith("local"):
         spark.range(1).mapInArrow(_identity, "id BIGINT").collect()
 

@@ -25,15 +25,15 @@ _CONNECT_SECONDS = 3.0
 _ERRORS: dict[str, type[SluiceError]] = {
     error.title: error for error in (DamagedState, LeaseError, QueryError, Refused, TooSlow)
 }
-"""Errors that keep their class; every other error of a server is a StateError here."""
+"""Errors that keep their class. All other errors of a state server become StateError."""
 
 
 class NotAStateServer(Exception):
-    """The response is not one of a state server."""
+    """The response does not come from a state server."""
 
 
 def client_options(seconds: float | None = None, token: str = "") -> dict[str, Any]:
-    """Arguments of httpx's clients for state servers; SettingsError without a token."""
+    """Arguments for httpx clients that call state servers. Raises SettingsError without a token."""
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
         "verify": tls_context(),
@@ -44,25 +44,25 @@ def client_options(seconds: float | None = None, token: str = "") -> dict[str, A
 
 
 def server_token() -> str:
-    """The token for state servers; SettingsError if it is not set."""
+    """The token for state servers. Raises SettingsError if it is not set."""
     token = settings().server_token
     if not token:
         raise SettingsError(
-            "A worker is at a state server, and no token for state servers is set.",
-            next_step="Set SLUICE_SERVER_TOKEN, or SLUICE_SERVER_TOKEN_FILE, to the token of the server.",
+            "A worker is at a state server, but no token for state servers is set.",
+            next_step="Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE to the server's token.",
         )
     return token
 
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Trusts the certificates of SLUICE_SERVER_CA, or the system's if that is not set."""
+    """A TLS context that trusts the certificates in SLUICE_SERVER_CA, or the system's if it is not set."""
     authorities = settings().server_ca
     return ssl.create_default_context(cafile=None if authorities is None else str(authorities))
 
 
 def response_content(status: int, content: bytes) -> bytes:
-    """The content of a successful response; raises the error of a problem document.
+    """The content of a successful response. Raises the error that a problem document describes.
 
     Raises NotAStateServer if the response is neither.
     """

@@ -1,6 +1,6 @@
-"""A small HTTP client for queries to one state server: POST only, over connections that stay open.
+"""A small HTTP client for queries to one state server: POST only, over persistent connections.
 
-A general client takes longer per request than the query itself.
+A general-purpose client takes longer per request than the query itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONNECT_SECONDS = 3.0
 
 
 class HttpClient:
-    """Posts to paths below one address. Raises OSError if the server cannot be reached, or the connection breaks."""
+    """Posts to paths below one address. Raises OSError if the server is unreachable or the connection breaks."""
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(address)
@@ -38,7 +38,7 @@ class HttpClient:
             try:
                 return await self._send(connection, request)
             except ConnectionError:
-                continue  # the server closed the idle connection; a query may be sent twice
+                continue  # the server closed the idle connection; sending a query twice is safe
         async with asyncio.timeout(CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
                 _Connection, self._host, self._port, ssl=self._tls
@@ -54,7 +54,7 @@ class HttpClient:
         try:
             response = await connection.send(request)
         except BaseException:
-            connection.close()  # the rest of the response would be read as the next response
+            connection.close()  # otherwise the rest of this response would be read as the next one
             raise
         if connection.is_open and len(self._idle) < MAX_IDLE:
             self._idle.append(connection)
@@ -86,7 +86,9 @@ class _Connection(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
+        self._transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's transports do not inherit from asyncio.Transport
         self.is_open = True
 
     @override

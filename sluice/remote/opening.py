@@ -1,4 +1,4 @@
-"""Opens shards wherever they are: in this process, or through the state server that serves them."""
+"""Opens shards, in this process or through the state server that serves them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
-    """Open a shard; StateError if it does not exist: a lost shard must not look like an empty one.
+    """Open a shard. Raises StateError if it does not exist, because a lost shard must not look like an empty one.
 
-    `token` is sent to a state server; by default the token of the settings.
+    `token` is sent to a state server and defaults to the token from the settings.
     """
     return _remote_shard().open(url, token=token) if is_remote(url) else LocalShard.open(url, to_write=to_write)
 
@@ -23,13 +23,13 @@ def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
 def create_shard(url: str, *, anew: bool = False) -> Shard:
     """Open a shard for writing, and create it if it does not exist.
 
-    With `anew` the shard begins sealed, to be filled from another one, and replaces a sealed one.
+    With `anew`, the shard starts sealed, to be filled from another shard, and replaces an existing sealed shard.
     """
     return _remote_shard().create(url, anew=anew) if is_remote(url) else LocalShard.create(url, anew=anew)
 
 
 def drop_shard(url: str) -> None:
-    """Delete a shard; does nothing if it does not exist."""
+    """Delete a shard. Does nothing if it does not exist."""
     if is_remote(url):
         _remote_shard().open(url).drop()
     else:
@@ -37,7 +37,7 @@ def drop_shard(url: str) -> None:
 
 
 def _remote_shard() -> type[RemoteShard]:
-    # Imports an HTTP client, which processes without state servers need not load.
+    # This imports an HTTP client, which processes without state servers need not load.
     from sluice.remote.shard import RemoteShard
 
     return RemoteShard

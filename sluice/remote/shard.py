@@ -1,4 +1,4 @@
-"""A shard on another host: read and written through the state server there."""
+"""A shard on another host, read and written through the state server there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEYS_AT_ONCE = 10_000
 
 
 class RemoteShard(Shard):
-    """A shard that its state server reads and writes. Unreachable when the server does not respond."""
+    """A shard that a state server reads and writes. Raises Unreachable if the server does not respond."""
 
     def __init__(self, address: str, client: httpx.Client) -> None:
         self._address = address
@@ -33,14 +33,14 @@ class RemoteShard(Shard):
 
     @classmethod
     def open(cls, url: str, *, token: str = "") -> Self:
-        """Open a shard; StateError if the server does not have it. `token` is by default that of the settings."""
+        """Open a shard. Raises StateError if the server does not have it. `token` defaults to the settings' token."""
         shard = cls(url, httpx.Client(**client_options(_WRITE_SECONDS, token)))
         shard.journal()
         return shard
 
     @classmethod
     def create(cls, url: str, *, anew: bool = False) -> Self:
-        """Open a shard, and create it if it does not exist; with `anew`, sealed and in place of a sealed one."""
+        """Open a shard; create it if it does not exist. With `anew`, it starts sealed and replaces a sealed shard."""
         shard = cls(url, httpx.Client(**client_options(_WRITE_SECONDS)))
         shard._call("PUT", f"?anew={str(anew).lower()}")
         return shard

@@ -1,4 +1,4 @@
-"""A worker on another host: its state server executes the queries."""
+"""A worker on another host, whose state server executes the queries."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sluice.state.queries.worker_queries import RESULTS, Query, Value, Values
 T = TypeVar("T")
 
 CALLS_AT_ONCE = 1
-"""How many calls for single keys run at a time for one worker. Keys requested meanwhile share the next call."""
+"""Concurrent calls for single keys per worker. Keys requested in the meantime share the next call."""
 
 
 class RemoteWorker:
-    """The worker at one URL of a state server. The server executes a query itself and never calls another server."""
+    """A worker at a state server's URL. The server executes queries itself and never calls another server."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -28,7 +28,7 @@ class RemoteWorker:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result; StateError if the server cannot be reached or read the shard."""
+        """The query's result. Raises StateError if the server is unreachable or cannot read the shard."""
         if isinstance(query, Value):
             return cast("T", await self._value(query))
         return await self._call(query)
@@ -38,7 +38,7 @@ class RemoteWorker:
             await self._client.close()
 
     async def _value(self, query: Value) -> msgspec.Raw | None:
-        """The value of one key, in a call that it shares with the other keys that wait."""
+        """The value of one key, fetched in one call together with other waiting keys."""
         of = query.group_id, query.store_column, query.as_of
         future = self._waiting.setdefault(of, {}).get(query.key)
         if future is None:
@@ -78,17 +78,17 @@ class RemoteWorker:
         try:
             status, content = await self._client.post("/query", msgspec.json.encode(query))
         except OSError as error:
-            raise StateError(f"Its state server cannot be reached ({type(error).__name__}).") from None
+            raise StateError(f"The worker's state server cannot be reached ({type(error).__name__}).") from None
         try:
             result: Any = RESULTS[type(query).__name__].decode(response_content(status, content))
             if isinstance(query, Values) and not result.keys() <= set(query.keys):
                 raise NotAStateServer
             return cast("T", result)
         except (NotAStateServer, msgspec.DecodeError, RecursionError):
-            raise StateError("Its state server returned an unexpected response.") from None
+            raise StateError("The worker's state server returned an unexpected response.") from None
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # marks the error as retrieved: the caller may be gone
+        future.exception()  # marks the error as retrieved, since the caller may be gone

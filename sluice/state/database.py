@@ -1,4 +1,4 @@
-"""Opening a database so that it behaves the same whichever it is: SQLite or PostgreSQL."""
+"""Opens SQLite and PostgreSQL databases with the same transaction behaviour."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from sluice.errors import SettingsError, StateError
 from sluice.file_modes import close_database, make_file, make_folder
 
 BUSY_SECONDS = 10.0
-"""How long a writer of SQLite waits for another one."""
+"""How long a SQLite writer waits for another writer."""
 
 _CREATE_LOCK = 0x51_01_CE
 
 
 def database_url(text: str) -> URL:
-    """Parse a SQLAlchemy URL; PostgreSQL is always spoken to through psycopg.
+    """Parse a SQLAlchemy URL. The driver for PostgreSQL is always psycopg.
 
-    Raises SettingsError, without repeating the URL, which may hold a password.
+    Raises SettingsError if the URL is invalid. The error omits the URL, which may contain a password.
     """
     try:
         url = make_url(text)
@@ -55,7 +55,7 @@ def database_url(text: str) -> URL:
 
 @contextmanager
 def database_errors(doing: str) -> Iterator[None]:
-    """Raise a database's errors as StateError, which names `doing` and the cause, never the address."""
+    """Raise database errors as StateError, which names `doing` and the cause but never the address."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -64,12 +64,12 @@ def database_errors(doing: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException | str) -> str:
-    """The first line of what a driver said: the rest may repeat statements and their values."""
+    """The first line of an error message. The rest may repeat statements and their values."""
     return str(error).strip().partition("\n")[0].rstrip(".") + "."
 
 
 def open_engine(url: URL) -> Engine:
-    """An engine whose transactions are real ones on SQLite too: WAL, FULL, and `BEGIN IMMEDIATE` for writers."""
+    """An engine with real transactions on SQLite too: WAL, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers."""
     if url.get_backend_name() != "sqlite":
         return create_engine(url, pool_pre_ping=True)
     path = Path(url.database or "")
@@ -78,7 +78,7 @@ def open_engine(url: URL) -> Engine:
         make_file(path)
         close_database(path)
     except OSError as error:
-        raise StateError(f"The database's file cannot be made: {error.strerror}.") from None
+        raise StateError(f"Cannot create the database file: {error.strerror}.") from None
     engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -86,22 +86,22 @@ def open_engine(url: URL) -> Engine:
 
 
 def as_json(value: Any) -> str:
-    """A value as the text of a column."""
+    """A value as JSON text for a column."""
     return msgspec.json.encode(value).decode()
 
 
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Connection]:
-    """A transaction for writing: committed at the end of the block, rolled back on an error."""
+    """A write transaction, committed at the end of the block and rolled back on an error."""
     with engine.connect().execution_options(sluice_writes=True) as connection, connection.begin():
         yield connection
 
 
 def create_tables(engine: Engine, metadata: MetaData) -> None:
-    """Create what is missing, columns of older tables included; several processes may do so at the same time."""
+    """Create missing tables, and missing columns of existing tables. Several processes may do so concurrently."""
     with transaction(engine) as connection:
         if engine.dialect.name == "postgresql":
-            # Two `CREATE TABLE IF NOT EXISTS` at once collide in PostgreSQL's catalogue.
+            # Concurrent `CREATE TABLE IF NOT EXISTS` statements collide in PostgreSQL's catalogue.
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
         for table in metadata.sorted_tables:
             connection.execute(CreateTable(table, if_not_exists=True))
@@ -112,12 +112,12 @@ def _add_columns(connection: Connection, table: Table) -> None:
     there = {column["name"] for column in inspect(connection).get_columns(table.name)}
     for column in table.columns:
         if column.name not in there:
-            told = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {told}")
+            definition = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    connection.isolation_level = None  # the driver would begin transactions of its own, and begin none for reads
+    connection.isolation_level = None  # otherwise the driver would begin its own transactions, and none for reads
     use_wal(connection)
 
 
@@ -127,14 +127,14 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def use_wal(connection: sqlite3.Connection) -> None:
-    """Write-ahead log, and every commit on disk before it counts."""
+    """Use a write-ahead log, and flush every commit to disk."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             break
         except sqlite3.OperationalError:
-            # Changing a new file's mode does not wait for others that do the same.
+            # Switching a new file to WAL does not wait for other processes that do the same.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Deadlines of queries: kept for the thread that executes a query, and enforced by the databases themselves."""
+"""Deadlines of queries, set for the thread that executes a query and enforced by the databases."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OF_THREAD = threading.local()
 
 @contextmanager
 def deadline(until: float, seconds: float) -> Iterator[None]:
-    """Within the block, this thread's queries to shards raise TooSlow after `until`, by the monotonic clock.
+    """Make this thread's shard queries within the block raise TooSlow after `until` on the monotonic clock.
 
-    `seconds` is the whole time limit, for the error's text.
+    `seconds` is the query's time limit, which the error quotes.
     """
     _OF_THREAD.until, _OF_THREAD.seconds = until, seconds
     try:
@@ -27,13 +27,13 @@ def deadline(until: float, seconds: float) -> Iterator[None]:
 
 
 def seconds_left() -> float | None:
-    """The time until the deadline, 0 or less after it; None without a deadline."""
+    """Seconds until the deadline; zero or negative after it, None without a deadline."""
     until: float | None = getattr(_OF_THREAD, "until", None)
     return None if until is None else until - time.monotonic()
 
 
 def is_over() -> bool:
-    """Whether there is a deadline, and it has passed."""
+    """Whether a deadline is set and has passed."""
     left = seconds_left()
     return left is not None and left <= 0
 

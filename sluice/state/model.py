@@ -1,8 +1,7 @@
-"""The values the ledger keeps and the readers of state see.
+"""Values that the ledger stores and readers see.
 
-A *state row* is what one aggregation keeps for one key (and one window): the values of all stores that share the
-aggregation's filter, key and window. A worker's *shard* holds versioned state rows; a *snapshot* is one published
-batch of a job.
+A *state row* holds what one aggregation group keeps for one key and window: the values of all stores with the same
+filter, key and window. A worker's *shard* holds versioned state rows; a *snapshot* is one published batch of a job.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 StoreKind = Literal["key-value", "window", "global"]
 
 NO_WINDOW = -1
-"""`window_start` and `window_end` of a state row without a window; a window never starts before 0."""
+"""`window_start` and `window_end` of a state row without a window. Real windows never start before 0."""
 
 
 class JobRef(msgspec.Struct, frozen=True):
@@ -28,7 +27,7 @@ class JobRef(msgspec.Struct, frozen=True):
 
 
 class OfJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the values that belong to one generation of a job."""
+    """Base class of values that belong to one generation of a job."""
 
     pipeline: str
     job: str
@@ -40,7 +39,7 @@ class OfJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One store as a reader sees it: which job publishes it, and where in the job's state rows its values stand."""
+    """A store as readers see it: the job that publishes it, and where its values are in the job's state rows."""
 
     pipeline: str
     job: str
@@ -51,45 +50,45 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     store_column: int
     """Index of this store's value in the state row's JSON array of values."""
     key: str
-    """The key's expression, for people."""
+    """The key's expression, for display."""
     window_ms: int | None = None
     grace_ms: int | None = None
     retention_ms: int | None = None
-    """How long after its end a window is kept; None: for ever."""
+    """How long a window is kept after its end; None means forever."""
     value: str = ""
-    """The value's type as Spark SQL DDL, for people."""
+    """The value's type as Spark SQL DDL, for display."""
     made: str = ""
-    """The steps that make it, from its source on: a store whose steps change cannot go on with its state."""
+    """The steps that compute the store, from its source on. If they change, the store cannot keep its state."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One owner of a share of a pipeline's keys, and where its shard is."""
+    """A worker, which owns a share of a pipeline's keys, and the address of its shard."""
 
     pipeline: str
     job: str
     number: int
     location: str
-    """SQLAlchemy URL of the shard. The ledger keeps it without its password; it never leaves the server."""
+    """SQLAlchemy URL of the shard. The ledger stores it without a password, and no API response contains it."""
     host: str = "127.0.0.1"
     port: int = 0
-    """Port of the state server that answers for the worker; 0 if its shard is opened by whoever reads it."""
+    """Port of the worker's state server; 0 if readers open the shard themselves."""
     server: str = ""
-    """Address of the worker's shard at that server; empty without one."""
+    """Address of the worker's shard at its state server; empty without a state server."""
     unavailable: str = ""
-    """Why its shard must not be read: found damaged, and not rebuilt yet. Empty if it may be."""
+    """Why the shard must not be read until it is rebuilt; empty if it may be read."""
 
 
 class JobInfo(OfJob, frozen=True, kw_only=True):
-    """Describes a job: registered in the ledger before the job's first batch."""
+    """The description of a job, registered in the ledger before the job's first batch."""
 
     workers: tuple[WorkerInfo, ...]
     stores: tuple[StoreInfo, ...]
     topics: tuple[str, ...]
-    """Topics the job reads."""
+    """The topics that the job reads."""
     operators: dict[str, str] = {}
-    """The operators that keep a state for each key: name → what it is a state of."""
+    """The operators that keep a state per key: name → description of the state."""
     functions: dict[str, str] = {}
-    """The author's functions that state depends on: name → hash of the code."""
+    """The author's functions on which state depends: name → hash of the code."""
     description: str = ""
     """The topology as text."""
     drawing: str = ""
@@ -99,27 +98,27 @@ class JobInfo(OfJob, frozen=True, kw_only=True):
 
 
 class Snapshot(OfJob, frozen=True, kw_only=True):
-    """One published batch: the state of all workers of a job up to and including this batch."""
+    """A published batch: the state of all workers of a job up to and including this batch."""
 
     batch: int
     published_at: datetime
     positions: dict[str, dict[str, int]]
-    """topic → partition (as text) → next offset to read."""
+    """Topic → partition as text → next offset to read."""
     stream_times: dict[str, int]
-    """`operator/topic/partition` → largest event time seen there, in ms."""
+    """`operator/topic/partition` → largest event time in ms."""
     counts: dict[str, int]
     """The batch's records: `read`, `applied`, `dead_letter/REASON`, `late/STORE`, `output/TOPIC`, `rows`."""
     run: str = ""
-    """Name of the run that published it, as Airflow has it; empty for a run without a name."""
+    """Airflow's name of the run that published the snapshot; empty for a run without a name."""
 
     @property
     def id(self) -> str:
-        """`generation.batch`: the name under which a reader may ask for this snapshot."""
+        """`generation.batch`: the id by which readers request this snapshot."""
         return f"{self.generation}.{self.batch}"
 
 
 class StateRow(msgspec.Struct, frozen=True, array_like=True):
-    """One version of one state row, as it is written to and read from a shard."""
+    """One version of a state row."""
 
     group_id: int
     key: str
@@ -127,9 +126,9 @@ class StateRow(msgspec.Struct, frozen=True, array_like=True):
     """Epoch ms; NO_WINDOW for a state row without a window."""
     window_end: int
     value: str | None
-    """JSON array with one value for each store of the state row; None is a tombstone."""
+    """JSON array with one value per store of the aggregation group; None is a tombstone."""
 
 
 def owner(key: str, workers: int) -> int:
-    """The worker that owns `key`: the same as Spark SQL's `pmod(crc32(key), workers)`."""
+    """The worker that owns `key`, computed like Spark SQL's `pmod(crc32(key), workers)`."""
     return zlib.crc32(key.encode()) % workers

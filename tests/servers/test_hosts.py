@@ -240,7 +240,7 @@ def _fail(*_: object) -> None:
 def test_state_that_was_local_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> None:
     local = States(f"sqlite:///{tmp_path}/local", pipeline="local", workers=2)
     local.publish({f"k{number}": f"[{number}]" for number in range(10)})
-    with pytest.raises(Refused, match="its shard is not here"):
+    with pytest.raises(Refused, match="its shard is not on this host"):
         claim(local.ledger, settings(), Options(1), "local", [0])
     for number in range(2):
         move(local.ledger, Placement("local", number, "127.0.0.1", hosts[number].port))
@@ -270,7 +270,7 @@ def test_places_are_taken_by_who_has_them_only(hosts: list[Host], states: States
 def test_a_move_goes_to_a_state_server_only(hosts: list[Host], states: States) -> None:
     with pytest.raises(StateError, match="No state server answers"):
         move(states.ledger, Placement("orders", 1, "127.0.0.1", 9))
-    with pytest.raises(Refused, match="has the name 127"):
+    with pytest.raises(Refused, match="calls itself 127"):
         move(states.ledger, Placement("orders", 1, "localhost", hosts[2].port))
     with pytest.raises(NotFound, match="no worker 4"):
         move(states.ledger, Placement("orders", 4, "127.0.0.1", hosts[2].port))

@@ -132,7 +132,7 @@ def test_aggregates_by_window(states: States) -> None:
 
 
 def test_aggregated_values_must_be_numbers(states: States) -> None:
-    with pytest.raises(QueryError, match=r"'at\.city' of key .* is no number"):
+    with pytest.raises(QueryError, match=r"'at\.city' of key .* is not a number"):
         ask(states, lambda reader, pin: reader.combine(pin, "at.city"))
 
 

@@ -121,13 +121,13 @@ def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: LocalShard
         assert before.state_rows == NO_CHECKSUM
 
 
-@pytest.mark.parametrize("table", ["state_rows", "states"])
-def test_the_next_driver_detects_deleted_rows(shard: LocalShard, table: str) -> None:
+@pytest.mark.parametrize(("table", "kind"), [("state_rows", "state rows"), ("states", "operator states")])
+def test_the_next_driver_detects_deleted_rows(shard: LocalShard, table: str, kind: str) -> None:
     shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
     run(shard, 0, a=1, b=1, c=1)
     shard.begin(1, 0)
     shard._driver.execute(f"DELETE FROM {table} WHERE key = 'b'")
-    with pytest.raises(DamagedState, match=r"3 .* were written, and it has 2"):
+    with pytest.raises(DamagedState, match=f"3 {kind} were written, but it has 2"):
         shard.begin(2, 0)
 
 

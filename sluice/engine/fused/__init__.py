@@ -1,1 +1,1 @@
-"""Aggregations in one stateful operator of Spark: windowing, partial aggregates, the operator itself."""
+"""Runs aggregations in one stateful Spark operator: windowing, partial aggregates, the operator itself."""

@@ -1,4 +1,4 @@
-"""All stores of a job in one stateful operator of Spark: a state row per group, key and window.
+"""Computes all stores of a job in one stateful Spark operator: a state row per group, key and window.
 
 Spark's watermark only removes closed windows from its state. It follows the stream time that all partitions have
 reached (see `windowing`), so Spark itself never drops a record as late.
@@ -22,12 +22,12 @@ _EXPIRES = {"spark.watermarkDelayMs": 0}
 
 
 Names = Mapping[str, str]
-"""An aggregate's text → the column that holds it."""
+"""Text of an aggregate → name of the column that holds its result."""
 
 
 def fuse(job: FusedJob, windowed: DataFrame, combiner: Combiner) -> DataFrame:
-    """Changed state rows: STATE_KEY and `value`, a JSON array of the group's store columns."""
-    # SQL of each group's aggregates: over the parts that tasks have added up, or over the records.
+    """The changed state rows: STATE_KEY and `value`, a JSON array of the group's store columns."""
+    # SQL of each group's aggregates, either over the tasks' partial aggregates or over the records.
     sqls: dict[int, dict[str, str]] = {}
     for group in job.groups:
         parts = combiner.parts.get(group.number, {})
@@ -47,7 +47,7 @@ def fuse(job: FusedJob, windowed: DataFrame, combiner: Combiner) -> DataFrame:
 
 
 def _value(job: FusedJob, names: Mapping[int, Names]) -> str:
-    """SQL of a state row's value. Groups with the same SQL share a branch."""
+    """SQL for a state row's value. Groups with the same SQL share a CASE branch."""
     group_ids: dict[str, list[str]] = {}
     for group in job.groups:
         columns = ", ',', ".join(_column(column, names[group.number]) for column in group.store_columns)
@@ -66,7 +66,7 @@ def _column(store_column: StoreColumn, names: Names) -> str:
 
 
 def column_types(job: FusedJob, records: DataFrame) -> dict[str, str]:
-    """Store → the DDL type of its value. `records` has the columns that the aggregates read."""
+    """Store → DDL type of its value. `records` has the columns that the aggregates read."""
     texts = {
         text: f"t{i}" for i, text in enumerate(dict.fromkeys(text for group in job.groups for text in group.aggregates))
     }

@@ -1,7 +1,7 @@
 """Aggregates records within a task before the shuffle: one row per state row instead of one per record.
 
-Only groups in which every aggregate can be completed from parts (`count`, `sum`, `min`, `max` of a column) are
-combined; the other groups keep a row per record. The results are the same, only faster.
+Combines only groups whose aggregates can all be computed from partial results (`count`, `sum`, `min`, `max` of a
+column). The other groups keep one row per record. Results are the same with and without combining.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _BY = ("key", "window_start")
 _FLUSH_ROWS = 500_000
 _MAX_DIGITS = 38
 _SUM_DIGITS = 10
-"""Digits by which Spark's sum of a decimal is wider."""
+"""Extra digits of Spark's sum of a decimal column."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A partial aggregate: `function` of the column `input` (None for `count(*)`), in `column`."""
+    """A partial aggregate: `function` over the column `input` (None for `count(*)`), stored in `column`."""
 
     column: str
     function: str
@@ -34,7 +34,7 @@ class Part:
 
     @property
     def sql(self) -> str:
-        """SQL of the aggregate that completes the parts."""
+        """SQL of the aggregate that combines the tasks' parts."""
         if self.function in ("min", "max"):
             return f"{self.function}({self.column})"
         return f"CAST(sum({self.column}) AS {_sql(self.type)})"
@@ -42,14 +42,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Combiner:
-    """Combines windowed rows. `parts` are by group and aggregate; `inputs` are the columns of groups not combined."""
+    """Combines windowed rows. `parts` maps group and aggregate to a part; `inputs` are the other groups' columns."""
 
     parts: dict[int, dict[str, Part]]
     inputs: dict[str, pa.DataType]
 
     @classmethod
     def of(cls, job: FusedJob, types: Mapping[str, pa.DataType]) -> Self:
-        """The combiner of a job. `types` are those of the columns that its aggregates read."""
+        """The combiner of a job. `types` are the types of the columns that its aggregates read."""
         by_text: dict[str, Part] = {}
         parts = {
             group.number: {text: by_text[text] for text in group.aggregates}
@@ -65,7 +65,7 @@ class Combiner:
         return {part.column: part.type for parts in self.parts.values() for part in parts.values()} | self.inputs
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Combine the rows of one task. All rows of a batch have the same group."""
+        """Combine the rows of one task. All rows of one record batch belong to the same group."""
         waiting: dict[int, list[pa.RecordBatch]] = {}
         for batch in batches:
             if not batch.num_rows:
@@ -89,7 +89,7 @@ class Combiner:
             yield self._padded(batch, single)
 
     def _padded(self, batch: pa.RecordBatch, present: Container[str]) -> pa.RecordBatch:
-        """The batch with all columns: those that its group does not have are null."""
+        """The batch with all columns; columns of other groups are null."""
         columns = {
             name: batch.column(name) if name in present else pa.nulls(batch.num_rows, kind)
             for name, kind in self.columns.items()
@@ -109,7 +109,7 @@ class Combined:
 
 
 def _part(parts: dict[str, Part], group: AggregationGroup, text: str, types: Mapping[str, pa.DataType]) -> bool:
-    """Whether the aggregate can be completed from parts; if so, its part is added to `parts`."""
+    """Add the aggregate's part to `parts`, and return whether the aggregate can be computed from parts."""
     if text not in parts and text in group.mergeable:
         function, column = group.mergeable[text]
         kind = pa.int64() if function == "count" else _part_type(function, types[column or ""])
@@ -119,7 +119,7 @@ def _part(parts: dict[str, Part], group: AggregationGroup, text: str, types: Map
 
 
 def _part_type(function: str, kind: pa.DataType) -> pa.DataType | None:
-    """The type of a column's sum, min or max; None where Arrow and Spark may differ."""
+    """The type of a column's sum, min or max. None if Arrow's and Spark's results may differ."""
     if pa.types.is_decimal(kind):
         if function != "sum":
             return kind
@@ -129,7 +129,7 @@ def _part_type(function: str, kind: pa.DataType) -> pa.DataType | None:
 
 
 def _single(table: pa.Table, part: Part) -> pa.ChunkedArray | pa.Array:
-    """Each record's own contribution to the part."""
+    """Each record's contribution to the part."""
     if part.function != "count":
         return table.column(part.input).cast(part.type)
     if part.input is None:
@@ -138,7 +138,7 @@ def _single(table: pa.Table, part: Part) -> pa.ChunkedArray | pa.Array:
 
 
 def _add_up(rows: pa.Table, parts: list[Part]) -> pa.Table:
-    """Aggregate to one row per state row. Within a group, key and window start identify a state row."""
+    """Aggregate records to one row per state row, identified by key and window start within the group."""
     functions = {part.column: "sum" if part.function == "count" else part.function for part in parts}
     rest = [name for name in STATE_COLUMNS if name not in _BY]
     grouped = rows.group_by(list(_BY), use_threads=False)

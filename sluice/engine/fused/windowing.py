@@ -1,9 +1,9 @@
-"""Windowing: for each aggregation group, the windows in which each record counts, and the records that are late.
+"""Assigns each record to its windows, per aggregation group, and finds the records that are late.
 
 Stream time belongs to a group and a partition of its source: the largest event time of the records so far, late ones
 included. A record is late for a window once stream time has reached the window's end + grace. A task sees a partition
-in offset order, so stream time is a running maximum that starts at the last batch's, and results do not depend on where
-batches end. The only thing from Spark here is the batch's number.
+in offset order, so stream time is a running maximum that continues from the last batch, and results do not depend on
+where batches end.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ TIME = pa.timestamp("us", tz="UTC")
 @dataclass(frozen=True)
 class Windowed:
     rows: npt.NDArray[np.intp]
-    """A record's index, once for every window in which it counts."""
+    """Indices of records, each repeated once per window that the record belongs to."""
     starts: Times
-    """The starts of these windows."""
+    """The window's start for each element of `rows`."""
     late: int
-    """Number of pairs of a record and a window for which it is late."""
+    """Number of (record, window) pairs in which the record is late for the window."""
     stream_time: int
     """Stream time after the records."""
 
 
 def assign_windows(times: Times, window: Window, stream_time: int, closed: int = BEFORE_ALL) -> Windowed:
-    """Assign windows to event times (ms, in offset order), given the stream time before the first of them.
+    """Assign windows to event times (ms, in offset order), given the stream time before the first record.
 
-    A window whose end + grace is at or before `closed` takes no records, whatever this partition's stream time.
+    A window whose end + grace is at or before `closed` accepts no records, whatever this partition's stream time.
     """
     if not len(times):
         return Windowed(np.empty(0, np.intp), times, 0, stream_time)
     _, running = advance(times, np.ones(len(times), bool), stream_time)
-    # A row for each record, a column for each window that may hold it, oldest first.
+    # A matrix with a row per record and a column per window that may contain it, oldest window first.
     hops = np.arange(-(-window.size_ms // window.every_ms))[::-1] * window.every_ms
     starts = (times - times % window.every_ms)[:, None] - hops
     holds = (starts >= 0) & (starts + window.size_ms > times[:, None])
@@ -79,7 +79,7 @@ class Windowing:
         partitions: Mapping[str, int],
         inputs: Mapping[str, pa.DataType],
     ) -> Self:
-        """The windowing of a job. `partitions` has each topic's number, `inputs` the aggregates' column types."""
+        """The windowing of a job. `partitions`: topic → number of partitions; `inputs`: aggregated column → type."""
         stream_times = StreamTimeReader.of(job, side_outputs, batches, partitions)
         return cls(stream_times, job.groups, RecordSinks.of(job, side_outputs), dict(inputs))
 
@@ -108,10 +108,10 @@ class Windowing:
         facts.count(fate)
 
     def closed(self, times: StreamTimes) -> int:
-        """The stream time that all groups have reached in all partitions: windows before it are closed.
+        """The stream time that all groups have reached in all partitions. Earlier windows are closed.
 
-        A partition without any record yet may still bring any event time; but windows that were closed before stay
-        closed, since Spark has dropped their state.
+        The first record of a so far empty partition may have any event time, but windows that were already closed stay
+        closed because Spark has dropped their state.
         """
         reached = [times.closed(group.name, group.topics) for group in self.groups if group.window]
         return max(min(reached, default=BEFORE_ALL), times.times.get(CLOSED, BEFORE_ALL))

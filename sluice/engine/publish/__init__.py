@@ -1,1 +1,1 @@
-"""Publishing a batch: the shards, then output records in one transaction, then the ledger."""
+"""Publishes a batch: writes the shards, then the output records in one transaction, then the ledger."""

@@ -1,4 +1,4 @@
-"""At-least-once outputs: tasks write them themselves, instead of the driver in a transaction."""
+"""At-least-once outputs, written by tasks directly instead of by the driver in a transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.plan import Job, Sink
 AT_LEAST_ONCE = "at_least_once"
 
 Records = list[tuple[str, pa.Table]]
-"""Topics and tables of records for them."""
+"""Pairs of a topic and a table of records for it."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class AtLeastOnce:
     kafka: dict[str, str]
     topics: frozenset[str]
     streams: dict[str, Sink]
-    """The sinks of streams among these topics: tasks write their records."""
+    """Topic → sink, for the outputs of streams, which tasks write."""
     limits: Mapping[str, int]
-    """Topic → bytes of its largest record."""
+    """Topic → size limit of a record in bytes."""
     dead_letters: str
     """The topic for records that cannot be written; the driver writes to it."""
 
     @classmethod
     def of(cls, job: Job, kafka: dict[str, str], default: str, limits: Mapping[str, int]) -> AtLeastOnce | None:
-        """For the outputs of a job with `at_least_once`, or all if that is the default; None if there are none.
+        """For the job's at-least-once outputs, `default` being the delivery of the others. None without such outputs.
 
         Dead letters are never written at least once.
         """
@@ -54,7 +54,7 @@ class AtLeastOnce:
         return Written(counts, {self.dead_letters: pa.concat_tables(dead_letters)} if dead_letters else {})
 
     def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
-        """Write the encoded records for these topics. Returns their number by topic, and the other records."""
+        """Write the encoded records for these topics. Returns their number per topic, and the other topics' records."""
         own: Records = []
         rest: Records = []
         for topic, table in records:

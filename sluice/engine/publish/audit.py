@@ -17,7 +17,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 @dataclass
 class Auditor:
-    """Makes the audits of a run's batches. `firsts` are the offsets at which the job's generation began."""
+    """Audits a run's batches. `firsts` are the offsets at which the job's generation began."""
 
     storage: Storage
     run: str
@@ -25,7 +25,7 @@ class Auditor:
     firsts: Positions
 
     def audit(self, batch: int) -> Audit:
-        """The audit of a batch whose shards are written. Raises EngineError if it does not balance."""
+        """Audit a batch whose shards are written. Raises EngineError if the audit does not balance."""
         checksums = self.storage.checksums(batch)
         job = self.storage.job
         audit = Audit(
@@ -43,7 +43,7 @@ class Auditor:
         if audit.wrong:
             raise EngineError(
                 f"The audit of batch {batch} of {job.pipeline.name} does not balance: {'; '.join(audit.wrong)}.",
-                next_step="Nothing of the batch was published. This is an error in Sluice: keep the checkpoint, "
+                next_step="Nothing from the batch was published. This is a bug in Sluice: keep the checkpoint "
                 "and report it.",
             )
         return audit

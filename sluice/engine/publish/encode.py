@@ -1,4 +1,4 @@
-"""Encodes output records: an author's encoders, the headers of windows, and records that cannot be written."""
+"""Encodes output records with the author's encoders, adds window headers, and rejects unwritable records."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from sluice.plan import Sink
 
 NO_LIMIT = 2**31
 UNWRITTEN = "unwritten/"
-"""Prefix of the counts of output records that could not be written, by topic."""
+"""Prefix of the counts, per topic, of output records that could not be written."""
 _RECORD_OVERHEAD = 100
-"""Bytes that Kafka adds to a record at most: its batch's header, lengths, times."""
+"""Upper bound of the bytes that Kafka adds to a record: its batch's header, lengths, timestamps."""
 _LONGEST_HEADERS = 10_000
-"""The size of a dead letter's headers at most, in bytes."""
+"""Upper bound of the size of a dead letter's headers, in bytes."""
 _decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True)
 class RejectedOutput:
-    """Output records of a batch that cannot be written: their number by topic, and dead letters."""
+    """Output records of a batch that cannot be written: their number per topic, and their dead letters."""
 
     dead_letters: list[pa.Table] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, sink: Sink, records: pa.Table, reason: str, details: list[str]) -> None:
-        """Add records (columns `key` and `value`) with the details of each record's error."""
+        """Add rejected records (columns `key` and `value`). `details` describes each record's error."""
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + records.num_rows
         if sink.on_error == "skip":
             return
@@ -59,8 +59,8 @@ Encoder = Callable[[Any], bytes]
 def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
     """Encode records: columns `key`, `value`, and perhaps `headers` and `timestamp` (epoch ms).
 
-    JSON is written as it is, unless the author has an encoder, which gets the decoded value. Records that cannot be
-    encoded are added to `rejected`. Raises EngineError for them if the sink has `on_error="fail"`.
+    JSON is written unchanged, unless the author passed an encoder, which receives the decoded value. Records that
+    cannot be encoded are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
     columns = {name: table.column(name) for name in ("key", "value")}
     errors: dict[int, str] = {}
@@ -79,7 +79,7 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
 
 
 def _each(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str]) -> pa.Array:
-    """Encode each text; the errors are added by row."""
+    """Encode each text. Adds the error of a row that fails to `errors`."""
     encoded: list[bytes | None] = []
     for row, text in enumerate(texts.to_pylist()):
         try:
@@ -95,20 +95,20 @@ def _each(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str]) -> pa
 def _bytes(encode: Encoder, value: Any) -> bytes:
     data = encode(value)
     if not isinstance(data, bytes):
-        raise TypeError(f"the encoder gave {type(data).__name__}, not bytes")
+        raise TypeError(f"the encoder returned {type(data).__name__}, not bytes")
     return data
 
 
 def _without_errors(
     sink: Sink, table: pa.Table, records: pa.Table, errors: Mapping[int, str], rejected: RejectedOutput
 ) -> pa.Table:
-    """Remove the records that could not be encoded; they are rejected or end the run."""
+    """Remove the records that could not be encoded: reject them, or raise EngineError if the sink says so."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise EngineError(
             f"A record for {sink.topic} ({sink.at}) cannot be encoded: {why}, for the value "
             f"{table.column('value')[row]}.",
-            next_step="Nothing of the batch is visible. Correct the encoder, or continue without such records: "
+            next_step="Nothing from the batch was published. Correct the encoder, or continue without such records: "
             f'to("{sink.topic}", on_error="dead_letter").',
         )
     rejected.add(sink, table.take(pa.array(list(errors))), "not_encoded", list(errors.values()))
@@ -118,10 +118,10 @@ def _without_errors(
 
 
 def fitting(sink: Sink | None, table: pa.Table, limit: int, rejected: RejectedOutput) -> pa.Table:
-    """The encoded records that are no larger than their topic's limit.
+    """The encoded records that fit within their topic's size limit.
 
-    Sizes are those before compression, so rejecting a record does not depend on other records. If the sink has
-    `on_error="fail"`, all records are sent and Kafka decides.
+    Sizes are measured before compression, so rejecting a record does not depend on other records. If the sink has
+    `on_error="fail"`, all records are sent, and Kafka rejects those that are too large.
     """
     if sink is None or sink.on_error == "fail" or not table.num_rows:
         return table
@@ -129,13 +129,13 @@ def fitting(sink: Sink | None, table: pa.Table, limit: int, rejected: RejectedOu
     too_large = sizes > limit
     if not too_large.any():
         return table
-    details = [f"{size} bytes, and {sink.topic} takes {limit}" for size in sizes[too_large].tolist()]
+    details = [f"{size} bytes; {sink.topic} accepts at most {limit}" for size in sizes[too_large].tolist()]
     rejected.add(sink, table.filter(pa.array(too_large)), "too_large", details)
     return table.filter(pa.array(~too_large))
 
 
 def shortened(dead_letters: pa.Table, limit: int) -> pa.Table:
-    """Dead letters in which values are left out where a record exceeds its topic's limit; a header says so."""
+    """Replace the value of each dead letter that exceeds the topic's limit by a header with the value's size."""
     sizes = _sizes(dead_letters) + _LONGEST_HEADERS
     if not (sizes > limit).any():
         return dead_letters

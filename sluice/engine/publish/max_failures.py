@@ -1,4 +1,4 @@
-"""Ends the run if a step fails for too many records of a batch: the step itself is wrong then, not the records."""
+"""Ends the run if a step fails for too many records of a batch: then the step is wrong, not the records."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sluice.errors import EngineError
 from sluice.plan import Job, Step
 
 FAILED = "failed/"
-"""Prefix of the counts of records for which steps failed, by the steps' names."""
+"""Prefix of the counts, per step name, of records for which the step failed."""
 
 _FEW = 100
-"""Below this number, failures never exceed a share: half of a small batch may well be bad."""
+"""Fewer failures than this never end a run when the limit is a share: half of a small batch may be bad."""
 
 
 def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> None:
@@ -35,8 +35,8 @@ def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Iter
             raise EngineError(
                 f"{step or name.removeprefix(FAILED)} failed for {failed:,} of the {read:,} records that were read; "
                 f"max_failures allows {most}.{example and f' The first error: {example}.'}",
-                next_step="Nothing of the batch is visible. Correct the step and run again; if such failures are "
-                "expected, raise max_failures of the pipeline.",
+                next_step="Nothing from the batch was published. Correct the step and run again; if such failures are "
+                "expected, raise the pipeline's max_failures.",
             )
 
 

@@ -43,7 +43,7 @@ class HeldLease(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Number of the lease, which grows with every holder."""
+        """The lease's epoch, which grows with every new holder."""
 
     def check(self) -> None:
         """Raise LeaseError unless the lease is still held."""
@@ -53,18 +53,18 @@ class IdentityCheck(Protocol):
     """The identity of the source topics, or a test driver's stand-in."""
 
     def check_identity(self) -> None:
-        """Raise EngineError if a topic is no longer the one that the run began to read."""
+        """Raise EngineError if a topic was deleted or created again since the run began."""
 
 
 class Output(Protocol):
     """The destination of output records: a Kafka transaction, or a test driver's memory."""
 
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
-        """Write a batch's records atomically. Returns their number by topic."""
+        """Write a batch's records atomically. Returns the number of records per topic."""
 
 
 def ordered_records(job: OrderedJob, returned: pa.Table, rejected: RejectedOutput) -> Iterator[tuple[str, pa.Table]]:
-    """The encoded output records of ordered operators, sorted, by topic."""
+    """The sorted, encoded output records of ordered operators, per topic."""
     for sink in job.ordered_sinks:
         rows = returned.filter(pc.equal(returned.column("group_id"), sink.number))
         if rows.num_rows:
@@ -73,7 +73,7 @@ def ordered_records(job: OrderedJob, returned: pa.Table, rejected: RejectedOutpu
 
 @dataclass
 class Publisher:
-    """Publishes one batch after another. Every step can be repeated after a crash, with the same result."""
+    """Publishes batches in order. Every step can be repeated after a crash with the same result."""
 
     storage: Storage
     ledger: Ledger
@@ -85,19 +85,19 @@ class Publisher:
     types: Mapping[str, str]
     retention: Retention
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Topic → its largest record in bytes, where that is known."""
+    """Topic → size limit of a record in bytes, where known."""
     at_least_once: AtLeastOnce | None = None
     partitions: Mapping[str, int] = field(default_factory=dict)
-    """Topic → its number of partitions, as the batches' tasks know it."""
+    """Topic → number of partitions, as the batches' tasks know it."""
     silent: bool = False
-    """Whether to write no output, because another generation has written it."""
+    """Whether to suppress output, because an earlier generation has already written it."""
     read: int = 0
     """Number of records read so far."""
     error: SluiceError | None = None
-    """The error of the last batch: Spark's own exception has it only in the text of a traceback."""
+    """The last batch's error. Spark's own exception contains it only as traceback text."""
 
     def begin(self) -> None:
-        """Write the stream times that the next batch starts from: Spark starts its tasks before it calls."""
+        """Write the stream times that the next batch starts from. Spark starts tasks before it calls the publisher."""
         batch = self.storage.next_batch
         times = self.ledger.snapshots.times_before(self.storage.ref, batch)
         self.storage.side_outputs.start(batch, times)
@@ -129,8 +129,8 @@ class Publisher:
         all_dead_letters = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters), dead_letters]
         if not self.silent:
             require_few_failures(self.storage.job, counts, all_dead_letters)
-        # A batch without records may still end at later offsets: of aborted transactions, or of a new partition. It is
-        # published, so that the ledger's positions match the checkpoint's.
+        # A batch without records may still end at later offsets, after aborted transactions or for a new partition.
+        # Publish it so that the ledger's positions match the checkpoint's.
         if not is_empty:
             self.retention.expire(batch, times, self.lease.epoch)
         audit = None if self.auditor is None else self.auditor.audit(batch)
@@ -149,7 +149,7 @@ class Publisher:
         log.info("batch published" if new else "batch was published already", snapshot=snapshot.id, **snapshot.counts)
 
     def _metadata(self, batch: int, counts: Mapping[str, int]) -> Batch:
-        """The batch as the ledger and the marker record it."""
+        """The batch's metadata for the ledger and the marker."""
         checkpoint = self.storage.checkpoint
         firsts = self.auditor.firsts if self.auditor else {}
         before = batch_positions(checkpoint, batch - 1) if batch else firsts
@@ -171,7 +171,7 @@ class Publisher:
         return state_rows.select(*writer.columns).mapInArrow(writer.__call__, returned).toArrow()
 
     def _changes(self, state_rows: DataFrame, returned: pa.Table) -> tuple[Records, list[Row]]:
-        """The output records of the stores' changes, and the rejected rows of changes for which a step failed."""
+        """The output records for store changes, and the rejected rows for changes on which a step failed."""
         job = self.storage.job
         if self.silent or not isinstance(job, FusedJob):
             return [], []
@@ -186,7 +186,7 @@ class Publisher:
         dead_letters: list[pa.Table],
         rejected: RejectedOutput,
     ) -> dict[str, int]:
-        """Write all output records. Returns their number by topic."""
+        """Write all output records. Returns the number of records per topic."""
         job = self.storage.job
         self.lease.check()
         side_outputs = self.storage.side_outputs
@@ -226,7 +226,7 @@ class Publisher:
             batch=batch,
             published_at=datetime.now(UTC),
             positions=batch_positions(self.storage.checkpoint, batch),
-            # The closed times, and when partitions last had a record, depend on where batches end.
+            # Closed times, and when each partition last had a record, depend on where batches end.
             stream_times={name: time for name, time in times.items() if name.split("/")[0] not in (CLOSED, SEEN)},
             counts=counts,
             run=self.auditor.run if self.auditor else "",

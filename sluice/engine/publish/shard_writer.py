@@ -1,4 +1,4 @@
-"""Writes changed state rows to the workers' shards: the task of each worker writes that worker's shard."""
+"""Writes changed state rows to the workers' shards. Each worker's task writes that worker's shard."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sluice.settings import settings
 from sluice.state.shard.shard import rows_of
 
 WRITTEN = -1
-"""`group_id` of the row whose `window_start` is the number of rows that a worker wrote."""
+"""`group_id` of the row that reports, in `window_start`, how many rows a worker wrote."""
 
 _ORDERED = (*SORT_KEY, "time")
-"""Columns that an ordered job's output records have in addition."""
+"""Extra columns of an ordered job's output records."""
 
 
 def share_out(job: Job, state_rows: DataFrame, tables: DataFrame | None) -> DataFrame:
@@ -34,7 +34,7 @@ def share_out(job: Job, state_rows: DataFrame, tables: DataFrame | None) -> Data
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes one worker's changed state rows, and returns the rows of which the driver makes output records.
+    """Writes one worker's changed state rows, and returns the rows that the driver turns into output records.
 
     `wanted`, `tables` and `events` are group ids.
     """
@@ -43,15 +43,15 @@ class ShardWriter:
     wanted: frozenset[int]
     """The groups whose changes the driver needs."""
     tables: frozenset[int]
-    """Global tables, which every worker has; only the first worker returns their changes."""
+    """Global tables. Every worker has them, so only the first worker returns their changes."""
     events: frozenset[int]
-    """Output records and rejected rows, which are returned and not written."""
+    """Groups of output records and rejected rows, which are returned but not written to the shard."""
     order: tuple[str, ...]
     """The columns by which changes of the same state row are sorted."""
     epoch: int
-    """Epoch of the lease under which it writes."""
+    """Epoch of the lease that covers the writes."""
     token: str = field(default="", repr=False)
-    """Token for state servers: executors on other hosts do not have the driver's environment."""
+    """Token for state servers, passed along because executors on other hosts lack the driver's environment."""
 
     @classmethod
     def of(cls, job: Job, locations: tuple[str, ...], epoch: int) -> ShardWriter:
@@ -68,12 +68,12 @@ class ShardWriter:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that it reads."""
+        """The columns that the writer reads."""
         return ["worker", *STATE_KEY, "value", *(_ORDERED if self.order == SORT_KEY else self.order)]
 
     @property
     def returned(self) -> pa.Schema:
-        """Schema of the rows that it returns."""
+        """Schema of the returned rows."""
         bigint, text = pa.int64(), pa.string()
         fields = [("group_id", pa.int32()), ("key", text), ("window_start", bigint), ("window_end", bigint),
                   ("value", text), ("worker", pa.int32())]  # fmt: skip
@@ -99,7 +99,7 @@ class ShardWriter:
         )
 
     def _latest(self, state_rows: pa.Table) -> pa.Table:
-        """Keep the last change of each state row of a global table or an ordered job: others change once in a batch."""
+        """Keep only the last change of each row of a global table or an ordered job; others change once per batch."""
         is_table = pc.is_in(state_rows.column("group_id"), pa.array(self.tables, pa.int32()))
         several = is_table if self.order == ("position",) else pa.repeat(pa.scalar(True), state_rows.num_rows)
         keyed = pc.and_(several, state_rows.column("key").is_valid())

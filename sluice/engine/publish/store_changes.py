@@ -1,4 +1,4 @@
-"""Makes output records of a store's changes: joins them with global tables, maps them, encodes them as JSON."""
+"""Turns a store's changes into output records: joins them with global tables, maps them, encodes them as JSON."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _HEADERS = "array({})".format(
 
 @dataclass
 class GlobalTables:
-    """The global tables of a job, in the driver's memory for the joins of its output: key → JSON of the value."""
+    """A job's global tables, held in the driver's memory to join the job's output: key → JSON of the value."""
 
     values: dict[int, dict[str, str]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, job: Job, shard: str, as_of: int | None) -> GlobalTables:
-        """The tables as of a published batch, from the first worker's shard; empty before the first."""
+        """Load the tables as of a published batch from the first worker's shard. Empty before the first batch."""
         tables = cls({table.group: {} for table in job.tables})
         if job.tables and as_of is not None:
             # Joined output goes to topics, so verify the rows' checksums while reading them.
@@ -47,7 +47,7 @@ class GlobalTables:
         return tables
 
     def apply(self, changed: pa.Table) -> None:
-        """Apply the changes of a batch."""
+        """Apply a batch's changes."""
         for group_id, key, value in zip(
             *(changed.column(name).to_pylist() for name in ("group_id", "key", "value")), strict=True
         ):
@@ -59,7 +59,7 @@ class GlobalTables:
                 self.values[group_id][key] = value
 
     def frame(self, spark: SparkSession, table: TableInput, name: str) -> DataFrame:
-        """`_key` and `name`, the value as the contract's struct."""
+        """A table as a frame of `_key` and `name`; the latter holds the value as a struct of the contract."""
         rows = self.values[table.group]
         data = pa.table({"_key": pa.array(rows.keys(), pa.string()), "json": pa.array(rows.values(), pa.string())})
         kind = literal(f"ARRAY<{table.value}>")
@@ -76,9 +76,9 @@ def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
 def change_records(
     spark: SparkSession, job: FusedJob, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
 ) -> tuple[list[tuple[str, pa.Table]], list[Row]]:
-    """The output records of the batch's changes, and the rejected rows of the changes for which a step failed.
+    """The output records for the batch's changes, and the rejected rows for changes on which a step failed.
 
-    Output records are tables of `key` and `value`, for each sink's topic.
+    Output records are one table of `key` and `value` per sink, with the sink's topic.
     """
     outputs, rejected = [], list[Row]()
     for sink in job.table_sinks:
@@ -98,7 +98,7 @@ def change_records(
 
 
 def check_changes(spark: SparkSession, job: FusedJob, types: Mapping[str, str]) -> None:
-    """Let Spark resolve the steps after stores, without any changes. Raises Unresolved."""
+    """Have Spark resolve the steps after stores on an empty frame. Raises Unresolved if it cannot."""
     schema = {"key": pa.string(), "window_start": pa.int64(), "window_end": pa.int64(), "value": pa.string()}
     tables = GlobalTables({table.group: {} for table in job.tables})
     for sink in job.table_sinks:
@@ -140,7 +140,7 @@ _REJECTED = "_rejected"
 
 
 def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:
-    """Apply a step that may fail for a change. If it does, the column `_rejected` has the JSON of a `Rejected`."""
+    """Apply a step that may fail for a change. On failure, the column `_rejected` holds the JSON of a `Rejected`."""
     passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
     attempt = Attempt(name, step.step, passed, (step.sql,), frozenset(), step.causes)
     made = with_attempt(frame, attempt)
@@ -154,7 +154,7 @@ def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> Da
 def _typed(
     spark: SparkSession, job: FusedJob, sink: TableSink, changed: pa.Table, types: Mapping[str, str]
 ) -> DataFrame:
-    """The changes of the sink's store, with typed values: `_key`, the window's times, and `v`."""
+    """The changes of the sink's store with typed values: `_key`, the window's times, and the value as `v`."""
     group = job.groups[sink.group]
     fields = ", ".join(f"`{i}` {types[store_column.store]}" for i, store_column in enumerate(group.store_columns))
     # The state row's array becomes an object, since a group's store columns differ in type.

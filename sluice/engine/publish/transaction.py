@@ -1,7 +1,7 @@
-"""A batch's output records in one Kafka transaction, together with a marker that the batch is written.
+"""Writes a batch's output records and a marker for the batch in one Kafka transaction.
 
-The marker is a record of a compacted topic. It tells a retried batch that its records are already written. A producer
-that starts ends the transaction that a dead predecessor left open.
+The marker is a record in a compacted topic. It tells a retried batch that its records are already written. A producer
+aborts, on start-up, any transaction that a dead predecessor left open.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef
 
 COMMIT_TIMEOUT_S = 120
-"""After this, the run fails without knowing the transaction's outcome; the next run learns it from the marker."""
+"""After this time the run fails without knowing the transaction's outcome; the next run reads it from the marker."""
 _FAST = {
     "linger.ms": "20",
     "compression.type": "lz4",
     "queue.buffering.max.messages": "2000000",
     "queue.buffering.max.kbytes": "1048576",
-    # As in Java's clients, so that a key has the same partition whichever client writes it.
+    # The Java clients' partitioner: a key goes to the same partition whichever client writes it.
     "partitioner": "murmur2_random",
     "transaction.timeout.ms": "600000",
     # The topic limits the size of a record, not the client.
@@ -38,20 +38,20 @@ _FAST = {
 }
 _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
-"""Bytes that a dead letter may be larger than its record."""
+"""Bytes by which a dead letter may exceed its record."""
 _CHUNK = 50_000
 _MARKER_READER = {
     "enable.auto.commit": False,
     "isolation.level": "read_committed",
     "enable.partition.eof": True,
-    # At the end of the log the broker would otherwise wait for more records.
+    # Otherwise, the broker would wait for more records at the end of the log.
     "fetch.wait.max.ms": "10",
 }
 
 
 @dataclass(frozen=True)
 class Writer:
-    """A job's generation as a writer of output."""
+    """A generation of a job, as a writer of output."""
 
     ref: JobRef
     markers: str
@@ -59,7 +59,7 @@ class Writer:
 
     @property
     def transactional_id(self) -> str:
-        """The same for all generations of a job: a newer generation's producer fences an older one's."""
+        """The transactional id, shared by all generations of a job so that a newer producer fences an older one."""
         return f"sluice.{self.ref.pipeline}.{self.ref.job}"
 
     @property
@@ -68,14 +68,14 @@ class Writer:
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """A written batch, and its number of records by topic."""
+    """A written batch, and its number of records per topic."""
 
     batch: Batch
     outputs: dict[str, int]
 
 
 class TransactionalOutput:
-    """Writes each batch's records exactly once. Use as a context manager: entering fences any older writer."""
+    """Writes each batch's records exactly once. Used as a context manager; entering it fences any older writer."""
 
     def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, int]) -> None:
         self._kafka = dict(kafka)
@@ -89,7 +89,7 @@ class TransactionalOutput:
 
     @property
     def last_batch(self) -> int:
-        """Number of the last written batch, -1 if there is none."""
+        """Number of the last written batch; -1 before the first."""
         return -1 if self.last is None else self.last.number
 
     def __enter__(self) -> Self:
@@ -104,10 +104,10 @@ class TransactionalOutput:
         self._producer.purge()
 
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
-        """Write the batch's records atomically: for each topic a table of `key`, `value` and perhaps `headers`.
+        """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
 
-        Returns the number of records by topic. A retried batch does not write records again, except to topics that the
-        pipeline did not have when the batch was written.
+        Returns the number of records per topic. A retried batch does not write its records again, except to topics that
+        were added to the pipeline after the batch was written.
         """
         written = self._marker.outputs if self._marker is not None and batch.number == self.last_batch else {}
         counts = dict(written)
@@ -143,23 +143,23 @@ class TransactionalOutput:
     def _produce_chunk(self, topic: str, messages: list[dict[str, Any]]) -> None:
         while messages:
             queued = self._producer.produce_batch(topic, messages)
-            # The messages that did not fit into the queue are marked; they are produced again once it has room.
+            # Messages that did not fit into the queue carry an error; they are produced again once the queue has room.
             messages = [m for m in messages if "_error" in m] if queued < len(messages) else []
             for message in messages:
                 if (error := message.pop("_error")).code() != KafkaError._QUEUE_FULL:
                     raise EngineError(
                         f"A record for {topic} cannot be written: {error.str()}.",
-                        next_step="Nothing of the batch is visible. Let the pipeline write smaller records, or raise "
-                        "Kafka's limit.",
+                        next_step="Nothing from the batch was published. Make the pipeline write smaller records, or "
+                        "raise Kafka's limit.",
                     )
             self._producer.poll(0.1 if messages else 0)
 
 
 def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
-    """The newest of the writer's committed markers, None if there is none."""
+    """The writer's newest committed marker, or None."""
     consumer = Consumer({**quiet(kafka), **_MARKER_READER, "group.id": writer.name})
     with kafka_errors("Reading the markers"), contextlib.closing(consumer):
-        # Reading the watermarks makes the client find the partition's leader at once rather than after 0.5 s.
+        # Reading the watermarks makes the client find the partition's leader at once instead of after 0.5 s.
         markers = TopicPartition(writer.markers, 0)
         markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
         consumer.assign([markers])
@@ -169,22 +169,22 @@ def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
     except msgspec.DecodeError as error:
         raise EngineError(
             f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {error}.",
-            next_step="Another version of Sluice or another program wrote it: give the pipeline another name.",
+            next_step="Another version of Sluice or another program wrote it. Give the pipeline another name.",
         ) from error
     return max(markers_read, key=lambda marker: marker.batch.number, default=None)
 
 
 def _fast(limits: Mapping[str, int]) -> dict[str, str]:
-    """Settings of a fast producer, with batches no larger than the topics' limits."""
+    """Settings for a fast producer with batches no larger than the topics' limits."""
     return _FAST | {"batch.size": str(min(_BATCH_BYTES, *limits.values()))}
 
 
 def send_at_least_once(
     kafka: Mapping[str, str], records: Iterable[tuple[str, pa.Table]], limits: Mapping[str, int]
 ) -> dict[str, int]:
-    """Write records without a transaction, and return their number by topic. A retried task writes them again.
+    """Write records without a transaction, and return their number per topic. A retried task writes them again.
 
-    Tasks call it concurrently: no record goes through the driver, and no transaction delays readers.
+    Tasks call this concurrently, so records bypass the driver and no transaction delays readers.
     """
     failed: list[KafkaError] = []
     own = {**_fast(limits), "enable.idempotence": True, "on_delivery": partial(_note, failed)}
@@ -225,7 +225,9 @@ def _to_the_end(consumer: Consumer) -> Iterator[Any]:
     while True:
         message = consumer.poll(TIMEOUT_S)
         if message is None:
-            raise EngineError(f"Reading the markers took longer than {TIMEOUT_S} s.", next_step="Is the broker up?")
+            raise EngineError(
+                f"Reading the markers took longer than {TIMEOUT_S} s.", next_step="Check that the broker is up."
+            )
         error = message.error()
         if error is None:
             yield message
@@ -236,5 +238,5 @@ def _to_the_end(consumer: Consumer) -> Iterator[Any]:
 
 
 def dead_letter_limit(limits: Mapping[str, int]) -> int:
-    """The largest dead letter, in bytes, of records no larger than the topics' limits."""
+    """Size in bytes of the largest dead letter that a record within the topics' limits can become."""
     return max(limits.values()) + _DEAD_LETTER_HEADERS

@@ -1,7 +1,7 @@
-"""Expires closed windows once stream time passes window end + retention, in the batch that advances it so far.
+"""Expires closed windows in the batch in which stream time passes window end + retention.
 
-All workers expire their windows in the same batch, even a worker without rows in it. So the content of a snapshot does
-not depend on where batches end.
+All workers expire their windows in the same batch, even workers without rows in it. The content of a snapshot therefore
+does not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sluice.plan import FusedJob, Job
 
 @dataclass(frozen=True)
 class KeptWindows:
-    """The windows of an aggregation group, and the operator whose stream time applies to their retention."""
+    """An aggregation group's windows, and the operator whose stream time determines when they expire."""
 
     group_id: int
     operator: str
@@ -27,7 +27,7 @@ class KeptWindows:
 
 @dataclass(frozen=True)
 class Retention:
-    """The retention of a job's windows."""
+    """Expires a job's windows."""
 
     storage: Storage
     partitions: Mapping[str, int]
@@ -38,7 +38,7 @@ class Retention:
         return cls(storage, partitions, tuple(_windows(storage.job)))
 
     def expire(self, batch: int, stream_times: Mapping[str, int], epoch: int) -> None:
-        """Remove the windows whose retention is over. `stream_times` are those after the batch."""
+        """Remove the windows whose retention is over. `stream_times` are the stream times after the batch."""
         if not self.windows:
             return
         times = StreamTimes(

@@ -1,1 +1,1 @@
-"""Reading topics: records become typed columns, or dead letters if they cannot be decoded."""
+"""Reads topics: turns records into typed columns, or into dead letters if they cannot be decoded."""

@@ -1,4 +1,4 @@
-"""Decodes records' bytes to typed columns, strictly: a value that violates its contract becomes a dead letter."""
+"""Strictly decodes records' bytes into typed columns. A value that violates its contract becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ValueDecoder:
         return self.source.contract is not None and self.source.decode is None
 
     def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[DeadLetter]]:
-        """The rows of valid values, the values, and the dead letters of the others."""
+        """The row numbers of valid values, these values, and dead letters for the other rows."""
         rows: list[int] = []
         values: list[Any] = []
         dead_letters: list[DeadLetter] = []
@@ -83,7 +83,7 @@ class ValueDecoder:
                 try:
                     value = decode(text)  # type: ignore[arg-type]
                     if strict and (quotes is None or text.count(b'"') != quotes(value)):  # type: ignore[union-attr]
-                        # Only fields that the contract does not name can be nested deeper than the contract itself.
+                        # Only fields that are not in the contract can be nested deeper than the contract.
                         refuse_nesting(text)  # type: ignore[arg-type]
                         refuse_duplicates(text)  # type: ignore[arg-type]
                 except Exception as error:
@@ -113,7 +113,7 @@ class ValueDecoder:
         return kept_rows, kept, dead_letters
 
     def _excess(self, value: msgspec.Struct) -> Iterator[str]:
-        """Descriptions of the decimals that have more digits than declared."""
+        """Messages about the decimals with more digits than declared."""
         for path, kind, collect in self._decimals:
             for amount in collect([value]):
                 if not _fits([amount], kind):
@@ -124,7 +124,7 @@ class ValueDecoder:
         """A field of the values as an Arrow column.
 
         Raises pa.ArrowException, OverflowError or ValueError if a value does not fit the column's type. A time without
-        a zone is in the pipeline's zone; an ambiguous one, where clocks are turned back, is the earlier one.
+        a zone is in the pipeline's zone; a time that is ambiguous, because clocks were turned back, is the earlier.
         """
         sql = self.source.types[name]
         fields = self._fields(values, name)
@@ -150,16 +150,16 @@ class ValueDecoder:
         return _decoded(raw, self.source.key_decode.value)
 
     def json(self, value: Any, raw: bytes) -> str:
-        """The value as JSON: the record's own text if that is JSON."""
+        """The value as JSON. Returns the record's own text if it is JSON."""
         return raw.decode() if self._is_json else _encode(value).decode()
 
     def text(self, value: Any, name: str) -> str | None:
-        """A field as a key, as Spark's CAST to STRING would write it, since streams are keyed by that."""
+        """A field as a key, formatted like Spark's CAST to STRING, which computes the keys of streams."""
         (field,) = self.column([value], name).to_pylist()
         return None if field is None else _text(field)
 
     def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array) -> pa.Array:
-        """Event times, ms: the declared field, or the record's own time if there is no such field or no value."""
+        """Event times in ms, from the declared field. Without a field or a value, the record's timestamp."""
         column = record_times if self.source.event_time is None else self.column(values, self.source.event_time)
         if self.keeps_nulls and self.source.event_time is not None:
             empty = pa.array([value is None for value in values], pa.bool_())
@@ -172,15 +172,15 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def _of_author(decode: Callable[[bytes], Any], expected: type, data: bytes) -> Any:
-    """Call an author's decoder. Raises ValidationError if its result is not of the contract."""
+    """Call an author's decoder. Raises ValidationError unless it returns an instance of the contract."""
     value = decode(data)
     if not isinstance(value, expected):
-        raise msgspec.ValidationError(f"decode gave {type(value).__name__}, not {expected.__name__}")
+        raise msgspec.ValidationError(f"decode returned {type(value).__name__}, not {expected.__name__}")
     return value
 
 
 def _text(value: Any) -> str:
-    """A value as text, as Spark's CAST writes it."""
+    """A value as text, formatted like Spark's CAST."""
     match value:
         case str():
             return value
@@ -198,7 +198,7 @@ def _text(value: Any) -> str:
 
 
 def _in_zone(value: Any, zone: ZoneInfo) -> Any:
-    """The value with `zone` in every time that has no zone, nested ones included."""
+    """The value with `zone` added to every time without a zone, nested times included."""
     if isinstance(value, datetime):
         return value if value.tzinfo else value.replace(tzinfo=zone)
     if isinstance(value, list):
@@ -218,7 +218,7 @@ def _fits(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
 
 
 MOST_LEVELS = 100
-"""The deepest nesting of arrays and objects that is accepted: later readers are recursive."""
+"""Maximum nesting of arrays and objects. It is limited because later readers are recursive."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
@@ -247,15 +247,15 @@ def refuse_duplicates(text: bytes) -> None:
 
 
 class DuplicateField(ValueError):
-    """An object has a field twice. The message is the field's name."""
+    """A JSON object has a field twice. The message is the field's name."""
 
 
 OF_VALUES = frozenset({"null_value", "empty_value", "duplicate_field", "contract", "not_utf8", "malformed", "digits"})
-"""The reasons that depend neither on the fields that a job reads, nor on when it reads them."""
+"""Reasons that depend neither on which fields a job reads nor on when it reads them."""
 
 
 def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
-    """Code and detail of why a value could not be decoded."""
+    """The reason code and the detail for a value that could not be decoded."""
     if text is None:
         return "null_value", "the value is null"
     if not text:

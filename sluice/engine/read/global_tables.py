@@ -1,4 +1,4 @@
-"""The task right after the Kafka source for global tables: makes state rows of their records."""
+"""The task after the Kafka source for global tables: turns their records into state rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.values.records import MOST_KEY_BYTES
 
 @dataclass(frozen=True)
 class TableReader(Reader):
-    """Yields state rows. A value is the record's JSON, or null for a tombstone; `position` orders a key's changes."""
+    """Yields state rows. `value` is the record's JSON, or null for a tombstone; `position` orders a key's changes."""
 
     groups: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str | None] = field(default_factory=dict)

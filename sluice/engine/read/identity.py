@@ -1,7 +1,7 @@
-"""Checks that the source topics are the ones that the job began to read, with all records that it has yet to read.
+"""Checks that the source topics were not replaced and have not lost unread records.
 
-Spark identifies a topic only by name and offset. If a topic was deleted and created again and is now longer than the
-old one, Spark would continue at the old one's offset and silently skip records.
+Spark identifies a topic only by name and offset. If a topic was deleted, created again and has grown longer than the
+old topic, Spark would continue at the old topic's offset and silently skip records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 
 class InputError(EngineError):
-    """A topic is not the one that the job began to read, or has lost records that the job has yet to read."""
+    """A topic was replaced since the job began to read it, or has lost records that the job has not read yet."""
 
     status = 409
     title = "The input has changed"
@@ -31,7 +31,7 @@ class InputError(EngineError):
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic's current state. `ends` has each partition's first offset and the offset after its last record."""
+    """A topic's current state. `ends` holds, per partition, the first offset and the offset after the last record."""
 
     name: str
     id: str
@@ -50,12 +50,12 @@ class SourceIdentity:
     def check(self, done: Positions, begun: Positions) -> dict[str, dict[str, int]]:
         """Raise InputError if a topic has changed. Record new partitions in the ledger.
 
-        `done` are the next batch's start offsets; `begun` are the end offsets of a batch that was begun and will be
+        `done` are the start offsets of the next batch; `begun` are the end offsets of an unfinished batch that will be
         retried. Returns the offsets at which the generation began to read each partition.
         """
         topics = describe_topics(self.kafka, self.topics)
         recorded = self.sources.get(self.ref)
-        # If the first batch was begun, it starts where the generation began.
+        # An unfinished first batch starts where the generation began.
         starts = done or (_firsts(recorded) if begun else {})
         for topic in self.topics:
             self._check_identity(topics.get(topic), topic, [source for source in recorded if source.topic == topic])
@@ -92,14 +92,14 @@ class SourceIdentity:
 
     def _choices(self, topic: str) -> str:
         return (
-            "Choose: leave the state as it is, and do not run the pipeline; or bring the old records back into "
-            f"{topic}, and rebuild the state from the topics' current records: "
+            "Either stop running the pipeline, which leaves the state unchanged; or write the old records back to "
+            f"{topic}, then rebuild the state from the topics' current records: "
             f"sluice rebuild {self.ref.pipeline} --from-topics."
         )
 
 
 def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
-    """The topics' current ids and offsets. Topics that do not exist are left out."""
+    """The topics' current ids and offsets. Omits topics that do not exist."""
     ids = topic_ids(kafka, topics)
     consumer = Consumer({**quiet(kafka), "group.id": "sluice-guard", "enable.auto.commit": False})
     try:
@@ -115,7 +115,7 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
 
 
 def topic_ids(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
-    """Kafka's ids of the topics. Topics that do not exist are left out."""
+    """The topics' Kafka ids. Omits topics that do not exist."""
     admin = AdminClient(quiet(kafka))
     ids: dict[str, str] = {}
     with kafka_errors("Describing the topics"):
@@ -153,8 +153,8 @@ def _check_range(topic: Topic, done: Mapping[str, int], begun: Mapping[str, int]
         first, end = topic.ends[number]
         if partition in done and position < first:
             raise InputError(
-                f"Records that were not read yet are gone: {topic.name}, partition {number}, offsets {position} to "
-                f"{first - 1} ({first - position} records, if none of the offsets is a transaction marker).",
+                f"Unread records are gone: {topic.name}, partition {number}, offsets {position} to {first - 1} "
+                f"(at most {first - position} records; some offsets may be transaction markers).",
                 next_step=f"{_RESTORE} Or rebuild the state from the topics' current records: "
                 f"sluice rebuild {pipeline} --from-topics. Then make the topic's retention longer than the longest "
                 "time without a run.",
@@ -162,11 +162,11 @@ def _check_range(topic: Topic, done: Mapping[str, int], begun: Mapping[str, int]
         reached = max(position, begun.get(partition, position))
         if reached > end:
             raise InputError(
-                f"Topic {topic.name} is shorter than it was: partition {number} ends at offset {end}, and was read up "
-                f"to {reached}. Records {end} to {reached - 1} are in the state, and no longer in the topic.",
+                f"Topic {topic.name} became shorter: partition {number} ends at offset {end}, but was read up to "
+                f"{reached}. Records {end} to {reached - 1} are in the state but no longer in the topic.",
                 next_step=f"{_RESTORE} Or rebuild the state from the topics' current records: "
                 f"sluice rebuild {pipeline} --from-topics.",
             )
 
 
-_RESTORE = "Choose: leave the state as it is, and do not run the pipeline; or restore the topic."
+_RESTORE = "Either stop running the pipeline, which leaves the state unchanged, or restore the topic."

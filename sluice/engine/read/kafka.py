@@ -15,12 +15,12 @@ _KAFKA_OPTIONS = {
     "failOnDataLoss": "true",
     "includeHeaders": "true",
     "kafka.isolation.level": "read_committed",
-    # A longer wait at the end of the log would delay every batch.
+    # A longer wait for records at the end of the log would delay every batch.
     "kafka.fetch.max.wait.ms": "10",
     "kafka.max.poll.records": "20000",
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.fetch.max.bytes": "67108864",
-    # If the broker is gone, the run ends after this time; the next run continues.
+    # If the broker is down, the run ends after this time; the next run continues.
     "kafkaConsumer.pollTimeoutMs": "60000",
     "kafka.default.api.timeout.ms": "30000",
 }
@@ -28,7 +28,7 @@ _KAFKA_OPTIONS = {
 
 @dataclass(frozen=True)
 class KafkaInput:
-    """The topics of a cluster. A task reads one partition, in the order of its offsets."""
+    """The topics of a cluster. Each task reads one partition in offset order."""
 
     spark: SparkSession
     kafka: Mapping[str, str]
@@ -39,7 +39,7 @@ class KafkaInput:
         return partition_counts(self.kafka, topics)
 
     def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
-        """The topics' committed records, at most `max_records` in a batch."""
+        """The topics' committed records, at most `max_records` per batch."""
         options = {f"kafka.{name}": value for name, value in self.kafka.items()} | _KAFKA_OPTIONS
         if max_records is not None:
             options["maxOffsetsPerTrigger"] = str(max_records)

@@ -1,4 +1,4 @@
-"""The task right after the Kafka source: decodes the records of streams. Its base class also serves global tables."""
+"""The task after the Kafka source: decodes the records of streams. Its base class also serves global tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from sluice.plan import Job
 from sluice.values.records import METADATA, MOST_KEY_BYTES
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", "to_json(headers) AS headers")
-"""The columns that a task reads. Headers are text because Arrow's lists cost time even for records without headers."""
+"""The columns that a task reads. Headers are text because Arrow lists are slow even for records without headers."""
 
 Problems = list[tuple[str, str] | None]
-"""For each record the reason why it is rejected and its details, or None."""
+"""Per record: the reason for the rejection and its details, or None."""
 SKIPPED = "skipped"
 _EXTRA = {
     "_null": "BOOLEAN",
@@ -36,7 +36,7 @@ _EXTRA = {
 
 @dataclass
 class Share:
-    """One partition's share of a batch, as it accumulates."""
+    """Accumulates the side outputs of one partition in a batch."""
 
     topic: str
     partition: int
@@ -45,12 +45,12 @@ class Share:
 
     @property
     def name(self) -> str:
-        """The name of its side outputs."""
+        """The name of the side outputs."""
         return f"read-{self.topic}-{self.partition:05}"
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    """Slices of records of one partition: a task reads one partition from Kafka, and several from a test driver."""
+    """Split a batch by partition: a task reads one partition from Kafka, but several from a test driver."""
     topics, partitions = batch.column("topic"), batch.column("partition")
     if pc.count_distinct(topics).as_py() == 1 and pc.count_distinct(partitions).as_py() == 1:
         yield (topics[0].as_py(), partitions[0].as_py()), batch
@@ -65,7 +65,7 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.R
 
 @dataclass(frozen=True)
 class Reader:
-    """Decodes the records of a task, and writes their dead letters and counts as side outputs."""
+    """Decodes a task's records, and writes their dead letters and counts as side outputs."""
 
     side_outputs: SideOutputs
     batches: BatchClock
@@ -94,7 +94,7 @@ class Reader:
         raise NotImplementedError
 
     def _reject(self, batch: pa.RecordBatch, share: Share, dead_letters: list[DeadLetter]) -> None:
-        """Treat the rejected records as the source's `on_error` says."""
+        """Handle the rejected records according to the source's `on_error`."""
         if not dead_letters:
             return
         dead_letters.sort(key=lambda dead_letter: dead_letter.row)
@@ -118,15 +118,15 @@ class Reader:
 
 @dataclass(frozen=True)
 class StreamReader(Reader):
-    """Yields rows of typed columns: `_source`, `_partition`, `_time`, the metadata in use, and the sources' fields."""
+    """Yields rows with the columns `_source`, `_partition`, `_time`, the metadata in use, and the typed fields."""
 
     metadata: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
-    """Further columns of `_EXTRA` that the job needs."""
+    """Columns of `_EXTRA` that the job needs as well."""
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, *, interleaved: bool = False) -> StreamReader:
-        """The reader of a job's streams. `interleaved`: records have their order in the column `sequence`."""
+        """A reader of the job's streams. If `interleaved`, the column `sequence` holds the records' order."""
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
         wanted = {
             "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
@@ -155,7 +155,7 @@ class StreamReader(Reader):
             columns = self._columns(decoder, kept, values, share)
             problems = _invalid_times(columns["_time"], latest)
         except (pa.ArrowException, OverflowError, ValueError):
-            # Find the records that do not fit by converting them one by one.
+            # Convert the records one by one to find those that do not fit.
             problems = [
                 self._problem(decoder, kept.slice(i, 1), [value], share, latest) for i, value in enumerate(values)
             ]
@@ -184,7 +184,7 @@ class StreamReader(Reader):
         share: Share,
         clock: int | None = None,
     ) -> dict[str, pa.Array]:
-        """The rows' columns. With `clock`, invalid event times are replaced by it where the source's policy says so."""
+        """The rows' columns. If the source's policy says so, `clock` replaces invalid event times."""
         source = decoder.source
         columns = {field.column: decoder.column(values, field.name) for field in source.fields}
         columns["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
@@ -246,7 +246,7 @@ class StreamReader(Reader):
     def _problem(
         self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], share: Share, latest: int
     ) -> tuple[str, str] | None:
-        """Why a single record is rejected, or None."""
+        """The reason why a single record is rejected, or None."""
         (key,) = decoder.keys(record.column("key").to_pylist())
         if "_key" in self.metadata and isinstance(key, Exception):
             return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", str(key)
@@ -270,7 +270,7 @@ def _require_short(name: str, keys: pa.Array) -> None:
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
-    """The headers as text, the last one of each name; None for a header that is not UTF-8."""
+    """The headers as text, keeping the last header of each name. None if a header is not UTF-8."""
     if not text:
         return None
     values = {header["key"]: header["value"] for header in headers_of(text)}
@@ -285,7 +285,7 @@ def _utf8(value: str | bytes | None) -> str | None:
 
 
 def _invalid_times(times: pa.Array, latest: int) -> Problems:
-    """For each event time the reason why it is invalid, or None. Empty if all are valid."""
+    """Per event time: the reason why it is invalid, or None. Empty if all are valid."""
     if not times.null_count and (not len(times) or (pc.min(times).as_py() >= 0 and pc.max(times).as_py() <= latest)):
         return []
     return [_invalid_time(time, latest) for time in times.to_pylist()]

@@ -22,7 +22,7 @@ _SHARING = "spark.sql.subexpressionElimination.enabled"
 def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     """Set whether the session's next query may compute common subexpressions once.
 
-    A query with attempts must not: Spark would compute what two attempts have in common before either of them, where
+    A query with attempts must not. Spark would compute a subexpression shared by two attempts outside of both, where
     a failure ends the query.
     """
     usual = str(spark.sparkContext.getConf().get(_SHARING, "true"))
@@ -30,9 +30,9 @@ def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
 
 
 def with_attempt(frame: DataFrame, attempt: Attempt) -> DataFrame:
-    """Add the attempt's struct and the text of its error, which is null unless the attempt fails for the record.
+    """Add the attempt's struct and its error text, which is null unless the attempt fails for the record.
 
-    Raises Unresolved for an expression that Spark cannot resolve.
+    Raises Unresolved if Spark cannot resolve the expression.
     """
     name = attempt.name
     fields = ", ".join(f"'c{number}', {sql}" for number, sql in enumerate(attempt.columns))
@@ -51,12 +51,12 @@ def with_attempt(frame: DataFrame, attempt: Attempt) -> DataFrame:
 
 
 def rejection(node: int, error: str, value: str) -> str:
-    """SQL of the JSON of a `Rejected`. `error` and `value` are SQL of the message and of the value's JSON."""
+    """SQL for the JSON of a `Rejected`. `error` and `value` are SQL for the message and for the value's JSON."""
     return TO_JSON.format(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")
 
 
 def _cause(attempt: Attempt) -> Column:
-    """The text of the first part of the expression that has no result. Parts within lambdas have no text."""
+    """The error text of the first part of the expression that fails. Parts within lambdas yield no text."""
     text: Column = F.lit("NO_RESULT")
     for sql, cause in reversed(attempt.causes):
         text = F.when(_tried(f"named_struct('v', {sql})").isNull(), F.lit(cause)).otherwise(text)
@@ -64,7 +64,7 @@ def _cause(attempt: Attempt) -> Column:
 
 
 def _unusable(sql: str, kind: spark.DataType, *, is_key: bool) -> Iterator[tuple[str, str]]:
-    """Conditions under which a result is rejected, each with its message."""
+    """Pairs of an SQL condition under which a result is rejected, and the message."""
     if (condition := _is_not_finite(sql, kind)) is not None:
         yield condition, "NOT_FINITE: NaN or infinity, which JSON cannot express"
     if is_key:
@@ -73,7 +73,7 @@ def _unusable(sql: str, kind: spark.DataType, *, is_key: bool) -> Iterator[tuple
 
 
 def _is_not_finite(sql: str, kind: spark.DataType) -> str | None:
-    """SQL that is true if a value contains NaN or infinity; None if its type has no doubles."""
+    """SQL that is true if a value contains NaN or infinity. None if the type contains no doubles."""
     match kind:
         case spark.DoubleType() | spark.FloatType():
             return f"(isnan({sql}) OR abs({sql}) = double('Infinity'))"
@@ -96,7 +96,7 @@ def _any(array: str, kind: spark.DataType) -> str | None:
 
 
 def _tried(sql: str) -> Column:
-    """The expression's result, or null where Spark raises an error. SQL has no syntax for this, so it uses the JVM."""
+    """The expression's result, or null where Spark raises an error. Uses the JVM because SQL has no syntax for this."""
     jvm: Any = SparkContext._jvm
     spark_sql = jvm.org.apache.spark.sql
     expression: Any = F.expr(sql)

@@ -1,4 +1,4 @@
-"""Pickles an author's functions and classes for Spark's tasks, by name where they can be imported there."""
+"""Pickles an author's functions and classes for Spark's tasks, by name if tasks can import them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _META = tuple(name for name in dir(msgspec.Meta) if not name.startswith("_"))
 
 
 def register() -> None:
-    """Register picklers for a plan's references, and for constraints such as Digits."""
+    """Register picklers for a plan's references and for constraints such as Digits."""
     copyreg.pickle(msgspec.Meta, lambda meta: (_again, ({name: getattr(meta, name) for name in _META},)))
     copyreg.pickle(Reference, _reduce)
 
 
 @dataclass(frozen=True)
 class Pickled:
-    """A function, a class or an instance. Its module is loaded from its file if it cannot be imported by name."""
+    """A function, a class or an instance, whose module is loaded from its file if it cannot be imported by name."""
 
     module: str
     file: str
     data: bytes
     name: str = ""
-    """Set for a module's Struct, which is pickled by name: pickled by value it would lose its fields."""
+    """Set for a module's Struct. Structs are pickled by name because pickling by value loses their fields."""
 
     @classmethod
     def of(cls, value: Any) -> Pickled:
@@ -74,7 +74,7 @@ def _reduce(reference: Reference) -> tuple[Any, tuple[Pickled]]:
 
 
 def load_by_name(module: str, file: str) -> Any:
-    """Import a module by name, or load it from its file, which Spark copies to executors."""
+    """Import a module by name, or else load it from its file, which Spark copies to executors."""
     if module == "__main__" and file:
         # The author's script. In a task, `__main__` is Spark's worker.
         return load_module(local(file))
@@ -90,7 +90,7 @@ def load_by_name(module: str, file: str) -> Any:
 
 
 def local(file: str) -> Path:
-    """The pipeline's file: the driver's path, or the executor's copy."""
+    """The path of the pipeline's file: on the driver the original, on an executor the copy."""
     if Path(file).exists():
         return Path(file)
     from pyspark import SparkFiles

@@ -1,7 +1,7 @@
-"""An author's Python functions as functions of Spark SQL, which the plan's columns call.
+"""Registers an author's Python functions as Spark SQL functions, which the plan's columns call.
 
-Such a function takes whether the record reaches the step, its key, and its value as JSON. It returns a struct whose
-`error` is the error of the author's function, so that the record is rejected instead of ending the run.
+The arguments are a flag (whether the record reaches the step), the key, and the value as JSON. The result is a struct
+whose `error` holds the error of the author's function, so that the record is rejected instead of ending the run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Call:
         return {"key": _key(key), "value": self._json(value)}
 
     def _json(self, value: Any) -> str | None:
-        """The value as JSON. Raises if it is not of the type that the step declares."""
+        """The value as JSON. Raises an error if the value is not of the type that the step declares."""
         if value is None:
             return None
         text = to_json(value)

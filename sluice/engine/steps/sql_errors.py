@@ -1,4 +1,4 @@
-"""Spark's errors in an author's expressions, reported with the step, file and line of the expression."""
+"""Reports Spark's errors in an author's expressions with the step, file and line of the expression."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pyspark.sql import DataFrame
 from sluice.errors import EngineError, TopologyError
 from sluice.plan import Column, Job, Step
 
-# PySpark would also log each error with Java's stack. A filter stays when logging is reconfigured, as Airflow does.
+# PySpark would also log each error with a Java stack trace. A filter survives Airflow's reconfiguration of logging.
 PySparkLogger.getLogger("SQLQueryContextLogger").addFilter(lambda _: False)
 
 
 class Unresolved(Exception):
-    """Spark cannot resolve a column of a step. `step` is the step's number, None if several steps share the column."""
+    """Spark cannot resolve a column of a step. `step` is the step's number; None if several steps share the column."""
 
     def __init__(self, step: int | None, error: PySparkException) -> None:
         super().__init__(str(step))
@@ -26,7 +26,7 @@ class Unresolved(Exception):
 
 
 def select(frame: DataFrame, columns: Iterable[Column], *kept: str) -> DataFrame:
-    """`selectExpr` that raises Unresolved for the column that Spark cannot resolve."""
+    """Like `selectExpr`, but raises Unresolved with the column that Spark cannot resolve."""
     expressions = [(column, f"{column.sql} AS {_alias(column)}") for column in columns]
     try:
         return frame.selectExpr(*kept, *(sql for _, sql in expressions))
@@ -50,14 +50,14 @@ def unresolved_error(job: Job, unresolved: Unresolved) -> TopologyError:
 
 def no_result_error(job: Job, message: str) -> EngineError | None:
     """The EngineError if Spark's message says that an expression has no result for a record, else None."""
-    # Spark's message then suggests a function that returns null, and has the SQL of the column.
+    # Spark's message suggests a function that returns null, and contains the column's SQL.
     suggestion = re.search(r"\[(?!STREAM_FAILED)[A-Z_.]+\] ([^\n]*Use `try_[^.]*\.)", message)
     if suggestion is None:
         return None
     column = re.search(r"== SQL [^\n]*\n.* AS `?(\w+)`?\n", message)
     return EngineError(
         f"{_where(job, job.step_of(column[1]) if column else None)} Spark's error for a record: {suggestion[1]}",
-        next_step="Nothing of the batch is visible; the next run tries it again. Use a function that returns null, or "
+        next_step="Nothing from the batch was published; the next run retries it. Use a function that returns null, or "
         "a Python function, whose errors become dead letters. Then rebuild the state of later steps: "
         f"sluice rebuild {job.pipeline.name}.",
     )

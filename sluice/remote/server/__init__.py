@@ -1,1 +1,1 @@
-"""State servers: a process that answers for the shards on its host, and never asks on."""
+"""State servers: processes that serve the shards on their host and never forward requests."""

@@ -1,4 +1,4 @@
-"""The HTTP interface of a state server, `/local`: queries over its shards, and writes from runs and moves."""
+"""A state server's HTTP interface, `/local`: executes queries over its shards, and writes from runs and moves."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ T = TypeVar("T")
 SHARD = "/local/{pipeline}/{job}/{generation:small}/{number:small}"
 MAX_QUERY_BYTES = 4 * 2**20
 MAX_WRITE_BYTES = 4 * 2**30
-"""The largest batch of one worker that a run can write."""
+"""Size limit of one worker's share of a batch."""
 QUERY_BODY_SECONDS = 10.0
 WRITE_BODY_SECONDS = 600.0
-"""Time limits for receiving the body of a query, and of a write."""
+"""Time limits for receiving the body of a query and of a write."""
 
 _QUERY = msgspec.json.Decoder(AnyQuery)
 _ROWS = msgspec.msgpack.Decoder(list[Row])
@@ -55,13 +55,13 @@ _AFTER_STATE = msgspec.json.Decoder(tuple[int, tuple[int, int, str, int] | None,
 
 
 class _Small(IntegerConvertor):
-    """Numbers in paths that fit an INTEGER column."""
+    """Path parameter: a number that fits an INTEGER column."""
 
     regex = "[0-9]{1,9}"
 
 
 class _Large(IntegerConvertor):
-    """Numbers in paths that fit a BIGINT column."""
+    """Path parameter: a number that fits a BIGINT column."""
 
     regex = "[0-9]{1,18}"
 
@@ -94,20 +94,20 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 class TokenRequired(Principal):
-    """ASGI middleware: 401 for every request that does not show the servers' token. Who has it may read everything."""
+    """ASGI middleware: 401 for every request without the servers' token. The token grants access to everything."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._expected = f"bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer 401."""
+        """Pass the request on, or answer 401."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, token = given.partition(b" ")
         if not hmac.compare_digest(scheme.lower() + b" " + token, self._expected):
             how = "Send the token that the server was started with as Authorization: Bearer."
             refusal = unauthorized(how)
-            refusal.headers["Connection"] = "close"  # whatever else was to come is not waited for
+            refusal.headers["Connection"] = "close"  # do not wait for the rest of the request
             await refusal(scope, receive, send)
             return
         authenticate(scope, self, self._again)
@@ -122,7 +122,7 @@ class TokenRequired(Principal):
 
 
 class LocalApp:
-    """The routes of one server's own shards. No route calls another server."""
+    """The routes over one server's shards. No route calls another server."""
 
     def __init__(self, shards: OwnShards) -> None:
         self._shards = shards
@@ -157,7 +157,7 @@ class LocalApp:
         )
 
     async def _identify(self, _request: Request) -> dict[str, Any]:
-        """The server's own address, so that a client can check that it has reached the right server."""
+        """The server's own address, so that clients can check that they reached the right server."""
         return {"host": self._shards.host, "port": self._shards.port}
 
     async def _query(self, request: Request) -> Any:
@@ -316,7 +316,7 @@ async def _rows(request: Request) -> bytes:
 
 
 async def _body(request: Request, most: int = MAX_QUERY_BYTES, seconds: float = QUERY_BODY_SECONDS) -> bytes:
-    """The body, its length given or not; TooBig or TooLate, after which the protocol closes the connection."""
+    """Read the body, of declared length or not. Raises TooBig or TooLate; the protocol then closes the connection."""
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):

@@ -1,8 +1,8 @@
-"""Moving a worker to another state server, while queries go on.
+"""Moves a worker to another state server while queries continue.
 
 The shard is copied while it is in use. Then it is sealed: a run in progress fails at its next batch, and its retry
 writes to the new server. The latest changes are copied, and the ledger registers the new placement. The old shard
-stays, sealed, and its server answers queries until all readers have seen the new placement.
+stays sealed, and its server answers queries until all readers have seen the new placement.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Progress = Callable[[str], None]
 
 
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
-    """Move a worker with all its shards to `place`; returns how many versions were copied. Can be repeated.
+    """Move a worker with all its shards to `place`. Returns the number of copied versions. Can be repeated.
 
-    NotFound if the pipeline has no such worker, Refused if another server answers at that address.
+    Raises NotFound if the pipeline has no such worker, and Refused if another server answers at that address.
     """
     require_server(place)
     jobs = ledger.jobs.all(place.pipeline)
     if not jobs or place.number >= max(len(job.workers) for job in jobs):
-        raise NotFound(f"There is no worker {place.number} of a pipeline {place.pipeline!r}.")
+        raise NotFound(f"Pipeline {place.pipeline!r} has no worker {place.number}.")
     copied = 0
     with ExitStack() as stack:
         arrived = []
@@ -51,7 +51,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
 
 
 def require_server(place: Placement) -> None:
-    """Raise Refused unless the state server of this placement answers at its address."""
+    """Raise an error unless the state server of this placement answers: StateError if none does, Refused if another."""
     try:
         with httpx.Client(**client_options(_CHECK_SECONDS)) as client:
             answer = client.get(place.url)
@@ -64,11 +64,11 @@ def require_server(place: Placement) -> None:
         )
     if (identity.get("host"), identity.get("port")) != place.address:
         own_name = f"{identity.get('host')}:{identity.get('port')}"
-        raise Refused(f"The state server at {place.host}:{place.port} has the name {own_name}.")
+        raise Refused(f"The state server at {place.host}:{place.port} calls itself {own_name}.")
 
 
 def _shards(ledger: Ledger, job: JobInfo, place: Placement) -> tuple[Shard, Shard] | None:
-    """Source and target of the move; the same shard if it is already there. None if there is nothing to move."""
+    """Source and target of the move, which are the same shard after an earlier move. None without a shard to move."""
     worker = next((one for one in job.workers if one.number == place.number), None)
     if worker is None or _is_shared(worker):
         return None
@@ -93,7 +93,7 @@ def _copy(source: Shard, target: Shard, progress: Progress) -> int:
     copied = _absorb(source, target, 0, progress)
     source.seal()
     try:
-        # Meanwhile the last batch may have been retried, and new batches written.
+        # Meanwhile, a run may have retried the last batch or written new batches.
         target.settle(before.newest, Journal(before.epoch, []))
         copied += _absorb(source, target, before.newest, progress)
         journal = source.journal()

@@ -1,4 +1,4 @@
-"""HTTP as uvicorn speaks it, for requests that arrive: what is sent half, or without end, ends with the connection."""
+"""Uvicorn's HTTP protocol with time and size limits: connections with incomplete or endless requests are closed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 10.0
-"""How long a request line and its headers may take, from the connection or the first byte on."""
+"""Time limit for a request's head, measured from the connection or the request's first byte."""
 SILENT_SECONDS = 10.0
-"""How long nothing may come of a body that has not ended."""
+"""How long a client may pause while it sends a body."""
 MOST_HEAD_BYTES = 64 * 2**10
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, which by itself waits for ever for the rest of a request."""
+    """Uvicorn's protocol with limits; without them, uvicorn waits forever for the rest of a request."""
 
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
@@ -64,7 +64,7 @@ class PatientProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_in_body and not self.transport.is_closing():
-            self._wait(SILENT_SECONDS)  # for a body that nobody wants, and however it goes on
+            self._wait(SILENT_SECONDS)  # for the rest of a body that the app did not read
 
     def _wait(self, seconds: float) -> None:
         self._stop()

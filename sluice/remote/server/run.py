@@ -28,21 +28,21 @@ _BACKLOG = 512
 
 @dataclass(frozen=True)
 class Options:
-    """How a state server is started."""
+    """A state server's start-up options."""
 
     port: int
     bind: str = "127.0.0.1"
-    """The address it listens on."""
+    """The address to listen on."""
     host: str = ""
-    """The name under which others reach it; empty: as it listens."""
+    """The host name by which other hosts reach the server; if empty, `bind`."""
     certificate: Path | None = None
     key: Path | None = None
     rest: bool = False
-    """Whether it also has the REST view, for whoever has the token."""
+    """Whether to serve the REST API too, to holders of the token."""
 
     @property
     def name(self) -> str:
-        """The name under which others reach it."""
+        """The host name by which other hosts reach the server."""
         return self.host or self.bind
 
     def place(self, pipeline: str, number: int) -> Placement:
@@ -51,7 +51,7 @@ class Options:
 
 
 def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
-    """Take workers over that no server has; Refused if another one has them, or if their state is not here."""
+    """Place workers on this server. Raises Refused if another server has one, or if its state is not on this host."""
     jobs = ledger.jobs.all(pipeline)
     for number in numbers:
         for job in jobs:
@@ -61,7 +61,7 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
                     LocalShard.open(place).close()
                 except StateError as error:
                     raise Refused(
-                        f"Worker {number} of {pipeline!r} has state, and its shard is not here. {error.detail}",
+                        f"Worker {number} of {pipeline!r} has state, but its shard is not on this host. {error.detail}",
                         next_step=f"Start without --workers, then: sluice move {pipeline} {number} "
                         f"{options.name}:{options.port}",
                     ) from None
@@ -69,12 +69,12 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
 
 
 def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
-    """The server's ASGI app: `/local`, and the REST view if it is wanted, for whoever has the token."""
+    """The server's ASGI app: `/local`, and with `options.rest` the REST API. Every request needs the token."""
     if not known.server_token:
         raise SettingsError(
-            "A state server needs a token that those who ask must show.",
-            next_step="Set SLUICE_SERVER_TOKEN, or SLUICE_SERVER_TOKEN_FILE: python -c 'import secrets; "
-            "print(secrets.token_urlsafe())' makes one.",
+            "A state server needs a token, which its clients must send.",
+            next_step="Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE. To create a token: python -c 'import "
+            "secrets; print(secrets.token_urlsafe())'",
         )
     shards = OwnShards(ledger, known.shards, options.name, options.port)
     mounted: dict[str, ASGIApp] = {"/local": LocalApp(shards).app}
@@ -88,7 +88,7 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
 
 
 def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
-    """Answer until the process is told to end."""
+    """Serve until the process receives a signal to stop."""
     server = _Server(configuration(app, options), started)
     freeze_imports()
     server.run()
@@ -97,7 +97,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
 
 
 def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
-    """How uvicorn serves the app."""
+    """Uvicorn's configuration."""
     return uvicorn.Config(
         app,
         host=options.bind,
@@ -119,20 +119,20 @@ def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Says when it can be asked."""
+    """Calls `started` once the server accepts requests."""
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
-        self._told = started
+        self._on_started = started
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
-            self._told()
+            self._on_started()
 
 
 class _With:
-    """An app that is given the process's own state, under its prefix."""
+    """Passes the process's state to an app that is mounted under a prefix."""
 
     def __init__(self, app: ASGIApp, state: ApiState, prefix: str) -> None:
         self._app = app
@@ -146,7 +146,7 @@ class _With:
 
 
 class _Mounts:
-    """The app whose prefix a path begins with."""
+    """Dispatches a request to the app mounted under the first segment of its path."""
 
     def __init__(self, apps: dict[str, ASGIApp]) -> None:
         self._apps = apps

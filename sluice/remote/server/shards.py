@@ -13,12 +13,12 @@ from sluice.state.model import JobRef, WorkerInfo
 from sluice.state.shard.addresses import location
 
 REFRESH_SECONDS = 2.0
-"""How often the server asks the ledger which workers it serves. It serves a worker that was moved away for as long
-again, because other processes may not know of the move yet."""
+"""How often the server reads from the ledger which workers it serves. It serves a worker that was moved away for the
+same time longer, because other processes may not know of the move yet."""
 
 
 class OwnShards:
-    """The shards below `base_url` of the workers that the ledger places at `host` and `port`."""
+    """The shards, below `base_url`, of the workers that the ledger places at `host` and `port`."""
 
     def __init__(
         self, ledger: Ledger, base_url: str, host: str, port: int, clock: Callable[[], float] = time.monotonic
@@ -35,25 +35,25 @@ class OwnShards:
         self._workers: dict[tuple[JobRef, int], LocalWorker] = {}
 
     async def location(self, ref: JobRef, number: int) -> str:
-        """Address of a shard that is served here, or is being moved here; Refused if another server has it."""
+        """Address of a shard that this server serves or is receiving. Raises Refused if another server has it."""
         if (ref, number) not in self._arriving and not await self._is_served(ref.pipeline, number):
             raise Refused(f"Worker {number} of {ref.pipeline!r} is not at this server.")
         return location(self._base_url, ref, number)
 
     async def worker(self, ref: JobRef, number: int) -> LocalWorker:
-        """The worker that executes queries over a shard; Refused if another server has it."""
+        """The worker that executes queries over a shard. Raises Refused if another server has the shard."""
         address = await self.location(ref, number)
         if (ref, number) not in self._workers:
             self._workers[ref, number] = LocalWorker(address)
         return self._workers[ref, number]
 
     def expect(self, ref: JobRef, number: int) -> str:
-        """Accept a shard that is about to be moved here; returns its address."""
+        """Accept a shard that is about to be moved here. Returns its address."""
         self._arriving.add((ref, number))
         return location(self._base_url, ref, number)
 
     def here(self, worker: WorkerInfo) -> str | None:
-        """Address of a worker's shard if readers find it at this server, else None."""
+        """Address of a worker's shard if this server serves it, else None."""
         if (worker.host, worker.port) != (self.host, self.port):
             return None
         generation = int(worker.server.split("/")[-2])

@@ -1,4 +1,4 @@
-"""Audits: the outcome of every record that a published batch read. An audit is kept as long as its snapshot."""
+"""Audits account for every record that a published batch read. An audit is kept as long as its snapshot."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _JSON_COLUMNS = ("sources", "outputs", "checksums", "states")
 
 
 class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcomes of one partition's records. Every record read is in exactly one of the other counts."""
+    """The outcomes of one partition's records. Every record in `read` appears in exactly one other count."""
 
     topic: str
     partition: int
     start: int
-    """The first offset. Transaction markers and aborted records have offsets too, and are not read."""
+    """The first offset. Transaction markers and aborted records have offsets too but are not read."""
     end: int
-    """The offset after the last one."""
+    """The offset after the last record."""
     read: int = 0
     applied: int = 0
-    """Changed a store or a table, or was written to a topic."""
+    """Records that changed a store or a table, or were written to a topic."""
     filtered: int = 0
-    """Filtered out on every path."""
+    """Records that were filtered out on every path."""
     late: int = 0
-    """Too late for every window of theirs, and without any other effect."""
+    """Records that were late for all their windows and had no other effect."""
     passed_over: dict[str, int] = {}
     """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`, `null_value`,
-    `duplicate`, `failed`. The record may count in another step; an ordered operator counts it as applied."""
+    `duplicate`, `failed`. Other steps may still process the record; an ordered operator counts it as applied."""
     dropped: dict[str, int] = {}
-    """Reason → unusable records that are not kept, such as those with a null key."""
+    """Reason → unusable records that were discarded, such as records with a null key."""
     dead_letters: dict[str, int] = {}
-    """Reason → records rejected to the dead-letter topic."""
+    """Reason → records written to the dead-letter topic."""
 
     @property
     def accounted(self) -> int:
@@ -49,10 +49,10 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wrong(self) -> str:
-        """Why the counts do not balance; empty if they do."""
+        """A description of why the counts do not balance; empty if they do."""
         partition = f"{self.topic}/{self.partition}"
         if self.read != self.accounted:
-            return f"{partition}: {self.read} records were read, and {self.accounted} are accounted for"
+            return f"{partition}: {self.read} records were read, but {self.accounted} are accounted for"
         if self.read > self.end - self.start:
             return f"{partition}: {self.read} records were read from offsets {self.start} to {self.end}"
         return ""
@@ -63,7 +63,7 @@ class Audit(OfJob, frozen=True, kw_only=True):
 
     batch: int
     run: str
-    """The Airflow run; empty without one."""
+    """The Airflow run; empty for a run without Airflow."""
     epoch: int
     """Epoch of the lease that published the batch."""
     sources: tuple[SourceAudit, ...]
@@ -76,7 +76,7 @@ class Audit(OfJob, frozen=True, kw_only=True):
 
     @property
     def wrong(self) -> list[str]:
-        """Why the counts do not balance, one sentence for each such partition."""
+        """Descriptions of why the counts do not balance, one per affected partition."""
         return [source.wrong for source in self.sources if source.wrong]
 
 
@@ -84,7 +84,7 @@ class Audits(LedgerPart):
     """The audits of all jobs."""
 
     def all(self, ref: JobRef) -> list[Audit]:
-        """The audits of a generation that are kept, oldest first."""
+        """The retained audits of a generation, oldest first."""
         return [_audit(row) for row in self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch))]
 
     def newest(self, ref: JobRef) -> Audit | None:
@@ -94,7 +94,7 @@ class Audits(LedgerPart):
 
 
 def total(audits: Iterable[Audit]) -> list[SourceAudit]:
-    """The sum of the counts of several batches, given oldest first, by partition."""
+    """The summed counts of several batches per partition. The audits must be sorted, oldest first."""
     by_partition: dict[tuple[str, int], list[SourceAudit]] = {}
     for audit in audits:
         for source in audit.sources:

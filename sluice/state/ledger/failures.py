@@ -1,4 +1,4 @@
-"""Failures that still stand: of a job's last run, or of loading a pipeline's file."""
+"""Unresolved failures: of a job's last run, or of loading a pipeline's file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LENGTH = 1_000
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One failure, kept until the job's next run succeeds or the file can be loaded."""
+    """A failure, kept until the job's next run succeeds or the file can be loaded."""
 
     pipeline: str
     job: str = ""
-    """Empty if the run failed before its first job, and for a file."""
+    """Empty for a file, and for a run that failed before its first job."""
     kind: Kind = "run"
     run: str = ""
-    """The Airflow run; empty for a run that was started by hand."""
+    """The Airflow run; empty for a run that was started manually."""
     at: datetime
     title: str
     detail: str
@@ -38,7 +38,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         cls, error: BaseException, pipeline: str, job: str = "", *, run: str = "", kind: Kind = "run",
         secrets: Iterable[str] = (),
     ) -> Self:  # fmt: skip
-        """The failure of `error`, dated now, with `secrets` masked."""
+        """Describe `error` as a failure at the current time, with `secrets` masked."""
         if isinstance(error, SluiceError):
             title, detail = error.title, first_line(error.detail)
         else:
@@ -58,14 +58,14 @@ class Failures(LedgerPart):
         return [Failure(**(dict(row) | {"at": datetime.fromisoformat(row["at"])})) for row in rows]
 
     def add(self, failure: Failure) -> None:
-        """Add a failure, in place of an earlier one of the same job and kind."""
+        """Add a failure. It replaces an earlier failure of the same job and kind."""
         same = of_job(FAILURES, failure.pipeline, failure.job)
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
             connection.execute(delete(FAILURES).where(same, FAILURES.c.kind == failure.kind))
             connection.execute(insert(FAILURES), msgspec.to_builtins(failure))
 
     def clear(self, pipeline: str, job: str) -> None:
-        """Remove the failures of a job's runs, after a run has succeeded."""
+        """Remove the failures of a job's runs after a run has succeeded."""
         of_runs = FAILURES.c.pipeline == pipeline, FAILURES.c.job.in_((job, "")), FAILURES.c.kind == "run"
         if not any(failure.pipeline == pipeline for failure in self.all()):
             return
@@ -73,7 +73,7 @@ class Failures(LedgerPart):
             connection.execute(delete(FAILURES).where(*of_runs))
 
     def set_files(self, broken: Iterable[Failure]) -> None:
-        """Replace the failures of all files by these. A failure that has not changed keeps its time."""
+        """Replace the failures of all files by `broken`. An unchanged failure keeps its time."""
         now = {failure.pipeline: failure for failure in broken}
         before = {failure.pipeline: failure for failure in self.all() if failure.kind == "file"}
         gone = [name for name, failure in before.items() if name not in now or now[name].detail != failure.detail]

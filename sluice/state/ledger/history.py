@@ -1,7 +1,7 @@
-"""The batches of a generation as they ran, so that a rebuild can repeat them with the same results.
+"""The history of a generation's batches, which a rebuild repeats to get the same results.
 
-Batch boundaries, the time at which each batch began and the number of partitions at that time decide which records lie
-in the future, which partitions are idle, and in which order the records of several topics come. The rows are small;
+Batch boundaries, the time at which each batch began and the number of partitions at that time determine which records
+are in the future, which partitions are idle, and how the records of several topics are interleaved. The rows are small;
 retention does not remove them with the snapshots.
 """
 
@@ -21,17 +21,17 @@ _JSON_COLUMNS = ("partitions", "ends")
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch as it ran."""
+    """The inputs of one batch."""
 
     number: int
     begun: int
-    """Epoch ms at which the batch was first begun: the processing time of all its records."""
+    """Epoch ms at which the batch first began; the processing time of all its records."""
     partitions: dict[str, int]
-    """Topic → number of partitions, as the batch's tasks saw it."""
+    """Topic → number of partitions when the batch ran."""
     ends: dict[str, dict[str, int]]
-    """Topic → partition as text → offset after the batch's last record; only of partitions with new records."""
+    """Topic → partition as text → offset after the batch's last record. Only partitions with new records."""
     by_clock: bool = False
-    """Whether processing time decided about a record: it was rejected as too far in the future, or had no timestamp."""
+    """Whether processing time affected a record: it was rejected as too far in the future, or had no timestamp."""
 
 
 class History(LedgerPart):

@@ -1,4 +1,4 @@
-"""The jobs: their stores and workers by generation, and which generation is the current one, which readers see."""
+"""Jobs: their stores and workers per generation, and the current generation, which readers see."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Jobs(LedgerPart):
     def register(self, job: JobInfo, *, hidden: bool = False) -> None:
         """Insert or replace a job's description. The first registered generation becomes the current one.
 
-        A `hidden` generation does not, even if it is the first: it waits for `promote`.
+        A `hidden` generation only becomes current through `promote`, even if it is the first.
         """
         ref = msgspec.structs.asdict(job.ref)
         texts = {name: getattr(job, name) for name in ("description", "drawing", "picture")}
@@ -62,10 +62,10 @@ class Jobs(LedgerPart):
                     connection.execute(insert(table), values)
 
     def promote(self, ref: JobRef, lease: LeaseRow | None = None, run: str = "", note: str = "") -> None:
-        """Make a generation the current one; NotFound if it was never registered.
+        """Make a generation the current one. Raises NotFound if it was never registered.
 
-        Raises LeaseError, and changes nothing, if `lease`, which is of the generation to be replaced, is no longer
-        held. A `note` is kept with the name of the run.
+        `lease` is the lease of the generation to be replaced; if it is no longer held, raises LeaseError and changes
+        nothing. A `note` is kept with the name of the run.
         """
         registered = select(GENERATIONS).where(of_ref(GENERATIONS, ref))
         with database_errors("Promoting the generation"), transaction(self._engine) as connection:
@@ -79,7 +79,7 @@ class Jobs(LedgerPart):
                 add_note(connection, ref, run, note)
 
     def generation(self, pipeline: str, job: str) -> int | None:
-        """The current generation of a job; None if it never ran."""
+        """The current generation of a job, or None if the job never ran."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _current_generation(connection, pipeline, job)
 
@@ -89,15 +89,17 @@ class Jobs(LedgerPart):
         return sorted(row["generation"] for row in self._read(statement))
 
     def forget_generation(self, ref: JobRef) -> None:
-        """Remove everything about a generation; StateError if it is the current one."""
+        """Remove everything about a generation. Raises StateError if it is the current generation."""
         with database_errors("Removing the generation"), transaction(self._engine) as connection:
             if _current_generation(connection, ref.pipeline, ref.job) == ref.generation:
-                raise StateError(f"Generation {ref.generation} of job {ref.job!r} is the one that readers see.")
+                raise StateError(
+                    f"Generation {ref.generation} of job {ref.job!r} is the current one, which readers see."
+                )
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(of_ref(table, ref)))
 
     def forget(self, pipeline: str, job: str) -> None:
-        """Remove everything about a job, in all its generations."""
+        """Remove everything about all generations of a job."""
         with database_errors("Removing the job"), transaction(self._engine) as connection:
             for table in (JOBS, FAILURES, NOTES, *_BY_GENERATION):
                 connection.execute(delete(table).where(of_job(table, pipeline, job)))
@@ -121,7 +123,7 @@ class Jobs(LedgerPart):
         return self._job(rows[0]) if rows else None
 
     def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
-        """The stores of the current generations, of one pipeline or all, sorted by pipeline and name."""
+        """The stores of the current generations, of one or all pipelines, sorted by pipeline and name."""
         statement = current(STORES).order_by(STORES.c.pipeline, STORES.c.name)
         if pipeline is not None:
             statement = statement.where(STORES.c.pipeline == pipeline)

@@ -1,7 +1,7 @@
-"""Who may write: one lease for each generation of a job, whose epoch fences off earlier holders.
+"""Leases decide which driver may write: one per generation of a job, with an epoch that fences off earlier holders.
 
-Clocks of different machines are never compared. A holder increments the lease's beat as long as it lives; a waiting
-driver measures on its own monotonic clock for how long the beat has not changed.
+Clocks of different machines are never compared. A live holder keeps incrementing the lease's beat; a waiting driver
+measures on its own monotonic clock how long the beat has not changed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     process: str
-    """Identifies the process across reboots of its machine; empty if that is unknown."""
+    """Identifies the process across reboots of its machine; empty if unknown."""
     run: str = ""
-    """The Airflow run that the driver works for."""
+    """The driver's Airflow run."""
 
 
 class LeaseRow(OfJob, frozen=True, kw_only=True):
-    """A lease as it stands in the ledger."""
+    """A lease as recorded in the ledger."""
 
     epoch: int
     held: bool
@@ -52,14 +52,14 @@ class Leases(LedgerPart):
     """The leases of all jobs."""
 
     def get(self, ref: JobRef) -> LeaseRow | None:
-        """The lease; None if it was never taken."""
+        """The lease, or None if it was never taken."""
         with database_errors("Reading the lease"), self._engine.connect() as connection:
             return _row(connection, ref)
 
     def take(self, ref: JobRef, holder: Holder, seen: LeaseRow | None) -> LeaseRow | None:
-        """Take a lease that is still as `seen`; otherwise return None and change nothing.
+        """Take a lease if it still equals `seen`; otherwise return None and change nothing.
 
-        Its previous holder can commit nothing from then on.
+        The previous holder cannot commit anything afterwards.
         """
         values: dict[str, Any] = {"held": True, "beat": 0, "since": datetime.now(UTC).isoformat(timespec="seconds")}
         values |= msgspec.structs.asdict(ref) | msgspec.structs.asdict(holder)
@@ -78,11 +78,11 @@ class Leases(LedgerPart):
             raise
 
     def beat(self, lease: LeaseRow) -> bool:
-        """Renew `lease`; False if it is no longer held."""
+        """Renew `lease`. Returns False if it is no longer held."""
         return self._update(lease, "Renewing the lease", beat=LEASES.c.beat + 1)
 
     def release(self, lease: LeaseRow) -> bool:
-        """Release `lease`; False if it is no longer held."""
+        """Release `lease`. Returns False if it is no longer held."""
         return self._update(lease, "Releasing the lease", held=False)
 
     def _update(self, lease: LeaseRow, doing: str, **values: Any) -> bool:
@@ -92,14 +92,14 @@ class Leases(LedgerPart):
 
 
 def require_epoch(connection: Connection, ref: JobRef, epoch: int) -> None:
-    """Raise LeaseError unless the lease is held in this epoch, and lock it until the transaction ends."""
+    """Lock the lease until the transaction ends. Raises LeaseError unless it is held in this epoch."""
     row = _row(connection, ref, lock=True)
     if row is None or row.epoch != epoch or not row.held:
         raise lost(row, epoch)
 
 
 def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
-    """The error of a driver that lost its lease of `epoch`; `row` is the lease now."""
+    """The error for a driver that lost its lease of `epoch`. `row` is the current lease."""
     by = f"It was taken over by {row}." if row and row.epoch != epoch else "It is no longer held."
     return LeaseError(
         f"This driver has lost its lease and can no longer publish. {by}", next_step="Let the other driver finish."
@@ -108,6 +108,6 @@ def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
 
 def _row(connection: Connection, ref: JobRef, *, lock: bool = False) -> LeaseRow | None:
     statement = select(LEASES).where(of_ref(LEASES, ref))
-    # A SQLite transaction for writing locks the database when it begins; PostgreSQL locks the row here.
+    # A SQLite write transaction locks the database when it begins; PostgreSQL locks the row here.
     row = connection.execute(statement.with_for_update() if lock else statement).mappings().first()
     return None if row is None else LeaseRow(**dict(row))

@@ -1,4 +1,4 @@
-"""The ledger: the small database that decides what readers see."""
+"""The ledger, a small database that determines what readers see."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sluice.state.ledger.tables import METADATA
 
 
 class Ledger:
-    """One ledger, by its parts. Safe to share between threads and processes.
+    """A ledger, divided into parts. Safe to share between threads and processes.
 
-    Every method raises StateError when the database cannot be reached.
+    Every method raises StateError if the database cannot be reached.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -43,7 +43,7 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Open the ledger at a SQLAlchemy URL, creating the tables that are missing."""
+        """Open the ledger at a SQLAlchemy URL and create missing tables."""
         with database_errors("Opening the ledger"):
             engine = open_engine(database_url(url))
             create_tables(engine, METADATA)
@@ -59,9 +59,9 @@ class Ledger:
         self.close()
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
-        """Topic → partition → next offset that the pipeline reads: the smallest one of the jobs that read the topic.
+        """Topic → partition → the pipeline's next offset, which is the smallest among the jobs that read the topic.
 
-        A partition that one of these jobs has not read yet is left out.
+        Omits partitions that one of these jobs has not read yet.
         """
         positions: dict[str, list[dict[str, int]]] = {}
         for job in self.jobs.current(pipeline):

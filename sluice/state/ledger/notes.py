@@ -1,4 +1,4 @@
-"""Notes for people about a job's state: that it was restored, or that it continues with changed code."""
+"""Notes for operators about a job's state, such as that it was restored or continues with changed code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Note(OfJob, frozen=True, kw_only=True):
     noted_at: str
     """ISO 8601, UTC."""
     run: str
-    """The Airflow run; empty without one."""
+    """The Airflow run; empty for a run without Airflow."""
     text: str
 
 
@@ -27,7 +27,7 @@ class Notes(LedgerPart):
     """The notes of all jobs."""
 
     def add(self, ref: JobRef, run: str, text: str) -> None:
-        """Add a note, dated now."""
+        """Add a note with the current time."""
         with database_errors("Writing a note"), transaction(self._engine) as connection:
             add_note(connection, ref, run, text)
 
@@ -39,6 +39,6 @@ class Notes(LedgerPart):
 
 
 def add_note(connection: Connection, ref: JobRef, run: str, text: str) -> None:
-    """Add a note, dated now, within a transaction."""
+    """Add a note with the current time, within a transaction."""
     note = {"noted_at": datetime.now(UTC).isoformat(timespec="seconds"), "run": run, "text": text}
     connection.execute(insert(NOTES), msgspec.structs.asdict(ref) | note)

@@ -11,7 +11,7 @@ from sluice.state.database import database_errors
 
 
 class LedgerPart:
-    """One part of the ledger. Every method raises StateError when the database cannot be reached."""
+    """One part of the ledger. Every method raises StateError if the database cannot be reached."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,8 +1,8 @@
-"""Where workers are: which state server serves each worker's shards.
+"""Placements: which state server serves each worker's shards.
 
 Every process opens the shard of a worker without a placement itself. A worker with a placement is queried at its state
-server. The server also writes the shard if it is a SQLite file, which only its own host can open; a shard in PostgreSQL
-is written directly.
+server. The server also writes the shard if it is a SQLite file, which only the server's host can open; a shard in
+PostgreSQL is written directly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Placements(LedgerPart):
     """The placements of all workers."""
 
     def of(self, pipeline: str) -> dict[int, Placement]:
-        """The placements of a pipeline's workers, by worker number."""
+        """Worker number → placement, for a pipeline's workers."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _of_pipeline(connection, pipeline)
 
@@ -58,7 +58,7 @@ class Placements(LedgerPart):
         return [Placement(**dict(row)) for row in rows]
 
     def claim(self, placement: Placement) -> None:
-        """Place a worker at a server; Refused if another server has it."""
+        """Place a worker at a server. Raises Refused if another server has it."""
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
             before = _of_pipeline(connection, placement.pipeline).get(placement.number)
             if before is not None and before.address != placement.address:
@@ -75,13 +75,13 @@ class Placements(LedgerPart):
             _replace(connection, placement)
 
     def written_at(self, ref: JobRef, locations: Sequence[str]) -> tuple[str, ...]:
-        """Where a run writes the shards, whose own addresses are `locations`: there, or through state servers."""
+        """The addresses at which a run writes the shards at `locations`: unchanged, or state servers' URLs."""
         placements = self.of(ref.pipeline)
         return tuple(_written_at(placements.get(n), ref, location) for n, location in enumerate(locations))
 
 
 def place_workers(connection: Connection, ref: JobRef, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """The workers of a job, from their rows in the ledger and their placements."""
+    """The workers of a job, combined from their rows and their placements."""
     placements = _of_pipeline(connection, ref.pipeline)
     workers = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Workers whose shards must not be read: found damaged, and not rebuilt yet."""
+"""Quarantine: workers whose damaged shards must not be read until they are rebuilt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.state.model import JobRef
 
 class Quarantine(LedgerPart):
     def get(self, ref: JobRef) -> dict[int, str]:
-        """Worker → why its shard must not be read."""
+        """Worker → the reason why its shard must not be read."""
         statement = select(QUARANTINE.c.worker, QUARANTINE.c.reason).where(of_ref(QUARANTINE, ref))
         return {row["worker"]: row["reason"] for row in self._read(statement)}
 
@@ -25,6 +25,6 @@ class Quarantine(LedgerPart):
             connection.execute(insert(QUARANTINE), values)
 
     def remove(self, ref: JobRef, worker: int) -> None:
-        """Let the worker's shard be opened again."""
+        """Allow readers and writers to open the worker's shard again."""
         with database_errors("Ending the quarantine"), transaction(self._engine) as connection:
             connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker))

@@ -1,4 +1,4 @@
-"""How runs end, noted in the ledger: by the driver, and by whoever waits for a driver that may be killed."""
+"""Records in the ledger how runs end. The process that waits for a driver records that the driver was killed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sluice.state.ledger.ledger import Ledger
 
 @contextmanager
 def noted(known: Settings, pipeline: str, job: str = "", run: str = "") -> Iterator[None]:
-    """Note the error that ends the block as the failure of a job, or that it did not fail.
+    """Record the error that ends the block as the job's failure; without an error, clear the job's failures.
 
-    A ledger that cannot be reached changes nothing about how the block ends.
+    An unreachable ledger does not affect how the block ends.
     """
     try:
         yield
@@ -28,22 +28,23 @@ def noted(known: Settings, pipeline: str, job: str = "", run: str = "") -> Itera
 
 
 def note_killed(known: Settings, pipeline: str, job: str, run: str, since: datetime, what: str) -> None:
-    """Note that a driver failed, unless it has noted why itself since its start."""
+    """Record that a driver failed, unless the driver has recorded a failure itself since its start."""
     with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
-        if any(one.pipeline == pipeline and one.kind == "run" and one.at >= since for one in ledger.failures.all()):
+        failures = ledger.failures.all()
+        if any(failure.pipeline == pipeline and failure.kind == "run" and failure.at >= since for failure in failures):
             return
     _add(known, Failure.of(EngineError(what), pipeline, job, run=run, secrets=known.secrets))
 
 
 def note_files(known: Settings, broken: Mapping[str, SluiceError]) -> None:
-    """Note the pipelines, by name, whose files cannot be loaded: these, and no others."""
-    found = [Failure.of(error, name, kind="file", secrets=known.secrets) for name, error in broken.items()]
+    """Record which pipelines' files cannot be loaded. `broken` replaces the earlier record of all files."""
+    failures = [Failure.of(error, name, kind="file", secrets=known.secrets) for name, error in broken.items()]
     with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
-        ledger.failures.set_files(found)
+        ledger.failures.set_files(failures)
 
 
 def now() -> datetime:
-    """The time, as failures have it."""
+    """The current time in UTC."""
     return datetime.now(UTC)
 
 

@@ -1,4 +1,4 @@
-"""Random keys that all processes with the same ledger share."""
+"""Random keys shared by all processes that use the same ledger."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INSERT = text("INSERT INTO secrets (name, value) VALUES (:name, :value) ON CONF
 
 class Secrets(LedgerPart):
     def get(self, name: str) -> bytes:
-        """The key of this name; the first call creates it."""
+        """The key with this name. The first call creates it."""
         statement = select(SECRETS.c.value).where(SECRETS.c.name == name)
         if not (rows := self._read(statement)):
             with database_errors("Writing the ledger"), transaction(self._engine) as connection:
                 connection.execute(_INSERT, {"name": name, "value": secrets.token_bytes(_BYTES)})
-            rows = self._read(statement)  # the key of the process that was first
+            rows = self._read(statement)  # another process may have been first: read its key
         return bytes(rows[0]["value"])

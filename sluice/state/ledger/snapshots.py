@@ -23,7 +23,7 @@ _JSON_COLUMNS = ("positions", "stream_times", "counts")
 
 
 class Snapshots(LedgerPart):
-    """The snapshots of all jobs. A method with `pipeline` and `job` reads the current generation."""
+    """The snapshots of all jobs. Methods that take `pipeline` and `job` read the current generation."""
 
     def publish(
         self,
@@ -34,11 +34,11 @@ class Snapshots(LedgerPart):
     ) -> bool:
         """Make a batch visible, in one transaction with its audit and its history.
 
-        `times` are the stream times from which the next batch continues; by default `snapshot.stream_times`.
+        `times` are the stream times from which the next batch continues; the default is `snapshot.stream_times`.
 
-        Returns False, and changes nothing, if this very batch is already published. Raises LeaseError if another driver
-        has taken the lease of the audit's epoch, and StateError if the batch does not continue the published ones: it
-        is older than the newest snapshot, or it is the same batch with other positions.
+        Returns False and changes nothing if the same batch is already published. Raises LeaseError if another driver
+        has taken the lease since the audit's epoch. Raises StateError if the batch does not continue the published
+        batches: it is older than the newest snapshot, or has the same number but other positions.
         """
         ref = snapshot.ref
         with database_errors("Publishing the snapshot"), transaction(self._engine) as connection:
@@ -65,9 +65,9 @@ class Snapshots(LedgerPart):
         return False
 
     def times_before(self, ref: JobRef, batch: int) -> dict[str, int]:
-        """The stream times from which a batch continues: those of the snapshot before it; none for the first batch.
+        """The stream times from which a batch continues: those of the preceding snapshot. Empty for the first batch.
 
-        Only the newest two snapshots have their times: DamagedState if those that are needed are gone.
+        The ledger keeps the times of the newest two snapshots only. Raises DamagedState if the times are gone.
         """
         statement = select(TIMES).where(of_ref(TIMES, ref), TIMES.c.batch < batch).order_by(TIMES.c.batch.desc())
         rows = self._read(statement.limit(1))
@@ -81,7 +81,7 @@ class Snapshots(LedgerPart):
         return {}
 
     def latest(self, pipeline: str, job: str) -> Snapshot | None:
-        """The newest snapshot; None before the first."""
+        """The newest snapshot, or None before the first."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             row = connection.execute(_LATEST, {"of_pipeline": pipeline, "of_job": job}).mappings().first()
         return None if row is None else _snapshot(row)
@@ -92,14 +92,14 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in self._read(statement.limit(limit))]
 
     def oldest(self, pipeline: str, job: str) -> Snapshot | None:
-        """The oldest snapshot that retention has kept."""
+        """The oldest snapshot that retention has not removed."""
         rows = self._read(
             current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job)).order_by(SNAPSHOTS.c.batch).limit(1)
         )
         return _snapshot(rows[0]) if rows else None
 
     def at(self, pipeline: str, job: str, moment: datetime) -> Snapshot | None:
-        """The newest snapshot that was published at `moment` or before."""
+        """The newest snapshot that was published at or before `moment`."""
         published = SNAPSHOTS.c.published_at <= moment.astimezone(UTC).isoformat()
         return self._newest(of_job(SNAPSHOTS, pipeline, job), published)
 
@@ -108,7 +108,7 @@ class Snapshots(LedgerPart):
         return self._newest(of_job(SNAPSHOTS, pipeline, job), SNAPSHOTS.c.run == run)
 
     def get(self, ref: JobRef, batch: int) -> Snapshot | None:
-        """One snapshot of any generation; None if retention has removed it, or it was never published."""
+        """One snapshot of any generation, or None if retention has removed it or it was never published."""
         rows = self._read(select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == batch))
         return _snapshot(rows[0]) if rows else None
 
@@ -118,7 +118,7 @@ class Snapshots(LedgerPart):
             return _last_batch(connection, ref)
 
     def forget(self, ref: JobRef, before: int) -> int:
-        """Remove the snapshots older than batch `before`, never the newest; returns how many."""
+        """Remove the snapshots older than batch `before`, but never the newest. Returns the number removed."""
         with database_errors("Removing old snapshots"), transaction(self._engine) as connection:
             last = _last_batch(connection, ref)
             if last is None:

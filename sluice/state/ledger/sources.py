@@ -1,4 +1,4 @@
-"""The topics that a job's generation reads: Kafka's id of each, and the first offset of each partition."""
+"""The topics that a job's generation reads: Kafka's topic ids, and the first offset of each partition."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     partition: int
     topic_id: str
-    """Kafka's id of the topic; a topic that is deleted and recreated has a new one."""
+    """Kafka's id of the topic. A topic that is deleted and created again has a new id."""
     first: int
-    """The offset from which the job began to read."""
+    """The offset at which the job began to read."""
 
 
 class Sources(LedgerPart):
@@ -34,7 +34,7 @@ class Sources(LedgerPart):
         return [SourcePartition(**dict(row)) for row in self._read(statement)]
 
     def add(self, ref: JobRef, partitions: Iterable[SourcePartition]) -> None:
-        """Add partitions that the generation reads from now on."""
+        """Add partitions that the generation begins to read."""
         rows = [msgspec.structs.asdict(ref) | msgspec.structs.asdict(partition) for partition in partitions]
         if rows:
             with database_errors("Writing the sources"), transaction(self._engine) as connection:

@@ -28,7 +28,7 @@ JOBS = Table(
     "jobs",
     METADATA,
     *_job_columns(),
-    Column("generation", Integer, nullable=False, comment="the current one, which readers see"),
+    Column("generation", Integer, nullable=False, comment="the current generation, which readers see"),
 )
 
 GENERATIONS = Table(
@@ -36,7 +36,7 @@ GENERATIONS = Table(
     METADATA,
     *_generation_columns(),
     Column("topics", Text, nullable=False, comment="JSON array"),
-    Column("operators", Text, nullable=False, comment="JSON object: name of an ordered operator to what it does"),
+    Column("operators", Text, nullable=False, comment="JSON object: name of an ordered operator to its description"),
     Column("functions", Text, nullable=False, server_default="{}", comment="JSON object: name to hash of the code"),
     Column("description", Text, nullable=False),
     Column("drawing", Text, nullable=False, comment="Mermaid"),
@@ -56,7 +56,7 @@ STORES = Table(
     Column("grace_ms", BigInteger),
     Column("retention_ms", BigInteger),
     Column("value", Text, nullable=False),
-    Column("made", Text, nullable=False, comment="the steps that compute it, from its source"),
+    Column("made", Text, nullable=False, comment="the steps that compute the store, from its source on"),
 )
 
 WORKERS = Table(
@@ -78,7 +78,7 @@ SNAPSHOTS = Table(
     Column("positions", Text, nullable=False, comment="JSON object"),
     Column("stream_times", Text, nullable=False, comment="JSON object"),
     Column("counts", Text, nullable=False, comment="JSON object"),
-    Column("run", Text, nullable=False, server_default="", comment="the run that published it"),
+    Column("run", Text, nullable=False, server_default="", comment="the run that published the snapshot"),
 )
 
 TIMES = Table(
@@ -88,7 +88,7 @@ TIMES = Table(
     Column("batch", BigInteger, primary_key=True, autoincrement=False),
     Column("times", Text, nullable=False, comment="JSON object: the stream times from which the next batch continues"),
 )
-"""Stream times, close times and the time each partition was last seen, of the newest two snapshots."""
+"""Stream times, close times, and when each partition last had a record, for the newest two snapshots."""
 
 PLACEMENTS = Table(
     "placements",
@@ -112,9 +112,9 @@ LEASES = Table(
     "leases",
     METADATA,
     *_generation_columns(),
-    Column("epoch", BigInteger, nullable=False, comment="one more with every holder"),
+    Column("epoch", BigInteger, nullable=False, comment="increases with every new holder"),
     Column("held", Boolean, nullable=False),
-    Column("beat", BigInteger, nullable=False, comment="one more with every heartbeat of the holder"),
+    Column("beat", BigInteger, nullable=False, comment="increases with every heartbeat of the holder"),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("process", Text, nullable=False, comment="identifies the process across reboots"),
@@ -128,7 +128,7 @@ AUDITS = Table(
     *_generation_columns(),
     Column("batch", BigInteger, primary_key=True, autoincrement=False),
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
-    Column("epoch", BigInteger, nullable=False, comment="epoch of the lease that published it"),
+    Column("epoch", BigInteger, nullable=False, comment="epoch of the lease that published the batch"),
     Column("sources", Text, nullable=False, comment="JSON array: the record counts of each partition"),
     Column("outputs", Text, nullable=False, comment="JSON object: topic to records written"),
     Column("checksums", Text, nullable=False, comment="JSON object: worker to the checksum of its state rows"),
@@ -147,11 +147,11 @@ HISTORY = Table(
     *_generation_columns(),
     Column("number", BigInteger, primary_key=True, autoincrement=False, comment="the batch number"),
     Column("begun", BigInteger, nullable=False, comment="epoch ms"),
-    Column("partitions", Text, nullable=False, comment="JSON object: topic to its number of partitions"),
-    Column("ends", Text, nullable=False, comment="JSON object: the end offsets that this batch moved"),
-    Column("by_clock", Boolean, nullable=False, comment="processing time decided about a record"),
+    Column("partitions", Text, nullable=False, comment="JSON object: topic to number of partitions"),
+    Column("ends", Text, nullable=False, comment="JSON object: the end offsets that this batch advanced"),
+    Column("by_clock", Boolean, nullable=False, comment="whether processing time affected a record"),
 )
-"""The published batches as they ran. A rebuild repeats them, so retention does not remove them."""
+"""The history of published batches. A rebuild repeats them, so retention does not remove them."""
 
 SOURCES = Table(
     "sources",
@@ -160,7 +160,7 @@ SOURCES = Table(
     Column("topic", Text, primary_key=True),
     Column("partition", Integer, primary_key=True, autoincrement=False),
     Column("topic_id", Text, nullable=False, comment="Kafka's id; a recreated topic has a new one"),
-    Column("first", BigInteger, nullable=False, comment="the offset from which the job began to read"),
+    Column("first", BigInteger, nullable=False, comment="the offset at which the job began to read"),
 )
 
 NOTES = Table(
@@ -174,14 +174,14 @@ NOTES = Table(
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("text", Text, nullable=False),
 )
-"""Sentences about a job's state, such as that it was restored. Kept as long as the job."""
+"""Notes about a job's state, such as that it was restored. Kept as long as the job."""
 
 QUARANTINE = Table(
     "quarantine",
     METADATA,
     *_generation_columns(),
     Column("worker", Integer, primary_key=True, autoincrement=False),
-    Column("reason", Text, nullable=False, comment="why its shard must not be read"),
+    Column("reason", Text, nullable=False, comment="why the worker's shard must not be read"),
 )
 
 FAILURES = Table(
@@ -197,16 +197,16 @@ FAILURES = Table(
 
 
 def of_job(table: Table, pipeline: str, job: str) -> ColumnElement[bool]:
-    """Condition: rows of a job, in all its generations."""
+    """Condition that selects the rows of all generations of a job."""
     return and_(table.c.pipeline == pipeline, table.c.job == job)
 
 
 def of_ref(table: Table, ref: JobRef) -> ColumnElement[bool]:
-    """Condition: rows of one generation of a job."""
+    """Condition that selects the rows of one generation of a job."""
     return and_(of_job(table, ref.pipeline, ref.job), table.c.generation == ref.generation)
 
 
 def current(table: Table) -> Select[Any]:
-    """All rows of the current generations. One statement, so that a promotion cannot fall between two reads."""
+    """Select all rows of the current generations, in one statement so that a promotion cannot happen in between."""
     same = and_(*(JOBS.c[name] == table.c[name] for name in ("pipeline", "job", "generation")))
     return select(table).join(JOBS, same)

@@ -1,1 +1,1 @@
-"""Queries over one shard, and their results: what readers send to a worker, on this host or another."""
+"""Queries over one shard, which readers send to a worker on this or another host, and their results."""

@@ -1,4 +1,4 @@
-"""Aggregates of many entries, by group: exact, and mergeable over workers."""
+"""Aggregates entries by group, exactly. Results of several workers can be merged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.state.queries.entries import Entry
 GROUPINGS = frozenset({"_all", "_key", "_start"})
 """The values of `group_by` that are not fields."""
 MAX_GROUPS = 10_000
-"""How many groups one result may have."""
+"""Limit of the number of groups in a result."""
 
 Order = Literal["group", "entries", "sum", "min", "max"]
 
@@ -26,7 +26,7 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
-    """The aggregates of one group. sum, min and max are None without a field, or if no entry has the field."""
+    """The aggregates of one group. `sum`, `min` and `max` are None without a field, or if no entry has the field."""
 
     group: msgspec.Raw
     """The value that the group's entries share, as JSON."""
@@ -55,10 +55,10 @@ class _Sums:
 
 
 class Aggregates:
-    """Aggregates entries by group as they come.
+    """Aggregates entries by group, incrementally.
 
     `field` and `group_by` are paths in the value, such as `customer.city`; "" is the value itself. `group_by` may also
-    be `_key`, `_start` (of the window, epoch ms), or `_all`: one group.
+    be `_key`, `_start` (the window's start, epoch ms), or `_all`, which makes a single group.
     """
 
     def __init__(self, field: str, group_by: str) -> None:
@@ -67,19 +67,19 @@ class Aggregates:
         self._groups: dict[bytes, _Sums] = {}
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Add entries; QueryError if the field holds no number."""
+        """Add entries. Raises QueryError if the field does not hold a number."""
         for entry in entries:
             value = _decoded(entry)
             number = _number(entry, _at(value, self._field), self._field)
             self._sums(_ENCODER.encode(_group(entry, value, self._group_by))).add(1, number, number, number)
 
     def merge(self, groups: Iterable[Group]) -> None:
-        """Add the aggregates of another worker; QueryError if there are too many groups."""
+        """Add the aggregates of another worker. Raises QueryError if there are too many groups."""
         for group in groups:
             self._sums(bytes(group.group)).add(group.entries, group.sum, group.min, group.max)
 
     def groups(self, order: Order = "group", limit: int | None = None) -> list[Group]:
-        """The groups, sorted by their name, or by an aggregate in descending order with groups without it last."""
+        """The groups, sorted by name, or by an aggregate in descending order with groups without it last."""
         groups = [
             Group(msgspec.Raw(name), sums.entries, sums.sum, sums.min, sums.max)
             for name, sums in sorted(self._groups.items())
@@ -92,19 +92,21 @@ class Aggregates:
         sums = self._groups.get(name)
         if sums is None:
             if len(self._groups) == MAX_GROUPS:
-                raise QueryError(f"There are more than {MAX_GROUPS:,} groups.", next_step="Group by another field.")
+                raise QueryError(
+                    f"The result has more than {MAX_GROUPS:,} groups.", next_step="Group by another field."
+                )
             sums = self._groups[name] = _Sums()
         return sums
 
 
 def number_at(entry: Entry, field: str) -> Decimal | None:
-    """The number in a field of an entry; None if the field is missing or null. QueryError if it is no number."""
+    """The number in an entry's field, or None if it is missing or null. Raises QueryError if it is not a number."""
     names = tuple(field.split(".")) if field else ()
     return _number(entry, _at(_decoded(entry), names), names)
 
 
 def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = False) -> list[Entry]:
-    """The entries with the largest numbers, or the smallest; ties are sorted by key and window."""
+    """The entries with the largest numbers, or the smallest. Ties are sorted by key and window."""
     sign = 1 if smallest else -1
     return heapq.nsmallest(
         limit,
@@ -129,7 +131,7 @@ def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise QueryError(f"{'.'.join(names) or 'The value'!r} of key {entry.key[:100]!r} is no number.")
+        raise QueryError(f"{'.'.join(names) or 'The value'!r} of key {entry.key[:100]!r} is not a number.")
     return Decimal(value)
 
 

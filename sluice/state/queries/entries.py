@@ -1,4 +1,4 @@
-"""One store's values, taken out of the state rows that hold them."""
+"""Extracts a store's values from state rows."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """Epoch ms; NO_WINDOW for a store without windows."""
     window_end: int
     value: msgspec.Raw
-    """JSON exactly as it was published: 27.00 stays 27.00."""
+    """The JSON exactly as published: 27.00 stays 27.00."""
 
     def decode(self, kind: type[T]) -> T:
-        """The value as a type that msgspec reads; QueryError if it is something else."""
+        """The value decoded to a type that msgspec supports. Raises QueryError if the value does not match."""
         try:
             return msgspec.json.decode(self.value, type=kind)
         except (msgspec.DecodeError, RecursionError):
@@ -33,7 +33,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def store_value(column: int, values: str | None) -> msgspec.Raw | None:
-    """One store's value from a state row's JSON array; None if it has none. StateError if the array is damaged."""
+    """A store's value in a state row's JSON array, or None. Raises StateError if the array is damaged."""
     if values is None:
         return None
     try:

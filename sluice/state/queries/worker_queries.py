@@ -1,4 +1,4 @@
-"""The queries that a worker executes: values that travel as JSON to a state server."""
+"""The queries that a worker executes. They are sent to state servers as JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sluice.state.shard.shard import FEW_KEYS, LocalShard
 T = TypeVar("T")
 
 QUERY_SECONDS = 10.0
-"""Time limit of a query at one worker, including the time that it waits for a thread."""
+"""Time limit of a query at one worker, including the wait for a thread."""
 
 _PAGE = 5_000
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
-    """A query over one store: the value in `store_column` of the state rows of one group, at batch `as_of`."""
+    """A query over one store: over the values in `store_column` of one group's state rows, as of a batch."""
 
     group_id: int
     store_column: int
@@ -31,15 +31,15 @@ class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
 
     @property
     def is_quick(self) -> bool:
-        """Whether it takes a few microseconds in a SQLite file."""
+        """Whether the query takes only microseconds in a SQLite file."""
         return False
 
     def execute(self, shard: LocalShard) -> T:
-        """The result for one shard; StateError if the shard cannot be read."""
+        """The result for one shard. Raises StateError if the shard cannot be read."""
         raise NotImplementedError
 
     def entries(self, state_rows: list[StateRow]) -> list[Entry]:
-        """The entries of the state rows that hold a value of the store."""
+        """The entries from the state rows that hold a value of the store."""
         return [
             Entry(row.key, row.window_start, row.window_end, value)
             for row in state_rows
@@ -61,7 +61,7 @@ class Value(Query[msgspec.Raw | None], frozen=True, tag=True):
 
 
 class Values(Query[dict[str, msgspec.Raw]], frozen=True, tag=True):
-    """The values of several keys; keys without a value are left out."""
+    """The values of several keys. Omits keys without a value."""
 
     keys: list[str]
 
@@ -75,14 +75,14 @@ class Values(Query[dict[str, msgspec.Raw]], frozen=True, tag=True):
 
 
 class Scan(Query[list[Entry]], frozen=True, tag=True):
-    """A page of entries, sorted by key and window start, that begins after the key and window start `after`."""
+    """A page of entries sorted by key and window start, starting after `after`."""
 
     within: Range
     after: tuple[str, int] | None
     limit: int
 
     def execute(self, shard: LocalShard) -> list[Entry]:
-        """Read the page. State rows without a value of this store do not count for the limit."""
+        """Read the page. State rows without a value of this store do not count towards the limit."""
         entries: list[Entry] = []
         for page in _pages(self, shard, self.within, self.after, min(self.limit, _PAGE)):
             entries += page[: self.limit - len(entries)]
@@ -101,14 +101,14 @@ class Count(Query[int], frozen=True, tag=True):
 
 
 class Aggregate(Query[list[Group]], frozen=True, tag=True):
-    """The aggregates of a field, by group."""
+    """The aggregates of a field per group."""
 
     within: Range
     field: str
     group_by: str
 
     def execute(self, shard: LocalShard) -> list[Group]:
-        """Aggregate the entries; QueryError if a field holds no number, or there are too many groups."""
+        """Aggregate the entries. Raises QueryError if a field does not hold a number or there are too many groups."""
         aggregates = Aggregates(self.field, self.group_by)
         for page in _pages(self, shard, self.within):
             aggregates.add(page)
@@ -116,7 +116,7 @@ class Aggregate(Query[list[Group]], frozen=True, tag=True):
 
 
 class Top(Query[list[Entry]], frozen=True, tag=True):
-    """The entries with the largest numbers in a field, or the smallest."""
+    """The entries with the largest or smallest numbers in a field."""
 
     within: Range
     field: str
@@ -124,7 +124,7 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
     smallest: bool
 
     def execute(self, shard: LocalShard) -> list[Entry]:
-        """Find them, best first; entries without the field are left out. QueryError if the field holds no number."""
+        """The entries, best first, without those that lack the field. Raises QueryError if a field is not a number."""
         top: list[Entry] = []
         for page in _pages(self, shard, self.within):
             candidates = [entry for entry in page if number_at(entry, self.field) is not None]
@@ -133,7 +133,7 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
 
 
 class Changed(Query[list[tuple[str, int]]], frozen=True, tag=True):
-    """The keys and window starts that the batches after `since`, up to `as_of`, have changed, sorted."""
+    """The sorted keys and window starts that changed in the batches after `since` up to `as_of`."""
 
     since: int
     limit: int
@@ -153,13 +153,13 @@ RESULTS: dict[str, msgspec.json.Decoder[object]] = {
     "Top": msgspec.json.Decoder(list[Entry]),
     "Changed": msgspec.json.Decoder(list[tuple[str, int]]),
 }
-"""Decoders of the results that a state server sends, by the query's class."""
+"""Name of a query's class → decoder of its result from a state server."""
 
 
 def _pages(
     query: Query[T], shard: LocalShard, within: Range, after: tuple[str, int] | None = None, size: int = _PAGE
 ) -> Iterator[list[Entry]]:
-    """All entries, page by page, until the query's deadline."""
+    """All entries of the range, page by page."""
     while True:
         state_rows = shard.scan(query.group_id, query.as_of, within, after=after, limit=size)
         yield query.entries(state_rows)

@@ -18,7 +18,7 @@ _POSTGRES_NAME_BYTES = 63
 
 
 def drop(url: str) -> None:
-    """Delete a shard that this process can open; does nothing if it does not exist."""
+    """Delete a shard that this process can open. Does nothing if it does not exist."""
     parsed = with_password(database_url(url))
     if parsed.get_backend_name() == "sqlite":
         for ending in ("", "-wal", "-shm"):
@@ -46,7 +46,7 @@ def is_remote(url: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """An address with its password masked, for errors and logs."""
+    """The address with its password masked, for errors and logs."""
     return url if is_remote(url) else database_url(url).render_as_string(hide_password=True)
 
 
@@ -59,7 +59,7 @@ def open_driver(url: str, mode: Mode) -> Driver:
 
 
 def _name(text: str) -> str:
-    # The name becomes part of a path or a schema's name.
+    # The name becomes part of a path or a schema name.
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        raise SettingsError(f"{text!r} cannot be part of a shard's address: letters, digits, _ and - only.")
+        raise SettingsError(f"{text!r} cannot be part of a shard's address. Use only letters, digits, _ and -.")
     return text

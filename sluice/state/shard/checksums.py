@@ -1,8 +1,8 @@
-"""The checksum of a state: what tells whether two are equal, whatever they came from.
+"""Checksums of state: equal states have equal checksums, however they came about.
 
-It is a sum, modulo 2**64, of a digest of each row as it stands: so it does not depend on any order, nor on the batches
-by which the rows became what they are. Tombstones add nothing. The digest stands in the row, too, so that whoever reads
-the row sees whether it is as it was written.
+The checksum is the sum, modulo 2**64, of a digest of each current row. It does not depend on the order of rows or on
+the batches that wrote them. Tombstones add nothing. Each row also stores its digest, so that readers can detect an
+altered row.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from hashlib import blake2b
 from sluice.state.shard.drivers import Row
 
 NO_CHECKSUM = "0" * 16
-"""The checksum of nothing."""
+"""The checksum of an empty state."""
 
 
 def checksum_of(total: int) -> str:
-    """A sum of digests as text."""
+    """Format a sum of digests as a checksum."""
     return f"{total % 2**64:016x}"
 
 
 def row_digest(row: Row) -> int:
-    """The digest of a state row, signed as databases have it; 0 for a tombstone."""
+    """The digest of a state row, as the signed integer that databases store; 0 for a tombstone."""
     group_id, key, start, end, value = row
-    # The key's length keeps apart what ends the key from what begins the value, whatever signs they have.
+    # The key's length marks where the key ends and the value begins, whatever characters they contain.
     return 0 if value is None else _digest(f"{group_id} {start} {end} {len(key)} {key}{value}".encode())
 
 
 def state_digest(operator: int, shared: bool, key: str, due: int | None, wall: int | None, data: bytes | None) -> int:
-    """The digest of what an operator remembers of a key; 0 if it has forgotten the key."""
+    """The digest of an operator's state of a key; 0 if the operator has removed it."""
     return 0 if data is None else _digest(f"{operator} {shared:d} {due} {wall} {len(key)} {key}".encode() + data)
 
 

@@ -1,7 +1,7 @@
-"""How a shard speaks to its database, whichever it is.
+"""The interface between a shard and its database, SQLite or PostgreSQL.
 
-SQLAlchemy would cost more than the look-up itself, so shards use the drivers' own cursors. The SQL is the same for
-both, with `?` for a value.
+SQLAlchemy would cost more than a look-up itself, so shards use the database drivers' cursors. Both databases run the
+same SQL, with `?` as the placeholder.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Any, Literal, Protocol, TypeAlias
 from sluice.errors import DamagedState
 
 Row: TypeAlias = tuple[int, str, int, int, str | None]
-"""state row, key, window start, window end, value: the fields of `State row`."""
+"""The fields of a `StateRow`: group id, key, window start, window end, value."""
 
 Mode: TypeAlias = Literal["read", "write", "create"]
 
 FORMAT = 2
-"""Of a shard's tables: a shard of another format is refused."""
+"""Format of a shard's tables. Shards with another format are rejected."""
 
 _TABLES = (
-    # One row: who may write, and how many rows the other tables have.
+    # One row: the epoch of the newest writer, and the number of rows in the other tables.
     """CREATE TABLE IF NOT EXISTS shard (
         format INTEGER PRIMARY KEY, epoch BIGINT NOT NULL, state_rows BIGINT NOT NULL, states BIGINT NOT NULL)""",
     f"INSERT INTO shard (format, epoch, state_rows, states) VALUES ({FORMAT}, 0, 0, 0) ON CONFLICT DO NOTHING",
-    # Batches of state rows bear the number -1, those of states that of their operator.
+    # `operator` is -1 for batches of state rows, and the operator's number for batches of operator states.
     """CREATE TABLE IF NOT EXISTS batches (
         operator INTEGER NOT NULL, batch BIGINT NOT NULL, "rows" BIGINT NOT NULL, checksum TEXT NOT NULL,
         PRIMARY KEY (operator, batch))""",
-    # Keys sort by code point in both databases, whatever the locale. A digest is that of the rest of its row.
+    # Keys sort by code point in both databases, whatever the locale. `digest` covers the other columns of its row.
     """CREATE TABLE IF NOT EXISTS state_rows (
         group_id INTEGER NOT NULL, key VARCHAR {collation} NOT NULL, window_start BIGINT NOT NULL,
         window_end BIGINT NOT NULL, batch BIGINT NOT NULL, value TEXT, digest BIGINT NOT NULL,
         PRIMARY KEY (group_id, key, window_start, batch)) {options}""",
-    # `shared` tells the one state of all keys from that of a key: no key of a record can name it.
+    # `shared` distinguishes the state that all keys share from the state of a key, so that no key can collide with it.
     """CREATE TABLE IF NOT EXISTS states (
         operator INTEGER NOT NULL, shared INTEGER NOT NULL, key VARCHAR {collation} NOT NULL, batch BIGINT NOT NULL,
         due BIGINT, wall BIGINT, state {bytes}, digest BIGINT NOT NULL,
@@ -43,57 +43,57 @@ _TABLES = (
 
 
 def tables(**dialect: str) -> list[str]:
-    """The statements that make a shard's tables where they are missing."""
+    """The statements that create a shard's missing tables."""
     return [statement.format(**dialect) if "{" in statement else statement for statement in _TABLES]
 
 
 PROBE = "SELECT format FROM shard LEFT JOIN (SELECT 1 FROM state_rows, states, batches LIMIT 0) AS there ON true"
-"""The shard's format; fails unless all tables of a shard are there."""
+"""Reads the shard's format. Fails unless all tables of a shard exist."""
 
 
 def demand_format(found: Sequence[Any]) -> None:
     """Raise DamagedState unless PROBE found the format of this version of Sluice."""
     if [*found] != [(FORMAT,)]:
-        raise DamagedState("The shard has the format of another version of Sluice, or none.")
+        raise DamagedState("The shard has no format, or that of another version of Sluice.")
 
 
 class Driver(Protocol):
-    """One connection to one shard's database; calls may come from any thread."""
+    """A connection to a shard's database. May be called from any thread."""
 
     blocking: bool
-    """Whether an answer may take longer than a hop to another thread."""
+    """Whether a query may take longer than a switch to another thread."""
 
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """All rows of a query, at one moment."""
+        """All rows of a query, read consistently."""
 
     def transaction(self) -> Any:
-        """A context manager: everything in it is written, or nothing."""
+        """A context manager whose block's writes are committed or rolled back together."""
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """Run a statement; the number of rows it touched."""
+        """Run a statement. Returns the number of affected rows."""
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Run a statement for each row of values; the number of rows that all of them touched."""
+        """Run a statement for each row of values. Returns the total number of affected rows."""
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Write rows into a table, as fast as the database allows."""
+        """Insert rows into a table in the fastest way that the database offers."""
 
     def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
-        """The versions that were the newest before `batch` of the state rows that `rows` change, tombstones left out.
+        """For each state row in `rows`, its newest version before `batch` and that version's digest.
 
-        Each is a row and its digest.
+        Omits tombstones.
         """
 
     def check(self) -> None:
-        """Raise StateError if the database's own structures are damaged; reads all of it."""
+        """Read the whole database. Raises StateError if its internal structures are damaged."""
 
     def is_current(self) -> bool:
-        """Whether what was opened is still what stands at the shard's address."""
+        """Whether the opened shard is still the one at its address, not replaced or deleted."""
 
     def is_sealed(self) -> bool:
         """Whether the shard was moved away. Within a transaction, the answer holds until its end."""
 
     def seal(self, sealed: bool) -> None:
-        """Say that the shard was moved away, or that it was not."""
+        """Mark the shard as moved away, or remove the mark."""
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""Expire windows past their retention, by tombstones of the batch in which stream time passed it.
+"""Expires windows past their retention by writing tombstones in the batch in which stream time passed it.
 
-Older snapshots still show the windows; they leave the database with the last snapshot that can show them.
+Older snapshots still show these windows. They are deleted together with the last snapshot that can show them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _TOMBSTONE = ("group_id", "key", "window_start", "window_end", "value", "digest"
 
 
 def expire(driver: Driver, batch: int, ends: Mapping[int, int]) -> tuple[list[tuple[Any, ...]], int]:
-    """Within a transaction, write tombstones for windows that ended before a time: group id → epoch ms.
+    """Within a transaction, write tombstones for windows that ended before `ends`: group id → epoch ms.
 
-    Returns the expired rows with their digests, and by how many rows the table has grown. Idempotent for a batch.
+    Returns the expired rows with their digests, and the growth of the table in rows. Idempotent per batch.
     """
     driver.execute(_HORIZONS)
     driver.execute(_ENDS)
     expired: list[tuple[Any, ...]] = []
     for group_id, until in ends.items():
-        # Windows that ended before the last batch's horizon have expired already; nothing can be added to them.
+        # Windows that ended before the previous batch's horizon have already expired and accept no more records.
         since = driver.fetch(_SINCE, (group_id, batch))[0][0] or 0
         if until > since:
             expired += driver.fetch(_ENDED, (group_id, since, until, batch, batch))

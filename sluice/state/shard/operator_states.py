@@ -1,9 +1,9 @@
-"""The SQL of operator states: what ordered operators keep for each key, in the shard of the key's worker.
+"""The SQL of operator states, which ordered operators keep per key in the shard of the key's worker.
 
-States are versioned by batch, like state rows, so that a retry of a batch reads the states of the batch before it. Only
-the newest two versions are kept: no older batch can be retried, and queries do not read states.
+States are versioned by batch, like state rows, so that a retry reads the states of the preceding batch. Only the newest
+two versions are kept: no older batch can be retried, and queries do not read states.
 
-Use them through a `Shard`, which adds fencing and checksums.
+Access operator states through a `Shard`, which adds fencing and checksums.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ _BEGIN = (-1, 0, "", -1)
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """One operator's state of one key after a batch; `data` is None if the operator has removed it."""
+    """An operator's state of a key after a batch. `data` is None if the operator has removed the state."""
 
     operator: int
     key: str
     data: bytes | None
     due: int | None = None
-    """Stream time, ms, of the key's next timer."""
+    """Stream time in ms of the key's next timer."""
     wall: int | None = None
-    """Epoch ms of the key's next timer by the wall clock."""
+    """Wall-clock time in epoch ms of the key's next timer."""
     shared: bool = False
     """Whether all keys of the worker share the state; `key` is empty then."""
     replaces: int = 0
-    """The digest of the version that was read; 0 if there was none."""
+    """The digest of the version that was read; 0 without a previous version."""
 
 
 class StoredState(msgspec.Struct, frozen=True, array_like=True):
-    """A state as it is read from the shard."""
+    """A state as read from the shard."""
 
     data: bytes
     digest: int
 
 
 class StateVersion(msgspec.Struct, frozen=True, array_like=True):
-    """One version of one state, as it is copied from shard to shard."""
+    """A version of a state, in the form in which shards copy it."""
 
     operator: int
     shared: int
@@ -68,16 +68,16 @@ class StateVersion(msgspec.Struct, frozen=True, array_like=True):
     digest: int
 
     def check(self) -> None:
-        """Raise DamagedState if the row was altered since it was written."""
+        """Raise DamagedState if the row has been altered since it was written."""
         shared = bool(self.shared)
         if not _is_as_written(self.operator, shared, self.key, self.due, self.wall, self.state, self.digest):
             raise _altered(self.operator, self.key)
 
 
 def read(driver: Driver, operator: int, keys: Sequence[str], before: int, shared: bool) -> dict[str, StoredState]:
-    """The states of these keys as of the batch before `before`; keys without a state are left out.
+    """The states of these keys as of the batch before `before`. Omits keys without a state.
 
-    Raises DamagedState for a row that was altered since it was written.
+    Raises DamagedState if a row has been altered since it was written.
     """
     states: dict[str, StoredState] = {}
     for start in range(0, len(keys), _CHUNK):
@@ -97,30 +97,30 @@ def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> l
 
 
 def remove(driver: Driver, operator: int, since: int) -> int:
-    """Within a transaction, remove an operator's versions of batch `since` and later; returns how many."""
+    """Within a transaction, remove an operator's versions since batch `since`. Returns the number removed."""
     return driver.execute("DELETE FROM states WHERE operator = ? AND batch >= ?", (operator, since))
 
 
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
-    """Within a transaction, write a batch's versions; returns the growth of the digests' sum and of the row count."""
+    """Within a transaction, write a batch's versions. Returns the growth of the digest sum and of the row count."""
     rows, grown = [], 0
     for s in states:
         digest = state_digest(s.operator, s.shared, s.key, s.due, s.wall, s.data)
         grown += digest - s.replaces
         rows.append((s.operator, int(s.shared), s.key, batch, s.due, s.wall, s.data, digest))
-    # The version before the new one stays, for a retry of the batch.
+    # Keep the previous version for a retry of the batch.
     forgotten = driver.execute_many(_FORGET, [(*row[:3], *row[:3]) for row in rows])
     driver.insert("states", _COLUMNS, rows)
     return grown, len(rows) - forgotten
 
 
 def versions(driver: Driver, since: int, after: tuple[Any, ...] | None, limit: int) -> list[StateVersion]:
-    """A page of all versions of batch `since` and later, after an operator, shared, key and batch."""
+    """A page of all versions since batch `since`, sorted, that come after (operator, shared, key, batch)."""
     return [StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))]
 
 
 def everything(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
-    """All versions, each checked against its digest, in order."""
+    """All versions in order, each checked against its digest."""
     after: tuple[Any, ...] | None = None
     while page := versions(driver, -1, after, page_rows):
         for version in page:
@@ -139,12 +139,12 @@ def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
 
 
 def total(driver: Driver, as_of: int, page_rows: int) -> int:
-    """The sum of the digests of all states as of a batch. Reads and checks every version."""
+    """The digest sum of all states as of a batch. Reads and checks every version."""
     added, last, digest = 0, None, 0
     for version in everything(driver, page_rows):
         if version.batch <= as_of:
             key = (version.operator, version.shared, version.key)
-            # The versions of a key follow each other, the newest last.
+            # The versions of a key are adjacent, with the newest last.
             added += version.digest - (digest if key == last else 0)
             last, digest = key, version.digest
     return added
@@ -153,7 +153,7 @@ def total(driver: Driver, as_of: int, page_rows: int) -> int:
 def _is_as_written(
     operator: int, shared: bool, key: str, due: int | None, wall: int | None, data: object, digest: int
 ) -> bool:
-    # SQLite may return text from a column of bytes.
+    # SQLite may return text from a BLOB column.
     if not isinstance(data, bytes | None):
         return False
     return state_digest(operator, shared, key, due, wall, data) == digest

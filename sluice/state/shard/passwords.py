@@ -1,4 +1,4 @@
-"""Passwords of shards: in the settings of each process, never in the ledger, which more people may read."""
+"""Passwords of shards come from each process's settings, never from the ledger, which more people may read."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from sluice.settings import settings
 from sluice.state.database import database_url
 
 _SECRET = ("password", "passfile", "sslkey", "sslpassword")
-"""What libpq takes in the query of an address beside places and names."""
+"""Secret parameters that libpq accepts in the query part of an address."""
 
 
 def without_password(address: str) -> str:
-    """A shard's address as the ledger keeps it."""
+    """A shard's address without secrets, as the ledger stores it."""
     if "://" not in address or address.startswith("http"):
         return address
     return _bare(database_url(address)).render_as_string(hide_password=False)
 
 
 def with_password(url: URL) -> URL:
-    """The address of a shard as this process can open it.
+    """The shard's address, completed with the password that this process has for it.
 
-    The password is that of `SLUICE_SHARDS`, or of `SLUICE_LEDGER` for shards in the ledger's database. For an address
-    that is in neither, libpq looks for a password where it always does.
+    The password is the one in `SLUICE_SHARDS`, or in `SLUICE_LEDGER` for shards in the ledger's database. For other
+    addresses, libpq looks up the password as usual.
     """
     if url.get_backend_name() != "postgresql" or url.password is not None:
         return url

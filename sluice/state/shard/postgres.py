@@ -25,13 +25,13 @@ _BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint
         ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
 
 _TOLERANCE = 0.1
-"""A limit this much off is near enough: to set another one costs a round trip."""
+"""Relative error of a time limit that is not worth the round trip of setting a new one."""
 
 
 def escaped(text: str) -> str:
-    """Text without NUL, which PostgreSQL cannot hold: NUL and the sign after it become two signs each.
+    """Escape NUL, which PostgreSQL cannot store: U+0000 and U+0001 become two characters each.
 
-    Escaped texts sort as the texts themselves do, and begin with each other where these do.
+    Escaping preserves the order of texts, and which texts are prefixes of others.
     """
     if "\0" in text or "\1" in text:
         return text.replace("\1", "\1\2").replace("\0", "\1\1")
@@ -39,12 +39,12 @@ def escaped(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    """The text that `escaped` was given."""
+    """Reverse `escaped`."""
     return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
 
 
 class PostgresDriver(Driver):
-    """A shard in a schema of its own; `?schema=` of the address names it."""
+    """A shard in its own schema, named by `?schema=` in the address."""
 
     blocking = True
 
@@ -75,7 +75,7 @@ class PostgresDriver(Driver):
         from psycopg import sql
 
         with self._connection.transaction():
-            # Two `CREATE ... IF NOT EXISTS` at once collide in PostgreSQL's catalogue.
+            # Concurrent `CREATE ... IF NOT EXISTS` statements collide in PostgreSQL's catalogue.
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             if self._has("state_rows") and not self._has("shard"):
@@ -97,7 +97,7 @@ class PostgresDriver(Driver):
             return self._connection.execute(sql.replace("?", "%s"), values).fetchall()
 
     def _limit(self) -> None:
-        """Let PostgreSQL end the next statement when the time of this thread's query is over."""
+        """Make PostgreSQL cancel the next statement at the deadline of this thread's query."""
         check_deadline()
         left = seconds_left()
         limit = 0 if left is None else max(1, int(left * 1_000))
@@ -138,7 +138,7 @@ class PostgresDriver(Driver):
 
     @override
     def check(self) -> None:
-        # Page checksums are optional in PostgreSQL; where they are on, reading every row finds damaged pages.
+        # Page checksums are optional in PostgreSQL. If they are on, reading every row finds damaged pages.
         self.fetch("SELECT count(*), sum(length(value)) FROM state_rows", ())
         self.fetch("SELECT count(*), sum(length(state)) FROM states", ())
 
@@ -148,11 +148,11 @@ class PostgresDriver(Driver):
 
     @override
     def is_sealed(self) -> bool:
-        return False  # a database is never moved: whichever server reads it, it stays where it is
+        return False  # a shard in PostgreSQL is never moved, whichever state server reads it
 
     @override
     def seal(self, sealed: bool) -> None:
-        raise StateError("A shard in PostgreSQL stays where it is.")
+        raise StateError("A shard in PostgreSQL cannot be moved.")
 
     @override
     def close(self) -> None:
@@ -160,7 +160,7 @@ class PostgresDriver(Driver):
 
 
 def drop_schema(url: URL) -> None:
-    """Remove the schema that an address names, and all it holds."""
+    """Remove the schema that an address names, and everything in it."""
     import psycopg
     from psycopg import sql
 
@@ -172,7 +172,7 @@ def drop_schema(url: URL) -> None:
 
 @cache
 def _key_adapters() -> tuple[type[Any], type[Any]]:
-    """How psycopg writes and reads keys: columns of type VARCHAR, which nothing else is."""
+    """Psycopg's dumper and loader for keys, which are the only VARCHAR columns."""
     from psycopg.adapt import Buffer, Loader
     from psycopg.types.string import StrDumperUnknown
 

@@ -1,6 +1,6 @@
-"""What a run, an audit, retention and a move need of a shard, on this host or behind a state server.
+"""The operations on a shard that runs, audits, retention and moves need, locally or through a state server.
 
-Queries need more, and are always executed by the process that opens the shard itself: see `LocalShard`.
+Queries need more operations and are always executed by the process that opens the shard itself: see `LocalShard`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sluice.state.shard.ranges import EVERYTHING, Range
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):
-    """One version of one state row, as it is copied from shard to shard."""
+    """A version of a state row, in the form in which shards copy it."""
 
     group_id: int
     key: str
@@ -34,10 +34,10 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A shard's record of one batch: of its state rows, or of one operator's states."""
+    """A shard's record of one batch of state rows, or of one batch of an operator's states."""
 
     operator: int
-    """-1: the state rows."""
+    """The operator's number; -1 for state rows."""
     batch: int
     rows: int
     checksum: str
@@ -51,7 +51,7 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def newest(self) -> int:
-        """The newest batch; 0 if there is none."""
+        """The newest batch; 0 before the first."""
         return max((entry.batch for entry in self.batches), default=0)
 
 
@@ -60,16 +60,16 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
 
     state_rows: str
     states: str
-    """Of the operator states."""
+    """Checksum of the operator states."""
 
 
 class Shard(Protocol):
-    """One worker's state rows and operator states. Every batch is a version; readers name the batch that they read.
+    """One worker's state rows and operator states. Every batch is a version; readers specify which batch they read.
 
-    A writer passes the epoch of its lease: LeaseError, and nothing is written, once the holder of a newer lease has
-    begun. Rows have digests: DamagedState for a row that was altered since it was written.
+    A writer passes the epoch of its lease. Once the holder of a newer lease has begun, older writers get a LeaseError
+    and nothing is written. Rows have digests; reading a row that was altered since it was written raises DamagedState.
 
-    Every method raises StateError when the shard cannot be reached. Calls may come from any thread.
+    Every method raises StateError if the shard cannot be reached. Methods may be called from any thread.
     """
 
     def __enter__(self) -> Self:
@@ -81,27 +81,27 @@ class Shard(Protocol):
     def close(self) -> None: ...
 
     def begin(self, epoch: int, as_of: int) -> Checksums:
-        """Fence off older writers; returns the checksums at a batch.
+        """Fence off older writers. Returns the checksums at a batch.
 
-        Raises DamagedState if rows are missing or added and, in a shard of moderate size, if any row was altered.
+        Raises DamagedState if the number of rows is wrong and, in a shard of moderate size, if any row was altered.
         """
 
     def write(self, batch: int, rows: Iterable[Row], epoch: int = 0) -> int:
-        """Write a batch of state rows in one transaction; returns their number. A retry replaces the batch.
+        """Write a batch of state rows in one transaction. Returns their number. A retry replaces the batch.
 
-        No two rows may have the same group, key and window. Sorted rows are written fastest.
+        No two rows may have the same group, key and window. Writing is fastest if the rows are sorted.
         """
 
     def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
-        """Write tombstones, as part of a written batch, for windows that ended before a time: group → epoch ms.
+        """Add tombstones to a written batch for windows that ended before `ends`: group id → epoch ms.
 
-        Repeating it changes nothing.
+        Idempotent.
         """
 
     def read_states(
         self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
     ) -> dict[str, StoredState]:
-        """An operator's states of these keys as of the batch before `before`; keys without a state are left out.
+        """An operator's states of these keys as of the batch before `before`. Omits keys without a state.
 
         The state that all keys of the worker share (`shared`) has the empty key.
         """
@@ -110,22 +110,22 @@ class Shard(Protocol):
         """The keys with a timer of the operator at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
 
     def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
-        """Write the states of the operators with these numbers in one transaction. A retry replaces the batch."""
+        """Write states of the operators with these numbers in one transaction. A retry replaces the batch."""
 
     def journal(self) -> Journal:
-        """The records of the written batches."""
+        """The shard's records of the written batches."""
 
     def checksums(self, as_of: int) -> Checksums:
-        """The checksums that were recorded with batch `as_of`, or with the last one before it."""
+        """The checksums recorded with batch `as_of`, or with the last batch before it."""
 
     def verify(self, as_of: int, published: Checksums | None = None) -> None:
-        """Read all state rows as of a batch; DamagedState if their checksum differs, or the database is damaged.
+        """Read and check all state rows as of a batch. Raises DamagedState if the checksum or the database is wrong.
 
-        Compares with the published checksum if it is given, else with the recorded one.
+        Compares with the published checksum if given, otherwise with the recorded one.
         """
 
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
-        """The same for operator states. Only the newest two batches of them are kept."""
+        """Like `verify`, for operator states. Only their newest two batches are kept."""
 
     def scan(
         self,
@@ -137,31 +137,31 @@ class Shard(Protocol):
         limit: int = 1_000,
         checked: bool = False,
     ) -> list[StateRow]:
-        """A page of state rows sorted by key and window start, that begins after the key and window start `after`.
+        """A page of state rows sorted by key and window start, starting after `after` (key, window start).
 
-        With `checked`, DamagedState for a state row that was altered since it was written.
+        With `checked`, raises DamagedState if a row was altered since it was written.
         """
 
     def compact(self, keep_from: int) -> int:
-        """Remove the versions that no snapshot from batch `keep_from` on can show; returns how many.
+        """Remove the versions that no snapshot since batch `keep_from` can show. Returns the number removed.
 
-        Works in small transactions beside a writer, and may be interrupted at any time.
+        Uses small transactions, so that a writer can work at the same time, and may be interrupted at any time.
         """
 
     def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
-        """A page of all versions of batch `since` and later, sorted, after a group, key, window start and batch."""
+        """A page of all versions since batch `since`, sorted, that come after (group, key, window start, batch)."""
 
     def absorb(self, versions: Iterable[Version]) -> None:
         """Insert another shard's versions into a sealed shard, in one transaction."""
 
     def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
-        """The same as `versions` for operator states, after an operator, shared, key and batch."""
+        """Like `versions`, for operator states that come after (operator, shared, key, batch)."""
 
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
-        """The same as `absorb` for operator states."""
+        """Like `absorb`, for operator states."""
 
     def settle(self, since: int, journal: Journal) -> None:
-        """Remove the versions of batch `since` and later from a sealed shard, and replace its journal."""
+        """Remove all versions since batch `since` from a sealed shard, and replace the shard's journal."""
 
     def seal(self, *, sealed: bool = True) -> None:
-        """Refuse writes from now on because the shard moves away; or, with `sealed=False`, accept them again."""
+        """Reject writes from now on because the shard moves away; with `sealed=False`, accept them again."""

@@ -1,4 +1,4 @@
-"""Which state rows a scan is about, and how that is said in SQL."""
+"""Ranges of state rows for scans, and their SQL conditions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Self
 class Range:
     """The state rows that a scan covers.
 
-    Keys from `first` to `last`, both inclusive, or with a prefix; windows whose start lies between two times, epoch ms,
-    both inclusive.
+    It covers keys from `first` to `last`, or keys with a prefix, and windows whose start lies between two times (epoch
+    ms). All bounds are inclusive.
     """
 
     first: str | None = None
@@ -31,7 +31,7 @@ EVERYTHING = Range()
 
 
 def conditions(within: Range, after: tuple[str, int] | None) -> tuple[str, list[Any]]:
-    """What follows `WHERE ...` for the state rows of a range that come after a key and window start, and its values."""
+    """SQL conditions, to append to a WHERE clause, for the rows of a range after `after`; and their parameters."""
     first = max(within.first or "", within.prefix)
     bounds: list[tuple[str, tuple[Any, ...]]] = []
     if after is not None and after[0] >= first:
@@ -39,7 +39,7 @@ def conditions(within: Range, after: tuple[str, int] | None) -> tuple[str, list[
     elif first and within.last != first:
         bounds.append(("c.key >= ?", (first,)))
     if within.last is not None:
-        # One key is told from a range of keys: only so do its windows come in the index's order.
+        # For a single key, `=` lets the database return the windows in index order; `<=` would not.
         bounds.append((f"c.key {'=' if within.last == first else '<='} ?", (within.last,)))
     if (end := _after_prefix(within.prefix)) is not None:
         bounds.append(("c.key < ?", (end,)))
@@ -51,10 +51,10 @@ def conditions(within: Range, after: tuple[str, int] | None) -> tuple[str, list[
 
 
 def _after_prefix(prefix: str) -> str | None:
-    """The least text greater than every text that begins with `prefix`; None if there is none."""
+    """The smallest text that is greater than every text with this prefix, or None."""
     for index in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[index])
         if code < sys.maxunicode:
-            # The surrogates are no characters: the one after U+D7FF is U+E000.
+            # Surrogates are not characters, so U+E000 follows U+D7FF.
             return prefix[:index] + chr(0xE000 if code == 0xD7FF else code + 1)
     return None

@@ -30,19 +30,19 @@ _SORT = ("group_id", "key", "window_start")
 _COMPACT_ROWS = 5_000
 _KEYS_AT_ONCE = 500
 FEW_KEYS = 32
-"""Up to this many keys of a SQLite file are read faster one by one than in one statement."""
+"""Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
 READ_AT_BEGIN = 100_000
-"""A run reads every row of a shard with up to this many when it begins; of a larger one, only the rows it uses."""
+"""When a run begins, it reads and checks all rows of shards up to this size; of larger shards, only those it uses."""
 _BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
-_SEALED = "The shard has been moved away from here."
+_SEALED = "The shard has been moved away from this server."
 _STATE_ROWS = -1
 """The operator number of state rows in the journal."""
 _ROW_COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
 
 
 class LocalShard(Shard):
-    """A shard that this process opens itself. Has what queries need beside what `Shard` promises."""
+    """A shard that this process opens itself. Adds to `Shard` the operations that queries need."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -52,14 +52,14 @@ class LocalShard(Shard):
 
     @classmethod
     def open(cls, url: str, *, to_write: bool = False) -> Self:
-        """Open a shard; StateError if it does not exist: a lost shard must not look like an empty one."""
+        """Open a shard. Raises StateError if it does not exist, because a lost shard must not look empty."""
         return cls(open_driver(url, "write" if to_write else "read"))
 
     @classmethod
     def create(cls, url: str, *, anew: bool = False) -> Self:
-        """Open a shard for writing, and create it if it does not exist: for a generation without a snapshot.
+        """Open a shard for writing, and create it if it does not exist. Only for generations without a snapshot.
 
-        With `anew` the shard begins sealed, to be filled from another one, and replaces a sealed one.
+        With `anew`, the shard starts sealed, to be filled from another shard, and replaces an existing sealed shard.
         """
         if anew:
             discard_sealed(url)
@@ -137,22 +137,22 @@ class LocalShard(Shard):
 
     @contextmanager
     def _writing(self, epoch: int) -> Iterator[None]:
-        """A transaction of the holder of a lease, which fences off holders of older leases."""
+        """A write transaction of a lease's holder. It fences off holders of older leases."""
         with self._driver.transaction():
             if self._driver.is_sealed():
                 raise Refused(
-                    _SEALED, next_step="Run the job again: it looks the worker's placement up when it starts."
+                    _SEALED, next_step="Run the job again. A run looks up the workers' placements when it starts."
                 )
-            # The row is locked until the end of the transaction: writers take turns.
+            # The update locks the row until the end of the transaction, so writers take turns.
             if not self._driver.execute(statements.FENCE, (epoch, epoch)):
                 self._demand_newest(epoch)
             yield
 
     def _demand_newest(self, epoch: int) -> None:
-        """Raise LeaseError if there is a newer writer: the rows that were just read may be that writer's."""
+        """Raise LeaseError if a newer writer exists, which may have written the rows that were just read."""
         epochs = self._driver.fetch("SELECT epoch FROM shard", ())
         if not epochs:
-            raise DamagedState("The shard is damaged: it lacks the epoch of its writer.")
+            raise DamagedState("The shard is damaged: the epoch of its writer is missing.")
         if epochs[0][0] > epoch:
             raise LeaseError("This driver has lost its lease: another driver already writes to the shard.")
 
@@ -175,7 +175,7 @@ class LocalShard(Shard):
             ("operator states", states, states_there),
         ):
             if written != there:
-                raise DamagedState(f"The shard is damaged: {written} {what} were written, and it has {there}.")
+                raise DamagedState(f"The shard is damaged: {written} {what} were written, but it has {there}.")
         return int(rows_there + states_there)
 
     @override
@@ -208,21 +208,21 @@ class LocalShard(Shard):
             position = page[-1][:3]
 
     def _kept(self, operator: int, as_of: int) -> str | None:
-        """The checksum of the newest batch up to `as_of`, of the state rows or one operator; None without a batch."""
+        """The checksum that an operator, or the state rows, had at batch `as_of`; None without a batch."""
         rows = self._driver.fetch(statements.CHECKSUM, (operator, as_of))
         return rows[0][0] if rows else None
 
     def batches(self) -> dict[int, int]:
-        """The written batches of state rows → their number of rows."""
+        """Batch → number of state rows written."""
         return dict(self._driver.fetch(statements.BATCHES, (_STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int, window_start: int = NO_WINDOW) -> str | None:
-        """The value of a state row at a batch; None without a value."""
+        """The value of a state row at a batch, or None."""
         rows = self._driver.fetch(statements.GET, (group_id, key, window_start, as_of))
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
-        """The values of several keys at a batch; keys without a value are left out."""
+        """The values of several keys at a batch. Omits keys without a value."""
         if len(keys) <= FEW_KEYS and not self.blocking:
             values = ((key, self.get(group_id, key, as_of)) for key in keys)
             return {key: value for key, value in values if value is not None}
@@ -235,7 +235,7 @@ class LocalShard(Shard):
         return by_key
 
     def changed(self, group_id: int, since: int, until: int, limit: int) -> list[tuple[str, int]]:
-        """Keys and window starts of the state rows that batches after `since`, up to `until`, have changed, sorted."""
+        """The sorted keys and window starts of state rows that changed in the batches after `since` up to `until`."""
         return [(key, start) for key, start in self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))]
 
     def windows(
@@ -328,11 +328,11 @@ class LocalShard(Shard):
 
     def _demand_sealed(self) -> None:
         if not self._driver.is_sealed():
-            raise Refused("The shard is in use: only a sealed shard can be filled from another.")
+            raise Refused("The shard is in use. Only a sealed shard can be filled from another.")
 
 
 def _checked(group_id: int, key: str, start: int, end: int, value: str | None, digest: int) -> int:
-    """The digest of a state row; DamagedState if the row was altered since it was written."""
+    """The digest of a state row. Raises DamagedState if the row was altered since it was written."""
     if row_digest((group_id, key, start, end, value)) != digest:
         raise DamagedState(f"The shard is damaged: the state row of group {group_id}, key {key!r} was altered.")
     return digest
@@ -344,14 +344,14 @@ def _demand_equal(total: int, wanted: str, what: str) -> None:
 
 
 def discard_sealed(url: str) -> None:
-    """Remove the file of a shard that was moved away, so that it can come back; Refused if it was not moved."""
+    """Remove the file of a shard that was moved away, so that it can move back. Raises Refused if it was not moved."""
     path = Path(database_url(url).database or "")
     if not path.exists():
         return
     with LocalShard.open(url) as shard:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
-                "This worker already has a shard here, which was not moved away.",
+                "This server already has a shard of the worker, which was not moved away.",
                 next_step="If it is the shard in use, start the state server with --workers.",
             )
     for suffix in ("", "-wal", "-shm"):
@@ -359,6 +359,6 @@ def discard_sealed(url: str) -> None:
 
 
 def rows_of(table: pa.Table) -> Iterator[Row]:
-    """The rows of an Arrow table with the columns of `StateRow`, sorted, which is fastest to write."""
+    """The rows of an Arrow table with the columns of `StateRow`, sorted for fast writing."""
     ordered = table.sort_by([(name, "ascending") for name in _SORT])
     return zip(*(ordered.column(name).to_pylist() for name in StateRow.__struct_fields__), strict=True)

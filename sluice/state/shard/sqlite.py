@@ -1,4 +1,4 @@
-"""A shard in a file of its own: SQLite, through the standard library."""
+"""A shard in its own SQLite file, accessed through the standard library."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ _BEFORE = """SELECT window_end, value, digest FROM state_rows
 
 _GENERATION = re.compile(r"g\d+")
 _STEPS = 20_000
-"""After as many steps of its machine, some milliseconds, SQLite looks whether a query's time is over."""
+"""SQLite checks a query's deadline every so many virtual-machine steps, which take a few milliseconds."""
 
 
 class SqliteDriver(Driver):
-    """A shard in a file of its own."""
+    """A shard in its own file."""
 
     blocking = False
 
     def __init__(self, path: Path, mode: Mode) -> None:
         self._path = path
-        # One query or transaction at a time; those of other connections go on. SQLite holds its own lock while it calls
-        # the progress handler, which needs Python's: a second thread that has Python's and waits for SQLite's would
-        # never get it.
+        # Allow one query or transaction per connection at a time. SQLite holds its own lock while it calls the progress
+        # handler, which needs Python's lock; a second thread that holds Python's and waits for SQLite's would deadlock.
         self._lock = RLock()
         with self._errors():
             if mode == "create":
@@ -44,7 +43,7 @@ class SqliteDriver(Driver):
                 make_file(path)
             close_database(path)
             if _GENERATION.fullmatch(path.parent.name):
-                close_folders(path.parent, levels=3)  # of the generation, the job and the pipeline
+                close_folders(path.parent, levels=3)  # the folders of the generation, the job and the pipeline
             self._connection = self._connect({"read": "ro", "write": "rw", "create": "rwc"}[mode])
             if mode == "read":
                 self._connection.set_progress_handler(is_over, _STEPS)
@@ -114,9 +113,9 @@ class SqliteDriver(Driver):
     @override
     def check(self) -> None:
         with self._errors():
-            (said,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if said != "ok":
-            raise DamagedState(f"The shard is damaged: {said}.")
+            (problem,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if problem != "ok":
+            raise DamagedState(f"The shard is damaged: {problem}.")
 
     @override
     def is_current(self) -> bool:
@@ -147,7 +146,7 @@ class SqliteDriver(Driver):
             raise kind(f"The shard cannot be used: {first_line(error)}") from error
 
     def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
-        """Whether trying again is of no use: as opposed to a full disk, or another process that holds the file."""
+        """Whether the error means damage, rather than a full disk or another process that holds the file."""
         if isinstance(error, FileNotFoundError):
             return True
         code = getattr(error, "sqlite_errorcode", None)

@@ -1,11 +1,11 @@
 """SQL for versioned state rows: the rows as of a batch, the rows that a batch changed, and superseded versions.
 
-Also SQL for a shard's journal, which has a row for each batch of state rows and of each operator's states.
+Also the SQL of a shard's journal, which has a row per batch of state rows and per batch of an operator's states.
 """
 
 GET = """SELECT value FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"""
-# The version of each state row that was the newest at a batch, unless it is a tombstone.
+# The newest version of each state row as of a batch, unless it is a tombstone.
 AS_OF = """FROM state_rows AS c WHERE group_id = ? AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
     AND n.batch > c.batch AND n.batch <= ?)"""
@@ -15,7 +15,7 @@ PAGE_AS_OF = """SELECT group_id, key, window_start, window_end, value, digest FR
         WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
         AND n.batch > c.batch AND n.batch <= ?)
     ORDER BY group_id, key, window_start LIMIT ?"""
-# Versions that no snapshot from a batch on can show: superseded by then, or a tombstone with nothing under it.
+# Versions that no snapshot since a batch can show: superseded versions, and tombstones.
 SUPERSEDED = """FROM state_rows AS c WHERE (group_id, key, window_start, batch) > (?, ?, ?, ?) AND batch <= ? AND (
     value IS NULL OR EXISTS (
         SELECT 1 FROM state_rows AS n
