@@ -195,7 +195,7 @@ def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatc
         "counts_by_partition",
         lambda *of: {place: n + Counter(read=1) for place, n in one_more(*of).items()},
     )
-    with pytest.raises(Exception, match=r"sales/0: 3 records were read, and 2 are accounted for"):
+    with pytest.raises(Exception, match=r"sales/0: 3 records were read, but 2 are accounted for"):
         running.run()
     assert running.snapshots() == []
     assert running.output("copies") == []

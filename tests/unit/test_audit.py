@@ -25,7 +25,7 @@ def source(partition: int = 0, start: int = 0, end: int = 10, **counts: Any) -> 
         ({"read": 9, "applied": 4, "filtered": 2, "late": 1, "dropped": {"null_key": 1}, "dead_letters": {"x": 1}}, ""),
         ({"read": 9, "applied": 9}, ""),  # a mark of a transaction
         ({"read": 10, "applied": 9}, "orders/0: 10 records were read, but 9 are accounted for"),
-        ({"read": 9, "applied": 10}, "orders/0: 9 records were read, and 10 are accounted for"),
+        ({"read": 9, "applied": 10}, "orders/0: 9 records were read, but 10 are accounted for"),
         ({"read": 11, "applied": 11}, "orders/0: 11 records were read from offsets 0 to 10"),
     ],
 )

@@ -57,7 +57,7 @@ def test_an_imbalance_is_reported(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=9)))
     fine, text = said(states)
     assert not fine
-    assert "orders/0: 10 records were read, and 9 are accounted for" in text
+    assert "orders/0: 10 records were read, but 9 are accounted for" in text
 
 
 def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> None:
