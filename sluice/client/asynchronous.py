@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class AsyncClient(Queries):
-    """The same as `Client`, with coroutines for methods."""
+    """Like `Client`, with coroutines as methods."""
 
     def __init__(
         self,

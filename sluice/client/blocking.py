@@ -1,7 +1,7 @@
 """The blocking client, made from the asynchronous queries.
 
-Its transport blocks, so that the coroutines of `Queries` never suspend: one step runs each to its end, in the caller's
-thread and without an event loop.
+Its transport blocks, so the coroutines of `Queries` never suspend: a single step runs each to completion, in the
+caller's thread and without an event loop.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _not_async(function: Function) -> Function:
-    """Correct the signature that `wraps` took over."""
+    """Correct the signature that `wraps` copied."""
     signature = inspect.signature(function)
     returns = str(signature.return_annotation).replace("AsyncIterator", "Iterator")
     function.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]

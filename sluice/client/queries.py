@@ -1,4 +1,4 @@
-"""The queries of the REST view, without a way to send them: `AsyncClient` and `Client` add one each."""
+"""The queries of the REST API, independent of the transport, which `AsyncClient` and `Client` add."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OTHER_NAMES = {"start": "from", "end": "to"}
 
 
 class ReadPoint(TypedDict, total=False):
-    """The snapshot that a query reads; the same parameters as in the REST view."""
+    """The snapshot that a query reads, as in the REST API's parameters."""
 
     pipeline: str
     as_of: str
@@ -37,7 +37,7 @@ class ReadPoint(TypedDict, total=False):
 
 
 class Part(ReadPoint, total=False):
-    """A range of keys from `first` to `last`, or with a prefix; windows that start from `start` to `end`."""
+    """A range of keys from `first` to `last`, or keys with a prefix; and windows that start from `start` to `end`."""
 
     first: str
     last: str
@@ -55,7 +55,7 @@ class Query(Generic[T]):
     parameters: list[tuple[str, str]]
 
     def decode(self, response: httpx.Response) -> T:
-        """The answer; raises the error that the response reports."""
+        """Decode the answer. Raises the error that the response reports."""
         if response.status_code == httpx.codes.OK:
             return _decode(response.content, self.type)
         raise error_of(response)
@@ -69,11 +69,11 @@ class Queries:
         return await self._send(_query(STORES, list[Store], entries=entries))
 
     async def get(self, store: str, key: str, **moment: Unpack[ReadPoint]) -> Entries:
-        """The value of one key; in a store with windows, the key's windows. Raises NotFound if there is none."""
+        """The value of one key; in a store with windows, the key's windows. Raises NotFound without a value."""
         return await self._send(_query(_path(store, "keys", key), Entries, moment))
 
     async def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[ReadPoint]) -> Entries:
-        """The values of up to 1,000 keys, in the given order; keys without a value are left out."""
+        """The values of up to 1,000 keys, in the given order. Omits keys without a value."""
         return await self._send(_query(_path(store, "keys"), Entries, moment, key=list(keys)))
 
     async def windows(self, store: str, key: str, **part: Unpack[Part]) -> Entries:
@@ -89,14 +89,14 @@ class Queries:
         worker: int | None = None,
         **part: Unpack[Part],
     ) -> Entries:
-        """A page of entries, in order; of all workers, or of one."""
+        """A page of entries, in order, from all workers or from one."""
         query = _query(_path(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker)
         return await self._send(query)
 
     async def range(
         self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[Part]
     ) -> AsyncIterator[Entry]:
-        """All entries in order, all from one snapshot; requests `limit` at a time."""
+        """All entries in order, from one snapshot. Requests `limit` entries at a time."""
         cursor = ""
         while True:
             page = await self.page(store, limit=limit, cursor=cursor, worker=worker, **part)
@@ -133,7 +133,7 @@ class Queries:
     async def changes(
         self, store: str, *, pipeline: str | None = None, since: str | None = None
     ) -> AsyncIterator[Change]:
-        """Every new snapshot as it is published, starting with the newest, or after the snapshot `since`. Endless."""
+        """Every new snapshot as it is published, starting with the newest or after snapshot `since`. Never ends."""
         await self.stores()  # logs in if necessary
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
         async with self._lines(query, {"Last-Event-ID": since} if since else {}) as lines:
@@ -167,7 +167,7 @@ class Connection:
         return {"url": f"{self._address}/auth/token", "json": {"username": self._user, "password": self._password}}
 
     def logged_in(self, response: httpx.Response) -> None:
-        """Keep the token of a log-in."""
+        """Store the token from a log-in response."""
         if response.status_code not in (httpx.codes.OK, httpx.codes.CREATED):
             raise Refused(f"Airflow refused the log-in of {self._user}: {response.status_code}.")
         self._headers = {"Authorization": f"Bearer {response.json()['access_token']}"}
@@ -184,7 +184,7 @@ class _Events:
         self._fields: dict[str, str] = {}
 
     def read(self, line: str) -> Iterator[Change]:
-        """The change that a line completes, if it does."""
+        """Read a line. Yields a change if the line completes one."""
         if line:
             name, _, value = line.partition(":")
             self._fields[name] = value.removeprefix(" ")
@@ -198,7 +198,7 @@ class _Events:
 
 
 def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Query[T]:
-    """A query with its parameters; those that are None are left out."""
+    """A query with its parameters. Omits parameters that are None."""
     given = {_OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()} | options
     pairs = [
         (name, str(item).lower() if isinstance(item, bool) else str(item))
@@ -232,5 +232,5 @@ def error_of(response: httpx.Response) -> SluiceError:
 
 
 def unreachable(error: httpx.TransportError) -> StateError:
-    """The error of a server that does not answer."""
+    """The error for a server that does not answer."""
     return StateError(f"The REST view cannot be reached ({type(error).__name__}).", next_step="Check that it runs.")

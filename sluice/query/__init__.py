@@ -1,4 +1,4 @@
-"""Queries: one pinned snapshot, a key from its owner, everything else from all workers at once."""
+"""Queries read one pinned snapshot. A look-up asks the key's owner; other queries ask all workers concurrently."""
 
 from sluice.answers import WorkerStatus
 from sluice.query.as_of import AsOf

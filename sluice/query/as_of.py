@@ -21,7 +21,7 @@ _LONGEST = 30
 class AsOf:
     """`as_of` is a snapshot ("1.42"), a run ("run:NAME") or a time; None is the newest snapshot.
 
-    `min_snapshot` and `min_positions` (topic → partition → next offset) are what the snapshot must have reached.
+    The snapshot must have reached `min_snapshot` and `min_positions` (topic → partition → next offset).
     """
 
     as_of: str | None = None
@@ -30,11 +30,11 @@ class AsOf:
 
     @property
     def has_bounds(self) -> bool:
-        """Whether the snapshot must have reached anything."""
+        """Whether a minimum snapshot or position is set."""
         return self.min_snapshot is not None or bool(self.min_positions)
 
     def is_reached(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot keeps to the bounds."""
+        """Whether a snapshot has reached the bounds."""
         if self.min_snapshot is not None and (snapshot.generation, snapshot.batch) < parse_snapshot(self.min_snapshot):
             return False
         return all(
@@ -44,11 +44,11 @@ class AsOf:
         )
 
     def demand(self, snapshot: Snapshot) -> None:
-        """Raise NotReached, with how far the state is, if the snapshot does not keep to the bounds."""
+        """Raise NotReached, with the state's progress, if the snapshot has not reached the bounds."""
         if not self.is_reached(snapshot):
             said = {"snapshot": snapshot.id, "positions": snapshot.positions}
             raise NotReached(
-                f"The state is at snapshot {snapshot.id}, which is before what is demanded.", extensions=said
+                f"The state is at snapshot {snapshot.id}, which is before the requested minimum.", extensions=said
             )
 
 
@@ -56,14 +56,14 @@ NEWEST = AsOf()
 
 
 def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
-    """The snapshot that `as_of` names; NotFound if there is none, Gone if it is no longer kept."""
+    """The snapshot that `as_of` names. Raises NotFound if it never existed, and Gone if it is no longer kept."""
     pipeline, job = newest.pipeline, newest.job
     if as_of.startswith(_RUN):
-        # PostgreSQL refuses a NUL in any text, and no run's name has one.
+        # PostgreSQL rejects NUL in text, and no run's name contains NUL.
         found = None if "\0" in as_of else ledger.snapshots.of_run(pipeline, job, as_of.removeprefix(_RUN))
         if found is None:
             raise NotFound(
-                f"No snapshot is known that the run {as_of.removeprefix(_RUN)[:100]!r} has published.",
+                f"The run {as_of.removeprefix(_RUN)[:100]!r} has no published snapshot.",
                 next_step="The run found nothing to read, or its snapshots are no longer kept.",
             )
         return found
@@ -77,7 +77,7 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
 
 
 def parse_snapshot(text: str) -> tuple[int, int]:
-    """Generation and batch of a snapshot's name; QueryError if it is none."""
+    """Parse a snapshot's id into generation and batch. Raises QueryError if the text is invalid."""
     left, _, right = text.partition(".")
     generation, batch = _number(left, _INTEGER), _number(right, _BIGINT)
     if generation is None or batch is None:
@@ -86,7 +86,7 @@ def parse_snapshot(text: str) -> tuple[int, int]:
 
 
 def parse_positions(text: str) -> dict[str, dict[str, int]]:
-    """Positions from `topic:partition:offset`, several with commas between them; QueryError if it is something else."""
+    """Parse positions: `topic:partition:offset`, separated by commas. Raises QueryError if the text is invalid."""
     found: dict[str, dict[str, int]] = {}
     for part in text.split(","):
         topic, _, rest = part.strip().partition(":")
@@ -94,14 +94,14 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
         partition, offset = _number(left, _INTEGER), _number(right, _BIGINT)
         if not topic or partition is None or offset is None:
             raise QueryError(
-                "min_position is no position.", next_step="Write TOPIC:PARTITION:OFFSET, several with commas between."
+                "min_position is not a position.", next_step="Write TOPIC:PARTITION:OFFSET, separated by commas."
             )
         found.setdefault(topic, {})[str(partition)] = offset
     return found
 
 
 def _number(text: str, most: int) -> int | None:
-    """A number from 0 to `most`; None for every other text."""
+    """Parse a number from 0 to `most`. None for any other text."""
     if text.isascii() and text.isdigit() and len(text) <= _LONGEST and int(text) <= most:
         return int(text)
     return None
@@ -128,6 +128,6 @@ def _time(text: str) -> int | None:
 
 def _no_snapshot(text: str) -> QueryError:
     return QueryError(
-        f"{text[:40]!r} is no snapshot, run or time.",
+        f"{text[:40]!r} is not a snapshot, run or time.",
         next_step="Write generation.batch, for example 1.42, or run:NAME, or a time.",
     )

@@ -1,4 +1,4 @@
-"""Cursors: where the next page goes on, and in which snapshot, signed so that nobody but a server can make one."""
+"""Cursors: the position and the snapshot of the next page, signed so that only servers can create them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgspec
 from sluice.errors import QueryError
 
 SECRET = "cursors"
-"""Name of the key in the ledger: whichever server gave a cursor, every other one takes it."""
+"""Name of the key in the ledger, shared so that every server accepts another server's cursors."""
 
 _SIGNATURE_BYTES = 16
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The last entry of the page before."""
+    """The last entry of the previous page."""
 
     pipeline: str
     store: str
@@ -34,7 +34,7 @@ def write_cursor(cursor: Cursor, secret: bytes) -> str:
 
 
 def read_cursor(text: str, secret: bytes, store: str) -> Cursor:
-    """The cursor of a page of `store`; QueryError if it is of another one, or was not made by `write_cursor`."""
+    """Parse a cursor of `store`. Raises QueryError for another store's cursor, or if the signature is wrong."""
     try:
         signed = base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
         signature, content = signed[:_SIGNATURE_BYTES], signed[_SIGNATURE_BYTES:]
@@ -44,7 +44,7 @@ def read_cursor(text: str, secret: bytes, store: str) -> Cursor:
                 return cursor
     except (binascii.Error, msgspec.DecodeError, ValueError):
         pass
-    raise QueryError("This is no cursor of this store.", next_step="Leave it out to begin with the first page.")
+    raise QueryError("This is not a cursor for this store.", next_step="Omit the cursor to start with the first page.")
 
 
 def _signature(content: bytes, secret: bytes) -> bytes:

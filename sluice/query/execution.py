@@ -1,4 +1,4 @@
-"""Executes queries at workers: those whose shards this process opens, and those behind state servers."""
+"""Executes queries at workers, either in this process or through state servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Own = Callable[[WorkerInfo], str | None]
 WORKER_SECONDS = 15.0
 """Time limit of a query at one worker; longer than the server's own limit, so that the server's error arrives first."""
 PAUSE_SECONDS = 1.0
-"""How long a worker that exceeded the limit gets no queries, so that they do not wait in vain."""
+"""How long a worker that exceeded the limit receives no queries."""
 
 # Shared by the whole process. Scans compete for the interpreter's lock, so more threads would not make them faster.
 # Lookups have threads of their own, so that they do not wait for scans.
@@ -36,7 +36,7 @@ class Worker(Protocol):
     """A worker, on this host or another."""
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result; StateError if the shard is unreadable, QueryError if the query does not fit."""
+        """The query's result. Raises StateError if the shard is unreadable, QueryError if the query does not fit."""
 
     async def close(self) -> None: ...
 
@@ -83,7 +83,7 @@ class LocalWorker(Worker):
 
 
 class Workers:
-    """All workers. `own` returns the shard's address of workers at this process's own state server."""
+    """All workers. `own` returns the shard's address if this process's own state server serves the worker."""
 
     def __init__(self, own: Own = lambda _: None) -> None:
         self._own = own
@@ -99,7 +99,7 @@ class Workers:
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
         if not info.server and info.location.startswith("http"):
-            return [], _unavailable(info, "Its shard's address is not that of a registered state server.")
+            return [], _unavailable(info, "The shard's address does not belong to a registered state server.")
         if self._paused and self._paused.get(info.server, 0.0) > time.monotonic():
             return [], _unavailable(info, f"Timed out recently; retried after {PAUSE_SECONDS:g} s.")
         worker = self._worker(info)

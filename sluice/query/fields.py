@@ -1,4 +1,4 @@
-"""Fields of stored values, as their Spark SQL type names them: a misspelled one is refused, not taken for missing."""
+"""Checks fields against the Spark SQL type of stored values: a misspelled field is an error, not a missing value."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _TOKEN = re.compile(r"`((?:[^`]|``)+)`|([<>(),:])|([^<>(),:`\s]+)")
 
 
 class UnknownField(QueryError):
-    """The values of the store have no such field."""
+    """The store's values do not have the field."""
 
     status = 422
     title = "Unknown field"
 
 
 def demand_field(store: StoreInfo, parameter: str, path: str) -> None:
-    """Raise UnknownField, naming the parameter, if the type of the store's values has no field at `path`.
+    """Raise UnknownField, which names the parameter, if the type of the store's values has no field at `path`.
 
-    Values whose type is not known, and the keys of a map, are not checked.
+    Does not check values of unknown type, or keys of a map.
     """
     kind = store.value
     for name in path.split(".") if path else ():
@@ -31,7 +31,9 @@ def demand_field(store: StoreInfo, parameter: str, path: str) -> None:
         if found is None:
             return
         if name not in found:
-            known = f"The fields there are: {', '.join(found)}." if found else "The value is a plain one: leave it out."
+            known = (
+                f"Its fields are: {', '.join(found)}." if found else "The values have no fields: omit the parameter."
+            )
             raise UnknownField(
                 f"{parameter}: the values of store {store.name!r} have no field {path[:_SHOWN]!r}.", next_step=known
             )
@@ -39,7 +41,7 @@ def demand_field(store: StoreInfo, parameter: str, path: str) -> None:
 
 
 def _fields(ddl: str) -> dict[str, str] | None:
-    """The fields of a struct with their types; none of any other type; None if the text is not a type."""
+    """The fields of a struct with their types; empty for any other type. None if the text is not a type."""
     if not (inner := re.fullmatch(r"\s*struct\s*<(.*)>\s*", ddl, re.IGNORECASE | re.DOTALL)):
         return {} if re.match(r"\s*[a-z]+\s*([<(].*[>)])?\s*$", ddl, re.IGNORECASE | re.DOTALL) else None
     found: dict[str, str] = {}

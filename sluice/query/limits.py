@@ -1,4 +1,4 @@
-"""How much may run at once, so that whatever else the process does stays quick."""
+"""Limits concurrent scans, so that the rest of the process stays responsive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAITING = 16
 
 
 class Gate:
-    """Lets `running` in at once; `waiting` more may wait for their turn, and everybody else is told Busy."""
+    """Admits `running` queries, queues `waiting` more, and rejects the rest with Busy."""
 
     def __init__(self, running: int = RUNNING, waiting: int = WAITING) -> None:
         self._most = running + waiting
@@ -21,7 +21,7 @@ class Gate:
 
     async def __aenter__(self) -> None:
         if self._inside >= self._most:
-            raise Busy(f"{self._most} queries that look through stores are running or waiting.")
+            raise Busy(f"{self._most} queries that scan stores are already running or waiting.")
         self._inside += 1
         try:
             await self._turns.acquire()

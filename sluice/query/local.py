@@ -10,8 +10,9 @@ from decimal import Decimal
 import msgspec
 
 from sluice import answers
-from sluice.errors import Incomplete, NotFound, QueryError
+from sluice.errors import Incomplete
 from sluice.query.as_of import AsOf
+from sluice.query.pinning import only_store
 from sluice.query.reader import Reader
 from sluice.query.times import parse_time
 from sluice.settings import settings
@@ -34,13 +35,13 @@ def read_store(
     start: str | None = None,
     end: str | None = None,
 ) -> list[answers.Entry]:
-    """The entries of a store in order, from the ledger and the shards that the settings name; no server is needed.
+    """Read a store's entries, in order, from the ledger and shards in the settings. Needs no server.
 
-    The parameters are those of `Client.range`. Up to 100,000 entries; numbers with a decimal point are `Decimal`.
-    Raises NotFound if there is no such store, and StateError if a worker's shard cannot be read.
+    Takes the parameters of `Client.range`. Returns up to 100,000 entries; numbers with a decimal point are `Decimal`.
+    Raises NotFound if the store does not exist, and StateError if a worker's shard cannot be read.
     """
     within = Range(first, last, prefix, parse_time("start", start), parse_time("end", end))
-    with ThreadPoolExecutor(1) as thread:  # where the caller may already run an event loop
+    with ThreadPoolExecutor(1) as thread:  # because the caller's thread may already run an event loop
         entries = thread.submit(asyncio.run, _read(store, pipeline, AsOf(as_of), within)).result()
     return [_decoded(entry) for entry in entries]
 
@@ -49,15 +50,11 @@ async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range) -> 
     with Ledger.open(settings().ledger) as ledger:
         reader = Reader(ledger)
         stores = [store for store in await reader.catalogue.named(name) if pipeline in (None, store.pipeline)]
-        if not stores:
-            names = ", ".join(sorted({store.name for store in await reader.catalogue.stores()})) or "none"
-            raise NotFound(f"There is no store {name!r}.", next_step=f"Stores in this ledger: {names}.")
-        if len(stores) > 1:
-            pipelines = ", ".join(store.pipeline for store in stores)
-            raise QueryError(
-                f"{len(stores)} pipelines have a store {name!r}.", next_step=f"Choose one of: {pipelines}."
-            )
-        answer = await reader.all(await reader.catalogue.pin(stores[0], as_of), within)
+        names = ", ".join(sorted({store.name for store in await reader.catalogue.stores()})) or "none"
+        store = only_store(
+            name, stores, unknown=f"Stores in this ledger: {names}.", ambiguous="Choose one of: {pipelines}."
+        )
+        answer = await reader.all(await reader.catalogue.pin(store, as_of), within)
         if answer.partial:
             reasons = "; ".join(
                 f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.reason

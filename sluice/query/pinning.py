@@ -1,15 +1,15 @@
-"""Which stores there are, and which snapshot a new query is to be pinned to."""
+"""Finds stores, and pins new queries to a snapshot."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from sluice.errors import Gone, NotFound, NotReady
+from sluice.errors import Gone, NotFound, NotReady, QueryError
 from sluice.query.as_of import NEWEST, AsOf, find_snapshot
 from sluice.query.results import Pin
 from sluice.state.ledger.failures import Failure
@@ -21,14 +21,14 @@ T = TypeVar("T")
 _EARLY = 0.8
 
 FRESH_SECONDS = 0.05
-"""Seconds for which an answer of the ledger counts as current. A query that begins later sees a new snapshot."""
+"""Seconds for which a result from the ledger counts as current. A query that begins later sees a new snapshot."""
 SELDOM = 20
-"""The list of stores and the placement of workers count as current this many times longer, unless a snapshot comes."""
+"""The list of stores and the placements count as current this many times longer, unless a snapshot is published."""
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What the ledger said, and when it was asked."""
+    """A result from the ledger, and when it was read."""
 
     asked_at: float
     value: Any
@@ -53,7 +53,7 @@ class JobSnapshot:
         return name in self._stores
 
     def pin(self, name: str) -> Pin:
-        """A store at the snapshot; NotFound if it was not there yet."""
+        """A store at the snapshot. Raises NotFound if the store did not exist yet."""
         if name not in self._pins:
             if name not in self._stores:
                 raise NotFound(f"There was no store {name!r} in snapshot {self.snapshot.id}.")
@@ -61,8 +61,24 @@ class JobSnapshot:
         return self._pins[name]
 
 
+def only_store(name: str, stores: Sequence[StoreInfo], *, unknown: str, ambiguous: str) -> StoreInfo:
+    """The only one of the stores with this name. `unknown` and `ambiguous` are the next steps of the errors.
+
+    Raises NotFound without a store, and QueryError if several pipelines have one. `{pipelines}` in `ambiguous` is
+    replaced by their names.
+    """
+    if not stores:
+        raise NotFound(f"There is no store {name!r}.", next_step=unknown)
+    if len(stores) > 1:
+        pipelines = ", ".join(store.pipeline for store in stores)
+        raise QueryError(
+            f"{len(stores)} pipelines have a store {name!r}.", next_step=ambiguous.format(pipelines=pipelines)
+        )
+    return stores[0]
+
+
 class Catalogue:
-    """The ledger, asked at most every `FRESH_SECONDS` for the same thing, a little earlier while it is in demand."""
+    """Caches reads of the ledger for `FRESH_SECONDS`. Reads that are in demand are renewed a little earlier."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
@@ -76,7 +92,7 @@ class Catalogue:
         return await self._fresh("stores", self._ledger.jobs.stores, times=SELDOM)
 
     async def named(self, name: str) -> list[StoreInfo]:
-        """The stores of a name, one for each pipeline that has it."""
+        """The stores with this name, one per pipeline that has it."""
         by_name: dict[str, list[StoreInfo]] = await self._fresh("names", self._names, times=SELDOM)
         return by_name.get(name, [])
 
@@ -85,7 +101,7 @@ class Catalogue:
         return await self._fresh("jobs", self._all_jobs, times=SELDOM)
 
     async def failures(self) -> list[Failure]:
-        """What has failed and not gone well since, sorted by pipeline and job."""
+        """Unresolved failures, sorted by pipeline and job."""
         return await self._fresh("failures", self._ledger.failures.all, times=SELDOM)
 
     async def snapshots(self, pipeline: str, job: str, limit: int) -> list[Snapshot]:
@@ -93,10 +109,10 @@ class Catalogue:
         return await asyncio.to_thread(self._ledger.snapshots.recent, pipeline, job, limit)
 
     async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
-        """Pin a store to the newest snapshot of its job, or to that of an earlier moment.
+        """Pin a store to the newest snapshot of its job, or to the snapshot that `when` selects.
 
-        Raises NotReady before the job's first snapshot, NotFound if there is no such snapshot, Gone if it is no longer
-        kept, and NotReached if it has not come as far as demanded.
+        Raises NotReady before the job's first snapshot, NotFound if the snapshot never existed, Gone if it is no longer
+        kept, and NotReached if it has not reached the requested bounds.
         """
         of = (store.pipeline, store.job)
         newest = await self.newest(*of)
@@ -111,7 +127,7 @@ class Catalogue:
         return newest.pin(store.name)
 
     async def newest(self, pipeline: str, job: str) -> JobSnapshot | None:
-        """The newest snapshot of a job; None before its first one."""
+        """The newest snapshot of a job, or None before the first."""
         return await self._fresh((pipeline, job), lambda: self._newest(pipeline, job))
 
     async def require_kept(self, pin: Pin) -> None:
@@ -121,9 +137,7 @@ class Catalogue:
             return
         snapshot = pin.snapshot
         if await asyncio.to_thread(self._ledger.snapshots.get, snapshot.ref, snapshot.batch) is None:
-            raise Gone(
-                f"Snapshot {snapshot.id} was given up while it was being read.", next_step="Ask for a newer one."
-            )
+            raise Gone(f"Retention removed snapshot {snapshot.id} during the read.", next_step="Read a newer snapshot.")
 
     def _newest(self, pipeline: str, job: str) -> JobSnapshot | None:
         snapshot = self._ledger.snapshots.latest(pipeline, job)
@@ -142,14 +156,14 @@ class Catalogue:
             and known.value.snapshot == snapshot
             and known.value.job is info
         ):
-            return cast("JobSnapshot", known.value)  # with the pins that were made of it
+            return cast("JobSnapshot", known.value)  # keep the object, which has cached pins
         return JobSnapshot(snapshot, info)
 
     def _earlier(self, newest: Snapshot, as_of: str) -> JobSnapshot:
         snapshot = find_snapshot(self._ledger, newest, as_of)
         job = self._ledger.jobs.get(snapshot.ref)
         if job is None:
-            raise NotFound(f"There is no generation {snapshot.generation} of job {snapshot.job!r}.")
+            raise NotFound(f"Job {snapshot.job!r} has no generation {snapshot.generation}.")
         return JobSnapshot(snapshot, job)
 
     def _all_jobs(self) -> list[JobInfo]:
@@ -162,12 +176,12 @@ class Catalogue:
         return by_name
 
     async def _fresh(self, name: Hashable, read: Callable[[], T], *, times: int = 1, since: float | None = None) -> T:
-        """What the ledger says; at most `times` `FRESH_SECONDS` old, or asked at `since` or later."""
+        """A result from the ledger, at most `times` `FRESH_SECONDS` old, or read at `since` or later."""
         now, most = self._clock(), FRESH_SECONDS * times
         known = self._known.get(name)
         if known is not None and since is None and now - known.asked_at < most:
             if now - known.asked_at > most * _EARLY and name not in self._reading:
-                self._read(name, read)  # so that nobody has to wait for it
+                self._read(name, read)  # early, so that no query waits for the read
             return cast("T", known.value)
         reading = None if since is not None else self._reading.get(name)
         found: _Known = await asyncio.shield(reading or self._read(name, read))

@@ -23,9 +23,9 @@ from sluice.state.shard.ranges import EVERYTHING, Range
 T = TypeVar("T")
 
 MAX_ENTRIES = 100_000
-"""How many entries one result may hold."""
+"""Limit of the number of entries in a result."""
 MAX_KEYS = 1_000
-"""How many keys one query may have."""
+"""Limit of the number of keys in a query."""
 _PROBE = Value(group_id=0, store_column=0, as_of=0, key="")
 """A query that every shard can execute."""
 MANY = 2_000
@@ -35,9 +35,9 @@ MANY = 2_000
 class Reader:
     """Reads stores, each query at one pinned snapshot. One reader serves a whole process, in one event loop.
 
-    `own` returns the shard's address of workers at this process's own state server. Every query raises StateError if
-    the ledger, or the owner of the requested key, cannot be read; Gone if retention removed the snapshot during the
-    query; Busy if too many queries are scanning stores already.
+    `own` returns the shard's address if this process's own state server serves the worker. Every query raises
+    StateError if the ledger, or the owner of the requested key, cannot be read; Gone if retention removed the snapshot
+    during the query; and Busy if too many queries are already scanning stores.
     """
 
     def __init__(self, ledger: Ledger, own: Own = lambda _: None) -> None:
@@ -56,7 +56,7 @@ class Reader:
         return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
 
     async def multi_get(self, pin: Pin, keys: Iterable[str]) -> Answer:
-        """The values of up to `MAX_KEYS` keys, in the order of `keys`; keys without a value are left out."""
+        """The values of up to `MAX_KEYS` keys, in the order of `keys`. Omits keys without a value."""
         _require_windows(pin, are_there=False)
         wanted = list(dict.fromkeys(keys))
         if len(wanted) > MAX_KEYS:
@@ -90,7 +90,7 @@ class Reader:
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Page:
         """A page of entries sorted by key and window, from all workers or from `workers` only."""
-        # One entry more than the page holds shows whether there is another page.
+        # Request one extra entry to find out whether there is another page.
         pages, statuses = await self._query_all(pin, Scan(*pin.of, within, after, limit + 1), workers)
         if sum(map(len, pages)) > MANY:
             found = await asyncio.to_thread(_merged, pages, limit + 1)
@@ -100,7 +100,7 @@ class Reader:
         return Page(pin, statuses, found[:limit], more)
 
     async def all(self, pin: Pin, within: Range = EVERYTHING, *, workers: Iterable[WorkerInfo] | None = None) -> Answer:
-        """All entries; QueryError if there are more than `MAX_ENTRIES`."""
+        """All entries. Raises QueryError if there are more than `MAX_ENTRIES`."""
         page = await self.scan(pin, within, limit=MAX_ENTRIES, workers=workers)
         if page.after is not None:
             raise QueryError(

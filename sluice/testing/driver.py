@@ -1,4 +1,4 @@
-"""TopologyTestDriver: a pipeline run by the very engine without a broker, records in by hand, everything to be seen.
+"""TopologyTestDriver runs a pipeline on the real engine, without a broker: a test pipes records and reads results.
 
     with TopologyTestDriver(pipeline) as driver:
         driver.pipe("words", "Apple", key="A")
@@ -40,21 +40,22 @@ class Output:
     """A record that the pipeline wrote to a topic."""
 
     key: Any
-    """As text, or the bytes themselves if they are none; None where there is none."""
+    """The key as text, or as bytes if it is not UTF-8. None for a record without a key."""
     value: Any
-    """As JSON gives it; the bytes themselves if they are no JSON; None is a tombstone."""
+    """The decoded JSON, or bytes if the value is not JSON. None is a tombstone."""
     timestamp: int | None
     headers: dict[str, Any] = field(default_factory=dict)
-    """Each as text, or as bytes where it is none."""
+    """Name → value as text, or as bytes if it is not UTF-8."""
 
 
 class TopologyTestDriver:
-    """A pipeline under test. Use as a context manager; one Spark session, on two cores, serves all of a process.
+    """A pipeline under test, as a context manager. All drivers of a process share one Spark session on two cores.
 
-    Topics have one partition, or as many as `partitions` says. Whatever a record's value is, it is written as its
-    topic's producers would: a str, bytes or None as they are, anything else as JSON.
+    Topics have one partition, unless `partitions` (topic → number) says otherwise. Values of type str, bytes or None
+    are written unchanged, other values as JSON.
 
-    State is kept in files, or in PostgreSQL where `database` is the URL of an empty database, which stays afterwards.
+    State is stored in files, or in PostgreSQL if `database` is the URL of an empty database. The driver does not delete
+    the state in PostgreSQL.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TopologyTestDriver:
     ) -> None:
         self.pipeline = pipeline
         self._home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
-        # Also where the pipeline is refused below, or a task writes on for a moment after its query was stopped.
+        # Clean up even if the pipeline is rejected below, or a task still writes after its query was stopped.
         atexit.register(shutil.rmtree, self._home, ignore_errors=True)
         where = {"SLUICE_LEDGER": database, "SLUICE_SHARDS": database} if database else {}
         self._settings = Settings.read({"SLUICE_HOME": str(self._home), **where})
@@ -101,10 +102,10 @@ class TopologyTestDriver:
         headers: Headers | None = None,
         partition: int = 0,
     ) -> None:
-        """Write a record to a topic of the pipeline. `timestamp` is in epoch ms; by default the last one's."""
+        """Write a record to a topic of the pipeline. `timestamp` (epoch ms) defaults to the last record's."""
         if topic not in self._topics:
             raise TopologyError(
-                f"{self.pipeline.name} reads no topic {topic!r}.",
+                f"{self.pipeline.name} does not read a topic {topic!r}.",
                 next_step=f"It reads {', '.join(sorted(self._topics))}.",
             )
         self._time = self._time if timestamp is None else timestamp
@@ -120,20 +121,20 @@ class TopologyTestDriver:
         self._waiting.append(json.dumps(record))
 
     def commit(self) -> None:
-        """Make a batch of what was piped since the last one."""
+        """Process the records that were piped since the last batch, as one batch."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             for run in self._runs:
                 run.take(waiting)
 
     def advance(self, milliseconds: int) -> None:
-        """Advance the wall clock for its timers and for idle partitions. The next snapshot shows the effect."""
+        """Advance the wall clock, for timers and idle partitions. The next snapshot shows the effect."""
         self.commit()
         for run in self._runs:
             run.advance(milliseconds)
 
     def read(self, topic: str) -> list[Output]:
-        """The records written to a topic that were not read yet, in order."""
+        """The records written to a topic since the last `read`, in order."""
         found = self.output(topic)
         begin = self._read.get(topic, 0)
         self._read[topic] = len(found)
@@ -149,7 +150,7 @@ class TopologyTestDriver:
         return self.output(self.pipeline.dead_letters)
 
     def store(self, name: str) -> dict[Any, Any]:
-        """What a store holds: by key; of a windowed store by key and the window's start and end in ms."""
+        """A store's values by key; for a windowed store, by key and the window's start and end in ms."""
         self.commit()
         with Ledger.open(self._settings.ledger) as ledger:
             found = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
@@ -159,7 +160,7 @@ class TopologyTestDriver:
         return dict(_read(run.storage.locations, found[0], run.batch))
 
     def counts(self) -> dict[str, int]:
-        """What became of all records: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP`, and so on."""
+        """The number of records per outcome: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP` etc."""
         self.commit()
         total: dict[str, int] = {}
         for run in self._runs:
@@ -214,9 +215,9 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
 
 
 def shared_session() -> SparkSession:
-    """The session of this process's tests, or a new one: local, on two cores.
+    """The local Spark session, on two cores, that this process's tests share. The first call creates it.
 
-    It has the jars that `make setup` fetched, so that a test on a real broker may use it as well.
+    It includes the jars from `make setup`, so that tests with a real broker can use it as well.
     """
     from sluice.engine.session import session
 

@@ -131,7 +131,7 @@ def test_an_address_without_a_claim_is_not_called(tmp_path: Path, hosts: list[Ho
     local.ledger.jobs.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
     page = hosts[0].get("/sluice/v1/stores/totals?pipeline=local").json()
     assert [one["status"] for one in page["workers"]] == ["unavailable", "ok"]
-    assert "not that of a registered state server" in page["workers"][0]["reason"]
+    assert "does not belong to a registered state server" in page["workers"][0]["reason"]
     assert elsewhere.asked == []
 
 

@@ -41,14 +41,14 @@ def test_existing_and_possible_fields(value: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("value", "path", "next_step"),
     [
-        (SPARKS, "town", "The fields there are: city, at, more."),
-        (SPARKS, "CITY", "The fields there are: city, at, more."),
-        (SPARKS, "city.name", "The value is a plain one: leave it out."),
-        (SPARKS, "at.lon", "The fields there are: a.b, lines."),
-        (OURS, "at.lon", "The fields there are: lat."),
-        ("BIGINT", "count", "The value is a plain one: leave it out."),
-        ("decimal(38,2)", "count", "The value is a plain one: leave it out."),
-        ("array<struct<a:int>>", "a", "The value is a plain one: leave it out."),
+        (SPARKS, "town", "Its fields are: city, at, more."),
+        (SPARKS, "CITY", "Its fields are: city, at, more."),
+        (SPARKS, "city.name", "The values have no fields: omit the parameter."),
+        (SPARKS, "at.lon", "Its fields are: a.b, lines."),
+        (OURS, "at.lon", "Its fields are: lat."),
+        ("BIGINT", "count", "The values have no fields: omit the parameter."),
+        ("decimal(38,2)", "count", "The values have no fields: omit the parameter."),
+        ("array<struct<a:int>>", "a", "The values have no fields: omit the parameter."),
     ],
 )
 def test_missing_fields(value: str, path: str, next_step: str) -> None:

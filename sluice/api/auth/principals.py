@@ -1,4 +1,4 @@
-"""The principal of a request: whoever is logged in, and which pipelines they may read."""
+"""Principals: the users and programs that send requests, and the pipelines that they may read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Principal(Protocol):
     """A user, or a program with a token."""
 
     async def may_read(self, pipeline: str) -> bool:
-        """Whether they may read the pipeline and so its stores."""
+        """Whether the principal may read the pipeline and its stores."""
 
 
 Refresh = Callable[[], Awaitable[Principal | None]]
 
 
 def authenticate(scope: Scope, principal: Principal, refresh: Refresh) -> None:
-    """Attach the principal to a request; `refresh` checks the log-in again, for responses that stream for long."""
+    """Attach the principal to a request. `refresh` checks the log-in again during long streaming responses."""
     scope.setdefault("state", {}).update({_PRINCIPAL: principal, _REFRESH: refresh})
 
 
@@ -42,6 +42,6 @@ async def refresh_principal(request: Request) -> Principal | None:
 
 
 def unauthorized(how_to_log_in: str) -> Response:
-    """A 401 response. Never shared: Airflow's middleware changes the headers of the response it gets."""
+    """A new 401 response. Not shared, because Airflow's middleware changes the headers of responses."""
     detail = "The request has no valid log-in."
     return problem(401, detail, how_to_log_in, headers={"WWW-Authenticate": "Bearer"})

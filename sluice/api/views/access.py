@@ -15,10 +15,10 @@ from sluice.api.auth.principals import Principal, principal
 from sluice.api.http.cache import SingleFlightCache
 from sluice.api.http.replies import Payload, etag
 from sluice.api.http.routes import Unchanged
-from sluice.errors import Incomplete, NotFound, QueryError
+from sluice.errors import Incomplete, NotFound
 from sluice.query import AsOf, Pin, Reader
 from sluice.query.as_of import parse_positions
-from sluice.query.pinning import JobSnapshot
+from sluice.query.pinning import JobSnapshot, only_store
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
@@ -132,7 +132,7 @@ class Access:
         return [failure for failure in failures if await self.may_read(failure.pipeline)]
 
     async def pin(self, name: str, pipeline: str | None = None, when: AsOf | None = None) -> Pin:
-        """Find a store and pin it to a snapshot; QueryError if several pipelines have a store of that name."""
+        """Find a store and pin it to a snapshot. Raises QueryError if several pipelines have a store with this name."""
         stores = [
             store
             for store in await self.reader.catalogue.named(name)
@@ -140,20 +140,15 @@ class Access:
         ]
         if not stores:
             await self.look_up_all()
-            raise NotFound(f"There is no store {name!r}.", next_step=_LIST_STORES)
-        if len(stores) > 1:
-            pipelines = ", ".join(store.pipeline for store in stores)
-            raise QueryError(
-                f"{len(stores)} pipelines have a store {name!r}.", next_step=f"Add pipeline= one of: {pipelines}."
-            )
-        return await self.reader.catalogue.pin(stores[0], when or AsOf())
+        store = only_store(name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}.")
+        return await self.reader.catalogue.pin(store, when or AsOf())
 
     async def look_up_all(self) -> None:
         """Look up every permission, so that the time of a 404 does not reveal whether a hidden name exists."""
         await self.stores()
 
     async def pin_at(self, name: str, moment: ReadPoint) -> Pin:
-        """Find a store and pin it as requested; Unchanged if the client has the current response already."""
+        """Find a store and pin it as requested. Raises Unchanged if the client already has the current response."""
         pin = await self.pin(name, moment.pipeline, moment.when)
         self.require_change([pin])
         return pin

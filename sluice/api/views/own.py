@@ -1,4 +1,4 @@
-"""Routes of one's own: a file `NAME_routes.py` beside the pipelines puts HTTP routes over one pipeline's stores.
+"""Custom routes: a file `NAME_routes.py` next to the pipelines defines HTTP routes over one pipeline's stores.
 
     routes = Routes("pages")
 
@@ -37,7 +37,7 @@ from sluice.state.shard.ranges import Range
 T = TypeVar("T")
 
 ROUTE_SECONDS = 10.0
-"""How long a route may take to answer."""
+"""Time limit of a route."""
 _PROBLEMS = (400, 401, 404, 410, 422, 429, 503)
 
 Time = str | int | None
@@ -45,7 +45,7 @@ Time = str | int | None
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a worker answers queries."""
+    """Where a worker serves queries."""
 
     host: str
     port: int
@@ -69,13 +69,13 @@ class Stores:
         return cls(allowed, pipeline, [snapshot for snapshot in newest if snapshot is not None])
 
     async def get(self, store: str, key: str) -> Entry | None:
-        """The entry of one key; None if there is none."""
+        """The entry of one key, or None."""
         answer = await self._reader.get(await self._pin(store), key)
         entries = self._entries(answer.entries, answer.workers)
         return entries[0] if entries else None
 
     async def multi_get(self, store: str, keys: Iterable[str]) -> list[Entry]:
-        """The entries of up to 1,000 keys, in the given order; keys without a value are left out."""
+        """The entries of up to 1,000 keys, in the given order. Omits keys without a value."""
         answer = await self._reader.multi_get(await self._pin(store), keys)
         return self._entries(answer.entries, answer.workers)
 
@@ -87,7 +87,7 @@ class Stores:
     async def all(
         self, store: str, prefix: str = "", *, start: Time = None, end: Time = None, here: bool = False
     ) -> list[Entry]:
-        """All entries in order, up to 100,000; with `here` only those of shards that this server opens itself."""
+        """All entries in order, up to 100,000. With `here`, only entries from shards that this server opens itself."""
         pin = await self._pin(store)
         workers = [worker for worker in pin.workers if self._reader.workers.is_here(worker)] if here else None
         answer = await self._reader.all(pin, _range(prefix, start, end), workers=workers)
@@ -112,18 +112,18 @@ class Stores:
         return combined.groups
 
     async def workers(self, store: str) -> list[Address]:
-        """Where each worker of a store answers, in the order of their numbers."""
+        """The address of each worker of a store, sorted by worker number."""
         return [self._address(worker) for worker in (await self._pin(store)).workers]
 
     async def owner(self, store: str, key: str) -> Address:
-        """Where the worker that owns a key answers."""
+        """The address of the worker that owns a key."""
         workers = (await self._pin(store)).workers
         return self._address(workers[owner(key, len(workers))])
 
     async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
-        """The answer of an expensive route, encoded: return it as it is.
+        """Compute and encode the answer of an expensive route. Return the result unchanged from the route.
 
-        Concurrent requests with the same path and query share one computation, which is kept for a second.
+        Concurrent requests with the same path and query share one computation. Its result is cached for a second.
         """
 
         async def payload() -> Payload:
@@ -155,7 +155,7 @@ class Stores:
         raise NotFound(f"There is no store {store!r}.", next_step="GET /sluice/v1/stores lists all stores.")
 
     def _address(self, worker: WorkerInfo) -> Address:
-        """This server answers for a worker without a state server, whatever name the client calls it by."""
+        """The worker's state server, or else this server's own address, whatever host name the client used."""
         if worker.port:
             return Address(worker.host, worker.port)
         return Address(*self._allowed.request.scope["server"])
@@ -172,11 +172,11 @@ class Routes:
         self.routes: list[Route] = []
 
     def get(self, path: str, *, etag: bool = True) -> Callable[[Function], Function]:
-        """Let an async function answer GET at a path under `/v1`, such as `/pages/{page}/views`.
+        """Register an async function for GET requests to a path under `/v1`, such as `/pages/{page}/views`.
 
-        The function takes `Stores`, then the parameters of path and query by their names: annotated as msgspec
-        understands, optional where they have a default. What it returns is sent as JSON. `{name:path}` matches slashes
-        too. `etag=False` is for answers that depend on more than the stores.
+        The function takes `Stores`, then the path and query parameters by name, annotated with types that msgspec
+        supports. Parameters with a default are optional. The result is sent as JSON. `{name:path}` also matches
+        slashes. Set `etag=False` if the answer depends on more than the stores.
         """
 
         def register(function: Function) -> Function:
@@ -211,7 +211,7 @@ def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], ha
     if not path.startswith("/") or "{" in PATH_PARAMETER.sub("", path):
         raise RouteError(f"{path!r} is not a path such as /pages/{{page}}/views.")
     if missing := sorted({*in_path} - {*names}):
-        raise RouteError(f"{function.__name__} does not take {', '.join(missing)}, which {path} has.")
+        raise RouteError(f"{function.__name__} lacks the parameters {', '.join(missing)} of {path}.")
 
     async def handler(request: Request, query: msgspec.Struct) -> Response:
         allowed = await access(request)

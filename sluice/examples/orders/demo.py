@@ -36,10 +36,10 @@ _WIDTH = 400
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the demo; without a port it uses Airflow's usual one, or any free one."""
+    """The demo's options. Without a port, Airflow gets its default port or, if that is taken, a free one."""
 
     leave: bool = False
-    """End after the answers instead of waiting for Ctrl-C."""
+    """Exit after the queries instead of waiting for Ctrl-C."""
     port: int | None = None
 
 
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def demo(options: Options, console: Console) -> int:
-    """Run the demo; returns 0 if all answers are right, 1 if not, 130 if it was interrupted before."""
+    """Run the demo. Returns 0 if all answers are right, 1 if not, and 130 if it was interrupted before."""
     home = settings().home / "demo"
     try:
         with _alone(home), _stoppable():
@@ -111,7 +111,7 @@ def _start(platform: LocalPlatform, steps: Steps) -> None:
     def kafka() -> None:
         with steps.step("Start Kafka"):
             platform.start_kafka()
-        with steps.step(f"Produce {ORDERS:,} orders of {STORES} stores, some of them invalid") as step:
+        with steps.step(f"Send {ORDERS:,} orders from {STORES} stores, some of them invalid") as step:
             done = produce_orders(
                 platform.kafka_config,
                 count=ORDERS,
@@ -120,7 +120,7 @@ def _start(platform: LocalPlatform, steps: Steps) -> None:
                 bad_share=BAD_SHARE,
                 progress=lambda sent: step.say(f"{sent:,} of {ORDERS:,}"),
             )
-            step.say(f"{done.bad} invalid ones")
+            step.say(f"{done.bad} are invalid")
 
     def database() -> None:
         with steps.step("Create Airflow's database"):
@@ -144,7 +144,7 @@ def _wait_for_run(platform: LocalPlatform, airflow: Airflow, steps: Steps) -> No
             step.say("its trigger compares the topics' end offsets with the ledger")
         step.say(runs[0]["run_type"].replace("_", " "))
     run = runs[0]["dag_run_id"]
-    with steps.step("Run it: spark-submit, one streaming query until everything is read") as step:
+    with steps.step("Run the pipeline with spark-submit until all records are read") as step:
         for _ in platform.ticks(RUN_SECONDS, f"The run {run} has not ended"):
             state = next(dag_run["state"] for dag_run in airflow.runs(PIPELINE) if dag_run["dag_run_id"] == run)
             tasks = ", ".join(

@@ -15,13 +15,13 @@ from sluice.topology.loading.isolation import Outcome, outcomes
 from sluice.topology.pipeline import Pipeline
 
 _ROUTES = "_routes"
-"""End of the name of a file with routes of one's own: see `sluice.routes`."""
+"""Suffix of the names of files with custom routes: see `sluice.routes`."""
 _NAMED = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1")
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A file whose pipeline cannot be used. `name` is the pipeline's if the text contains it, else the file's."""
+    """A file that cannot be loaded. `name` is the pipeline's name if the file's text contains it, else the file's."""
 
     file: Path
     name: str
@@ -63,9 +63,10 @@ def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
 
 
 def load_pipeline(folder: Path, name: str) -> Pipeline:
-    """The pipeline of this name. Raises TopologyError with the known names if there is none.
+    """Load the pipeline with this name. Raises TopologyError, which lists the known names, if it does not exist.
 
-    Only its own file is imported here. Files whose text does not name their pipeline are imported in other processes.
+    This process imports only the pipeline's own file. To find the names of pipelines that a file computes, the file is
+    imported in a separate process.
     """
     declared = {file: declared_names(file) for file in pipeline_files(folder)}
     named = [file for file, names in declared.items() if name in names]
@@ -100,7 +101,7 @@ def declared_names(file: Path) -> tuple[str, ...]:
 
 
 def _name(call: ast.Call) -> str | None:
-    """The name in a call of Pipeline; None for any other call, and for a computed name."""
+    """The literal name in a call of Pipeline. None for other calls and for computed names."""
     function = call.func
     called = getattr(function, "id", getattr(function, "attr", ""))
     given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
@@ -119,5 +120,5 @@ def _same_name(files: list[Path], name: str) -> TopologyError:
     return TopologyError(
         f"{' and '.join(file.name for file in files)} {'both' if len(files) == 2 else 'all'} "
         f"define a pipeline {name!r}.",
-        next_step="Give each its own name: state, topics and the DAG are named after it.",
+        next_step="Give each pipeline its own name. State, topics and the DAG are named after it.",
     )
