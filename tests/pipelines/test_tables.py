@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import Struct
 
-from sluice import Pipeline
+from sluice import Pipeline, tumbling
+from sluice.testing.driver import Output
 from tests.pipelines.conftest import Drive
 
 
@@ -105,3 +107,25 @@ def test_a_table_is_joined_with_a_global_table(drive: Drive) -> None:
     driver.pipe("rates", {"n": 5, "g": None}, "a")
     driver.pipe("items", {"n": 2, "g": None}, "a")
     assert [record.value["right"]["n"] for record in driver.read("out")] == [5]
+
+
+@pytest.mark.parametrize("cuts", [(), (1, 2)])
+def test_an_output_of_a_store_has_the_largest_time_of_its_records(drive: Drive, cuts: tuple[int, ...]) -> None:
+    pipeline = Pipeline("times", workers=2)
+    rates = pipeline.global_table("rates", value=Item)
+    items = pipeline.stream("items", value=Item).group_by_key()
+    counts = items.count(store="counts")
+    counts.to("counted")
+    counts.join(rates).select(n="left").to("rated")
+    items.windowed_by(tumbling(50, grace=50)).aggregate(store="sums", n="sum(n)").select(half="1 / n").to("halves")
+    driver = drive(pipeline)
+    driver.pipe("rates", {"n": 1, "g": None}, "a", timestamp=999)
+    for number, (key, n, time) in enumerate((("a", 1, 70), ("a", 1, 20), ("b", 1, 30), ("a", 0, 60))):
+        driver.pipe("items", {"n": n, "g": None}, key, timestamp=time)
+        if number in cuts:
+            driver.commit()
+    last = {record.key: (record.value, record.timestamp) for record in driver.read("counted")}
+    assert last == {"a": (3, 70), "b": (1, 30)}
+    assert driver.read("rated")[-1] == Output("a", {"n": 3}, 70)
+    halves = {(record.key, record.headers["window_start"]): record.timestamp for record in driver.read("halves")}
+    assert halves == {("a", "0"): 20, ("b", "0"): 30, ("a", "50"): 70}

@@ -47,6 +47,7 @@ def state_rows(*records: tuple[str, int, Any], column: str = "s0_amount") -> pa.
         "window_end": pa.array([start + 100 for start in starts], pa.int64()),
         "expires_at": pa.array([(start + 100) * 1000 for start in starts], pa.int64()).cast(time),
         "closed_at": pa.array([0] * len(keys), pa.int64()).cast(time),
+        "time": pa.array([start + number for number, start in enumerate(starts)], pa.int64()),
     }
     others = {name: pa.nulls(len(keys), kind) for name, kind in TYPES.items() if name != column}
     return pa.RecordBatch.from_pydict(columns | {column: pa.array(values, TYPES[column])} | others)
@@ -78,6 +79,7 @@ def test_the_columns_that_identify_a_state_row_are_kept() -> None:
     assert batch.schema.names == [*STATE_COLUMNS, "m0"]
     row = batch.to_pylist()[0]
     assert (row["group_id"], row["window_end"], row["expires_at"].timestamp()) == (0, 200, 0.2)
+    assert row["time"] == 101, "the largest of the records' times"
 
 
 def test_nulls_count_as_spark_counts_them() -> None:

@@ -26,7 +26,10 @@ Names = Mapping[str, str]
 
 
 def fuse(job: FusedJob, windowed: DataFrame, combiner: Combiner) -> DataFrame:
-    """The changed state rows: STATE_KEY and `value`, a JSON array of the group's store columns."""
+    """The changed state rows: STATE_KEY, `value`, a JSON array of the group's store columns, and `time`.
+
+    `time` is the largest event time of the records in the aggregate.
+    """
     # SQL of each group's aggregates, either over the tasks' partial aggregates or over the records.
     sqls: dict[int, dict[str, str]] = {}
     for group in job.groups:
@@ -41,9 +44,9 @@ def fuse(job: FusedJob, windowed: DataFrame, combiner: Combiner) -> DataFrame:
         *columns, F.col("expires_at").alias("expires_at", metadata=_EXPIRES)
     )
     grouped = state_rows.groupBy(*STATE_KEY, "expires_at").agg(
-        *(F.expr(sql).alias(name) for sql, name in column_of.items())
+        F.max("time").alias("time"), *(F.expr(sql).alias(name) for sql, name in column_of.items())
     )
-    return grouped.selectExpr(*STATE_KEY, f"{_value(job, names)} AS value", "CAST(0 AS BIGINT) AS position")
+    return grouped.selectExpr(*STATE_KEY, f"{_value(job, names)} AS value", "CAST(0 AS BIGINT) AS position", "time")
 
 
 def _value(job: FusedJob, names: Mapping[int, Names]) -> str:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sluice.plan import AggregationGroup, FusedJob
 
-STATE_COLUMNS = ("group_id", "key", "window_start", "window_end", "expires_at", "closed_at")
+STATE_COLUMNS = ("group_id", "key", "window_start", "window_end", "expires_at", "closed_at", "time")
 _BY = ("key", "window_start")
 _FLUSH_ROWS = 500_000
 _MAX_DIGITS = 38

@@ -171,6 +171,7 @@ class Windowing:
             "window_end": none,
             "expires_at": pa.nulls(count, TIME),
             "closed_at": pa.repeat(pa.scalar(max(closed, 0) * 1000, pa.int64()).cast(TIME), count),
+            "time": batch.column("_time").take(chosen),
         }
         if starts is not None and group.window is not None:
             ends = starts + group.window.size_ms

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
-from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.rows import ROW_DDL, STATE_KEY
@@ -150,7 +150,7 @@ class Frames:
         source = self.input.read([table.source.topic for table in self.job.tables], None)
         state_rows = source.mapInArrow(reader.__call__, TableReader.columns)
         if isinstance(self.job, FusedJob):
-            return state_rows
+            return state_rows.selectExpr("*", "0L AS time")
         rest = ("0L AS sequence", "position AS origin", "0L AS sub", "0L AS time")
         return state_rows.selectExpr(*STATE_KEY, "value", *rest)
 
@@ -158,6 +158,7 @@ class Frames:
 def _windowed_schema(combiner: Combiner) -> StructType:
     group_id = parse_ddl(", ".join(f"{name} {kind}" for name, kind in STATE_KEY.items()))
     assert isinstance(group_id, StructType)
-    times = [StructField("expires_at", TimestampType()), StructField("closed_at", TimestampType())]
+    times = [StructField(name, TimestampType()) for name in ("expires_at", "closed_at")]
+    times.append(StructField("time", LongType()))
     columns = [StructField(name, from_arrow_type(kind)) for name, kind in combiner.columns.items()]
     return StructType([*group_id, *times, *columns])

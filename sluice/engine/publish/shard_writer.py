@@ -19,9 +19,6 @@ from sluice.state.shard.shard import rows_of
 WRITTEN = -1
 """`group_id` of the row that reports, in `window_start`, how many rows a worker wrote."""
 
-_ORDERED = (*SORT_KEY, "time")
-"""Extra columns of an ordered job's output records."""
-
 
 def share_out(job: Job, state_rows: DataFrame, tables: DataFrame | None) -> DataFrame:
     """Repartition state rows by `worker`, one partition per worker. Global tables' rows go to every worker."""
@@ -69,7 +66,7 @@ class ShardWriter:
     @property
     def columns(self) -> list[str]:
         """The columns that the writer reads."""
-        return ["worker", *STATE_KEY, "value", *(_ORDERED if self.order == SORT_KEY else self.order)]
+        return ["worker", *STATE_KEY, "value", *self.order, "time"]
 
     @property
     def returned(self) -> pa.Schema:
@@ -77,7 +74,8 @@ class ShardWriter:
         bigint, text = pa.int64(), pa.string()
         fields = [("group_id", pa.int32()), ("key", text), ("window_start", bigint), ("window_end", bigint),
                   ("value", text), ("worker", pa.int32())]  # fmt: skip
-        return pa.schema([*fields, *((name, bigint) for name in _ORDERED if self.order == SORT_KEY)])
+        order = self.order if self.order == SORT_KEY else ()
+        return pa.schema([*fields, *((name, bigint) for name in (*order, "time"))])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         not_empty = [batch for batch in batches if batch.num_rows]

@@ -78,7 +78,7 @@ def change_records(
 ) -> tuple[list[tuple[str, pa.Table]], list[Row]]:
     """The output records for the batch's changes, and the rejected rows for changes on which a step failed.
 
-    Output records are one table of `key` and `value` per sink, with the sink's topic.
+    Output records are one table of `key`, `value` and `timestamp` per sink, with the sink's topic.
     """
     outputs, rejected = [], list[Row]()
     for sink in job.table_sinks:
@@ -99,7 +99,8 @@ def change_records(
 
 def check_changes(spark: SparkSession, job: FusedJob, types: Mapping[str, str]) -> None:
     """Have Spark resolve the steps after stores on an empty frame. Raises Unresolved if it cannot."""
-    schema = {"key": pa.string(), "window_start": pa.int64(), "window_end": pa.int64(), "value": pa.string()}
+    schema = {name: pa.int64() for name in ("window_start", "window_end", "time")}
+    schema |= {name: pa.string() for name in ("key", "value")}
     tables = GlobalTables({table.group: {} for table in job.tables})
     for sink in job.table_sinks:
         try:
@@ -117,7 +118,7 @@ def _records(
     types: Mapping[str, str],
 ) -> DataFrame:
     frame = _typed(spark, job, sink, changed, types)
-    kept = [*CHANGE_METADATA]
+    kept = [*CHANGE_METADATA, "time"]
     for number, step in enumerate(sink.steps):
         if isinstance(step, Lookup):
             right = tables.frame(spark, step.table, "r")
@@ -127,13 +128,13 @@ def _records(
             frame = frame.selectExpr(*kept, f"{step.sql} AS v")
         else:
             frame = _tried(frame, step, f"t{step.step}_{number}", kept)
-            kept = [*CHANGE_METADATA, _REJECTED]
+            kept = [*CHANGE_METADATA, "time", _REJECTED]
     value = "CAST(v AS STRING)" if sink.scalar else TO_JSON.format("v")
-    headers = [f"{_HEADERS} AS headers"] if job.groups[sink.group].window else []
+    others = ["time AS timestamp", *([f"{_HEADERS} AS headers"] if job.groups[sink.group].window else [])]
     if _REJECTED in kept:
         times = [f"coalesce(unix_millis(_window_{name}), -1) AS {name}" for name in ("start", "end")]
-        headers += [_REJECTED, *times]
-    return frame.selectExpr("_key AS key", f"{value} AS value", *headers)
+        others += [_REJECTED, *times]
+    return frame.selectExpr("_key AS key", f"{value} AS value", *others)
 
 
 _REJECTED = "_rejected"
@@ -148,23 +149,24 @@ def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> Da
     rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
     if _REJECTED in kept:
         rejected = f"coalesce({_REJECTED}, {rejected})"
-    return made.selectExpr(*CHANGE_METADATA, f"{rejected} AS {_REJECTED}", f"{attempt.result(0)} AS v")
+    return made.selectExpr(*CHANGE_METADATA, "time", f"{rejected} AS {_REJECTED}", f"{attempt.result(0)} AS v")
 
 
 def _typed(
     spark: SparkSession, job: FusedJob, sink: TableSink, changed: pa.Table, types: Mapping[str, str]
 ) -> DataFrame:
-    """The changes of the sink's store with typed values: `_key`, the window's times, and the value as `v`."""
+    """The changes of the sink's store with typed values: `_key`, the window's times, `time`, and the value as `v`."""
     group = job.groups[sink.group]
     fields = ", ".join(f"`{i}` {types[store_column.store]}" for i, store_column in enumerate(group.store_columns))
     # The state row's array becomes an object, since a group's store columns differ in type.
     objects = pa.array([_as_object(value) for value in changed.column("value").to_pylist()], pa.string())
     state_rows = spark.createDataFrame(
-        changed.select(["key", "window_start", "window_end"]).append_column("json", objects)
+        changed.select(["key", "window_start", "window_end", "time"]).append_column("json", objects)
     )
     return state_rows.selectExpr(
         "key AS _key",
         *(f"IF({name} < 0, NULL, timestamp_millis({name})) AS _{name}" for name in ("window_start", "window_end")),
+        "time",
         f"from_json(json, 'STRUCT<{fields}>').`{sink.store_column}` AS v",
     )
 
