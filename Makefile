@@ -58,6 +58,10 @@ bench-operators: $(JARS) ## Time a million records through each kind of operator
 bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a large shard
 	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
+.PHONY: backlog
+backlog: $(JARS) ## Run a backlog of RECORDS=100000 in batches of 1,000 and 10,000 and in one, and compare the results
+	@BACKLOG=$(or $(RECORDS),100000) $(BIN)/pytest tests/engine/test_backlog.py -k size_of_batches
+
 .PHONY: test-postgres
 test-postgres: $(JARS) ## Run the tests of pipelines with their state in PostgreSQL
 	@$(BIN)/pytest tests/pipelines --postgres $(ARGS)

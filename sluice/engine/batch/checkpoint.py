@@ -48,6 +48,14 @@ def last_batch(checkpoint: str, log: str) -> int:
     return max((int(info.base_name) for info in files if info.base_name.isdigit()), default=-1)
 
 
+def copy_identity(checkpoint: str, to: str) -> None:
+    """Give a checkpoint that has none the identity of another one's query: Spark recovers no batch without it."""
+    filesystem, path = open_path(to)
+    if filesystem.get_file_info(f"{path}/metadata").type == fs.FileType.NotFound:
+        filesystem.create_dir(path)
+        filesystem.copy_file(f"{open_path(checkpoint)[1]}/metadata", f"{path}/metadata")
+
+
 def forget_stray_checksums(checkpoint: str) -> None:
     """Delete Hadoop's checksums of log files that no longer exist: Spark would refuse to write these files again."""
     for log in ("offsets", "commits"):

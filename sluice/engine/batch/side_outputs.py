@@ -165,6 +165,13 @@ def open_path(location: str) -> tuple[fs.FileSystem, str]:
     return fs.LocalFileSystem(), str(Path(location).absolute())
 
 
+def delete_folder(location: str) -> None:
+    """Delete a folder, if it exists, and everything in it."""
+    filesystem, path = open_path(location)
+    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+        filesystem.delete_dir(path)
+
+
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Pause garbage collection: thousands of short-lived values trigger it often, and they have no cycles."""

@@ -48,7 +48,7 @@ class Frames:
     job: Job
     storage: Storage
     input: Input
-    max_records: int
+    max_records: int | None
     partitions: Mapping[str, int]
     epoch: int = 0
     """Epoch of the lease under which operators' states are written."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from sluice.engine.batch.checkpoint import batch_log, copy_identity, last_batch
+from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.dataframes import Frames, Input
 from sluice.engine.job.registration import job_info
-from sluice.engine.job.replay import Sink
+from sluice.engine.job.replay import Sink, begin
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.publisher import HeldLease, IdentityCheck, Output, Publisher
@@ -38,8 +41,8 @@ class JobQuery:
     """Topic → how many partitions tasks take it to have."""
     epoch: int = 0
     """Of the lease under which state is written."""
-    max_records: int = 2_000_000
-    """The most records of the streams in a batch."""
+    max_records: int | None = 2_000_000
+    """The most records of the streams in a batch that Spark cuts; None: a batch has all that there are."""
     frames: Frames = field(init=False)
     rows: DataFrame = field(init=False)
 
@@ -92,13 +95,38 @@ class JobQuery:
 
     def start(self, sink: Sink) -> StreamingQuery:
         """Start the streaming query, which runs until it is stopped."""
-        return self._writer(sink).start()
+        return self._writer(sink, self.storage.checkpoint).start()
 
     def run(self, sink: Sink, *, once: bool = False) -> None:
         """Run the streaming query until it has read what there is; `once`: for one batch."""
-        writer = self._writer(sink).queryName(f"{self.job.pipeline.name}.{self.job.name}")
+        writer = self._writer(sink, self.storage.checkpoint).queryName(f"{self.job.pipeline.name}.{self.job.name}")
         (writer.trigger(once=True) if once else writer.trigger(availableNow=True)).start().awaitTermination()
 
-    def _writer(self, sink: Sink) -> DataStreamWriter:
+    def pattern(self) -> list[str]:
+        """Spark's log of a batch of this query: of the last one, or else of one that is begun elsewhere for that."""
         checkpoint = self.storage.checkpoint
+        if (last := last_batch(checkpoint, "offsets")) >= 0:
+            return batch_log(checkpoint, last)
+        elsewhere = f"{self.storage.folder}/first"
+        delete_folder(elsewhere)
+        with without_adaptive_execution(self.spark):
+            begin(lambda sink: self._writer(sink, elsewhere).trigger(once=True).start().awaitTermination())
+        log = batch_log(elsewhere, 0)
+        copy_identity(elsewhere, checkpoint)
+        delete_folder(elsewhere)
+        return log
+
+    def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:
         return self.rows.writeStream.foreachBatch(sink).outputMode("update").option("checkpointLocation", checkpoint)
+
+
+@contextmanager
+def without_adaptive_execution(spark: SparkSession) -> Iterator[None]:
+    """Turn adaptive execution off, which computes a batch up to a shuffle before `foreachBatch` is called."""
+    name = "spark.sql.adaptive.enabled"
+    before = str(spark.conf.get(name))
+    spark.conf.set(name, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)

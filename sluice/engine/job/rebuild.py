@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
-from pyarrow import fs
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.side_outputs import open_path
+from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import ensure_topics, message_limits
 from sluice.engine.job.compatibility import means_the_same
@@ -222,7 +221,7 @@ def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None
             continue
         for worker in info.workers:
             drop_shard(worker.location)
-        _delete(Storage.of(job, generation, settings).folder)
+        delete_folder(Storage.of(job, generation, settings).folder)
         ledger.jobs.forget_generation(ref)
 
 
@@ -234,13 +233,7 @@ def forget_gone(planned: Plan, settings: Settings) -> None:
         for info in gone:
             for worker in info.workers:
                 drop_shard(worker.location)
-            _delete(f"{settings.checkpoints}/{name}/{info.job}")
+            delete_folder(f"{settings.checkpoints}/{name}/{info.job}")
         for job in {info.job for info in gone}:
             ledger.jobs.forget(name, job)
             log.info("job forgotten", pipeline=name, job=job)
-
-
-def _delete(path: str) -> None:
-    filesystem, folder = open_path(path)
-    if filesystem.get_file_info(folder).type != fs.FileType.NotFound:
-        filesystem.delete_dir(folder)

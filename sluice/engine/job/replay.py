@@ -1,8 +1,9 @@
-"""Replays a job's history in its own query: batches with the same ends and the same clock as the first time."""
+"""Runs batches with given ends and a given clock in a job's own query: a history again, or a backlog's batches."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from sluice.engine.batch.checkpoint import batch_log, batch_positions, last_batc
 from sluice.engine.batch.side_outputs import open_path
 from sluice.engine.batch.storage import Storage
 from sluice.engine.read.identity import Positions
+from sluice.errors import LeaseError
 from sluice.plan import FusedJob, Job, OrderedJob, Transformation
 from sluice.state.ledger.history import Batch
 
@@ -122,7 +124,11 @@ def replay(
 
 
 def _begin(stream: Callable[[Sink, Step], None], step: Step) -> None:
-    """Let Spark log its next batch without running it."""
+    begin(lambda sink: stream(sink, step))
+
+
+def begin(start: Callable[[Sink], object]) -> None:
+    """Let Spark log a query's next batch without running it."""
     begun: list[int] = []
 
     def stop(_: DataFrame, batch: int) -> None:
@@ -131,22 +137,40 @@ def _begin(stream: Callable[[Sink, Step], None], step: Step) -> None:
 
     try:
         with _unlogged():
-            stream(stop, step)
+            start(stop)
     except StreamingQueryException:
         if not begun:
             raise
 
 
+def log_batch(checkpoint: str, batch: int, ends: Positions, begun: int, pattern: Sequence[str]) -> None:
+    """Write Spark's log of a batch that Spark will then recover: its end offsets, and its clock, in epoch ms.
+
+    `pattern` is the log of the query's previous batch, or of a first one. The query must have no watermark, which
+    Spark would move from batch to batch. Raises LeaseError if the batch was begun: only another driver can have.
+    """
+    filesystem, path = open_path(f"{checkpoint}/offsets/{batch}")
+    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+        raise LeaseError(f"Another driver has begun batch {batch} in {checkpoint}.", next_step="Let it finish.")
+    version, metadata, *lines = pattern
+    lines = [line if line == "-" else json.dumps({topic: ends[topic] for topic in json.loads(line)}) for line in lines]
+    _write(checkpoint, batch, [version, json.dumps(json.loads(metadata) | {"batchTimestampMs": begun}), *lines])
+
+
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keep Spark from logging why a query ends: a user would take the stack of a planned stop for a failure."""
+    """Keep Spark and py4j from logging why a query ends: a user would take a planned stop for a failure."""
+    clients = logging.getLogger("py4j.clientserver")
     jvm: Any = SparkContext._jvm
     log4j = jvm.org.apache.logging.log4j
     before = log4j.LogManager.getLogger(_QUERY_LOGGER).getLevel()
     log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, log4j.Level.OFF)
+    level = clients.level
+    clients.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
+        clients.setLevel(level)
         log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, before)
 
 
@@ -177,7 +201,13 @@ def _change(checkpoint: str, batch: int, reached: Positions, step: Step) -> None
                 for topic, partitions in json.loads(line).items()
             }
             lines[number] = json.dumps(moved)
+    _write(checkpoint, batch, lines)
+
+
+def _write(checkpoint: str, batch: int, lines: Sequence[str]) -> None:
+    """Replace Spark's log of a batch, whole or not at all."""
     filesystem, path = open_path(checkpoint)
+    filesystem.create_dir(f"{path}/offsets")
     if filesystem.get_file_info(f"{path}/offsets/.{batch}.crc").type != fs.FileType.NotFound:
         filesystem.delete_file(f"{path}/offsets/.{batch}.crc")
     with filesystem.open_output_stream(f"{path}/offsets/{batch}.moved") as file:

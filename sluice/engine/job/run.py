@@ -14,9 +14,10 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import ensure_topics, message_limits, partition_counts
+from sluice.engine.job.backlog_run import BacklogRun, needs_order
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible
 from sluice.engine.job.lease import PATIENCE, Lease, Patience, current_lease, this_process
-from sluice.engine.job.query import JobQuery
+from sluice.engine.job.query import JobQuery, without_adaptive_execution
 from sluice.engine.job.replay import Sink, Step, joined, replay
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
@@ -75,7 +76,9 @@ class JobRun:
         direct = direct if self.steps is None else None  # a replay writes no output
         storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
         source = KafkaInput(self.spark, self.settings.kafka)
-        query = JobQuery(self.spark, storage, source, partitions, lease.epoch, self.max_records)
+        in_order = needs_order(self.job, partitions)
+        most = None if in_order else self.max_records
+        query = JobQuery(self.spark, storage, source, partitions, lease.epoch, most)
         info, published = query.info, ledger.snapshots.last_batch(storage.ref)
         before = None if published is None else ledger.jobs.get(storage.ref)
         require_compatible(before, info)
@@ -88,11 +91,14 @@ class JobRun:
                 silent=self.steps is not None,
             )  # fmt: skip
             with query_errors(publisher, storage, lease):
-                if self.steps is None:
+                if self.steps is not None:
+                    self._replay(query, publisher, firsts, self.steps)
+                    return publisher.read
+                if in_order:
+                    BacklogRun(query, self.settings.kafka, self.max_records, lease.require).run(publisher, firsts)
+                else:
                     publisher.begin()
                     query.run(publisher)
-                else:
-                    self._replay(query, publisher, firsts, self.steps)
         return publisher.read
 
     def _replay(self, query: JobQuery, publisher: Publisher, firsts: Positions, steps: Sequence[Step]) -> None:
@@ -105,7 +111,7 @@ class JobRun:
             publisher.begin()
             if publisher.partitions != query.partitions:
                 query.repartition(publisher.partitions)
-            with _without_adaptive_execution(self.spark):
+            with without_adaptive_execution(self.spark):
                 query.run(sink, once=True)
 
         steps = joined(self.job, query.frames.types, steps, firsts, self.max_records)
@@ -129,18 +135,6 @@ class JobRun:
         }
         ensure_topics(kafka, dict.fromkeys(own, 1), own)
         return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [dead_letters])
-
-
-@contextmanager
-def _without_adaptive_execution(spark: SparkSession) -> Iterator[None]:
-    """Turn adaptive execution off, which computes a batch up to a shuffle before `foreachBatch` is called."""
-    name = "spark.sql.adaptive.enabled"
-    before = str(spark.conf.get(name))
-    spark.conf.set(name, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
 
 
 def send_to_executors(spark: SparkSession, file: Path) -> None:

@@ -96,11 +96,15 @@ class Publisher:
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
 
-    def begin(self) -> None:
-        """Write the stream times that the next batch starts from. Spark starts tasks before it calls the publisher."""
+    def begin(self) -> Mapping[str, int]:
+        """Write the stream times that the next batch starts from, and return them.
+
+        Spark starts tasks before it calls the publisher.
+        """
         batch = self.storage.next_batch
         times = self.ledger.snapshots.times_before(self.storage.ref, batch)
         self.storage.side_outputs.start(batch, times)
+        return times
 
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
         """Publish a batch. Spark calls this with the changed state rows; writing the shards computes them once."""

@@ -1,0 +1,84 @@
+"""Runs a job whose results depend on the order of several partitions, in batches that end at points of that order.
+
+If everything fits into one batch, Spark runs that batch as it does for other jobs. Otherwise Sluice divides the backlog
+as it is when the run begins, writes Spark's log of each batch, and Spark recovers the batch from it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from sluice.engine.batch.checkpoint import batch_positions, last_batch
+from sluice.engine.job.query import JobQuery
+from sluice.engine.job.replay import log_batch
+from sluice.engine.publish.publisher import Publisher
+from sluice.engine.read.backlog import ORDER, Backlog, Offsets, Part
+from sluice.engine.read.identity import Positions
+from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
+from sluice.plan import Job, OrderedJob
+
+
+def needs_order(job: Job, partitions: Mapping[str, int]) -> bool:
+    """Whether results depend on the order of records across partitions. `partitions` has each topic's number."""
+    in_all = sum(partitions[source.topic] for source in job.streams)
+    return isinstance(job, OrderedJob) and bool(job.operators) and in_all > 1
+
+
+@dataclass(frozen=True)
+class BacklogRun:
+    """Runs a query until it has read its backlog, in batches of at most `most` records of streams."""
+
+    query: JobQuery
+    kafka: Mapping[str, str]
+    most: int
+    require: Callable[[], None]
+    """Raises LeaseError if this driver may no longer work on the job."""
+
+    def run(self, publisher: Publisher, firsts: Positions) -> None:
+        """Read everything. `firsts` are the partitions' first offsets."""
+        now = int(time.time() * 1000)
+        checkpoint = self.query.storage.checkpoint
+        begun, done = (last_batch(checkpoint, log) for log in ("offsets", "commits"))
+        position = _offsets(firsts) | _offsets(batch_positions(checkpoint, begun) if begun >= 0 else {})
+        ends = end_offsets(self.kafka, position)
+        streams = self._in_order(position)
+        times = publisher.begin()
+        if sum(ends[part] - position[part] for part in streams) <= self.most:
+            self.query.run(publisher)
+            return
+        if begun > done:
+            # Its effects may be visible already: it keeps its end.
+            self.query.run(publisher, once=True)
+            times = publisher.begin()
+        pattern = self.query.pattern()
+        ends_of_streams = {part: ends[part] for part in streams}
+        reached = {part: times[name] for part in streams if (name := f"{ORDER}/{part[0]}/{part[1]}") in times}
+        with KafkaTimestamps.of(self.kafka, ends_of_streams) as timestamps:
+            backlog = Backlog(timestamps, streams, position, ends_of_streams, reached)
+            for batch, taken in enumerate(backlog.batches(self.most), start=begun + 1):
+                self.require()
+                log_batch(checkpoint, batch, _positions({**ends, **taken}), now, pattern)
+                self.query.run(publisher, once=True)
+
+    def _in_order(self, partitions: Iterable[Part]) -> tuple[Part, ...]:
+        """The partitions of streams, in the order in which operators take records of the same time."""
+        numbers = {source.topic: source.number for source in self.query.job.streams}
+        of_streams = (part for part in partitions if part[0] in numbers)
+        return tuple(sorted(of_streams, key=lambda part: (numbers[part[0]], part[1])))
+
+
+def _offsets(positions: Positions) -> dict[Part, int]:
+    return {
+        (topic, int(partition)): offset
+        for topic, partitions in positions.items()
+        for partition, offset in partitions.items()
+    }
+
+
+def _positions(offsets: Offsets) -> dict[str, dict[str, int]]:
+    positions: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        positions.setdefault(topic, {})[str(partition)] = offset
+    return positions

@@ -1,0 +1,119 @@
+"""Reads the offsets and timestamps of a backlog's records from Kafka, on the driver, to divide it into batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from sluice.brokers import quiet
+from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
+from sluice.engine.read.backlog import Offsets, Part, Stretch
+from sluice.errors import EngineError
+
+_CONSUMER = {
+    "group.id": "sluice-guard",
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "enable.auto.commit": False,
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 10,
+    "fetch.queue.backoff.ms": 5,
+    # Of most partitions a few records are needed. What was fetched beyond them is thrown away.
+    "max.partition.fetch.bytes": 65_536,
+    "queued.min.messages": 20_000,
+}
+_AT_ONCE = 10_000
+_WAIT_S = 0.02
+
+
+def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Part]) -> dict[Part, int]:
+    """The offset after each partition's last committed record."""
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return {part: result.offset for part, result in _list_offsets(kafka, partitions, latest)}
+
+
+def _list_offsets(kafka: Mapping[str, str], partitions: Iterable[Part], spec: OffsetSpec) -> Iterator[tuple[Part, Any]]:
+    admin = AdminClient(quiet(kafka))
+    with kafka_errors("Reading the topics' offsets"):
+        futures = admin.list_offsets(
+            {TopicPartition(*part): spec for part in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=TIMEOUT_S,
+        )
+        for partition, future in futures.items():
+            yield (partition.topic, partition.partition), future.result(TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class KafkaTimestamps:
+    """The timestamps of committed records before `ends`."""
+
+    kafka: Mapping[str, str]
+    consumer: Consumer
+    ends: Offsets
+
+    @classmethod
+    @contextmanager
+    def of(cls, kafka: Mapping[str, str], ends: Offsets) -> Iterator[KafkaTimestamps]:
+        """Timestamps that are read until the end of a `with` block."""
+        consumer = Consumer({**_CONSUMER, **quiet(kafka)})
+        try:
+            yield cls(kafka, consumer, ends)
+        finally:
+            consumer.close()
+
+    def index(self, time: int) -> Offsets:
+        """The first offset at which Kafka has a timestamp of at least `time`. Partitions without one are left out."""
+        with kafka_errors("Reading the topics' index of timestamps"):
+            found = self.consumer.offsets_for_times([TopicPartition(*part, time) for part in self.ends], TIMEOUT_S)
+            for each in found:
+                if each.error is not None:
+                    raise KafkaException(each.error)
+        return {
+            (partition.topic, partition.partition): partition.offset for partition in found if partition.offset >= 0
+        }
+
+    def latest(self) -> int:
+        """A time that no record of the partitions exceeds."""
+        largest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+        return max(int(result.timestamp) for _, result in _list_offsets(self.kafka, self.ends, largest))
+
+    def read(self, starts: Offsets, count: int) -> Mapping[Part, Stretch]:
+        """In each partition, at least `count` records from its start offset on, or all up to the backlog's end."""
+        read: dict[Part, list[tuple[int, int]]] = {part: [] for part in starts}
+        complete: set[Part] = set()
+        self.consumer.assign([TopicPartition(*part, offset) for part, offset in starts.items()])
+        heard = time.monotonic()
+        while any(part not in complete and len(records) < count for part, records in read.items()):
+            messages = self.consumer.consume(_AT_ONCE, _WAIT_S)
+            if messages:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > TIMEOUT_S:
+                raise EngineError(
+                    f"Reading the records' timestamps: no answer for {TIMEOUT_S} s.",
+                    next_step="Is the broker up and reachable?",
+                )
+            for message in messages:
+                part = (str(message.topic()), int(message.partition() or 0))
+                error, offset = message.error(), int(message.offset() or 0)
+                if error is None and offset < self.ends[part]:
+                    read[part].append((offset, message.timestamp()[1]))
+                elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    with kafka_errors("Reading the records' timestamps"):
+                        raise KafkaException(error)
+                if error is not None or offset >= self.ends[part] - 1:
+                    complete.add(part)
+        self.consumer.unassign()
+        return {part: _stretch(records, complete=part in complete) for part, records in read.items()}
+
+
+def _stretch(records: list[tuple[int, int]], *, complete: bool) -> Stretch:
+    offsets, timestamps = np.array(records, np.int64).reshape(-1, 2).T
+    return Stretch(offsets, timestamps, complete)

@@ -1,0 +1,222 @@
+"""A backlog of several topics gives the same results however many records a batch may have.
+
+`make backlog` takes 100,000 records, in batches of 1,000 and of 10,000 and in one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Producer
+
+from sluice import Pipeline, within
+from sluice.engine.batch.checkpoint import batch_positions, last_batch
+from sluice.engine.job.lease import this_process
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.errors import LeaseError
+from sluice.plan import plan
+from sluice.state.ledger.snapshots import Snapshots
+from sluice.state.model import JobRef
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import Names
+
+RECORDS = int(os.environ.get("BACKLOG", "300"))
+BATCHES = [max(RECORDS // 100, 50), max(RECORDS // 10, 130)]
+START_MS = 1_670_000_000_000
+PARTITIONS = {"orders": 3, "payments": 2, "customers": 2}
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+class Payment(msgspec.Struct):
+    cents: int
+
+
+class Customer(msgspec.Struct):
+    version: int
+
+
+def joins(names: Names) -> Pipeline:
+    """Orders with the customer of that moment, orders with their payments, and the number of the last order."""
+    pipeline = names.pipeline()
+    orders = pipeline.stream(names("orders"), value=Order)
+    payments = pipeline.stream(names("payments"), value=Payment)
+    customers = pipeline.table(names("customers"), value=Customer, store="customers")
+    orders.left_join(customers).select(number="left.number", version="right.version").to(names("with_customer"))
+    paid = orders.join(payments, within("20 seconds", grace="1 minute"))
+    paid.select(number="left.number", cents="right.cents").to(names("paid"))
+    orders.group_by_key().reduce(later, store="last_order")
+    return pipeline
+
+
+def later(last: Order, order: Order) -> Order:
+    return order
+
+
+@dataclass
+class Traffic:
+    """Records of all topics. Payments are written in transactions, whose markers have today's date."""
+
+    running: Running
+    chance: random.Random
+
+    def send_all(self, *counts: int) -> None:
+        at = START_MS
+        for count in counts:
+            at = self.send(count, at)
+
+    def send(self, count: int, begin_ms: int = START_MS) -> int:
+        """Write records, some at the same millisecond. Returns the time of the last one."""
+        common = {"bootstrap.servers": self.running.bootstrap, "log_level": 0, "linger.ms": 5}
+        in_transactions = {**common, "transactional.id": self.running.names.prefix}
+        plain, payments = Producer(common), Producer(in_transactions)
+        payments.init_transactions(20)
+        at = begin_ms
+        at_once = max(count // 200, 50)
+        for begin in range(0, count, at_once):
+            payments.begin_transaction()
+            for number in range(begin, min(begin + at_once, count)):
+                at += self.chance.choice([0, 0, 1, 700])
+                topic = self.chance.choices(list(PARTITIONS), [4, 3, 1])[0]
+                value = {"orders": Order(number), "payments": Payment(number), "customers": Customer(number)}[topic]
+                producer = payments if topic == "payments" else plain
+                producer.produce(
+                    self.running.names(topic), key=f"c{self.chance.randrange(20)}", value=msgspec.json.encode(value),
+                    partition=self.chance.randrange(PARTITIONS[topic]), timestamp=at,
+                )  # fmt: skip
+                producer.poll(0)
+            # A transaction in six comes to nothing.
+            if self.chance.random() < 1 / 6:
+                payments.abort_transaction(20)
+            else:
+                payments.commit_transaction(20)
+        assert plain.flush(20) == 0
+        Producer(in_transactions).init_transactions(20)  # waits until the last transaction's records can be read
+        return at
+
+
+def results(running: Running) -> dict[str, Any]:
+    """All stores, and every output's records by partition, in order."""
+    found: dict[str, Any] = {store: running.store(store) for store in ("customers", "last_order")}
+    for topic in ("with_customer", "paid"):
+        messages = running.messages(running.names(topic))
+        found[topic] = [(each.partition(), each.key(), each.value(), each.timestamp()[1]) for each in messages]
+    return found
+
+
+def begun(running: Running) -> int:
+    """The last batch that was begun."""
+    return last_batch(str(running.checkpoint), "offsets")
+
+
+def sizes(running: Running) -> list[int]:
+    return [snapshot.counts["read"] for snapshot in running.snapshots()]
+
+
+def started(start: Start, *, seed: int = 1) -> tuple[Running, Traffic]:
+    running = start(joins, **PARTITIONS)
+    return running, Traffic(running, random.Random(seed))
+
+
+def in_one_batch(start: Start, *counts: int) -> dict[str, Any]:
+    """The results of the same records in one batch."""
+    running, traffic = started(start)
+    traffic.send_all(*counts)
+    running.run()
+    assert len(running.snapshots()) == 1
+    return results(running)
+
+
+def test_the_size_of_batches_makes_no_difference(start: Start) -> None:
+    expected = in_one_batch(start, RECORDS)
+    assert len(expected["paid"]) > RECORDS / 100
+    assert len({version for _, _, version, _ in expected["with_customer"]}) > 10
+    for most in BATCHES:
+        running, traffic = started(start)
+        traffic.send(RECORDS)
+        running.run(max_records=most)
+        assert len(sizes(running)) > 1
+        assert max(sizes(running)) <= most
+        assert results(running) == expected, most
+
+
+class Crash(Exception):
+    """The driver dies here."""
+
+
+def crash(monkeypatch: pytest.MonkeyPatch, running: Running, where: type, method: str, batch: int, most: int) -> Any:
+    """Let a run die in a batch. Returns the end offsets that the batch was begun with."""
+    real = getattr(where, method)
+
+    def die(self: Any, *arguments: Any) -> Any:
+        if begun(running) == batch:
+            raise Crash("in the middle")
+        return real(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, method, die)
+        with pytest.raises(Exception, match="Crash"):
+            running.run(max_records=most)
+    assert len(running.snapshots()) == batch
+    return batch_positions(str(running.checkpoint), batch)
+
+
+def test_a_batch_that_was_begun_keeps_its_end_after_a_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = in_one_batch(start, 40, 160)
+    running, traffic = started(start)
+    at = traffic.send(40)
+    running.run()
+    traffic.send(160, at)
+    ends = {
+        1: crash(monkeypatch, running, TransactionalOutput, "send", batch=1, most=70),
+        # The next run completes that batch, divides what is left anew, and dies when its output is written.
+        2: crash(monkeypatch, running, Snapshots, "publish", batch=2, most=60),
+    }
+    running.run(max_records=30)
+    assert {batch: running.snapshots()[batch].positions for batch in ends} == ends
+    assert max(sizes(running)[3:]) <= 30
+    assert results(running) == expected
+    # The history has where each batch ended: a rebuild repeats them, and compares the checksums.
+    (job,) = plan(running.pipeline).jobs
+    assert Rebuild(running.spark, job, running.settings).run() == 2
+    assert results(running) == expected
+
+
+def test_a_batch_that_an_older_run_has_begun_keeps_its_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, traffic = started(start)
+    traffic.send(150)
+    with monkeypatch.context() as patched:
+        # Spark divided all backlogs, in proportion to the partitions' sizes.
+        patched.setattr("sluice.engine.job.run.needs_order", lambda *_: False)
+        ends = crash(monkeypatch, running, TransactionalOutput, "send", batch=0, most=60)
+    running.run(max_records=60)
+    first, *others = running.snapshots()
+    assert first.positions == ends
+    assert len(others) > 1
+    assert sum(sizes(running)) == running.counts("applied")
+
+
+def test_a_driver_without_the_lease_begins_no_further_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, traffic = started(start)
+    traffic.send(150)
+    real = Snapshots.publish
+
+    def lose(self: Snapshots, *arguments: Any) -> bool:
+        new = real(self, *arguments)
+        with running.ledger() as ledger:
+            ref = JobRef(running.pipeline.name, "main", 1)
+            assert ledger.leases.take(ref, this_process("another"), ledger.leases.get(ref)) is not None
+        return new
+
+    monkeypatch.setattr(Snapshots, "publish", lose)
+    with pytest.raises(LeaseError):
+        running.run(max_records=60)
+    assert begun(running) == 0
