@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -80,7 +80,7 @@ class Traffic:
         plain, payments = Producer(common), Producer(in_transactions)
         payments.init_transactions(20)
         at = begin_ms
-        at_once = max(count // 200, 50)
+        at_once = max(count // 20, 50)
         for begin in range(0, count, at_once):
             payments.begin_transaction()
             for number in range(begin, min(begin + at_once, count)):
@@ -220,3 +220,20 @@ def test_a_driver_without_the_lease_begins_no_further_batch(start: Start, monkey
     with pytest.raises(LeaseError):
         running.run(max_records=60)
     assert begun(running) == 0
+
+
+def test_a_rebuild_without_the_history_divides_the_records_in_order(start: Start) -> None:
+    running, traffic = started(start)
+    traffic.send(150)
+    running.run()
+    expected = results(running)
+    with running.ledger() as ledger, ledger.engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM history")
+        connection.commit()
+    (job,) = plan(running.pipeline).jobs
+    settings = replace(running.settings, max_records=60)
+    assert Rebuild(running.spark, job, settings).run() == 2  # it compares the checksums
+    assert results(running) == expected
+    with running.ledger() as ledger:
+        audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 2))
+    assert [sum(source.read for source in audit.sources) <= 60 for audit in audits] == [True] * 3

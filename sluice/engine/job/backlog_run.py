@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sluice.engine.batch.checkpoint import batch_positions, last_batch
 from sluice.engine.job.query import JobQuery
-from sluice.engine.job.replay import log_batch
+from sluice.engine.job.replay import Step, evenly, log_batch
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.read.backlog import ORDER, Backlog, Offsets, Part
 from sluice.engine.read.identity import Positions
@@ -22,7 +22,7 @@ from sluice.plan import Job, OrderedJob
 
 def needs_order(job: Job, partitions: Mapping[str, int]) -> bool:
     """Whether results depend on the order of records across partitions. `partitions` has each topic's number."""
-    in_all = sum(partitions[source.topic] for source in job.streams)
+    in_all = sum(partitions.get(source.topic, 0) for source in job.streams)
     return isinstance(job, OrderedJob) and bool(job.operators) and in_all > 1
 
 
@@ -43,7 +43,7 @@ class BacklogRun:
         begun, done = (last_batch(checkpoint, log) for log in ("offsets", "commits"))
         position = _offsets(firsts) | _offsets(batch_positions(checkpoint, begun) if begun >= 0 else {})
         ends = end_offsets(self.kafka, position)
-        streams = self._in_order(position)
+        streams = _streams(self.query.job, position)
         times = publisher.begin()
         if sum(ends[part] - position[part] for part in streams) <= self.most:
             self.query.run(publisher)
@@ -62,11 +62,24 @@ class BacklogRun:
                 log_batch(checkpoint, batch, _positions({**ends, **taken}), now, pattern)
                 self.query.run(publisher, once=True)
 
-    def _in_order(self, partitions: Iterable[Part]) -> tuple[Part, ...]:
-        """The partitions of streams, in the order in which operators take records of the same time."""
-        numbers = {source.topic: source.number for source in self.query.job.streams}
-        of_streams = (part for part in partitions if part[0] in numbers)
-        return tuple(sorted(of_streams, key=lambda part: (numbers[part[0]], part[1])))
+
+def divided(job: Job, kafka: Mapping[str, str], begin: Positions, target: Positions, most: int) -> list[Step]:
+    """Batches of about `most` records each up to `target`, if the original batches are unknown."""
+    streams = _streams(job, ends := _offsets(target))
+    if not needs_order(job, {topic: len(partitions) for topic, partitions in target.items()}):
+        return evenly(begin, target, most)
+    position = {part: _offsets(begin).get(part, 0) for part in streams}
+    ends_of_streams = {part: ends[part] for part in streams}
+    with KafkaTimestamps.of(kafka, ends_of_streams) as timestamps:
+        batches = list(Backlog(timestamps, streams, position, ends_of_streams).batches(most))
+    return [Step(_positions({**ends, **taken})) for taken in batches] or evenly(begin, target, most)
+
+
+def _streams(job: Job, partitions: Iterable[Part]) -> tuple[Part, ...]:
+    """The partitions of streams, in the order in which operators take records of the same time."""
+    numbers = {source.topic: source.number for source in job.streams}
+    of_streams = (part for part in partitions if part[0] in numbers)
+    return tuple(sorted(of_streams, key=lambda part: (numbers[part[0]], part[1])))
 
 
 def _offsets(positions: Positions) -> dict[Part, int]:

@@ -17,9 +17,10 @@ from pyspark.sql import SparkSession
 from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import ensure_topics, message_limits
+from sluice.engine.job.backlog_run import divided
 from sluice.engine.job.compatibility import means_the_same
 from sluice.engine.job.lease import current_lease, this_process
-from sluice.engine.job.replay import Step, evenly, steps_of
+from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.engine.read.identity import InputError, Positions, Topic, describe_topics
@@ -97,10 +98,13 @@ class Rebuild:
             }
         drop_others(ledger, self.job, 0, self.settings)  # generations of rebuilds that were killed
         ref = JobRef(name, self.job.name, 1)
-        self._build(ref, evenly({}, read, self.settings.max_records))
+        self._build(ref, self._divided({}, read))
         ledger.jobs.promote(ref)
         log.info("state built", pipeline=name, job=self.job.name, generation=1)
         return 1
+
+    def _divided(self, begin: Positions, target: Positions) -> list[Step]:
+        return divided(self.job, self.settings.kafka, begin, target, self.settings.max_records)
 
     def _build(self, ref: JobRef, steps: Sequence[Step]) -> None:
         JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
@@ -127,7 +131,7 @@ class Rebuild:
                 note=_NO_HISTORY,
             )  # fmt: skip
             firsts = {topic: {str(n): first for n, (first, _) in enumerate(bounds)} for topic, bounds in ends.items()}
-            published = evenly(firsts, _within(ends, read), self.settings.max_records)
+            published = self._divided(firsts, _within(ends, read))
             return History(published, steps[len(batches) :], complete=False)
         return History(published, steps[len(batches) :], complete=True)
 
