@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,8 @@ _CALLS = {"upper": "upper({})", "str": "CAST({} AS STRING)", "mod": "pmod({}, {}
           "not_null": "({} IS NOT NULL)"}  # fmt: skip
 
 
-def sql(expression: Expression) -> str:
-    """An expression as Spark SQL."""
+def sql(expression: Expression, kind: Callable[[Expression], values.Kind] = lambda _: None) -> str:
+    """An expression as Spark SQL; `kind` tells the types of its parts, as far as they are known."""
     operation, *arguments = expression
     if operation == "field":
         return ".".join(f"`{name}`" for name in arguments)
@@ -40,9 +40,9 @@ def sql(expression: Expression) -> str:
     if operation == "key":
         return "_key"
     if operation == "struct":
-        pairs = ", ".join(f"{literal(name)}, {sql(one)}" for name, one in arguments[0].items())
+        pairs = ", ".join(f"{literal(name)}, {sql(one, kind)}" for name, one in arguments[0].items())
         return f"named_struct({pairs})"
-    parts = [sql(one) for one in arguments]
+    parts = [sql(one, kind) for one in arguments]
     if operation in _BINARY:
         left, right = parts
         return f"({left} {_BINARY[operation]} {right})"
@@ -52,6 +52,9 @@ def sql(expression: Expression) -> str:
         texts = (f"coalesce(CAST({part} AS STRING), 'null')" for part in parts)
         return f"concat({', '.join(texts)})"
     if operation == "list":
+        if kind(expression) in (None, [None]):
+            # Values of several types in one list: Spark's VARIANT holds any.
+            parts = [f"CAST({part} AS VARIANT)" for part in parts]
         return f"array({', '.join(parts)})"
     raise NotMet(f"there is no expression {operation!r}")
 
@@ -118,7 +121,7 @@ class Built:
                 for topic, name in self._read_in(node.get("in") or node["left"], path):
                     kind = found[topic]
                     found[topic] = {name: None} | kind if isinstance(kind, dict) else kind
-        return found
+        return {topic: values.completed(kind, every) for topic, kind in found.items()}
 
     def _read_in(self, name: str, path: list[str]) -> Iterator[tuple[str, str]]:
         """The topics in whose values an expression over a node's values finds this field, and its name there."""
@@ -134,6 +137,10 @@ class Built:
                     yield from self._read_in(one, path)
             case {"op": "filter" | "filter_not" | "select_key" | "to_stream" | "to_table" | "suppress", "in": parent}:
                 yield from self._read_in(parent, path)
+
+    def sql(self, name: str, expression: Expression) -> str:
+        """An expression over a node's values as Spark SQL."""
+        return sql(expression, lambda one: self.kind(name, one))
 
     def kind(self, name: str, expression: Expression) -> values.Kind:
         """The type of an expression over a node's values; None if it is not known."""
@@ -262,19 +269,14 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
         case "map_values":
             operation, *arguments = node["value"]
             if operation != "struct":
-                return parent.map_values(sql(node["value"]))
-            return parent.select({name: sql(one) for name, one in arguments[0].items()})
+                return parent.map_values(built.sql(node["in"], node["value"]))
+            return parent.select({name: built.sql(node["in"], one) for name, one in arguments[0].items()})
         case "to_stream":
             return parent.to_stream()
         case "select_key":
             return parent.select_key(sql(node["key"]))
         case "flat_map_values":
-            kind = built.kind(node["in"], node["list"])
-            if kind == [None]:
-                # Values of several types in one list: Spark's VARIANT holds any.
-                _, *elements = node["list"]
-                return parent.flat_map_values(f"array({', '.join(f'CAST({sql(one)} AS VARIANT)' for one in elements)})")
-            return parent.flat_map_values(sql(node["list"]))
+            return parent.flat_map_values(built.sql(node["in"], node["list"]))
         case "suppress" if node["type"] == "window_close":
             return parent.suppress_until_window_closes()
         case "suppress":

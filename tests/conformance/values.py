@@ -19,6 +19,8 @@ Kind: TypeAlias = "str | list[Any] | dict[str, Any] | None"
 _NAMES = {bool: "bool", int: "int", float: "float", str: "str", NoneType: None}
 _TYPES: dict[str | None, Any] = {"bool": bool, "int": int, "float": float, "str": str, None: int}
 _PREFIX = "Fields_"
+_UNSEEN = {"n": "int", "g": "str"}
+"""The types of the cases' fields."""
 
 
 def kind_of(values: Iterable[Any]) -> Kind:
@@ -57,11 +59,19 @@ def _kind(value: Any) -> Kind:
     return _NAMES[type(value)]
 
 
+def completed(kind: Kind, other: Kind) -> Kind:
+    """The first type; where it is not known, the other, and of a field that is null everywhere what its name says."""
+    if isinstance(kind, dict):
+        others = other if isinstance(other, dict) else {}
+        return {name: completed(inner, others.get(name) or _UNSEEN.get(name)) for name, inner in kind.items()}
+    return other if kind is None else kind
+
+
 def _common(one: Kind, other: Kind) -> Kind:
     if isinstance(one, dict) and isinstance(other, dict):
         return {name: _common(one.get(name), other.get(name)) for name in {**one, **other}}
     if isinstance(one, list) and isinstance(other, list):
         return [_common(one[0], other[0])]
-    if {one, other} == {"int", "float"} if isinstance(one, str) and isinstance(other, str) else False:
+    if (one, other) in (("int", "float"), ("float", "int")):
         return "float"
     return other if one is None else one
