@@ -140,6 +140,8 @@ def tried(
 
 def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: str) -> None:
     """Register that a step can fail; `error` is the SQL of the error message."""
+    if any(failure.step.number == node.number and failure.stage != scope.stage for failure, _ in builder.failing):
+        return  # a topic's table is mapped before its store and after it: the same records fail in both places
     if not scope.stage:
         builder.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
     key, value = ("", "") if not scope.stage else (column_read(builder, scope, "_key"), scope.json(builder))

@@ -129,3 +129,16 @@ def test_an_output_of_a_store_has_the_largest_time_of_its_records(drive: Drive, 
     assert driver.read("rated")[-1] == Output("a", {"n": 3}, 70)
     halves = {(record.key, record.headers["window_start"]): record.timestamp for record in driver.read("halves")}
     assert halves == {("a", "0"): 20, ("b", "0"): 30, ("a", "50"): 70}
+
+
+def test_a_record_that_a_table_cannot_be_mapped_for_is_one_dead_letter_whatever_follows(drive: Drive) -> None:
+    pipeline = Pipeline("mapped", workers=1)
+    halves = pipeline.table("items", value=Item).select(half="1 / n", g="g")
+    halves.group_by("g").count(store="groups")
+    halves.to("out")
+    driver = drive(pipeline)
+    for key, n in (("a", 0), ("b", 2)):
+        driver.pipe("items", {"n": n, "g": "x"}, key)
+    assert [record.value["n"] for record in driver.dead_letters()] == [0]
+    assert (driver.store("groups"), driver.counts()["failed/select-2"]) == ({"x": 1}, 1)
+    assert [record.key for record in driver.read("out")] == ["b"]
