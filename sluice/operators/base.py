@@ -54,10 +54,12 @@ class Output(Protocol):
         window: Window | None = None,
         old: bool = False,
         to: str = "output",
+        rank: int | None = None,
     ) -> None:
         """Send a result. For a table, the old value (`old=True`) comes before the new one or the tombstone.
 
-        Only an author's processor has outputs (`to`) besides the default.
+        Only an author's processor has outputs (`to`) besides the default. `rank`: the place of a result among all keys'
+        results that stream time releases at once; the time at which it was due if not given.
         """
 
     def count(self, reason: str) -> None:

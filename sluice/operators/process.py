@@ -74,6 +74,10 @@ class Process:
         else:
             out.release()
 
+    def release_due(self, state: Kept) -> int | None:
+        """Time of the earliest event timer."""
+        return min((schedule.time for schedule in state.event.values()), default=None)
+
     def due(self, state: Kept) -> int | None:
         """Time of the earliest event timer, or of the first entry's expiry."""
         times = [schedule.time for schedule in state.event.values()]

@@ -92,6 +92,7 @@ class Suppress:
 
     Until a time limit: the latest value once stream time is `wait` after the first update held back.
     `wait`: ms; the limit, or the window's grace (a session's grace + gap).
+    `filtered`: its table is a filtered one, so a deletion of a row that the filter never let through is no update.
 
     A full buffer with `emit_early` sends the oldest updates of all keys. An update of another key than the current
     row's is sent with that key's next row, or when the runner closes the keys in `called`. With `shut_down`, the runner
@@ -107,11 +108,13 @@ class Suppress:
         limit: Limit | None = None,
         *,
         retracts: bool = False,
+        filtered: bool = False,
     ) -> None:
         self.until_close = until == "window_close"
         self.wait = wait
         self.limit = limit or Limit()
         self.retracts = retracts
+        self.filtered = filtered
         self.shared = self.limit.buffer
         self.called: dict[str, set[Window]] = {}
         """Keys and windows to send before they are due."""
@@ -126,24 +129,29 @@ class Suppress:
         if row.key is None:
             out.count("null_key")
             return
+        if row.old:
+            self._replaced = row.value
+            return
+        replaced, self._replaced = self._replaced, None
+        if self.filtered and row.value is replaced is None:
+            return
         self.close(state, row.key, row.before, out)
         window = row.window or NO_WINDOW
         waiting = state.get(window)
         if waiting is None:
             since = row.window[1] if self.until_close and row.window else row.time
             state[window] = waiting = Waiting(since, None, row.time)
-        if row.old:
-            self._replaced = row.value
-        else:
-            waiting.value, waiting.time, waiting.old = row.value, row.time, self._replaced
-            self._replaced = None
+        waiting.value, waiting.time, waiting.old = row.value, row.time, replaced
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
             self.shared.remove(waiting.since, row.key, window)
             self.shared.add(waiting.since, row.key, window, size)
-        if not row.old:
-            self.close(state, row.key, row.after, out)
-            self._make_room(state, row, out)
+        self.close(state, row.key, row.after, out)
+        self._make_room(state, row, out)
+
+    def release_due(self, state: State) -> int | None:
+        """Stream time at which the next update is sent."""
+        return self.due(state)
 
     def due(self, state: State) -> int | None:
         return min(waiting.since for waiting in state.values()) + self.wait if state else None

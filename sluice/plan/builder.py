@@ -13,6 +13,7 @@ from sluice.plan.value_types import types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import parse
 from sluice.topology.pipeline import Pipeline
+from sluice.values import paths
 from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
@@ -66,6 +67,10 @@ class Scope:
     """Upstream nodes that turn one record into several."""
     raw: str | None = None
     """The column of an operator's results, if the value is such a result unchanged (JSON in `value`)."""
+    path: tuple[str, ...] = ()
+    """SQL of the elements of the path (`values.paths`) from the stage's record or result to here."""
+    rekeyed: bool = False
+    """Whether a step since then has changed the key."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -88,6 +93,19 @@ class Scope:
             *([] if is_null == "false" else [f"NOT {is_null}"]),
         ]
         return f"IF({' AND '.join(conditions)}, {text}, NULL)" if conditions else text
+
+
+def turned(builder: PlanBuilder, scope: Scope, parent: nodes.Node, child: nodes.Node, side: int = 0) -> Scope:
+    """The scope on the way from a node to one of its children, which may take it on several sides."""
+    turns = [
+        (node.number, number)
+        for node in builder.pipeline.nodes
+        for number, each in enumerate(nodes.parents(node))
+        if each is parent
+    ]
+    if len(turns) <= 1:
+        return scope
+    return replace(scope, path=(*scope.path, paths.turn(turns.index((child.number, side)))))
 
 
 def masked(builder: PlanBuilder, scope: Scope) -> str:

@@ -29,12 +29,14 @@ from sluice.plan.builder import (
     may_fail_here,
     null_read,
     tried,
+    turned,
 )
 from sluice.plan.jobs import Column, Transformation, result_column
 from sluice.plan.steps import PythonFunction
 from sluice.topology import nodes
 from sluice.topology.expressions import Parts, in_order, parse
 from sluice.topology.serdes import is_object
+from sluice.values import paths
 from sluice.values.records import METADATA, TEXT_FIELD
 from sluice.values.references import Reference, reference
 from sluice.values.sql import literal, quoted, typed_json
@@ -68,15 +70,17 @@ def _make_scope(builder: PlanBuilder, node: nodes.Node, *, old: bool) -> Scope:
         case nodes.Source():
             return _source_scope(builder, node)
         case nodes.Merge(streams=streams):
-            return _merged(builder, node, [scope_of(builder, stream) for stream in streams])
+            scopes = [scope_of(builder, stream) for stream in streams]
+            sides = enumerate(zip(scopes, streams, strict=True))
+            return _merged(builder, node, [turned(builder, scope, stream, node, n) for n, (scope, stream) in sides])
         case nodes.Branch(parent=process, output=output, fields=fields):
-            scope = scope_of(builder, process)
+            scope = turned(builder, scope_of(builder, process), process, node)
             column = result_column(process.number, list(process.returns).index(output))
             passed = f"({scope.passed} AND output = {literal(output)})"
             return _noted(builder, _typed(scope, column, passed, fields), column)
         case _:
             (parent,) = nodes.parents(node)
-            return _step_scope(builder, node, scope_of(builder, parent, old=old))
+            return _step_scope(builder, node, turned(builder, scope_of(builder, parent, old=old), parent, node))
 
 
 def _step_scope(builder: PlanBuilder, node: nodes.Node, scope: Scope) -> Scope:
@@ -98,6 +102,7 @@ def _step_scope(builder: PlanBuilder, node: nodes.Node, scope: Scope) -> Scope:
         case nodes.Transform():
             return _transformed(builder, node, scope)
         case nodes.ToStream():
+            scope = replace(scope, rekeyed=scope.rekeyed or nodes.window_of(node.parent) is not None)
             return replace(scope, passed=f"({scope.passed} AND NOT old)") if scope.stage else scope
         case _:
             raise AssertionError(f"{node.name} is not a stateless step")
@@ -140,7 +145,18 @@ def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
         scope = replace(scope, columns=columns | RESULT_METADATA, scalar=node.scalar)
     else:
         scope = replace(_typed(scope, column, scope.passed, result_fields(builder, node)), raw=column)
-    return replace(_noted(builder, scope, column), is_null="(value IS NULL)")
+    return replace(_noted(builder, scope, column), is_null="(value IS NULL)", rekeyed=_is_rekeyed(builder, node))
+
+
+def _is_rekeyed(builder: PlanBuilder, node: nodes.Node) -> bool:
+    """Whether results have another key than the operator's input, or the input's key was changed before it."""
+    match node:
+        case nodes.Process():
+            return True
+        case nodes.Merge() | nodes.Deduplicate():
+            return any(scope_of(builder, parent).rekeyed for parent in nodes.parents(node))
+        case _:
+            return False
 
 
 def _noted(builder: PlanBuilder, scope: Scope, column: str) -> Scope:
@@ -217,7 +233,7 @@ def _filter(builder: PlanBuilder, node: nodes.Filter, scope: Scope, where: str) 
 def _rekeyed(builder: PlanBuilder, node: nodes.Node, scope: Scope, sql: str) -> Scope:
     column = f"key{node.number}"
     add(builder, scope.stage, scope.depth + 1, Column(column, sql, node.number))
-    return replace(scope, depth=scope.depth + 1, columns={**scope.columns, "_key": column})
+    return replace(scope, depth=scope.depth + 1, columns={**scope.columns, "_key": column}, rekeyed=True)
 
 
 def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scope, texts: Mapping[str, str]) -> Scope:
@@ -248,7 +264,7 @@ def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, 
     columns = {field: sql for field, sql in scope.columns.items() if field not in scope.fields} | made
     return replace(
         scope, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=columns, scalar=not fields, is_null="false",
-        raw=None, exploded=(*scope.exploded, node.number),
+        raw=None, exploded=(*scope.exploded, node.number), path=(*scope.path, paths.element(f"{name}_pos")),
     )  # fmt: skip
 
 
@@ -260,7 +276,7 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
     ways = ", ".join(f"IF({masked(builder, scope)}, {number}, NULL)" for number, scope in enumerate(scopes))
     column = f"m{node.number}_ways"
     add(builder, first.stage, depth, Column(column, f"filter(array({ways}), way -> way IS NOT NULL)", node.number))
-    way = replace(first, depth=depth, passed="true", exploded=())
+    way = replace(first, depth=depth, passed="true", exploded=(), path=(), rekeyed=any(s.rekeyed for s in scopes))
     elements = _elements(builder, node, way, column, {})
     name = f"x{node.number}"
 
@@ -282,8 +298,10 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
     nulls = chosen({number: null_read(builder, scope) for number, scope in enumerate(scopes)})
     add(builder, first.stage, depth, Column(is_null, f"coalesce({nulls}, false)", node.number))
     exploded = tuple(dict.fromkeys([*(number for scope in scopes for number in scope.exploded), node.number]))
+    routes = {number: paths.sql("X''", scope.path, rekeyed=False) for number, scope in enumerate(scopes)}
     return replace(
         elements, depth=depth, columns=columns, scalar=first.scalar, is_null=is_null, exploded=exploded,
+        path=(chosen(routes),),
     )  # fmt: skip
 
 
@@ -341,4 +359,5 @@ def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str)
     columns = {name: sql for name, sql in typed.columns.items() if name in typed.fields} | kept
     if node.gives in ("record", "records"):
         columns["_key"] = f"{result}.key"
+        typed = replace(typed, rekeyed=True)
     return replace(typed, columns=columns)

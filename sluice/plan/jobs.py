@@ -13,6 +13,7 @@ from typing import TypeAlias
 from sluice.errors import TopologyError
 from sluice.plan.operators import Action, Aggregate, Process, ProcessorStore, PythonAggregate, StreamJoin
 from sluice.plan.steps import PythonFunction, Sink, Source, Step
+from sluice.values import paths
 from sluice.values.records import How
 from sluice.values.references import Reference
 from sluice.values.windows import AnyWindow, Window
@@ -194,8 +195,10 @@ class Edge:
     """Whether a table's old values take this path too."""
     valued: bool = False
     """Whether records without a value leave stream time unchanged, as records without a key always do."""
-    exploded: str = "0"
-    """SQL of a number that distinguishes the rows of one record, if steps turned it into several."""
+    path: tuple[str, ...] = ()
+    """SQL of the elements of the path (`values.paths`) from the stage's record or result to the target."""
+    rekeyed: bool = False
+    """Whether the target takes the rows by another key than the record's or result's."""
 
     @property
     def column(self) -> str:
@@ -214,6 +217,20 @@ class Edge:
     @property
     def foreign_column(self) -> str:
         return f"{self.column}_foreign"
+
+    @property
+    def path_column(self) -> str | None:
+        """Column of the path from the record; None if it is the same for all records."""
+        return f"{self.column}_path" if self.constant_path is None else None
+
+    @property
+    def constant_path(self) -> bytes | None:
+        """The path from the record, if it is the same for all records."""
+        return paths.constant(self.path, rekeyed=self.rekeyed)
+
+    def path_from(self, base: str) -> str:
+        """SQL of the path, if that of the stage's record or result is `base`."""
+        return paths.sql(base, self.path, rekeyed=self.rekeyed)
 
 
 @dataclass(frozen=True)
@@ -272,12 +289,18 @@ class OrderedOperator:
 
     @property
     def joint(self) -> bool:
-        """Whether its sides share a stream time."""
+        """Whether it joins two streams, whose records have one stream time in common and one for each side."""
         return isinstance(self.action, StreamJoin)
 
-    def time_name(self, side: int) -> str:
-        """The name of a side's stream time."""
-        return f"{self.clock}.{side}" if self.joint else self.clock
+    @property
+    def timed(self) -> bool:
+        """Whether it has a stream time of its own."""
+        return self.waits and self.clock == self.name
+
+    @property
+    def timed_by_source(self) -> bool:
+        """Whether all its rows come straight from one topic: each partition's task then knows the stream time."""
+        return not self.joint and len(self.topics) == 1 and all(edge.stage == 0 for edge in self.edges)
 
     @property
     def stores(self) -> Mapping[str, ProcessorStore]:

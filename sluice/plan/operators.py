@@ -68,6 +68,8 @@ class Suppress:
     max_records: int | None
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
+    filtered: bool = False
+    """Whether its table is an aggregate's, filtered: it takes old values to know which deletions are updates."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from sluice.errors import TopologyError
 from sluice.plan.attempts import result_may_fail, sums_depend_on_order
-from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried
+from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried, turned
 from sluice.plan.columns import made_of, scope_of
-from sluice.plan.jobs import LEFT, STORE, Edge, OrderedOperator, result_column
+from sluice.plan.jobs import LEFT, RIGHT, STORE, Edge, OrderedOperator, result_column
 from sluice.plan.lineage import declared, does, made_by
 from sluice.plan.operators import (
     Action,
@@ -86,6 +86,8 @@ def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
     window = node.window
     if node.python is not None:
         return "Python functions need records in order"
+    if window is not None and len(topics_of(node)) > 1:
+        return "windows over several topics close by the stream time of all"
     if window is not None and not isinstance(window, Window):
         return f"{str(window).split('(')[0]} windows depend on the records"
     if nodes.is_table(node.parent):
@@ -104,7 +106,7 @@ def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
 def _is_fused(pipeline: Pipeline, node: nodes.Aggregate) -> bool:
     return (
         node.python is None
-        and (node.window is None or isinstance(node.window, Window))
+        and (node.window is None or (isinstance(node.window, Window) and len(topics_of(node)) == 1))
         and not nodes.is_table(node.parent)
         and not after_ordered(pipeline, node.parent)
         and not _orders(node.columns.values())
@@ -225,7 +227,8 @@ class Planner:
     def _operator(self, node: nodes.Node) -> OrderedOperator:
         inline = None
         if isinstance(node, nodes.Suppress):
-            inline = next((operator for operator in self.operators if operator.number == node.parent.number), None)
+            upstream = (operator for operator in self.operators if operator.number == node.parent.number)
+            inline = next((operator for operator in upstream if operator.inline is None), None)
         functions = self._functions(node)
         edges = [] if inline else self._sides(node, functions)
         stage = inline.stage if inline else max(edge.stage for edge in edges) + 1
@@ -270,14 +273,16 @@ class Planner:
             values = tuple(sqls.get(f"argument{i}", "NULL") for i in range(len(functions)))
         else:
             values = (scope.value(builder) if scope.raw is None else "value",)
-        valued = (isinstance(node, nodes.Join) and not nodes.is_table(node)) or (
-            isinstance(node, nodes.Aggregate) and (node.window is None or isinstance(node.window, SlidingWindow))
-        )
+        if isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT:
+            # The join reads the table's store, which has the change before any step after the table gets it.
+            scope = replace(scope, path=())
+        elif parent is not node:
+            scope = turned(builder, scope, parent, node, side)
         edge = Edge(
             target=node.number, side=side, stage=scope.stage, topics=topics_of(parent), passed="", key=key,
             values=values, is_null=null_read(builder, scope), foreign=foreign, scalar=scope.scalar,
             raw=None if arguments else scope.raw, arguments=arguments, old=self._takes_old(node) and side == LEFT,
-            valued=valued, exploded=_exploded(scope),
+            valued=_is_valued(node), path=scope.path, rekeyed=_is_rekeyed(node, side, scope),
         )  # fmt: skip
         self.scopes[edge.column] = scope
         return edge
@@ -321,14 +326,27 @@ class Planner:
     def _is_retracted(self, node: nodes.Node) -> bool:
         """Whether any consumer of the node's results needs the old values too."""
         return any(
-            (takes_old(child) and node is nodes.parents(child)[0])
+            ((takes_old(child) or _is_filtered(child)) and node is nodes.parents(child)[0])
             or (isinstance(child, _PASSING_ON_OLD) and self._is_retracted(child))
             for child in children(self.pipeline, node)
         )
 
     def _takes_old(self, node: nodes.Node) -> bool:
         """Whether the node takes the old values of its input table: also to pass them on, if it holds updates back."""
+        if _is_filtered(node):
+            return True
         return takes_old(node) or (isinstance(node, nodes.Suppress) and node.number in self.retracting)
+
+
+def _is_filtered(node: nodes.Node) -> bool:
+    """Whether the node holds back the updates of a filtered aggregate."""
+    if not isinstance(node, nodes.Suppress):
+        return False
+    filtered, upstream = False, node.parent
+    while isinstance(upstream, nodes.Filter | nodes.Select | nodes.MapValues):
+        filtered = filtered or isinstance(upstream, nodes.Filter)
+        upstream = upstream.parent
+    return filtered and isinstance(upstream, nodes.Aggregate)
 
 
 _PASSING_ON_OLD = nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress
@@ -376,7 +394,8 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.Suppress():
             window = nodes.window_of(node)
             wait_ms = open_for(window) if node.until == "window_close" and window else node.limit_ms
-            return Suppress(node.until, wait_ms, node.max_records, node.max_bytes, node.when_full)
+            limits = node.max_records, node.max_bytes, node.when_full
+            return Suppress(node.until, wait_ms, *limits, filtered=_is_filtered(node))
         case nodes.Join(kind="stream-stream", window=JoinWindow() as within):
             return StreamJoin(node.how, within)
         case nodes.Join():
@@ -421,12 +440,28 @@ def _text(sql: str) -> str:
     return f"CAST({sql} AS STRING)"
 
 
-def _exploded(scope: Scope) -> str:
-    """SQL of a number that distinguishes the rows of one record."""
-    sql = "0"
-    for number in scope.exploded:
-        sql = f"({sql} * 1024 + least(coalesce(x{number}_pos, 0), 1023))"
-    return sql
+def _is_valued(node: nodes.Node) -> bool:
+    """Whether the node drops records without a value."""
+    match node:
+        case nodes.Join():
+            return not nodes.is_table(node)
+        case nodes.Aggregate(parent=parent, window=window):
+            return not nodes.is_table(parent) and (window is None or isinstance(window, SlidingWindow))
+        case _:
+            return False
+
+
+def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
+    """Whether the node's input goes by another key, so that Kafka Streams would send it through a topic."""
+    match node:
+        case nodes.Aggregate(parent=parent, key=key) if side == LEFT:
+            return nodes.is_table(parent) or key != "_key" or scope.rekeyed
+        case nodes.Join(on=on):
+            return scope.rekeyed or (side == LEFT and on is not None)
+        case nodes.ToTable() if side == LEFT:
+            return scope.rekeyed
+        case _:
+            return False
 
 
 def _no_function(pipeline: Pipeline, node: nodes.Aggregate, text: str, why: str) -> TopologyError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
 from sluice.state.model import NO_WINDOW
@@ -21,25 +22,24 @@ ROW = {
     "time": "BIGINT",
     "before": "BIGINT",
     "after": "BIGINT",
-    "left_time": "BIGINT",
-    "right_time": "BIGINT",
     "window_start": "BIGINT",
     "window_end": "BIGINT",
     "sequence": "BIGINT",
     "origin": "BIGINT",
-    "sub": "BIGINT",
+    "path": "BINARY",
+    "advances": "BINARY",
     "worker": "INT",
 }
 """Columns of an ordered row: on its way to operator, store or sink `target`, or `emitted` by operator `target`.
 
-Rows are sorted by `sequence` (the record's order within the batch), `origin` (its source, partition and offset) and
-`sub` (a number that distinguishes the rows made of one record).
+Rows are sorted by position: `sequence` (the record's order among all records), `origin` (the record's source, partition
+and offset) and `path` (the way from the record to the row; `values.paths` says how paths sort).
 """
 
 ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW.items())
 SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW.items()])
 STREAM_TIME = -1
-"""`side` of a row that reports the stream time (`after`) of the partition named in `output`."""
+"""`side` of a row that reports, in `advances`, where a task's rows advance the stream time of operator `target`."""
 
 REJECTED = 2**31 - 2
 """`target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`, and every stage passes it on."""
@@ -49,24 +49,29 @@ LAST = 2**62
 
 OFFSET_BITS = 40
 PARTITION_BITS = 13
-SUBS = 1024
-"""At most so many results of one row have a `sub` of their own."""
 
 STATE_KEY = {"group_id": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": "BIGINT"}
 """Columns that identify a state row."""
 
-SORT_KEY = ("sequence", "origin", "sub")
-"""The columns by which the results of ordered operators are sorted."""
+SORT_KEY = ("sequence", "origin", "path")
+"""The columns of a row's position, by which the results of ordered operators are sorted."""
+
+Position = tuple[int, int, bytes]
+"""Sequence, origin and path of a row."""
+BEGIN: Position = (-1, 0, b"")
+"""A position before all rows."""
+END: Position = (LAST, 0, b"")
+"""A position after all rows that come from a record."""
 
 OWNER = "pmod(crc32(CAST(coalesce(key, '') AS BINARY)), {workers})"
 """SQL of a key's worker, the same as `state.model.owner`. Output records without a key may go to any worker."""
 
-_DEFAULTS = {"side": 0, "emitted": False, "old": False, "window_start": NO_WINDOW, "window_end": NO_WINDOW, "sub": 0}
+_DEFAULTS = {"side": 0, "emitted": False, "old": False, "window_start": NO_WINDOW, "window_end": NO_WINDOW, "path": b""}
 
 Integers = npt.NDArray[np.int64]
 
 
-def rows(count: int, columns: dict[str, pa.Array | int | bool | str]) -> pa.RecordBatch:
+def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) -> pa.RecordBatch:
     """Rows with these columns. A scalar applies to every row; missing columns have their default or null."""
     arrays = []
     for field in SCHEMA:
@@ -97,4 +102,4 @@ def offset_of(origin: int) -> int:
 
 def in_order(table: pa.Table) -> npt.NDArray[np.intp]:
     """The indices that sort rows."""
-    return np.lexsort([table.column(name).to_numpy() for name in reversed(SORT_KEY)])
+    return np.asarray(pc.sort_indices(table, [(name, "ascending") for name in SORT_KEY]), np.intp)

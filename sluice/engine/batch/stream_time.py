@@ -6,7 +6,7 @@ yet may still bring any event time, so it holds all others up, unless the pipeli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +25,11 @@ CLOSED = ":closed"
 SEEN = ":seen"
 """A name among the stream times: when a partition last had a record, by the clock of the batches.
 
-No store or step has the name `:closed` or `:seen`, since an author's names have no colon.
+No store or step has such a name, since an author's names have no colon.
 """
+
+ORDER = ":order"
+"""A name among the stream times: the largest Kafka timestamp that was read in a partition."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,25 @@ class StreamTimes:
             self.of(operator, topic, partition)
             for topic in topics
             for partition in range(self.partitions[topic])
-            if not self._is_idle(topic, partition)
+            if not self.is_idle([topic], partition)
         ]
         return min(active, default=BEFORE_ALL)
 
-    def _is_idle(self, topic: str, partition: int) -> bool:
+    def closed_together(self, operator: str, topics: Collection[str]) -> int:
+        """The same where partitions of several topics with the same number have one stream time."""
+        numbers = range(max(self.partitions[topic] for topic in topics))
+        active = [
+            max(self.of(operator, topic, number) for topic in topics)
+            for number in numbers
+            if not self.is_idle(topics, number)
+        ]
+        return min(active, default=BEFORE_ALL)
+
+    def is_idle(self, topics: Iterable[str], number: int) -> bool:
+        """Whether no partition with this number of any of the topics had a record during the idle timeout."""
         if self.idle_timeout_ms is None:
             return False
-        seen = self.times.get(f"{SEEN}/{topic}/{partition}", BEFORE_ALL)
+        seen = max(self.times.get(f"{SEEN}/{topic}/{number}", BEFORE_ALL) for topic in topics)
         return self.now - seen > self.idle_timeout_ms
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sluice.engine.batch.checkpoint import batch_positions, last_batch
+from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.job.query import JobQuery
 from sluice.engine.job.replay import Step, evenly, log_batch
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.read.backlog import ORDER, Backlog, Offsets, Part
+from sluice.engine.read.backlog import Backlog, Offsets, Part
 from sluice.engine.read.identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
 from sluice.plan import Job, OrderedJob

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from sluice.engine.batch.rows import ROW_DDL, STATE_KEY
+from sluice.engine.batch.rows import ROW_DDL, SORT_KEY, STATE_KEY
 from sluice.engine.batch.storage import Storage
 from sluice.engine.fused.aggregate import column_types, fuse
 from sluice.engine.fused.partial_aggregates import Combined, Combiner
@@ -120,26 +120,23 @@ class Frames:
     def _ordered(self, job: OrderedJob, records: DataFrame) -> DataFrame:
         """State rows and output rows of the ordered operators."""
         storage = self.storage
-        ingest = Ingest.of(
-            job, storage.side_outputs, storage.batches, self.partitions, interleaved=self.input.interleaved
-        )
+        ingest = Ingest.of(job, storage.side_outputs, storage.batches, self.partitions)
         stages = Stages(job, storage, ingest, self.epoch)
         records = stages.with_first_edges(records)
         columns = self._columns()
         for edge in (edge for operator in job.operators for edge in operator.sides):
             columns += [edge.column, edge.key_column, edge.value_column]
             columns += [edge.foreign_column] if edge.foreign is not None else []
-        if ingest.interleaved:
-            columns.append("_sequence")
+            columns += [edge.path_column] if edge.path_column is not None else []
         if job.operators:
-            columns.append("_offset")
+            columns += ["_sequence", "_offset"]
         records = records.selectExpr(*dict.fromkeys(columns))
         rows = stages.rows(records.mapInArrow(ingest.__call__, ROW_DDL))
         self.types, self.input_types = stages.store_types(), stages.input_types()
         stores = [operator.number for operator in job.operators if operator.store is not None]
         is_store = f"target IN ({', '.join(map(str, stores))})" if stores else "false"
         value = f"IF({is_store}, concat('[', value, ']'), value) AS value"
-        order = ("sequence", "origin", "sub", "time")
+        order = (*SORT_KEY, "time")
         return rows.selectExpr("target AS group_id", "key", "window_start", "window_end", value, *order)
 
     def _tables(self) -> DataFrame | None:
@@ -151,7 +148,7 @@ class Frames:
         state_rows = source.mapInArrow(reader.__call__, TableReader.columns)
         if isinstance(self.job, FusedJob):
             return state_rows.selectExpr("*", "0L AS time")
-        rest = ("0L AS sequence", "position AS origin", "0L AS sub", "0L AS time")
+        rest = ("0L AS sequence", "position AS origin", "X'' AS path", "0L AS time")
         return state_rows.selectExpr(*STATE_KEY, "value", *rest)
 
 

@@ -61,7 +61,8 @@ def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: b
             return partial(Latest, retracts=retracts)
         case plan.Suppress():
             limit = Limit(action.max_records, action.max_bytes, action.when_full)
-            return partial(Suppress, action.until, action.wait_ms, limit, retracts=retracts)
+            options = {"retracts": retracts, "filtered": action.filtered}
+            return partial(Suppress, action.until, action.wait_ms, limit, **options)
         case plan.StreamJoin(how=how, window=window):
             return partial(StreamJoin, how, window.before_ms, window.after_ms, window.grace_ms)
         case plan.TableJoin(kind="stream-table"):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.rejected import Rejected, describe, step_failed
-from sluice.engine.batch.rows import LAST, REJECTED, SCHEMA, SUBS, partition_of
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
+from sluice.engine.batch.rows import BEGIN, END, LAST, REJECTED, SCHEMA, Position, partition_of
+from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
+from sluice.engine.ordered.advances import Timeline
 from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import Operator, Row, Window
 from sluice.operators.encoding import encode_state, state_decoder
@@ -20,9 +23,11 @@ from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
 from sluice.operators.suppress import Suppress
 from sluice.plan import OrderedOperator
+from sluice.plan import operators as plan
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import State, StoredState
 from sluice.state.shard.protocol import Shard
+from sluice.values import paths
 
 
 @dataclass(frozen=True)
@@ -47,48 +52,25 @@ class StageOperator:
         return self.plan.inline
 
     @property
+    def answers(self) -> bool:
+        """Whether its results go back to the key of another row, as the answers of a foreign-key join do."""
+        action = self.plan.action
+        return isinstance(action, plan.TableJoin) and action.kind == "foreign-key"
+
+    @property
     def entries(self) -> tuple[int, ...]:
         """The groups of a processor's stores that can be queried."""
         return tuple(store.group_id for store in self.plan.stores.values() if store.group_id is not None)
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """Stream times of a stage: as of the last snapshot, and with this batch."""
+class Released(NamedTuple):
+    """What an operator sends because stream time has advanced."""
 
-    last: StreamTimes
-    now: StreamTimes
-    sides: Mapping[int, tuple[int | None, int | None]]
-    """Joins of two streams → the stream times of the left and the right side."""
-
-    def closed(self, operator: StageOperator) -> int:
-        """The stream time that all partitions of the operator's topics have reached with this batch."""
-        return max(self._reached(self.now, operator), self.closed_before(operator))
-
-    def closed_before(self, operator: StageOperator) -> int:
-        """The same as of the last snapshot. It never goes back, even if an idle partition has records again."""
-        closed = self.now.times.get(f"{CLOSED}/{operator.plan.clock}", BEFORE_ALL)
-        return max(closed, self._reached(self.last, operator))
-
-    @staticmethod
-    def _reached(times: StreamTimes, operator: StageOperator) -> int:
-        plan = operator.plan
-        if not plan.joint:
-            return times.closed(plan.clock, plan.topics)
-        return max(times.closed(plan.clock, side.topics) for side in plan.sides)
-
-    def reached(self, operator: StageOperator) -> tuple[int, int]:
-        """The stream times of both sides of a join of two streams."""
-        left, right = self.sides.get(operator.number, (None, None))
-        return BEFORE_ALL if left is None else left, BEFORE_ALL if right is None else right
-
-    def is_alone(self, operator: StageOperator) -> bool:
-        """Whether a single partition feeds the operator, so that its stream time is that of all keys."""
-        return sum(self.now.partitions[topic] for topic in operator.plan.topics) == 1
-
-    def is_one_task(self, operator: StageOperator) -> bool:
-        """Whether each topic has one partition: all keys then share a stream time, as in one task of Kafka Streams."""
-        return all(self.now.partitions[topic] == 1 for topic in operator.plan.topics)
+    due: int
+    """The stream time at which it was due."""
+    key: str
+    before_row: bool
+    """Whether it comes before the results of the row that advances stream time."""
 
 
 @dataclass
@@ -99,13 +81,15 @@ class StageOutput:
     by_partition: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
     """Source and partition → its records' share of the counts."""
     operator: StageOperator | None = None
-    sort_key: tuple[int, int, int] = (LAST, 0, 0)
+    position: Position = (LAST, 0, b"")
     stream_time: tuple[int, int] = (BEFORE_ALL, BEFORE_ALL)
     """Before the current row and with it."""
     listeners: dict[int, list[OperatorRun]] = field(default_factory=dict)
     """Operator → the operators that take its results directly."""
     row: Row | None = None
     """The current row."""
+    released: Released | None = None
+    """What is released at the position; None while a row is processed."""
     _results: int = 0
     """Number of results of the current row."""
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -114,9 +98,9 @@ class StageOutput:
     """Results since `hold`, which listeners take on `release`."""
     _mark: int = 0
 
-    def begin(self, sort_key: tuple[int, int, int], stream_time: tuple[int, int]) -> None:
-        """Begin with the next row."""
-        self.sort_key, self.stream_time, self._results = sort_key, stream_time, 0
+    def begin(self, position: Position, stream_time: tuple[int, int], released: Released | None = None) -> None:
+        """Begin with the next row, or with what is released at a position."""
+        self.position, self.stream_time, self.released, self._results = position, stream_time, released, 0
 
     def emit(
         self,
@@ -127,22 +111,28 @@ class StageOutput:
         window: Window | None = None,
         old: bool = False,
         to: str = "output",
+        rank: int | None = None,
     ) -> None:
         if self._held is None:
-            self._emit(key, value, time, window, old, to)
+            self._emit(key, value, time, window, old, to, rank)
         else:
-            self._held.append((key, value, time, window, old, to))
+            self._held.append((key, value, time, window, old, to, rank))
 
-    def _emit(self, key: str | None, value: str | None, time: int, window: Window | None, old: bool, to: str) -> None:
+    def _emit(
+        self,
+        key: str | None,
+        value: str | None,
+        time: int,
+        window: Window | None,
+        old: bool,
+        to: str,
+        rank: int | None,
+    ) -> None:
         assert self.operator is not None
-        self._add(self.operator.number, key, value, time, window, emitted=True, old=old, to=to)
+        self._add(self.operator.number, key, value, time, window, emitted=True, old=old, to=to, rank=rank)
         for listener in self.listeners.get(self.operator.number, ()):
-            before, after = self.stream_time
-            if not listener.alone:
-                before = after = listener.closed_before
-            row = Row(key, value, time, before, after, old=old, window=window)
             operator = self.operator
-            listener.process(row, self)
+            listener.process(Row(key, value, time, *self.stream_time, old=old, window=window), self)
             self.operator = operator
 
     def _add(
@@ -156,13 +146,20 @@ class StageOutput:
         emitted: bool,
         old: bool = False,
         to: str | None = None,
+        rank: int | None = None,
     ) -> None:
-        sequence, origin, sub = self.sort_key
-        before, after = self.stream_time
+        assert self.operator is not None
+        sequence, origin, path = self.position
         start, end = window or (NO_WINDOW, NO_WINDOW)
+        if (released := self.released) is not None:
+            rank = released.due if rank is None else rank
+            path = paths.release(path, rank, released.key, before=released.before_row)
+        path = paths.result(path, self._results)
+        if self.operator.answers:
+            path = paths.rekeyed(path)
         self._rows.append(
-            (target, 0, emitted, old, to, key, value, None, time, before, after, None, None, start, end,
-             sequence, origin, sub * SUBS + min(self._results, SUBS - 1), None)
+            (target, 0, emitted, old, to, key, value, None, time, BEFORE_ALL, BEFORE_ALL, start, end, sequence, origin,
+             path, None, None)
         )  # fmt: skip
         self._results += 1
 
@@ -196,8 +193,9 @@ class StageOutput:
         assert self.operator is not None
         name = f"{reason}/{self.operator.plan.name}"
         self.counts[name] += 1
-        if self.sort_key[0] != LAST:
-            self.by_partition.setdefault(partition_of(self.sort_key[1]), Counter())[name] += 1
+        sequence, origin, _ = self.position
+        if sequence != LAST:
+            self.by_partition.setdefault(partition_of(origin), Counter())[name] += 1
         if reason == "late" and self.operator.late is not None and self.row is not None:
             self._add(self.operator.late, self.row.key, self.row.foreign, self.row.time, None, emitted=False)
 
@@ -215,6 +213,8 @@ class BatchStates:
     shard: Shard
     batch: int
     epoch: int
+    before: StreamTimes
+    """The stream times that the batch starts from."""
 
     def read(self, operator: int, keys: list[str]) -> dict[str, StoredState]:
         """The states of keys. A key without a state is left out."""
@@ -233,17 +233,96 @@ class BatchStates:
         return self.shard.due(operator, until, self.batch, self.epoch, "wall")
 
 
+class Releases:
+    """The keys for which an operator has results to send once stream time has reached a time, in the order of these.
+
+    `before_row`: results are sent before the row that advances stream time is processed, not after it.
+    """
+
+    def __init__(self, timeline: Timeline, *, before_row: bool) -> None:
+        self.timeline = timeline
+        self.before_row = before_row
+        self._heap: list[tuple[int, str]] = []
+        self._due: dict[str, tuple[int, Position]] = {}
+
+    def schedule(self, key: str, due: int | None, position: Position) -> None:
+        """Note when the key's next result is due. Nothing is sent before `position`, or after the batch."""
+        if due is None or due > self.timeline.closed_after:
+            self._due.pop(key, None)
+        elif key not in self._due or self._due[key][0] != due:
+            self._due[key] = due, position
+            heappush(self._heap, (due, key))
+
+    def next(self, position: Position, *, inclusive: bool) -> tuple[Position, int, str] | None:
+        """The next key with a result that is due before a position, or at it: where, when and for which key."""
+        head = self._head()
+        if head is None:
+            return None
+        due, key = head
+        at = max(self.timeline.closing(due), self._due[key][1])
+        return self._pop(at) if at < position or (inclusive and at == position) else None
+
+    def _head(self) -> tuple[int, str] | None:
+        while self._heap:
+            due, key = self._heap[0]
+            if key in self._due and self._due[key][0] == due:
+                return due, key
+            heappop(self._heap)
+        return None
+
+    def _pop(self, at: Position) -> tuple[Position, int, str]:
+        due, key = heappop(self._heap)
+        del self._due[key]
+        return at, due, key
+
+
+class Looks(Releases):
+    """The unmatched records of a join that looks for them only now and then, as a task of Kafka Streams does."""
+
+    def __init__(self, timeline: Timeline, join: StreamJoin) -> None:
+        super().__init__(timeline, before_row=True)
+        self._join = join
+        self._looked: tuple[Position, int] | None = None
+        """Where it looks now, and the stream time there."""
+        self._from = 0
+        """The number of advances that are over."""
+
+    def next(self, position: Position, *, inclusive: bool) -> tuple[Position, int, str] | None:
+        while True:
+            head = self._head()
+            if self._looked is not None and head is not None and head[0] <= self._looked[1]:
+                return self._pop(self._looked[0])
+            self._looked = None
+            advance = self._next()
+            if advance is None:
+                return None
+            number, time, side = advance
+            at = self.timeline.position(number)
+            if not (at < position or (inclusive and at == position)):
+                return None
+            self._from = number + 1
+            self._join.look(time, side)
+            self._looked = at, time
+
+    def _next(self) -> tuple[int, int, int] | None:
+        """The next advance at which the join looks, the stream time there, and the side."""
+        found: list[tuple[int, int, int]] = []
+        for side, (advances, times) in enumerate(self.timeline.looks):
+            late_enough = np.searchsorted(times, self._join.looks_after(side), "right")
+            first = max(late_enough, np.searchsorted(advances, self._from))
+            if first < len(times):
+                found.append((int(advances[first]), int(times[first]), side))
+        return min(found, default=None)
+
+
 class OperatorRun:
     """One operator in one batch, with the states of its keys."""
 
-    def __init__(self, spec: StageOperator, states: BatchStates, times: StageTimes) -> None:
+    def __init__(self, spec: StageOperator, states: BatchStates, timeline: Timeline | None) -> None:
         self.spec = spec
         self.operator = spec.make()
-        self.closed_before = times.closed_before(spec)
-        self.closed = times.closed(spec)
-        self.reached = times.reached(spec)
-        self.alone = times.is_alone(spec)
-        self.now = times.now.now
+        self.timeline = timeline
+        self.closed = BEFORE_ALL if timeline is None else timeline.closed_after
         self._states = states
         self._decode = state_decoder(self.operator.state_type)
         self._held: dict[str, Any] = {}
@@ -251,12 +330,64 @@ class OperatorRun:
         """Digests of the loaded states."""
         self._shared_digest = 0
         self._shown: dict[str, list[str | None]] = {}
-        if isinstance(self.operator, StreamJoin) and times.is_one_task(spec):
+        self._touched: dict[str, None] = {}
+        """The keys that were processed since the last release."""
+        is_one_task = all(states.before.partitions[topic] == 1 for topic in spec.plan.topics)
+        if isinstance(self.operator, StreamJoin) and is_one_task:
             self.operator.watch()
         empty: Any = getattr(self.operator, "shared", None)
         if empty is not None and (stored := states.shared(spec.number)) is not None:
             self.operator.shared = msgspec.msgpack.decode(stored.data, type=type(empty))  # type: ignore[attr-defined]
             self._shared_digest = stored.digest
+        self.releases = self._releases()
+
+    def _releases(self) -> Releases | None:
+        """What the operator sends as stream time advances; None if it only drops states then."""
+        if self.timeline is None:
+            return None
+        match self.operator:
+            case StreamJoin(shared=None, outer=(left, right)):
+                releases = Releases(self.timeline, before_row=True) if left or right else None
+            case StreamJoin() as join:
+                releases = Looks(self.timeline, join)
+            case Suppress() | Process():
+                releases = Releases(self.timeline, before_row=False)
+            case _:
+                releases = None
+        if releases is not None:
+            due = self._states.due(self.spec.number, self.timeline.closed_after)
+            self.load(due)
+            for key in due:
+                releases.schedule(key, self._release_due(key), BEGIN)
+        return releases
+
+    def _release_due(self, key: str) -> int | None:
+        assert isinstance(self.operator, StreamJoin | Suppress | Process)
+        return self.operator.release_due(self._held[key])
+
+    def release(self, output: StageOutput, position: Position, *, with_row: bool) -> None:
+        """Send what is due before a row at `position` is processed; `with_row`: after that."""
+        releases = self.releases
+        assert releases is not None
+        for key in self._touched:
+            releases.schedule(key, self._release_due(key), position)
+        self._touched.clear()
+        if isinstance(self.operator, Suppress):
+            for key in sorted(self.operator.called):
+                self._release(output, position, BEFORE_ALL, key)
+        if with_row and releases.before_row and position != END:
+            return
+        while (due := releases.next(position, inclusive=with_row or releases.before_row)) is not None:
+            self._release(output, *due)
+        if isinstance(self.operator, Suppress):
+            self.operator.check()
+
+    def _release(self, output: StageOutput, position: Position, due: int, key: str) -> None:
+        assert self.releases is not None
+        output.operator, output.row = self.spec, None
+        output.begin(position, (due, due), Released(due, key, self.releases.before_row))
+        self.operator.close(self._state(key), key, due, output)
+        self.releases.schedule(key, self._release_due(key), position)
 
     def load(self, keys: list[str]) -> None:
         """Load the states of keys, all in one read."""
@@ -274,6 +405,10 @@ class OperatorRun:
 
     def process(self, row: Row, output: StageOutput) -> None:
         output.operator, output.row = self.spec, row
+        if self.releases is not None and row.key is not None:
+            self._touched[row.key] = None
+        if isinstance(self.operator, Suppress):
+            row.before = row.after = BEFORE_ALL  # what is due is released behind the row, whichever key has it
         self.operator.process(self._state(row.key), row, output)
 
     def change(self, old: Row, new: Row, output: StageOutput) -> None:
@@ -290,31 +425,30 @@ class OperatorRun:
         return self._held[key]
 
     def close(self, output: StageOutput) -> None:
-        """Close the keys that are due, and fire wall-clock timers."""
-        if not self.spec.plan.waits:
+        """Drop the state that is over, and fire wall-clock timers."""
+        if self.timeline is None:
             return
-        called: Collection[str] = self.operator.called if isinstance(self.operator, Suppress) else ()
-        due = [*self._states.due(self.spec.number, self.closed), *called]
+        due = self._states.due(self.spec.number, self.closed)
         self.load([key for key in due if key not in self._held])
+        reached = self.timeline.reached
         for key, state in self._held.items():
             due_time = self.operator.due(state)
-            if key in called or (due_time is not None and due_time <= self.closed):
+            if due_time is not None and due_time <= self.closed:
                 output.operator = self.spec
-                self.operator.close(state, key, self.closed, output, self.reached)
+                self.operator.close(state, key, self.closed, output, reached)
         if isinstance(self.operator, Process):
             self._tick(self.operator, output)
-        if isinstance(self.operator, Suppress):
-            self.operator.check()
 
     def _tick(self, operator: Process, output: StageOutput) -> None:
         """Fire the wall-clock timers that are due."""
-        due = self._states.wall_due(self.spec.number, self.now)
+        now = self._states.before.now
+        due = self._states.wall_due(self.spec.number, now)
         self.load([key for key in due if key not in self._held])
         for key, state in self._held.items():
             due_time = operator.wall_due(state)
-            if due_time is not None and due_time <= self.now:
+            if due_time is not None and due_time <= now:
                 output.operator = self.spec
-                operator.tick(state, key, self.now, self.closed, output)
+                operator.tick(state, key, now, self.closed, output)
 
     def show(self, output: StageOutput) -> None:
         """Add the changes of a processor's stores that can be queried."""

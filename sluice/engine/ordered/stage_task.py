@@ -7,26 +7,28 @@ lost its lease, reading and writing them fails.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import StreamTimeReader
 from sluice.engine.batch.checkpoint import current_batch
-from sluice.engine.batch.rows import LAST, STREAM_TIME, in_order
+from sluice.engine.batch.rows import END, LAST, STREAM_TIME, in_order
 from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.side_outputs import Facts, no_garbage_collection
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED
-from sluice.engine.ordered.runner import BatchStates, OperatorRun, StageOperator, StageOutput, StageTimes
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
+from sluice.engine.ordered.advances import Timeline
+from sluice.engine.ordered.runner import BatchStates, OperatorRun, StageOperator, StageOutput
 from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import Row
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import State
 
-_READ = ("target", "key", "value", "time", "before", "after", "side", "old", "window_start", "window_end", "left_time",
-         "right_time", "foreign", "sequence", "origin", "sub")  # fmt: skip
+_READ = ("target", "key", "value", "time", "before", "after", "side", "old", "window_start", "window_end", "foreign",
+         "sequence", "origin", "path")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,35 +63,33 @@ class Stage:
 
     def _run(self, rows: pa.Table, worker: int) -> Iterator[pa.RecordBatch]:
         batch = current_batch()
-        reports = pc.equal(rows.column("side"), STREAM_TIME)
-        times = self._times(batch, rows.filter(reports))
+        is_report = pc.equal(rows.column("side"), STREAM_TIME)
+        before = self.stream_times.before(batch)
+        timelines = self._timelines(rows.filter(is_report), before)
         with worker_shard(worker, self.locations[worker], self.token) as shard:
-            run = StageRun.of(self, BatchStates(shard, batch, self.epoch), times)
-            run.process(rows.filter(pc.invert(reports)))
+            run = StageRun.of(self, BatchStates(shard, batch, self.epoch, before), timelines)
+            run.process(rows.filter(pc.invert(is_report)))
             run.close()
             shard.write_states(batch, run.operators, run.changed(), self.epoch)
-        closed = {
-            f"{CLOSED}/{operator.plan.clock}": time
-            for operator in self.operators
-            if (time := times.closed(operator)) >= 0
-        }
+        times: dict[str, int] = {}
+        for clock, timeline in timelines.items():
+            times |= timeline.after
+            if timeline.closed_after >= 0:
+                times[f"{CLOSED}/{clock}"] = timeline.closed_after
         by_partition = {f"{self.topics[source]}-{number}": dict(counts)
-                    for (source, number), counts in run.output.by_partition.items()}  # fmt: skip
-        facts = Facts(dict(run.output.counts), closed, by_partition)
+                        for (source, number), counts in run.output.by_partition.items()}  # fmt: skip
+        facts = Facts(dict(run.output.counts), times, by_partition)
         self.stream_times.side_outputs.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
         yield from run.output.batches()
 
-    def _times(self, batch: int, reports: pa.Table) -> StageTimes:
-        """The stream times before the batch, and those that ingest reports."""
-        names = reports.column("output").to_pylist()
-        now = dict(zip(names, reports.column("after").to_pylist(), strict=True))
-        sides = zip(*(reports.column(name).to_pylist() for name in ("left_time", "right_time")), strict=True)
-        before = self.stream_times.before(batch)
-        return StageTimes(
-            before,
-            replace(before, times={**before.times, **now}),
-            dict(zip(reports.column("target").to_pylist(), sides, strict=True)),
-        )
+    def _timelines(self, reports: pa.Table, before: StreamTimes) -> dict[str, Timeline]:
+        """The stream times of the operators that have one, by the operator's name."""
+        by_target: dict[int, list[bytes]] = {}
+        columns = (reports.column(name).to_pylist() for name in ("target", "advances"))
+        for target, advances in zip(*columns, strict=True):
+            by_target.setdefault(target, []).append(advances)
+        timed = (operator.plan for operator in self.operators if operator.plan.timed)
+        return {plan.name: Timeline(plan, by_target.get(plan.number, ()), before) for plan in timed}
 
 
 class StageRun:
@@ -103,28 +103,59 @@ class StageRun:
                 self.output.listeners.setdefault(operator.spec.inline, []).append(operator)
 
     @classmethod
-    def of(cls, stage: Stage, states: BatchStates, times: StageTimes) -> Self:
-        return cls({operator.number: OperatorRun(operator, states, times) for operator in stage.operators})
+    def of(cls, stage: Stage, states: BatchStates, timelines: Mapping[str, Timeline]) -> Self:
+        return cls(
+            {
+                operator.number: OperatorRun(operator, states, timelines.get(operator.plan.clock))
+                for operator in stage.operators
+            }
+        )
 
     def process(self, rows: pa.Table) -> None:
-        """Sort the rows and pass each to its operator."""
+        """Sort the rows and pass each to its operator, which releases what is due before and after it."""
         ordered = rows.take(pa.array(in_order(rows)))
         self._load(ordered)
         columns = [ordered.column(name).to_pylist() for name in _READ]
         output, operators = self.output, self.operators
+        times = self._stream_times(ordered)
+        releasing = {
+            number: [run for run in (operators[number], *output.listeners.get(number, ())) if run.releases is not None]
+            for number in operators
+        }
         changes, old_rows = self._changes(ordered), dict[int, Row]()
-        for number, (target, key, value, time, before, after, side, old, start, end, left, right, foreign, sequence,
-                     origin, sub) in enumerate(zip(*columns, strict=True)):  # fmt: skip
-            output.begin((sequence, origin, sub), (before, after))
+        for number, (target, key, value, time, before, after, side, old, start, end, foreign, sequence, origin,
+                     path) in enumerate(zip(*columns, strict=True)):  # fmt: skip
+            position = (sequence, origin, path)
+            operator = operators[target]
+            for run in releasing[target]:
+                run.release(output, position, with_row=False)
+            left = right = BEFORE_ALL
+            if number in times:
+                before, after, left, right = times[number]
+            output.begin(position, (before, after))
             window = None if start == NO_WINDOW else (start, end)
-            reached = (BEFORE_ALL if left is None else left, BEFORE_ALL if right is None else right)
-            row = Row(key, value, time, before, after, side, old, window, reached, foreign)
+            row = Row(key, value, time, before, after, side, old, window, (left, right), foreign)
             if number not in changes:
-                operators[target].process(row, output)
+                operator.process(row, output)
             elif old:
                 old_rows[target] = row
+                continue
             else:
-                operators[target].change(old_rows.pop(target), row, output)
+                operator.change(old_rows.pop(target), row, output)
+            for run in releasing[target]:
+                run.release(output, position, with_row=True)
+
+    def _stream_times(self, rows: pa.Table) -> dict[int, tuple[int, int, int, int]]:
+        """Stream time before and with each row for which only the reports tell it, and that of both sides of a join."""
+        times: dict[int, tuple[int, int, int, int]] = {}
+        targets = rows.column("target").to_numpy()
+        for number, run in self.operators.items():
+            if run.timeline is not None and run.spec.plan.timed and not run.spec.plan.timed_by_source:
+                indices = np.flatnonzero(targets == number)
+                columns = run.timeline.columns(rows.take(pa.array(indices)))
+                of_rows = zip(*(columns[name] for name in ("before", "after", "left", "right")), strict=True)
+                times |= dict(zip(indices.tolist(), of_rows, strict=True))
+        return times
 
     def _changes(self, rows: pa.Table) -> frozenset[int]:
         """Indices of the rows that change a table's value within one key: the old value, and the new one after it."""
@@ -157,7 +188,9 @@ class StageRun:
     def close(self) -> None:
         """Close all operators after the last row. An operator's results may go to an operator that closes later."""
         for operator in self.operators.values():
-            self.output.begin((LAST, operator.spec.number, 0), (operator.closed, operator.closed))
+            if operator.releases is not None:
+                operator.release(self.output, END, with_row=True)
+            self.output.begin((LAST, operator.spec.number, b""), (operator.closed, operator.closed))
             operator.close(self.output)
             operator.show(self.output)
 

@@ -11,6 +11,7 @@ from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.rows import OFFSET_BITS, OWNER, REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.storage import Storage
+from sluice.engine.ordered.advances import Gather
 from sluice.engine.ordered.build import result_type, stage_operator
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.stage_task import Stage
@@ -49,6 +50,9 @@ def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
     return frame
 
 
+START = "X'00'"
+"""SQL of the path of a record."""
+
 _ROW = "_row"
 
 
@@ -82,7 +86,10 @@ class Stages:
 
     def with_first_edges(self, records: DataFrame) -> DataFrame:
         """Add the columns of the edges from the stateless steps."""
-        return self._with_edges(records, self.job.feeds_of(0))
+        edges = self.job.feeds_of(0)
+        paths = [f"{edge.path_from(START)} AS {edge.path_column}" for edge in edges if edge.path_column is not None]
+        frame = self._with_edges(records, edges)
+        return frame.selectExpr("*", *paths) if paths else frame
 
     def rows(self, ingested: DataFrame) -> DataFrame:
         """The rows for stores and sinks, computed from the ingested rows."""
@@ -197,7 +204,9 @@ class Stages:
         frame = self._with_edges(with_layers(frame, self.job.later_layers.get(number, ())), edges)
         routes = [f"IF(emitted, NULL, {_struct({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
         routes += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
-        return frame.selectExpr(f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
+        rows = frame.selectExpr(f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
+        gather = Gather.of(self.job, number)
+        return rows.mapInArrow(gather.__call__, ROW_DDL) if gather.operators else rows
 
 
 def _typed(operator: OrderedOperator, kind: str) -> str:
@@ -260,12 +269,10 @@ def _on(edge: Edge) -> str:
     """SQL of the row that takes a result to an edge's target."""
     changed = {
         "target": str(edge.target), "side": str(edge.side), "emitted": "false", "key": edge.key_column,
-        "value": edge.value_column, "output": "NULL", "worker": "NULL",
+        "value": edge.value_column, "output": "NULL", "worker": "NULL", "before": "-1L", "after": "-1L",
         "foreign": "NULL" if edge.foreign is None else edge.foreign_column,
     }  # fmt: skip
-    if edge.exploded != "0":
-        changed["sub"] = f"sub * 1024 + {edge.exploded}"
-    return _struct(changed)
+    return _struct(changed | {"path": edge.path_from("path")})
 
 
 def _rejected(failure: Failure) -> str:

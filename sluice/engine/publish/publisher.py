@@ -17,7 +17,7 @@ from sluice.engine.batch.checkpoint import batch_positions
 from sluice.engine.batch.rejected import REJECTED_PART, Row, rejected_rows, settle
 from sluice.engine.batch.rows import in_order
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.stream_time import CLOSED, SEEN
+from sluice.engine.batch.stream_time import CLOSED, ORDER, SEEN
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, RejectedOutput, encoded, fitting, shortened
@@ -35,7 +35,9 @@ log = structlog.get_logger()
 
 _OUTPUT = "output/"
 
-_SQL = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING"}
+_OWN_TIMES = (CLOSED, ORDER, SEEN)
+"""Names among the stream times that snapshots do not show: they belong to no operator."""
+_SQL = {pa.binary(): "BINARY", pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING"}
 
 
 class HeldLease(Protocol):
@@ -231,7 +233,9 @@ class Publisher:
             published_at=datetime.now(UTC),
             positions=batch_positions(self.storage.checkpoint, batch),
             # Closed times, and when each partition last had a record, depend on where batches end.
-            stream_times={name: time for name, time in times.items() if name.split("/")[0] not in (CLOSED, SEEN)},
+            stream_times={
+                name: time for name, time in times.items() if name.split("/")[0] not in (CLOSED, ORDER, SEEN)
+            },
             counts=counts,
             run=self.auditor.run if self.auditor else "",
         )

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from sluice.engine.batch.checkpoint import current_batch
-from sluice.engine.batch.rows import OWNER, REJECTED, SORT_KEY, STATE_KEY
+from sluice.engine.batch.rows import OWNER, REJECTED, SCHEMA, SORT_KEY, STATE_KEY
 from sluice.engine.batch.shards import worker_shard
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.settings import settings
@@ -75,7 +75,7 @@ class ShardWriter:
         fields = [("group_id", pa.int32()), ("key", text), ("window_start", bigint), ("window_end", bigint),
                   ("value", text), ("worker", pa.int32())]  # fmt: skip
         order = self.order if self.order == SORT_KEY else ()
-        return pa.schema([*fields, *((name, bigint) for name in (*order, "time"))])
+        return pa.schema([*fields, *((name, SCHEMA.field(name).type) for name in (*order, "time"))])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         not_empty = [batch for batch in batches if batch.num_rows]

@@ -44,7 +44,9 @@ class Retention:
         times = StreamTimes(
             stream_times, self.partitions, self.storage.batches.begun(batch), self.storage.job.pipeline.idle_timeout_ms
         )
-        closed = {windows: times.closed(windows.operator, windows.topics) for windows in self.windows}
+        is_fused = isinstance(self.storage.job, FusedJob)
+        closed_at = times.closed if is_fused else times.closed_together
+        closed = {windows: closed_at(windows.operator, windows.topics) for windows in self.windows}
         ends = {
             windows.group_id: time - windows.retention_ms
             for windows, time in closed.items()

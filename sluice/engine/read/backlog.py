@@ -25,9 +25,6 @@ Part = tuple[str, int]
 """Topic and partition."""
 Offsets = Mapping[Part, int]
 
-ORDER = ":order"
-"""A name among the stream times: the largest Kafka timestamp that was read in a partition."""
-
 _ENOUGH = 0.7
 """A batch that the index finds is large enough with this share of the records that it may have."""
 _AIM = 0.85

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,9 +15,10 @@ from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
+from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import OF_VALUES, ValueDecoder
 from sluice.errors import EngineError
-from sluice.plan import Job
+from sluice.plan import Job, OrderedJob
 from sluice.values.records import METADATA, MOST_KEY_BYTES
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", "to_json(headers) AS headers")
@@ -42,6 +44,7 @@ class Share:
     partition: int
     counts: Counter[str] = field(default_factory=Counter)
     dead_letters: list[pa.RecordBatch] = field(default_factory=list)
+    times: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -88,7 +91,7 @@ class Reader:
             if share.dead_letters:
                 dead_letters = pa.Table.from_batches(share.dead_letters)
                 self.side_outputs.write_records(number, self.dead_letters, share.name, dead_letters)
-            self.side_outputs.write_facts(number, share.name, Facts(dict(share.counts)))
+            self.side_outputs.write_facts(number, share.name, Facts(dict(share.counts), share.times))
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raise NotImplementedError
@@ -123,18 +126,24 @@ class StreamReader(Reader):
     metadata: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     """Columns of `_EXTRA` that the job needs as well."""
+    sequenced: bool = False
+    """Whether to compute the records' order; a test driver gives it."""
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, *, interleaved: bool = False) -> StreamReader:
-        """A reader of the job's streams. If `interleaved`, the column `sequence` holds the records' order."""
+        """A reader of the job's streams. If `interleaved`, the records have their order in the column `sequence`."""
+        is_ordered = isinstance(job, OrderedJob) and bool(job.operators)
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
         wanted = {
             "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
-            "_sequence": interleaved,
+            "_sequence": is_ordered,
             **dict.fromkeys(("_raw_key", "_raw_value", "_raw_headers"), bool(job.first_failures)),
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-        return cls(side_outputs, batches, job.pipeline.dead_letters, decoders, job.read_elsewhere, job.metadata, extra)
+        dead_letters, sequenced = job.pipeline.dead_letters, is_ordered and not interleaved
+        return cls(
+            side_outputs, batches, dead_letters, decoders, job.read_elsewhere, job.metadata, extra, sequenced
+        )  # fmt: skip
 
     @property
     def columns(self) -> dict[str, str]:
@@ -148,6 +157,7 @@ class StreamReader(Reader):
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         decoder = self.decoders[share.topic]
+        batch = self._sequenced(batch, share) if self.sequenced else batch
         rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         latest = clock + decoder.source.max_future_skew_ms
@@ -175,6 +185,19 @@ class StreamReader(Reader):
         return pa.RecordBatch.from_arrays(
             [columns.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema
         )
+
+    def _sequenced(self, batch: pa.RecordBatch, share: Share) -> pa.RecordBatch:
+        """The records with their order: the largest Kafka timestamp in their partition so far.
+
+        It is kept from batch to batch, and rejected records count, as they do where a backlog is divided into batches.
+        """
+        name = f"{ORDER}/{share.topic}/{share.partition}"
+        if name not in share.times:
+            share.times[name] = self.side_outputs.times(current_batch()).get(name, BEFORE_ALL)
+        timestamps = batch.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_numpy()
+        sequence = np.maximum(np.maximum.accumulate(timestamps), share.times[name])
+        share.times[name] = int(sequence[-1])
+        return batch.append_column("sequence", pa.array(sequence))
 
     def _columns(
         self,

@@ -118,7 +118,6 @@ class StreamJoin:
             else:
                 out.count("null_key")
             return
-        self._look(row)
         self._send_unmatched(state, row.key, row.before, out)
         if row.time == row.after:
             self._send_unmatched(state, row.key, row.after, out)
@@ -154,32 +153,39 @@ class StreamJoin:
             if self.shared is not None:
                 self.shared.wait(row.side, row.time)
 
-    def _look(self, row: Row) -> None:
-        """Look for unmatched records of all keys if it is time to. They are sent with the next row of their key."""
-        watch = self.shared
-        if watch is None or row.time < row.after:
-            return
-        if watch.since < row.after - self.ahead[row.side] - self.grace:
-            ends = row.after - self.ahead[LEFT] - self.grace, row.after - self.ahead[RIGHT] - self.grace
-            watch.look(row.after, ends)
+    def looks_after(self, side: int) -> int:
+        """The stream time after which a record of that side makes the join look for unmatched records."""
+        return _NEVER if self.shared is None else min(self.shared.since + self.ahead[side] + self.grace, _NEVER)
+
+    def look(self, stream_time: int, side: int) -> None:
+        """Look for unmatched records of all keys. They are sent when their keys are closed."""
+        assert self.shared is not None
+        left, right = (stream_time - ahead - self.grace for ahead in self.ahead)
+        self.shared.look(stream_time, (left, right))
 
     def _send_unmatched(self, state: Sides, key: str | None, stream_time: int, out: Output) -> None:
-        """Send the records whose window has been over for longer than grace, by time, the left side first."""
+        """Send the records whose window has been over for longer than grace, by time, the right side first."""
         due: list[tuple[int, int, Record]] = []
         if self.shared is not None:
-            stream_time = self.shared.looked
+            stream_time = min(stream_time, self.shared.looked)
         for number, side in enumerate((state.left, state.right)):
             end = stream_time - self.ahead[number] - self.grace
             if side.waits_from < end:
                 waiting = [record for record in side.records if record.waits]
                 due += [(record.time, number, record) for record in waiting if record.time < end]
                 side.waits_from = next((record.time for record in waiting if record.time >= end), _NEVER)
-        for time, number, record in sorted(due, key=lambda entry: entry[:2]):
+        for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
             record.waits = False
-            out.emit(key, self._unmatched(number, record.value), time)
+            out.emit(key, self._unmatched(number, record.value), time, rank=2 * time + (number == LEFT))
 
     def _unmatched(self, side: int, value: str) -> str:
         return joined(value, None) if side == LEFT else joined(None, value)
+
+    def release_due(self, state: Sides) -> int | None:
+        """Stream time at which a record is sent unmatched."""
+        waiting = [(side.waits_from, ahead) for side, ahead in zip((state.left, state.right), self.ahead, strict=True)]
+        times = [waits_from + ahead + self.grace + 1 for waits_from, ahead in waiting if waits_from != _NEVER]
+        return min(times, default=None)
 
     def due(self, state: Sides) -> int | None:
         """Stream time at which a record is sent unmatched or can no longer be matched."""

@@ -69,6 +69,7 @@ class Ran:
         window: Window | None = None,
         old: bool = False,
         to: str = "output",
+        rank: int | None = None,
     ) -> None:
         self.results.append(Result(key, None if value is None else json.loads(value), time, window, old))
         self.outputs[to] += 1
@@ -118,6 +119,8 @@ def run(
         else:
             state = decode(ran.states[given.key]) if given.key in ran.states else operator.begin()
         times = before[number], after[number], given.side, given.old, given.window, reached[number], given.foreign
+        if isinstance(operator, StreamJoin) and given.key is not None and given.value is not None:
+            _look(operator, given, after[number])
         operator.process(state, Row(given.key, value, given.time, *times), ran)
         if given.key is not None:
             states[given.key] = state
@@ -126,6 +129,11 @@ def run(
             states = {}
             _close(operator, ran, closed[number], reached[number])
     return ran
+
+
+def _look(join: StreamJoin, given: Given, stream_time: int) -> None:
+    if given.time == stream_time and join.looks_after(given.side) < stream_time:
+        join.look(stream_time, given.side)
 
 
 def stream_times(

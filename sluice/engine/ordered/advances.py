@@ -1,0 +1,304 @@
+"""Where the stream time of an operator advances in a batch.
+
+The tasks that make rows for an operator report where these rows advance its stream time. Every worker gets all reports,
+so it knows the operator's stream time at any position, although it has only some of the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.rows import (
+    BEGIN,
+    END,
+    LAST,
+    OFFSET_BITS,
+    PARTITION_BITS,
+    SORT_KEY,
+    STREAM_TIME,
+    Position,
+    rows,
+)
+from sluice.engine.batch.stream_time import (
+    BEFORE_ALL,
+    CLOSED,
+    Mask,
+    StreamTimes,
+    Times,
+    advance,
+    advance_joint,
+)
+from sluice.operators.base import LEFT, RIGHT
+from sluice.plan import Edge, OrderedJob, OrderedOperator
+from sluice.plan.operators import Suppress
+
+_SCHEMA = pa.schema([
+    ("sequence", pa.int64()), ("origin", pa.int64()), ("path", pa.binary()), ("time", pa.int64()), ("side", pa.int8()),
+    ("complete", pa.bool_()),
+])  # fmt: skip
+
+_Ranks = npt.NDArray[np.intp]
+
+
+@dataclass
+class Advances:
+    """The rows of one task, as they come, that may advance the stream time of operators."""
+
+    batches: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    """By operator."""
+
+    def add(self, operator: OrderedOperator, side: int, complete: Mask, columns: Mapping[str, pa.Array]) -> None:
+        """Add rows for a side of an operator, of which `complete` rows have all that the operator needs.
+
+        Only complete rows advance stream time, but for that which the sides of a join share. `columns` are those of
+        the position, and `time`.
+        """
+        if operator.joint or complete.all():
+            chosen = [columns[name] for name in (*SORT_KEY, "time")]
+        else:
+            chosen = [columns[name].filter(pa.array(complete)) for name in (*SORT_KEY, "time")]
+            complete = complete[complete]
+        count = len(complete)
+        if count:
+            sides = pa.repeat(pa.scalar(side, pa.int8()), count)
+            batch = pa.RecordBatch.from_arrays([*chosen, sides, pa.array(complete)], schema=_SCHEMA)
+            self.batches.setdefault(operator.number, []).append(batch)
+
+    def reports(self, operators: Iterable[OrderedOperator], workers: int) -> Iterator[pa.RecordBatch]:
+        """Rows that take what was added to every worker."""
+        for operator in operators:
+            if operator.number not in self.batches:
+                continue
+            table = _reduced(_sorted(pa.Table.from_batches(self.batches.pop(operator.number))), joint=operator.joint)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+                writer.write_table(table)
+            advances = pa.repeat(pa.scalar(sink.getvalue().to_pybytes(), pa.binary()), workers)
+            columns = {"target": operator.number, "side": STREAM_TIME, "sequence": LAST, "origin": 0}
+            yield rows(workers, columns | {"advances": advances, "worker": pa.array(range(workers), pa.int32())})
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The task after a stage's operators: passes their results on, and reports which of them advance stream times."""
+
+    operators: tuple[OrderedOperator, ...]
+    """The operators that take results of the stage, if they have a stream time."""
+    stage: int
+    workers: int
+
+    @classmethod
+    def of(cls, job: OrderedJob, stage: int) -> Self:
+        operators = (
+            operator
+            for operator in job.operators
+            if operator.timed and any(edge.stage == stage for edge in operator.edges)
+        )
+        return cls(tuple(operators), stage, job.pipeline.workers)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        advances = Advances()
+        replaced: dict[int, bool] = {}
+        for batch in batches:
+            for operator in self.operators if batch.num_rows else ():
+                for edge in operator.edges:
+                    if edge.stage == self.stage:
+                        self._add(advances, batch, operator, edge, replaced)
+            yield batch
+        yield from advances.reports(self.operators, self.workers)
+
+    @staticmethod
+    def _add(
+        advances: Advances, batch: pa.RecordBatch, operator: OrderedOperator, edge: Edge, replaced: dict[int, bool]
+    ) -> None:
+        is_input = pc.and_(pc.equal(batch.column("target"), edge.target), pc.equal(batch.column("side"), edge.side))
+        given = batch.filter(pc.and_(is_input, pc.invert(batch.column("emitted"))))
+        if not given.num_rows:
+            return
+        keyed, valued, old = (
+            np.asarray(column.to_numpy(zero_copy_only=False), bool)
+            for column in (given.column("key").is_valid(), given.column("value").is_valid(), given.column("old"))
+        )
+        # A table's old value comes right before the new one, which has the same time.
+        complete = keyed & ~old & (valued if edge.valued else True)
+        if isinstance(operator.action, Suppress) and operator.action.filtered:
+            replaces = old & valued
+            complete &= valued | np.concatenate(([replaced.get(operator.number, False)], replaces[:-1]))
+            replaced[operator.number] = bool(replaces[-1])
+        columns = {name: given.column(name) for name in (*SORT_KEY, "time")}
+        advances.add(operator, edge.side, complete, columns)
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    return table.take(pc.sort_indices(table, [(name, "ascending") for name in SORT_KEY])).combine_chunks()
+
+
+def _reduced(table: pa.Table, *, joint: bool) -> pa.Table:
+    """Only the rows that advance a stream time of their partition within this task."""
+    times, numbers = table.column("time").to_numpy(), _numbers(table)
+    sides, complete = table.column("side").to_numpy(), _truth(table.column("complete"))
+    advancing = np.zeros(len(times), bool)
+    for number in np.unique(numbers):
+        of_number = numbers == number
+        counted_rows = [of_number & complete & (sides == side) for side in (LEFT, RIGHT)]
+        for counted in (*counted_rows, *([of_number] if joint else [])):
+            before, after = advance(times, counted, BEFORE_ALL)
+            advancing |= after > before
+    return table if advancing.all() else table.filter(pa.array(advancing))
+
+
+def _numbers(table: pa.Table) -> npt.NDArray[np.int64]:
+    """The number of the partition from which each row's record was read."""
+    origins: npt.NDArray[np.int64] = table.column("origin").to_numpy()
+    return (origins >> OFFSET_BITS) & ((1 << PARTITION_BITS) - 1)
+
+
+def _truth(column: pa.ChunkedArray) -> Mask:
+    return np.asarray(column.to_numpy(), bool)
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """The stream times of the partitions with one number: before the batch, and after every advance.
+
+    Each is four times: that of all rows; that up to which everything is closed; those of a join's two sides.
+    """
+
+    begin: tuple[int, ...]
+    running: tuple[Times, ...]
+
+    def at(self, kind: int, ranks: _Ranks) -> Times:
+        """A stream time after so many advances."""
+        return np.concatenate(([self.begin[kind]], self.running[kind]))[ranks]
+
+    def last(self, kind: int) -> int:
+        running = self.running[kind]
+        return int(running[-1]) if len(running) else self.begin[kind]
+
+
+_ANY, _CLOSED, _LEFT, _RIGHT = range(4)
+_SUFFIXES = (".any", "", ".0", ".1")
+"""Suffixes of the names of an operator's stream times. Only joins of two streams have all of them."""
+
+
+class Timeline:
+    """An operator's stream time at every position of a batch.
+
+    It is kept for each partition number: partitions of several topics with the same number are read together. The time
+    up to which everything is closed is the smallest of all partition numbers, idle ones left out.
+    """
+
+    def __init__(self, operator: OrderedOperator, reports: Iterable[bytes], before: StreamTimes) -> None:
+        self._operator = operator
+        self._before = before
+        tables = [pa.ipc.open_stream(report).read_all() for report in reports]
+        self._table = _sorted(pa.concat_tables([*tables, _SCHEMA.empty_table()]))
+        self._times, self._numbers = self._table.column("time").to_numpy(), _numbers(self._table)
+        self._sequences, self._origins = (self._table.column(name).to_numpy() for name in SORT_KEY[:2])
+        self._paths = self._table.column("path")
+        sides, complete = self._table.column("side").to_numpy(), _truth(self._table.column("complete"))
+        carried = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
+        self.closed_before = max(carried, before.closed_together(operator.clock, operator.topics))
+        """It never goes back, even if an idle partition has records again."""
+        self._partitions = {
+            number: self._partition(number, sides, complete)
+            for number in range(max(before.partitions[topic] for topic in operator.topics))
+        }
+        active = [
+            partition.running[_CLOSED]
+            for number, partition in self._partitions.items()
+            if (self._numbers == number).any() or not before.is_idle(operator.topics, number)
+        ]
+        closed = np.minimum.reduce(active) if active else np.full(len(self._times), BEFORE_ALL)
+        closed = np.maximum(closed, self.closed_before)
+        before_each = np.concatenate(([self.closed_before], closed[:-1])) if len(closed) else closed
+        self.closings = np.flatnonzero(closed > before_each)
+        """The advances with which more is closed than before."""
+        self.closed = closed[self.closings]
+        """The time up to which everything is closed then."""
+        self.closed_after = int(closed[-1]) if len(closed) else self.closed_before
+        self.looks = self._looks(sides, complete) if operator.joint else ()
+        """For each side of a join: the advances at which it may look for unmatched records, and their times."""
+
+    def _partition(self, number: int, sides: npt.NDArray[np.int8], complete: Mask) -> _Partition:
+        times, mine = self._times, self._numbers == number
+        begins = tuple(self._begin(suffix, number) for suffix in _SUFFIXES)
+        begins = (begins[_ANY], max(begins[_CLOSED], self.closed_before), *begins[_LEFT:])
+        if not self._operator.joint:
+            _, running = advance(times, mine, begins[_CLOSED])
+            return _Partition(begins, (running,) * len(_SUFFIXES))
+        _, every, closed = advance_joint(times, mine, mine & complete, begins[_ANY], begins[_CLOSED])
+        left, right = (
+            advance(times, mine & complete & (sides == side), begins[kind])[1]
+            for side, kind in ((LEFT, _LEFT), (RIGHT, _RIGHT))
+        )
+        return _Partition(begins, (every, closed, left, right))
+
+    def _begin(self, suffix: str, number: int) -> int:
+        operator = self._operator
+        return max(self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics)
+
+    def _looks(self, sides: npt.NDArray[np.int8], complete: Mask) -> tuple[tuple[_Ranks, Times], ...]:
+        in_order = complete & (self._times == self._partitions[0].running[_ANY])
+        indices = [np.flatnonzero(in_order & (sides == side)) for side in (LEFT, RIGHT)]
+        return tuple((each, self._times[each]) for each in indices)
+
+    @property
+    def after(self) -> dict[str, int]:
+        """The stream times that the batch has advanced, by name."""
+        operator, times = self._operator, {}
+        for number, partition in self._partitions.items():
+            if not (self._numbers == number).any():
+                continue
+            topic = next(topic for topic in operator.topics if self._before.partitions[topic] > number)
+            for kind in range(len(_SUFFIXES)) if operator.joint else [_CLOSED]:
+                times[f"{operator.clock}{_SUFFIXES[kind]}/{topic}/{number}"] = partition.last(kind)
+        return times
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """The stream times of both sides of a join after the batch."""
+        partitions = self._partitions.values()
+        return max(p.last(_LEFT) for p in partitions), max(p.last(_RIGHT) for p in partitions)
+
+    def closing(self, due: int) -> Position:
+        """The position at which everything up to a time is closed first."""
+        if due <= self.closed_before:
+            return BEGIN
+        closing = int(np.searchsorted(self.closed, due))
+        return self.position(int(self.closings[closing])) if closing < len(self.closings) else END
+
+    def position(self, advance: int) -> Position:
+        """The position of an advance."""
+        return int(self._sequences[advance]), int(self._origins[advance]), self._paths[advance].as_py()
+
+    def columns(self, table: pa.Table) -> dict[str, list[int]]:
+        """Stream times before and with each of the operator's rows; for a join also those of both sides."""
+        count = len(table)
+        # Each row is sorted in twice: before the advances at its own position, and after them.
+        parts = [
+            part.select(SORT_KEY).append_column("at", pa.repeat(pa.scalar(at, pa.int8()), len(part)))
+            for part, at in ((self._table, 1), (table, 0), (table, 2))
+        ]
+        everything = pa.concat_tables(parts)
+        order = np.asarray(pc.sort_indices(everything, [(name, "ascending") for name in (*SORT_KEY, "at")]))
+        passed = np.empty(len(order), np.intp)
+        passed[order] = np.cumsum(order < len(self._times))
+        exclusive, inclusive = np.split(passed[len(self._times) :], 2)
+        numbers = _numbers(table)
+        columns = {name: np.full(count, BEFORE_ALL) for name in ("before", "after", "left", "right")}
+        for number, partition in self._partitions.items():
+            mine = numbers == number
+            columns["before"][mine] = partition.at(_CLOSED, exclusive[mine])
+            columns["after"][mine] = partition.at(_ANY if self._operator.joint else _CLOSED, inclusive[mine])
+            if self._operator.joint:
+                columns["left"][mine] = partition.at(_LEFT, inclusive[mine])
+                columns["right"][mine] = partition.at(_RIGHT, inclusive[mine])
+        return {name: values.tolist() for name, values in columns.items()}

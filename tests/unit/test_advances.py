@@ -1,0 +1,143 @@
+"""Every worker knows an operator's stream time at any position, from the reports of all tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from msgspec import Struct
+
+from sluice import Pipeline, tumbling, within
+from sluice.engine.batch.rows import BEGIN, END, SCHEMA, STREAM_TIME, origins, rows
+from sluice.engine.batch.stream_time import CLOSED, StreamTimes
+from sluice.engine.ordered.advances import Advances, Timeline
+from sluice.plan import OrderedJob, OrderedOperator, plan
+
+
+class Order(Struct):
+    amount: int
+
+
+def windowed(*topics: str) -> OrderedOperator:
+    """A windowed count over topics, in order."""
+    pipeline = Pipeline("p")
+    first, *others = (pipeline.stream(topic, value=Order) for topic in topics)
+    merged = first.merge(*others) if others else first
+    merged.group_by_key().windowed_by(tumbling(10)).aggregate(store="s", c="first(_key)")
+    return _operator(pipeline)
+
+
+def joined() -> OrderedOperator:
+    pipeline = Pipeline("p")
+    left, right = pipeline.stream("a", value=Order), pipeline.stream("b", value=Order)
+    left.left_join(right, within(5)).to("out")
+    return _operator(pipeline)
+
+
+def _operator(pipeline: Pipeline) -> OrderedOperator:
+    job = plan(pipeline).jobs[-1]
+    assert isinstance(job, OrderedJob)
+    return job.operators[-1]
+
+
+def report(operator: OrderedOperator, *given: tuple[Any, ...], side: int = 0) -> bytes:
+    """A task's report of rows (sequence, partition, time, whether complete)."""
+    sequences, partitions, times, complete = zip(*given, strict=True)
+    columns = {
+        "sequence": pa.array(sequences, pa.int64()),
+        "origin": pa.array(np.concatenate([origins(0, number, np.array([0])) for number in partitions])),
+        "path": pa.array([b"\x00"] * len(given)),
+        "time": pa.array(times, pa.int64()),
+    }
+    advances = Advances()
+    advances.add(operator, side, np.array(complete, bool), columns)
+    (batch,) = advances.reports([operator], 2)
+    assert batch.column("side").to_pylist() == [STREAM_TIME, STREAM_TIME]
+    assert batch.column("worker").to_pylist() == [0, 1]
+    made: bytes = batch.column("advances")[0].as_py()
+    return made
+
+
+def before(partitions: int, *topics: str, **times: int) -> StreamTimes:
+    return StreamTimes(times, dict.fromkeys(topics, partitions), 0)
+
+
+def at(*given: tuple[int, int]) -> pa.Table:
+    """Rows at sequences, of partitions."""
+    sequences, partitions = zip(*given, strict=True)
+    columns: dict[str, Any] = {
+        "sequence": pa.array(sequences, pa.int64()),
+        "origin": pa.array(np.concatenate([origins(0, number, np.array([0])) for number in partitions])),
+    }
+    return pa.Table.from_batches([rows(len(given), columns | {"path": b"\x00"})], SCHEMA)
+
+
+def test_reports_of_several_tasks_make_one_stream_time() -> None:
+    operator = windowed("t")
+    reports = [
+        report(operator, (1, 0, 10, True), (3, 0, 30, True)),
+        report(operator, (2, 0, 25, True), (4, 0, 20, True)),
+    ]
+    timeline = Timeline(operator, reports, before(1, "t"))
+    columns = timeline.columns(at((1, 0), (2, 0), (3, 0), (4, 0), (9, 0)))
+    assert columns["before"] == [-1, 10, 25, 30, 30]
+    assert columns["after"] == [10, 25, 30, 30, 30]
+    assert timeline.closed_after == 30
+    assert [timeline.closing(due)[0] for due in (10, 11, 25, 26, 30)] == [1, 2, 2, 3, 3]
+    assert timeline.closing(31) == END
+
+
+def test_incomplete_rows_do_not_advance_stream_time() -> None:
+    operator = windowed("t")
+    timeline = Timeline(operator, [report(operator, (1, 0, 10, True), (2, 0, 90, False))], before(1, "t"))
+    assert timeline.closed_after == 10
+
+
+def test_everything_is_closed_up_to_the_smallest_stream_time_of_all_partition_numbers() -> None:
+    operator = windowed("t")
+    first = report(operator, (1, 0, 10, True), (3, 0, 30, True))
+    second = report(operator, (2, 1, 5, True), (4, 1, 20, True))
+    timeline = Timeline(operator, [first, second], before(2, "t"))
+    assert [timeline.closing(due)[0] for due in (5, 6, 20)] == [2, 4, 4]
+    assert timeline.closed_after == 20
+    assert timeline.columns(at((3, 0), (3, 1)))["after"] == [30, 5]
+
+
+def test_partitions_of_several_topics_with_one_number_share_a_stream_time() -> None:
+    operator = windowed("t", "u")
+    timeline = Timeline(operator, [], before(1, "t", "u", **{f"{operator.clock}/u/0": 40}))
+    assert timeline.closed_before == 40
+
+
+def test_stream_time_goes_on_from_the_last_batch_and_never_back() -> None:
+    operator = windowed("t")
+    carried = {f"{operator.clock}/t/0": 50, f"{CLOSED}/{operator.clock}": 50}
+    timeline = Timeline(operator, [report(operator, (1, 0, 10, True), (2, 0, 60, True))], before(1, "t", **carried))
+    assert timeline.closing(50) == BEGIN
+    assert timeline.closing(60)[0] == 2
+    assert timeline.columns(at((1, 0)))["before"] == [50]
+    assert timeline.after == {f"{operator.clock}/t/0": 60}
+
+
+def test_a_join_is_closed_only_by_complete_rows_that_are_in_order() -> None:
+    operator = joined()
+    left = report(operator, (1, 0, 10, True), (2, 0, 40, False), (4, 0, 41, True))
+    right = report(operator, (3, 0, 20, True), side=1)
+    timeline = Timeline(operator, [left, right], before(1, "a", "b"))
+    columns = timeline.columns(at((1, 0), (2, 0), (3, 0), (4, 0)))
+    assert columns["after"] == [10, 40, 40, 41]
+    assert columns["before"] == [-1, 10, 10, 10]
+    assert columns["left"] == [10, 10, 10, 41]
+    assert columns["right"] == [-1, -1, 20, 20]
+    assert timeline.closed_after == 41
+    assert timeline.reached == (41, 20)
+
+
+@pytest.mark.parametrize("count", [1, 1_000])
+def test_a_report_has_only_the_rows_that_advance_stream_time(count: int) -> None:
+    operator = windowed("t")
+    many = [(number, 0, 7, True) for number in range(count)]
+    table = pa.ipc.open_stream(report(operator, *many)).read_all()
+    assert table.num_rows == 1

@@ -1,0 +1,46 @@
+"""Paths sort rows in the order in which one thread would reach them, depth first."""
+
+from __future__ import annotations
+
+from sluice.values import paths
+
+RECORD = paths.START
+
+
+def test_an_operators_results_come_before_the_next_child_of_the_step_before_it() -> None:
+    first, second = (paths.constant([paths.turn(child)], rekeyed=False) for child in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert RECORD < first < paths.result(first, 0) < paths.result(first, 1) < second
+
+
+def test_results_of_a_result_come_before_the_next_result() -> None:
+    assert paths.result(paths.result(RECORD, 0), 5) < paths.result(RECORD, 1)
+
+
+def test_there_may_be_more_than_a_thousand_results_at_every_level() -> None:
+    numbers = [0, 1, 255, 256, 1_024, 70_000]
+    deep = [paths.result(paths.result(RECORD, outer), inner) for outer in numbers for inner in numbers]
+    assert sorted(deep) == deep
+
+
+def test_what_was_sent_on_under_another_key_comes_after_everything_else_of_the_record() -> None:
+    last_child = paths.constant([paths.turn(9)], rekeyed=False)
+    assert last_child is not None
+    once = paths.rekeyed(RECORD)
+    assert paths.result(last_child, 1_000_000) < once < paths.result(once, 3) < paths.rekeyed(once)
+
+
+def test_releases_are_sorted_by_rank_and_key_around_the_results_of_their_row() -> None:
+    early = paths.release(RECORD, 5, "z", before=True)
+    late = [paths.release(RECORD, rank, key, before=False) for rank, key in ((-1, "b"), (5, "a"), (5, "b"), (70, "a"))]
+    row = paths.result(RECORD, 0)
+    assert RECORD < early < paths.result(early, 0) < row < late[0]
+    assert sorted(late) == late
+    assert paths.result(late[1], 9) < late[2]
+
+
+def test_a_path_with_an_array_element_is_not_constant() -> None:
+    elements = [paths.turn(2), paths.element("x3_pos")]
+    assert paths.constant(elements, rekeyed=False) is None
+    assert paths.sql("path", elements, rekeyed=True).startswith("concat(X'FF', path, X'0002', unhex(")
