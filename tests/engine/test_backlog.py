@@ -77,7 +77,7 @@ class Traffic:
         """Write records, some at the same millisecond. Returns the time of the last one."""
         common = {"bootstrap.servers": self.running.bootstrap, "log_level": 0, "linger.ms": 5}
         in_transactions = {**common, "transactional.id": self.running.names.prefix}
-        plain, payments = Producer(common), Producer(in_transactions)
+        plain, payments = Producer({**common, "enable.idempotence": True}), Producer(in_transactions)
         payments.init_transactions(20)
         at = begin_ms
         at_once = max(count // 20, 50)
