@@ -75,6 +75,10 @@ conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=on
 	@test -n "$(CASES)" || { echo "Say which cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES))
 
+.PHONY: topologies
+topologies: $(JARS) ## Compare random chains of operators over one batch and over random ones: COUNT=100 SEED=1
+	@$(BIN)/python -m tests.conformance.topologies --count $(or $(COUNT),100) --seed $(or $(SEED),1)
+
 .PHONY: faults
 faults: $(JARS) ## Kill, pause and starve every process, and compare with the expected results; ARGS='F1 F7' KILLS= PIPELINE= SHARDS=
 	@KILLS="$(or $(KILLS),100)" PIPELINE="$(or $(PIPELINE),orders words)" SHARDS="$(or $(SHARDS),sqlite postgres)" \

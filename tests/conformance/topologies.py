@@ -1,6 +1,6 @@
 """Random topologies: their answers must not depend on where the input is cut into batches.
 
-python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 12] [--cuts random|each]
+python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 8] [--cuts random|each]
 
 There is no expected answer: every topology runs on the same records as one batch and in several, and all outputs are
 compared: records, their order per key, and their timestamps.
@@ -22,7 +22,7 @@ from sluice import Pipeline, hopping, session, sliding, tumbling, within
 from sluice.testing import TopologyTestDriver
 from sluice.values.windows import AnyWindow
 
-TOGETHER = 8
+TOGETHER = 2
 """Topologies in one pipeline: they do not know of each other, and share the cost of a batch."""
 
 
@@ -263,7 +263,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--operators", type=int, default=12, help="at most so many stateful ones")
+    parser.add_argument("--operators", type=int, default=8, help="at most so many stateful ones")
     parser.add_argument("--cuts", choices=("random", "each"), default="random")
     given = parser.parse_args(arguments)
     failed = 0

@@ -1,0 +1,13 @@
+"""A sample of `make topologies`: random chains of operators whose answers must not depend on the batches."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.topologies import differences
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_chains_give_the_same_answers_in_one_batch_and_in_several(seed: int) -> None:
+    assert differences([seed], 4, "random") == []
