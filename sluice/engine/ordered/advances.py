@@ -72,11 +72,10 @@ class Advances:
             self.batches.setdefault(operator.number, []).append(batch)
 
     def reports(self, operators: Iterable[OrderedOperator], workers: int) -> Iterator[pa.RecordBatch]:
-        """Rows that take what was added to every worker."""
+        """Rows that take what was added for these operators to every worker, even if it is nothing."""
         for operator in operators:
-            if operator.number not in self.batches:
-                continue
-            table = _reduced(_sorted(pa.Table.from_batches(self.batches.pop(operator.number))), joint=operator.joint)
+            added = pa.Table.from_batches(self.batches.get(operator.number, []), _SCHEMA)
+            table = _reduced(_sorted(added), joint=operator.joint)
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
                 writer.write_table(table)
@@ -112,7 +111,8 @@ class Gather:
                     if edge.stage == self.stage:
                         self._add(advances, batch, operator, edge, replaced)
             yield batch
-        yield from advances.reports(self.operators, self.workers)
+        given = [operator for operator in self.operators if operator.number in advances.batches]
+        yield from advances.reports(given, self.workers)
 
     @staticmethod
     def _add(

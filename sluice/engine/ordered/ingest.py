@@ -59,7 +59,10 @@ class Ingest:
                 task = task or _Task(self.stream_times.before(number))
                 yield from self._rows(batch, task)
         if task is not None:
-            yield from task.advances.reports(self.operators, self.workers)
+            # All workers run an operator when its topics had records: a timer or an idle partition may be due.
+            topics = {topic for topic, _ in task.parts}
+            timed = [each for each in self.operators if each.timed and not topics.isdisjoint(each.topics)]
+            yield from task.advances.reports(timed, self.workers)
             task.write(self.sinks, number)
 
     def _rows(self, batch: pa.RecordBatch, task: _Task) -> Iterator[pa.RecordBatch]:
