@@ -64,7 +64,7 @@ def test_a_record_too_large_for_its_topic_is_a_dead_letter_if_the_author_says_so
     said = letter_headers(letter)
     assert said["sluice.reason"] == "too_large"
     assert said["sluice.output"] == running.names("copies")
-    assert said["sluice.detail"].endswith(f"takes {LIMIT}")
+    assert said["sluice.detail"].endswith(f"accepts at most {LIMIT}")
     assert len(letter.value() or b"") > LIMIT
     assert running.store("n") == {"a": 3, "b": 1}
     assert running.counts(f"unwritten/{running.names('copies')}") == 1
