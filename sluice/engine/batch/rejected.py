@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import DEAD_LETTER, header
-from sluice.engine.batch.rows import LAST, REJECTED, in_order, offset_of, partition_of
+from sluice.engine.batch.rows import REJECTED, has_origin, in_order, offset_of, partition_of
 from sluice.engine.batch.side_outputs import Facts
 from sluice.errors import EngineError
 from sluice.plan import Job, Step
@@ -83,7 +83,7 @@ def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
         name = f"failed/{step.name}"
         facts.counts[name] = facts.counts.get(name, 0) + 1
         origin: tuple[str, int, int] | None = None
-        if row.get("sequence") not in (None, LAST):  # a timer and a store's change come from no record
+        if has_origin(row.get("sequence")) and rejected.timer is None:  # a timer and a store's change have none
             source, partition = partition_of(row["origin"])
             origin = topics[source], partition, offset_of(row["origin"])
             partition_counts = facts.by_partition.setdefault(f"{topics[source]}-{partition}", {})

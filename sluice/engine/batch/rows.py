@@ -96,6 +96,11 @@ def partition_of(origin: int) -> tuple[int, int]:
     return source_and_partition >> PARTITION_BITS, source_and_partition & ((1 << PARTITION_BITS) - 1)
 
 
+def has_origin(sequence: int | None) -> bool:
+    """Whether a row with that sequence was made of a record, or released with one."""
+    return sequence is not None and BEGIN[0] < sequence < END[0]
+
+
 def offset_of(origin: int) -> int:
     return origin & ((1 << OFFSET_BITS) - 1)
 

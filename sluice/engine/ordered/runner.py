@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.rejected import Rejected, describe, step_failed
-from sluice.engine.batch.rows import BEGIN, END, LAST, REJECTED, SCHEMA, Position, partition_of
+from sluice.engine.batch.rows import BEGIN, END, LAST, REJECTED, SCHEMA, Position, has_origin, partition_of
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
 from sluice.engine.ordered.advances import Timeline
 from sluice.operators.aggregation.aggregate import TableAggregate
@@ -194,7 +194,7 @@ class StageOutput:
         name = f"{reason}/{self.operator.plan.name}"
         self.counts[name] += 1
         sequence, origin, _ = self.position
-        if sequence != LAST:
+        if has_origin(sequence):
             self.by_partition.setdefault(partition_of(origin), Counter())[name] += 1
         if reason == "late" and self.operator.late is not None and self.row is not None:
             self._add(self.operator.late, self.row.key, self.row.foreign, self.row.time, None, emitted=False)
