@@ -1,0 +1,100 @@
+"""Operators behind operators: the answers of Kafka Streams, in one batch and in several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from sluice import Pipeline, tumbling, within
+from sluice.testing import TopologyTestDriver
+from tests.pipelines.conftest import Drive
+
+
+class Reading(Struct):
+    n: int
+    g: str = "x"
+
+
+def value(n: int, g: str = "x") -> dict[str, Any]:
+    return {"n": n, "g": g}
+
+
+def chains() -> Pipeline:
+    """A chain for each group of topics: stream time belongs to an operator and its topics."""
+    pipeline = Pipeline("chains", workers=2)
+
+    per_second = pipeline.stream("ticks", value=Reading).group_by_key().windowed_by(tumbling(10))
+    closed = per_second.aggregate(store="tens", n="count(*)").suppress_until_window_closes()
+    per_minute = closed.to_stream().group_by("'all'").windowed_by(tumbling(40))
+    per_minute.aggregate(store="forties", tens="count(*)", n="sum(n)")
+
+    visits = pipeline.stream("visits", value=Reading)
+    prices = pipeline.table("prices", value=Reading)
+    counted = visits.group_by_key().windowed_by(tumbling(10)).aggregate(store="visited", n="count(*)")
+    counted.suppress_until_window_closes().to_stream().join(prices).to("priced")
+
+    left, right = pipeline.stream("left", value=Reading), pipeline.stream("right", value=Reading)
+    unmatched = left.left_join(right, within(2, grace=20)).filter("right IS NULL")
+    unmatched.group_by_key().windowed_by(tumbling(10, grace=20)).count(store="unmatched")
+
+    own = pipeline.stream("own", value=Reading)
+    own.join(own.group_by_key().aggregate(store="of_own", c="count(*)")).to("with_own")
+
+    one, other = pipeline.stream("one", value=Reading), pipeline.stream("other", value=Reading)
+    sums = one.group_by_key().aggregate(store="sums", n="sum(n)").to_stream()
+    counts = other.group_by_key().aggregate(store="counts", n="count(*)").to_stream()
+    sums.outer_join(counts, within(5, grace=5)).to("both")
+
+    first, second = pipeline.stream("first", value=Reading), pipeline.stream("second", value=Reading)
+    first.merge(second).group_by_key().windowed_by(tumbling(10)).count(store="merged")
+
+    filtered = pipeline.stream("having", value=Reading).group_by_key().windowed_by(tumbling(5))
+    large = filtered.aggregate(store="having_sums", s="sum(n)").filter("s > 5")
+    large.suppress_until_window_closes().to("large")
+    return pipeline
+
+
+RECORDS: list[tuple[str, str, dict[str, Any], int]] = [
+    # Windows of windows: four tens close, each when a tick of a later one comes.
+    *[("ticks", key, value(1), at) for at, key in ((0, "a"), (5, "b"), (12, "a"), (23, "a"), (31, "b"), (43, "a"))],
+    # The first window closes at 11, while the price is 1; the price of later does not count.
+    ("prices", "a", value(1), 0), ("visits", "a", value(1), 5), ("visits", "b", value(1), 11),
+    ("prices", "a", value(2), 12), ("visits", "b", value(1), 25),
+    # The unmatched record of 5 comes out when 36 comes, and is then in time for its window.
+    ("left", "c", value(0), 5), ("left", "b", value(0), 36),
+    # A stream sees its own count with the record.
+    ("own", "a", value(1), 5), ("own", "a", value(2), 6),
+    # Both sides of a join are operators' results. The sum of 30 finds nothing until 41.
+    ("one", "k", value(4), 10), ("other", "k", value(0), 12), ("one", "k", value(5), 30), ("other", "k", value(0), 41),
+    # Topics that are merged share a stream time: the record of 3 is late, though its own topic has seen nothing later.
+    ("first", "a", value(1), 25), ("second", "a", value(1), 3), ("second", "b", value(1), 21),
+    # What the filter never let through does not advance the stream time of suppress.
+    ("having", "c", value(6), 0), ("having", "b", value(2), 5), ("having", "a", value(2), 11),
+]  # fmt: skip
+
+
+@pytest.fixture(params=[len(RECORDS), 5], ids=["one batch", "batches of five records"])
+def driver(request: pytest.FixtureRequest, drive: Drive) -> TopologyTestDriver:
+    made = drive(chains())
+    for number, (topic, key, read, at) in enumerate(RECORDS, start=1):
+        made.pipe(topic, read, key, timestamp=at)
+        if number % request.param == 0:
+            made.commit()
+    return made
+
+
+@pytest.mark.timeout(600)
+def test_chains_answer_as_kafka_streams_does(driver: TopologyTestDriver) -> None:
+    assert driver.store("forties") == {("all", 0, 40): {"tens": 5, "n": 5}}
+    assert [(one.key, one.value["left"], one.value["right"]["n"]) for one in driver.output("priced")] == [
+        ("a", {"n": 1}, 1)
+    ]
+    assert driver.store("unmatched") == {("c", 0, 10): 1}
+    assert [(one.value["left"]["n"], one.value["right"]["c"]) for one in driver.output("with_own")] == [(1, 1), (2, 2)]
+    both = [(one.value["left"], one.value["right"], one.timestamp) for one in driver.output("both")]
+    assert both == [({"n": 4}, {"n": 1}, 12), ({"n": 9}, None, 30)]
+    assert driver.store("merged") == {("a", 20, 30): 1, ("b", 20, 30): 1}
+    assert driver.counts()["late/merged"] == 1
+    assert driver.output("large") == []
