@@ -313,7 +313,12 @@ def test_the_good_records_results_of_joins_tables_and_timers_are_those_without_t
     for name in MARKET_STORES:
         assert good_keys(among.store(name)) == alone.store(name), name
     for topic in MARKET_TOPICS:
-        assert by_key(among, topic) == by_key(alone, topic), topic
+        expected, results = by_key(alone, topic), by_key(among, topic)
+        if topic == "left_joined":
+            # Poison waits for a match, too. As in Kafka Streams, that moves the moment at which the join looks for
+            # unmatched records, and so the place of an unmatched record among the key's results.
+            expected, results = ({key: sorted(of_key) for key, of_key in each.items()} for each in (expected, results))
+        assert results == expected, topic
     assert alone.dead_letters() == []
     letters = Counter(kind_of(letter.headers["sluice.detail"]) for letter in among.dead_letters())
     assert {kind: letters[kind] for kind in AT_ONCE} == {kind: kinds[kind] for kind in AT_ONCE}

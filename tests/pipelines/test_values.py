@@ -119,7 +119,7 @@ def test_what_a_serde_or_a_function_cannot_take_is_one_dead_letter(drive: Drive)
     assert keys_and_values(driver, "read") == [(None, {"item": "apple", "amount": 2, "tags": []})]
     assert keys_and_values(driver, "tags") == [(None, "a"), (None, "b"), (None, "c")]
     assert sorted(detail for _, _, detail in reasons(driver)) == [
-        "ZeroDivisionError: division by zero", "decode gave dict, not Sale",
+        "ZeroDivisionError: division by zero", "decode returned dict, not Sale",
     ]  # fmt: skip
     assert {(letter.key, letter.headers.get("from")) for letter in driver.dead_letters()} == {
         (b"\xff", "a test"), (None, None),
