@@ -134,7 +134,7 @@ def test_earlier_snapshots_can_be_queried(states: States, reader: Reader) -> Non
     with pytest.raises(NotFound, match=r"no snapshot 1\.7"):
         ask(reader, "a", as_of="1.7")
     for nonsense in ("", "x", "x.1", "1.-1", "1.1.1", "٣.1", "1." + "9" * 40):
-        with pytest.raises(QueryError, match="is no snapshot"):
+        with pytest.raises(QueryError, match="is not a snapshot"):
             ask(reader, "a", as_of=nonsense)
 
 
