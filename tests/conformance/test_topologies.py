@@ -8,6 +8,6 @@ from tests.conformance.topologies import differences
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_random_chains_give_the_same_answers_in_one_batch_and_in_several(seed: int) -> None:
-    assert differences([seed], 4, "random") == []
+    assert differences([seed], 3, "random") == []

@@ -27,7 +27,7 @@ from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names
 
 RECORDS = int(os.environ.get("BACKLOG", "300"))
-BATCHES = [max(RECORDS // 10, 130), max(RECORDS // 100, 50)]
+BATCHES = [RECORDS // 10, RECORDS // 100] if RECORDS > 10_000 else [130]
 START_MS = 1_670_000_000_000
 PARTITIONS = {"orders": 3, "payments": 2, "customers": 2}
 
