@@ -198,7 +198,7 @@ class _Events:
 
 
 def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Query[T]:
-    """A query with its parameters. Omits parameters that are None."""
+    """A query with these parameters, except those whose value is None."""
     given = {_OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()} | options
     pairs = [
         (name, str(item).lower() if isinstance(item, bool) else str(item))

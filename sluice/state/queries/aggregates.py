@@ -26,7 +26,7 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
-    """The aggregates of one group. `sum`, `min` and `max` are None without a field, or if no entry has the field."""
+    """The aggregates of one group. `sum`, `min` and `max` are None if no field was given, or no entry has it."""
 
     group: msgspec.Raw
     """The value that the group's entries share, as JSON."""

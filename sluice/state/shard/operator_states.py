@@ -33,7 +33,7 @@ _BEGIN = (-1, 0, "", -1)
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """An operator's state of a key after a batch. `data` is None if the operator has removed the state."""
+    """The state that an operator keeps for a key, as of a batch. `data` is None if the operator deleted it."""
 
     operator: int
     key: str
