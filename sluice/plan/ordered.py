@@ -326,15 +326,13 @@ class Planner:
     def _is_retracted(self, node: nodes.Node) -> bool:
         """Whether any consumer of the node's results needs the old values too."""
         return any(
-            ((takes_old(child) or _is_filtered(child)) and node is nodes.parents(child)[0])
+            (takes_old(child) and node is nodes.parents(child)[0])
             or (isinstance(child, _PASSING_ON_OLD) and self._is_retracted(child))
             for child in children(self.pipeline, node)
         )
 
     def _takes_old(self, node: nodes.Node) -> bool:
         """Whether the node takes the old values of its input table: also to pass them on, if it holds updates back."""
-        if _is_filtered(node):
-            return True
         return takes_old(node) or (isinstance(node, nodes.Suppress) and node.number in self.retracting)
 
 
@@ -433,7 +431,7 @@ def takes_old(node: nodes.Node) -> bool:
         case nodes.Join(kind=kind):
             return kind == "foreign-key"
         case _:
-            return False
+            return _is_filtered(node)
 
 
 def _text(sql: str) -> str:

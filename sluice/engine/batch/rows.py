@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -90,8 +92,12 @@ def origins(source: int, partition: int, offsets: Integers) -> Integers:
     return np.int64((source << PARTITION_BITS | partition) << OFFSET_BITS) + offsets
 
 
-def partition_of(origin: int) -> tuple[int, int]:
-    """Source and partition of an origin."""
+@overload
+def partition_of(origin: int) -> tuple[int, int]: ...
+@overload
+def partition_of(origin: Integers) -> tuple[Integers, Integers]: ...
+def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers]:
+    """Source and partition of an origin, or of each of several."""
     source_and_partition = origin >> OFFSET_BITS
     return source_and_partition >> PARTITION_BITS, source_and_partition & ((1 << PARTITION_BITS) - 1)
 

@@ -66,10 +66,11 @@ class BacklogRun:
 
 def divided(job: Job, kafka: Mapping[str, str], begin: Positions, target: Positions, most: int) -> list[Step]:
     """Batches of about `most` records each up to `target`, if the original batches are unknown."""
-    streams = _streams(job, ends := _offsets(target))
     if not needs_order(job, {topic: len(partitions) for topic, partitions in target.items()}):
         return evenly(begin, target, most)
-    position = {part: _offsets(begin).get(part, 0) for part in streams}
+    starts, ends = _offsets(begin), _offsets(target)
+    streams = _streams(job, ends)
+    position = {part: starts.get(part, 0) for part in streams}
     ends_of_streams = {part: ends[part] for part in streams}
     with KafkaTimestamps.of(kafka, ends_of_streams) as timestamps:
         batches = list(Backlog(timestamps, streams, position, ends_of_streams).batches(most))

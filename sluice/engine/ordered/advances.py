@@ -15,15 +15,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.batch.accounting import truth
 from sluice.engine.batch.rows import (
     BEGIN,
     END,
     LAST,
-    OFFSET_BITS,
-    PARTITION_BITS,
     SORT_KEY,
     STREAM_TIME,
     Position,
+    in_order,
+    partition_of,
     rows,
 )
 from sluice.engine.batch.stream_time import (
@@ -122,10 +123,8 @@ class Gather:
         given = batch.filter(pc.and_(is_input, pc.invert(batch.column("emitted"))))
         if not given.num_rows:
             return
-        keyed, valued, old = (
-            np.asarray(column.to_numpy(zero_copy_only=False), bool)
-            for column in (given.column("key").is_valid(), given.column("value").is_valid(), given.column("old"))
-        )
+        keyed, valued = (truth(given.column(name).is_valid()) for name in ("key", "value"))
+        old = truth(given.column("old"))
         # A table's old value comes right before the new one, which has the same time.
         complete = keyed & ~old & (valued if edge.valued else True)
         if isinstance(operator.action, Suppress) and operator.action.filtered:
@@ -137,13 +136,13 @@ class Gather:
 
 
 def _sorted(table: pa.Table) -> pa.Table:
-    return table.take(pc.sort_indices(table, [(name, "ascending") for name in SORT_KEY])).combine_chunks()
+    return table.take(pa.array(in_order(table))).combine_chunks()
 
 
 def _reduced(table: pa.Table, *, joint: bool) -> pa.Table:
     """Only the rows that advance a stream time of their partition within this task."""
     times, numbers = table.column("time").to_numpy(), _numbers(table)
-    sides, complete = table.column("side").to_numpy(), _truth(table.column("complete"))
+    sides, complete = table.column("side").to_numpy(), truth(table.column("complete"))
     advancing = np.zeros(len(times), bool)
     for number in np.unique(numbers):
         of_number = numbers == number
@@ -157,11 +156,8 @@ def _reduced(table: pa.Table, *, joint: bool) -> pa.Table:
 def _numbers(table: pa.Table) -> npt.NDArray[np.int64]:
     """The number of the partition from which each row's record was read."""
     origins: npt.NDArray[np.int64] = table.column("origin").to_numpy()
-    return (origins >> OFFSET_BITS) & ((1 << PARTITION_BITS) - 1)
-
-
-def _truth(column: pa.ChunkedArray) -> Mask:
-    return np.asarray(column.to_numpy(), bool)
+    _, numbers = partition_of(origins)
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -203,7 +199,7 @@ class Timeline:
         self._times, self._numbers = self._table.column("time").to_numpy(), _numbers(self._table)
         self._sequences, self._origins = (self._table.column(name).to_numpy() for name in SORT_KEY[:2])
         self._paths = self._table.column("path")
-        sides, complete = self._table.column("side").to_numpy(), _truth(self._table.column("complete"))
+        sides, complete = self._table.column("side").to_numpy(), truth(self._table.column("complete"))
         carried = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
         self.closed_before = max(carried, before.closed_together(operator.clock, operator.topics))
         """It never goes back, even if an idle partition has records again."""

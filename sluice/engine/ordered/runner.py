@@ -82,8 +82,8 @@ class StageOutput:
     """Source and partition → its records' share of the counts."""
     operator: StageOperator | None = None
     position: Position = (LAST, 0, b"")
-    stream_time: tuple[int, int] = (BEFORE_ALL, BEFORE_ALL)
-    """Before the current row and with it."""
+    stream_time: int = BEFORE_ALL
+    """With the current row."""
     listeners: dict[int, list[OperatorRun]] = field(default_factory=dict)
     """Operator → the operators that take its results directly."""
     row: Row | None = None
@@ -98,7 +98,7 @@ class StageOutput:
     """Results since `hold`, which listeners take on `release`."""
     _mark: int = 0
 
-    def begin(self, position: Position, stream_time: tuple[int, int], released: Released | None = None) -> None:
+    def begin(self, position: Position, stream_time: int, released: Released | None = None) -> None:
         """Begin with the next row, or with what is released at a position."""
         self.position, self.stream_time, self.released, self._results = position, stream_time, released, 0
 
@@ -132,7 +132,7 @@ class StageOutput:
         self._add(self.operator.number, key, value, time, window, emitted=True, old=old, to=to, rank=rank)
         for listener in self.listeners.get(self.operator.number, ()):
             operator = self.operator
-            listener.process(Row(key, value, time, *self.stream_time, old=old, window=window), self)
+            listener.process(Row(key, value, time, BEFORE_ALL, BEFORE_ALL, old=old, window=window), self)
             self.operator = operator
 
     def _add(
@@ -165,7 +165,7 @@ class StageOutput:
 
     def put(self, group_id: int, key: str, value: str | None) -> None:
         """Add a change to a state row."""
-        self._add(group_id, key, value, self.stream_time[1], None, emitted=False)
+        self._add(group_id, key, value, self.stream_time, None, emitted=False)
 
     def hold(self) -> None:
         self._mark = len(self._rows)
@@ -385,7 +385,7 @@ class OperatorRun:
     def _release(self, output: StageOutput, position: Position, due: int, key: str) -> None:
         assert self.releases is not None
         output.operator, output.row = self.spec, None
-        output.begin(position, (due, due), Released(due, key, self.releases.before_row))
+        output.begin(position, due, Released(due, key, self.releases.before_row))
         self.operator.close(self._state(key), key, due, output)
         self.releases.schedule(key, self._release_due(key), position)
 

@@ -132,7 +132,7 @@ class StageRun:
             left = right = BEFORE_ALL
             if number in times:
                 before, after, left, right = times[number]
-            output.begin(position, (before, after))
+            output.begin(position, after)
             window = None if start == NO_WINDOW else (start, end)
             row = Row(key, value, time, before, after, side, old, window, (left, right), foreign)
             if number not in changes:
@@ -190,7 +190,7 @@ class StageRun:
         for operator in self.operators.values():
             if operator.releases is not None:
                 operator.release(self.output, END, with_row=True)
-            self.output.begin((LAST, operator.spec.number, b""), (operator.closed, operator.closed))
+            self.output.begin((LAST, operator.spec.number, b""), operator.closed)
             operator.close(self.output)
             operator.show(self.output)
 

@@ -269,7 +269,7 @@ def _on(edge: Edge) -> str:
     """SQL of the row that takes a result to an edge's target."""
     changed = {
         "target": str(edge.target), "side": str(edge.side), "emitted": "false", "key": edge.key_column,
-        "value": edge.value_column, "output": "NULL", "worker": "NULL", "before": "-1L", "after": "-1L",
+        "value": edge.value_column, "output": "NULL", "worker": "NULL",
         "foreign": "NULL" if edge.foreign is None else edge.foreign_column,
     }  # fmt: skip
     return _struct(changed | {"path": edge.path_from("path")})
