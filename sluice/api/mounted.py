@@ -31,7 +31,7 @@ class Mounted:
     def app(self) -> ASGIApp:
         """The app, behind the log-in."""
         from sluice.api import app
-        from sluice.api.auth.airflow_login import LoginRequired
+        from sluice.api.auth.airflow import LoginRequired
 
         app_with_login = LoginRequired(getattr(app, self._factory)())
         freeze_imports()

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from sluice import Pipeline, within
 from sluice.engine.batch.checkpoint import batch_positions, last_batch
-from sluice.engine.job.lease import this_process
+from sluice.engine.job.driver_lease import this_process
 from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import LeaseError

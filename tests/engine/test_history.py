@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewPartitions
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.job.lease import Lease
+from sluice.engine.job.driver_lease import Lease
 from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer

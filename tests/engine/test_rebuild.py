@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from sluice import Pipeline, session
 from sluice.engine.job.compatibility import CompatibilityError, require_same_jobs
-from sluice.engine.job.lease import Lease, this_process
+from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.engine.job.rebuild import Rebuild, forget_gone
 from sluice.engine.job.replay import evenly
 from sluice.engine.job.run import JobRun

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.job.lease import Lease, Patience, this_process
+from sluice.engine.job.driver_lease import Lease, Patience, this_process
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, SluiceError
 from sluice.remote.opening import open_shard
@@ -38,7 +38,7 @@ QUICK = Patience(beat_s=0.05, silence_s=0.5)
 WRITER = """
 import sys
 from pathlib import Path
-from sluice.engine.job.lease import Lease, Patience, this_process
+from sluice.engine.job.driver_lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger

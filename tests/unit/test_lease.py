@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.engine.job.lease import Lease, Patience, this_process
+from sluice.engine.job.driver_lease import Lease, Patience, this_process
 from sluice.errors import LeaseError, StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
@@ -170,7 +170,7 @@ def test_a_brief_ledger_outage_does_not_cost_the_lease(ledger: Ledger) -> None:
 
 DRIVER = """
 import sys
-from sluice.engine.job.lease import Lease, Patience, this_process
+from sluice.engine.job.driver_lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef

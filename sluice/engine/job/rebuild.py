@@ -19,7 +19,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import ensure_topics, message_limits
 from sluice.engine.job.backlog_run import divided
 from sluice.engine.job.compatibility import means_the_same
-from sluice.engine.job.lease import current_lease, this_process
+from sluice.engine.job.driver_lease import current_lease, this_process
 from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer

@@ -16,7 +16,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import ensure_topics, message_limits, partition_counts
 from sluice.engine.job.backlog_run import BacklogRun, needs_order
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible
-from sluice.engine.job.lease import PATIENCE, Lease, Patience, current_lease, this_process
+from sluice.engine.job.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.job.query import JobQuery, without_adaptive_execution
 from sluice.engine.job.replay import Sink, Step, joined, replay
 from sluice.engine.publish.at_least_once import AtLeastOnce
