@@ -192,3 +192,113 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
     stores: list[str]
     status: Literal["ok", "unavailable"]
     reason: str = ""
+
+
+class PipelineHealth(StrEnum):
+    """What a pipeline does, the worst first."""
+
+    BROKEN = "broken"
+    """Its file cannot be loaded: no job can run."""
+    FAILED = "failed"
+    """The last run of a job failed."""
+    RUNNING = "running"
+    BEHIND = "behind"
+    """There are unread records and no run."""
+    IDLE = "idle"
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run of a pipeline's DAG in Airflow."""
+
+    run: str
+    state: Literal["queued", "running", "success", "failed"]
+    started_at: datetime | None
+    ended_at: datetime | None
+    log: str
+    """Path of the log of its failed task, or of its last one, in Airflow."""
+    action: str
+    """What the run does: `run`, `replay`, `promote` or `drop`."""
+
+
+class PartitionLag(msgspec.Struct, frozen=True):
+    """The records of a partition that a pipeline has not read."""
+
+    topic: str
+    partition: int
+    position: int | None
+    """The next offset to be read; None before the first batch."""
+    end: int
+    unread: int
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline at a glance."""
+
+    pipeline: str
+    health: PipelineHealth
+    paused: bool
+    """Whether its DAG is paused in Airflow, so that nothing starts it."""
+    failures: list[Failure]
+    unread: int | None
+    """Unread records of all partitions; None if Kafka does not answer."""
+    lag: list[PartitionLag]
+    lag_error: str
+    """Why the lag is unknown; empty if it is known."""
+    snapshot: Snapshot | None
+    """The newest snapshot of the job that published longest ago; None before the first."""
+    last_run: Run | None
+    """None without a run, and at a state server."""
+    dead_letters: dict[str, int]
+    """Reason → dead letters of the last 24 hours."""
+    may_edit: bool
+    """Whether you may start runs of the pipeline and re-drive its dead letters."""
+
+
+class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """A published batch, according to its audit."""
+
+    job: str
+    snapshot: str
+    published_at: datetime
+    seconds: float | None
+    """From the batch's clock until its snapshot was published; None if a rebuild repeated the batch."""
+    phases: dict[str, float]
+    """Phase → seconds: `start` (Spark plans the batch), `state` (its records are processed and the shards written),
+    `audit`, `output`."""
+    records: int
+    records_per_second: float | None
+    applied: int
+    filtered: int
+    late: dict[str, int]
+    """Store → records that were too late for it, counted once for each window."""
+    dropped: dict[str, int]
+    """Reason → unusable records that were discarded."""
+    failed: dict[str, int]
+    """Step → records for which it failed."""
+    dead_letters: dict[str, int]
+    """Reason → dead letters."""
+    read: dict[str, int]
+    """Topic → records that were read."""
+    written: dict[str, int]
+    """Topic → records that were written."""
+    rows: int
+    """State rows that were written."""
+    run: str
+    log: str
+    """Path of its task's log in Airflow; empty for a run without Airflow."""
+    wrong: list[str]
+    """Why the audit does not balance; empty if it does."""
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation of a job's state."""
+
+    job: str
+    generation: int
+    current: bool
+    """Whether it is the one that queries read."""
+    snapshot: Snapshot | None
+    batches: int
+    stores: list[str]
+    same_topology: bool
+    """Whether its topology is that of the current generation."""

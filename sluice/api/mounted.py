@@ -31,9 +31,13 @@ class Mounted:
     def app(self) -> ASGIApp:
         """The app, behind the log-in."""
         from sluice.api import app
+        from sluice.api.airflow_runs import AirflowRuns
         from sluice.api.auth.airflow import LoginRequired
+        from sluice.api.services import Services
+        from sluice.connections import kafka_or_settings
 
-        app_with_login = LoginRequired(getattr(app, self._factory)())
+        services = Services(AirflowRuns(), kafka_or_settings)
+        app_with_login = LoginRequired(getattr(app, self._factory)(services=services))
         freeze_imports()
         return app_with_login
 

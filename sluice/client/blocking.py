@@ -99,6 +99,10 @@ class Client:
     def close(self) -> None:
         self._queries.http.close()
 
+    overview = _blocking(Queries.overview)
+    batches = _blocking(Queries.batches)
+    runs = _blocking(Queries.runs)
+    generations = _blocking(Queries.generations)
     stores = _blocking(Queries.stores)
     get = _blocking(Queries.get)
     multi_get = _blocking(Queries.multi_get)

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 from typing_extensions import Unpack
 
-from sluice.answers import Change, Count, Entries, Entry, Groups, Store
+from sluice.answers import BatchHistory, Change, Count, Entries, Entry, Generation, Groups, Overview, Run, Store
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SluiceError, StateError
 
 T = TypeVar("T")
@@ -67,6 +67,22 @@ class Queries:
     async def stores(self, *, entries: bool = False) -> list[Store]:
         """All stores you may read; `entries=True` counts their entries."""
         return await self._send(_query(STORES, list[Store], entries=entries))
+
+    async def overview(self) -> list[Overview]:
+        """All pipelines you may read, the worst first: health, unread records, last run, dead letters of 24 hours."""
+        return await self._send(_query("/sluice/v1/overview", list[Overview]))
+
+    async def batches(self, pipeline: str, *, limit: int = 100) -> list[BatchHistory]:
+        """The newest batches of each of a pipeline's jobs with their audits, newest first."""
+        return await self._send(_query(_of_pipeline(pipeline, "batches"), list[BatchHistory], limit=limit))
+
+    async def runs(self, pipeline: str, *, limit: int = 20) -> list[Run]:
+        """The newest runs of a pipeline's DAG in Airflow, newest first; none at a state server."""
+        return await self._send(_query(_of_pipeline(pipeline, "runs"), list[Run], limit=limit))
+
+    async def generations(self, pipeline: str) -> list[Generation]:
+        """The generations of each of a pipeline's jobs: the current one, and those built beside it."""
+        return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
     async def get(self, store: str, key: str, **moment: Unpack[ReadPoint]) -> Entries:
         """The value of one key; in a store with windows, the key's windows. Raises NotFound without a value."""
@@ -211,6 +227,10 @@ def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Quer
 
 def _path(store: str, *parts: str) -> str:
     return "/".join((STORES, *(quote(part, safe="") for part in (store, *parts))))
+
+
+def _of_pipeline(pipeline: str, what: str) -> str:
+    return f"/sluice/v1/pipelines/{quote(pipeline, safe='')}/{what}"
 
 
 def _decode(content: bytes, answer: type[T]) -> T:

@@ -13,8 +13,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from sluice.brokers import require_brokers
+from sluice.connections import KAFKA, SPARK, kafka_config, spark_master
 from sluice.errors import BrokersUnreachable, PreflightError, SettingsError
-from sluice.orchestration.connections import KAFKA, SPARK, kafka_config, spark_master
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_killed, now
 from sluice.submission import APPLICATION, is_noise, submission

@@ -11,43 +11,19 @@ from typing import Any
 import structlog
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
-from sluice.brokers import ANSWER_SECONDS, quiet, unreachable
+from sluice.brokers import quiet, unreachable
+from sluice.connections import KAFKA, kafka_config
 from sluice.errors import SluiceError
-from sluice.orchestration.connections import KAFKA, kafka_config
+from sluice.offsets import Lag, Offsets, read_lag
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 
-Offsets = dict[str, dict[int, int]]
-"""topic → partition → offset."""
-
-_TIMEOUT_S = ANSWER_SECONDS
 _LONGEST_PAUSE_S = 5.0
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Lag:
-    """The topics' end offsets, and the offsets up to which the pipeline has read."""
-
-    ends: Offsets
-    positions: Offsets
-    begins: Offsets
-
-    @property
-    def records(self) -> int:
-        """Unread offsets; a topic that was deleted and created again counts with all that it holds."""
-        return sum(
-            self._behind(topic, partition, end) for topic, ends in self.ends.items() for partition, end in ends.items()
-        )
-
-    def _behind(self, topic: str, partition: int, end: int) -> int:
-        begin = self.begins.get(topic, {}).get(partition, 0)
-        position = self.positions.get(topic, {}).get(partition, begin)
-        return end - max(position, begin) if position <= end else max(end - begin, 1)
 
 
 @dataclass
@@ -182,15 +158,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         if self._ledger is None:
             self._ledger = Ledger.open(settings().ledger)
         # Positions first: read after the ends, they could lie beyond them, as if the topic had been created again.
-        positions = self._ledger.positions(self.pipeline)
-        topics = admin.list_topics(timeout=_TIMEOUT_S).topics
-        partitions = [
-            TopicPartition(name, number) for name in self.topics if name in topics for number in topics[name].partitions
-        ]
-        # Retention may have emptied partitions that have not been read yet: their beginning is their end.
-        unread = [where for where in partitions if where.partition not in positions.get(where.topic, {})]
-        ends, begins = _offsets(admin, partitions, OffsetSpec.latest()), _offsets(admin, unread, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        return Lag(ends, positions, begins)
+        return read_lag(admin, self.topics, self._ledger.positions(self.pipeline))
 
     def _wait(self, trouble: str, kind: str = "") -> None:
         """Log why the trigger waits, once per kind: librdkafka has many messages for the same problem."""
@@ -198,21 +166,6 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         if kind != self.trouble:
             log.warning("waiting", pipeline=self.pipeline, trouble=trouble)
         self.trouble = kind
-
-
-def _offsets(admin: AdminClient, partitions: list[TopicPartition], which: OffsetSpec) -> Offsets:
-    """Begin or end offsets for a reader of committed records: open transactions lie beyond the end."""
-    if not partitions:
-        return {}
-    futures = admin.list_offsets(
-        dict.fromkeys(partitions, which),
-        isolation_level=IsolationLevel.READ_COMMITTED,
-        request_timeout=_TIMEOUT_S,
-    )
-    offsets: Offsets = {}
-    for where, future in futures.items():
-        offsets.setdefault(where.topic, {})[where.partition] = future.result(_TIMEOUT_S).offset
-    return offsets
 
 
 def _ignore(_error: object) -> None:

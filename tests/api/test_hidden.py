@@ -15,7 +15,8 @@ STORES = "/sluice/v1/stores"
 HIDDEN, MISSING = "payroll", "payrolx"
 """Names of equal length, so that responses have equal lengths too."""
 OF_A_PIPELINE = [
-    f"/sluice/v1/pipelines/{{}}/{what}" for what in ("snapshots", "workers", "topology", "topology?format=svg")
+    f"/sluice/v1/pipelines/{{}}/{what}"
+    for what in ("snapshots", "batches", "runs", "generations", "workers", "topology", "topology?format=svg")
 ]
 OF_A_STORE = [
     f"{STORES}/totals{what}pipeline={{}}"
@@ -77,7 +78,8 @@ def test_lists_omit_what_the_user_may_not_read(
 ) -> None:
     def pipelines(client: httpx.Client) -> set[str]:
         stores = {store["pipeline"] for store in client.get(STORES, params={"entries": True}).json()}
-        assert stores == {pipeline["pipeline"] for pipeline in client.get("/sluice/v1/pipelines").json()}
+        for path in ("pipelines", "overview"):
+            assert stores == {pipeline["pipeline"] for pipeline in client.get(f"/sluice/v1/{path}").json()}
         return stores
 
     assert pipelines(admin) == {"orders", "payroll"}

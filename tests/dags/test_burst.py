@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.orchestration.trigger import Burst, Lag
+from sluice.offsets import Lag
+from sluice.orchestration.trigger import Burst
 
 
 def lag(end: int, position: int = 0) -> Lag:

@@ -83,6 +83,15 @@ class Clerk(Principal):
     def __init__(self, pipeline: str) -> None:
         self.pipeline = pipeline
 
+    @property
+    @override
+    def name(self) -> str:
+        return "clerk"
+
+    @override
+    async def may_edit(self, pipeline: str) -> bool:
+        return False
+
     @override
     async def may_read(self, pipeline: str) -> bool:
         return pipeline == self.pipeline

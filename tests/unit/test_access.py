@@ -26,6 +26,15 @@ class Clerk(Principal):
     def __init__(self) -> None:
         self.looked_up: set[str] = set()
 
+    @property
+    @override
+    def name(self) -> str:
+        return "clerk"
+
+    @override
+    async def may_edit(self, pipeline: str) -> bool:
+        return False
+
     @override
     async def may_read(self, pipeline: str) -> bool:
         self.looked_up.add(pipeline)

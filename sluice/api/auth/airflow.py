@@ -1,7 +1,8 @@
 """Airflow's log-in and Airflow's permissions: a user who may read a pipeline's DAG may read its stores.
 
-Everything else in an app is open to every user who is logged in, and closed to everybody else. The check runs before
-the routes, so it also covers paths that do not exist.
+A user who may edit the DAG may also start its runs and re-drive its dead letters. Everything else in an app is open to
+every user who is logged in, and closed to everybody else. The check runs before the routes, so it also covers paths
+that do not exist.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -36,6 +37,7 @@ _MAX_USERS = 1_000
 _HOW = "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."
 _SAFE = {"GET", "HEAD", "OPTIONS"}
 
+_Method = Literal["GET", "PUT"]
 _Headers = list[tuple[bytes, bytes]]
 
 
@@ -44,15 +46,27 @@ class AirflowUser(Principal):
 
     def __init__(self, user: BaseUser) -> None:
         self._user = user
-        self._permissions: dict[str, asyncio.Future[bool]] = {}
+        self._permissions: dict[tuple[str, _Method], asyncio.Future[bool]] = {}
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._user.get_name()
 
     @override
     async def may_read(self, pipeline: str) -> bool:
-        permission = self._permissions.get(pipeline)
+        return await self._may(pipeline, "GET")
+
+    @override
+    async def may_edit(self, pipeline: str) -> bool:
+        return await self.may_read(pipeline) and await self._may(pipeline, "PUT")
+
+    async def _may(self, pipeline: str, method: _Method) -> bool:
+        permission = self._permissions.get((pipeline, method))
         if permission is None or (permission.done() and permission.exception() is not None):
             # Auth managers query their databases, and block while they do.
-            lookup = asyncio.to_thread(_may_read, self._user, pipeline)
-            permission = self._permissions[pipeline] = asyncio.ensure_future(lookup)
+            lookup = asyncio.to_thread(_is_allowed, self._user, pipeline, method)
+            permission = self._permissions[pipeline, method] = asyncio.ensure_future(lookup)
         return permission.result() if permission.done() else await asyncio.shield(permission)
 
 
@@ -124,7 +138,7 @@ def _header(headers: _Headers, wanted: bytes) -> bytes:
     return next((value for name, value in headers if name == wanted), b"")
 
 
-def _may_read(user: BaseUser, pipeline: str) -> bool:
+def _is_allowed(user: BaseUser, pipeline: str, method: _Method) -> bool:
     details = DagDetails(id=pipeline, team_name=DagModel.get_team_name(pipeline))
     manager: Any = get_auth_manager()
-    return bool(manager.is_authorized_dag(method="GET", details=details, user=user))
+    return bool(manager.is_authorized_dag(method=method, details=details, user=user))

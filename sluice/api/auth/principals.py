@@ -18,8 +18,15 @@ _REFRESH = "sluice_principal_refresh"
 class Principal(Protocol):
     """A user, or a program with a token."""
 
+    @property
+    def name(self) -> str:
+        """The name under which Airflow notes the runs that the principal starts."""
+
     async def may_read(self, pipeline: str) -> bool:
         """Whether the principal may read the pipeline and its stores."""
+
+    async def may_edit(self, pipeline: str) -> bool:
+        """Whether the principal may start runs of the pipeline and re-drive its dead letters."""
 
 
 Refresh = Callable[[], Awaitable[Principal | None]]

@@ -30,6 +30,7 @@ def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
     """The OpenAPI document of routes under their prefixes."""
     routes = [(prefix, route) for prefix, routes in mounted for route in routes if route.is_described]
     types = [answer for _, route in routes for answer in route.answers]
+    types += [route.body for _, route in routes if route.body is not None]
     _, components = msgspec.json.schema_components(types, ref_template=_REFERENCES)
     components = {name: _as_encoded(schema) for name, schema in components.items()}
     return {
@@ -37,9 +38,12 @@ def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
         "info": {
             "title": "Sluice",
             "version": "1",
-            "description": "Queryable state of the pipelines. Every route needs a log-in.",
+            "description": "The pipelines and their queryable state. Every route needs a log-in.",
         },
-        "paths": {_plain(prefix + route.path): {"get": _operation(route)} for prefix, route in routes},
+        "paths": {
+            _plain(prefix + route.path): {"get" if route.body is None else "post": _operation(route)}
+            for prefix, route in routes
+        },
         "components": {
             "schemas": components | {"Problem": _PROBLEM},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -53,7 +57,11 @@ def _operation(route: Route) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": _content(route)}}
     if route.has_etag:
         responses["304"] = {"description": "The response with this ETag is still current"}
-    return {
+    body: dict[str, Any] = {}
+    if route.body is not None:
+        (schema,), _ = msgspec.json.schema_components([route.body], ref_template=_REFERENCES)
+        body["requestBody"] = {"required": True, "content": {"application/json": {"schema": _as_encoded(schema)}}}
+    return body | {
         "tags": [route.tag],
         "operationId": name,
         "summary": name.rpartition(".")[2].replace("_", " ").capitalize(),

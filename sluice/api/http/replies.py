@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from sluice import answers
+from sluice import answers, monitoring
 from sluice.answers import WorkerStatus
 from sluice.query import Entry, Pin
 from sluice.query.pinning import JobSnapshot
@@ -52,7 +52,7 @@ class JsonResponse(Response):
 
 def snapshot_answer(snapshot: Snapshot) -> answers.Snapshot:
     """A snapshot with its age now."""
-    return answers.Snapshot(snapshot.id, snapshot.published_at, age_seconds(snapshot.published_at), snapshot.positions)
+    return monitoring.snapshot_answer(snapshot, datetime.now(UTC))
 
 
 def age_seconds(since: datetime) -> float:

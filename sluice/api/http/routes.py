@@ -1,10 +1,16 @@
-"""Routes: a path, the parameters it takes as one Struct, and the function that answers."""
+"""Routes: a path, the parameters it takes as one Struct, and the function that answers.
+
+Routes only read, with GET and HEAD, except those with a body, which take POST. Requests of other sites with a browser's
+log-in are refused before the routes, and a body must be declared as JSON, which no form can do.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -25,7 +31,13 @@ _SEE_DOCS = "See /sluice/docs for all routes."
 _SHOWN_LENGTH = 100
 """How much of an unknown parameter's name an error repeats."""
 
+_BODY_BYTES = 64 * 1024
+"""Size limit of a POST request's body."""
+_BODY_SECONDS = 10.0
+
 Handler = Callable[[Request, Any], Awaitable[Response]]
+Change = Callable[[Request, Any, Any], Awaitable[Response]]
+"""The handler of a POST request: it also takes the body."""
 
 
 class InvalidParameters(QueryError):
@@ -34,6 +46,21 @@ class InvalidParameters(QueryError):
     status = 422
     title = "Invalid parameters"
     next_step = "See /sluice/docs for the route's parameters."
+
+
+class NotJson(QueryError):
+    """The body of a request is not declared as JSON, as a form of another site cannot be either."""
+
+    status = 415
+    title = "Not JSON"
+    next_step = "Send Content-Type: application/json."
+
+
+class BodyTooBig(QueryError):
+    """The body of a request exceeds its size limit."""
+
+    status = 413
+    title = "Too big"
 
 
 class NoParameters(msgspec.Struct, frozen=True):
@@ -62,9 +89,16 @@ class Route:
     media_types: tuple[str, ...] = ("application/json",)
     has_etag: bool = False
     is_described: bool = True
+    body: type[msgspec.Struct] | None = None
+    """The type of the JSON body of a POST request; None for a route that only reads."""
     name: str = ""
     """The operation in the OpenAPI description; the handler's name by default."""
     description: str = ""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that the route takes."""
+        return ("GET", "HEAD") if self.body is None else ("POST",)
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -92,21 +126,52 @@ class Router:
 
         return register
 
+    def post(
+        self,
+        path: str,
+        *answers: Any,
+        body: type[msgspec.Struct],
+        parameters: type[msgspec.Struct] = NoParameters,
+        **options: Any,
+    ) -> Callable[[Change], Change]:
+        """Register the decorated function for POST. It takes the parameters, and the body decoded from JSON."""
+
+        def register(handler: Change) -> Change:
+            async def read_and_handle(request: Request, query: Any) -> Response:
+                return await handler(request, query, await _read_body(request, body))
+
+            problems = tuple(sorted({*self._problems, 403, 413, 415}))
+            options.setdefault("name", getattr(handler, "__name__", ""))
+            options.setdefault("description", inspect.getdoc(handler) or "")
+            self.routes.append(
+                Route(
+                    self._prefix + path, self._tag, read_and_handle, parameters, answers, problems, body=body, **options
+                )
+            )
+            return handler
+
+        return register
+
 
 class App:
-    """An ASGI app of routes. It answers GET and HEAD only, and every error is a problem document."""
+    """An ASGI app of routes. Every error is a problem document. `services` become state of each request."""
 
-    def __init__(self, routes: Iterable[Route], static: ASGIApp | None = None) -> None:
+    def __init__(
+        self, routes: Iterable[Route], static: ASGIApp | None = None, services: Mapping[str, Any] | None = None
+    ) -> None:
         routes = list(routes)
         self._plain = {route.path: ParameterReader(route) for route in routes if "{" not in route.path}
         self._patterns = [(route.pattern, ParameterReader(route)) for route in routes if "{" in route.path]
         self._static = static
+        self._services = dict(services or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _path(scope)
         if self._static is not None and path.startswith("/static/"):
             await self._static({**scope, "root_path": _root(scope) + "/static"}, receive, send)
             return
+        for name, service in self._services.items():
+            scope.setdefault("state", {}).setdefault(name, service)
         response = await self._answer(path, Request(scope, receive))
         await response(scope, receive, send)
 
@@ -114,8 +179,10 @@ class App:
         reader, path_values = self._match(path)
         if not await self._may_use(request, reader) or reader is None:
             return no_route()
-        if request.method not in ("GET", "HEAD"):
-            return problem(405, "Only GET and HEAD are allowed here.", _SEE_DOCS, headers={"Allow": "GET, HEAD"})
+        if request.method not in (methods := reader.route.methods):
+            allowed = " and ".join(methods)
+            detail = f"Only {allowed} {'are' if len(methods) > 1 else 'is'} allowed here."
+            return problem(405, detail, _SEE_DOCS, headers={"Allow": ", ".join(methods)})
         try:
             return await reader.route.handler(request, reader.read(path_values, request.scope["query_string"]))
         except Unchanged as unchanged:
@@ -137,6 +204,26 @@ class App:
             if (match := pattern.fullmatch(path)) is not None:
                 return reader, match.groupdict()
         return None, {}
+
+
+async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise NotJson("The request's body must be JSON.")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > _BODY_BYTES:
+                    raise BodyTooBig(f"The request exceeds the limit of {_BODY_BYTES:,} bytes.")
+    except TimeoutError:
+        raise InvalidParameters(f"The request did not arrive within {_BODY_SECONDS:g} s.") from None
+    try:
+        return msgspec.json.decode(bytes(body), type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidParameters(_without_values(str(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidParameters("The request's body is not valid JSON.") from None
 
 
 def no_route() -> Response:

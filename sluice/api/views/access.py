@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Annotated, Literal
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -15,7 +15,8 @@ from sluice.api.auth.principals import Principal, principal
 from sluice.api.http.cache import SingleFlightCache
 from sluice.api.http.replies import Payload, etag
 from sluice.api.http.routes import Unchanged
-from sluice.errors import Incomplete, NotFound
+from sluice.api.services import NO_SERVICES, SERVICES, Services
+from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.query import AsOf, Pin, Reader
 from sluice.query.as_of import parse_positions
 from sluice.query.pinning import JobSnapshot, only_store
@@ -24,6 +25,10 @@ from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, StoreInfo
 
+T = TypeVar("T")
+
+FIGURES_SECONDS = 2.0
+"""How long figures about pipelines are cached. They cost more than a query, and nothing depends on their being new."""
 _LIST_STORES = "GET /sluice/v1/stores lists all stores."
 _CACHE_BYTES = 32 * 2**20
 CACHE_SECONDS = 1.0
@@ -78,7 +83,8 @@ class ApiState:
         self.responses = SingleFlightCache[Payload](
             CACHE_SECONDS, _CACHE_BYTES, size=lambda payload: len(payload.content)
         )
-        self._shared_keys = ledger.secrets
+        self.ledger = ledger
+        self.figures = SingleFlightCache[Any](FIGURES_SECONDS, 1_000)
         self._secrets: dict[str, bytes] = {}
 
     async def cached(self, key: tuple[object, ...], compute: Callable[[], Awaitable[Payload]]) -> Payload:
@@ -88,8 +94,16 @@ class ApiState:
     async def secret(self, name: str) -> bytes:
         """A key that all servers with this ledger share."""
         if name not in self._secrets:
-            self._secrets[name] = await asyncio.to_thread(self._shared_keys.get, name)
+            self._secrets[name] = await asyncio.to_thread(self.ledger.secrets.get, name)
         return self._secrets[name]
+
+
+class Forbidden(QueryError):
+    """The user may read the pipeline but not change it."""
+
+    status = 403
+    title = "Not allowed"
+    next_step = "Ask an administrator of Airflow for the permission to edit the DAG."
 
 
 _states: dict[str, ApiState] = {}
@@ -105,11 +119,23 @@ class Access:
         self.request = request
         self.state = state
         self.reader = state.reader
-        self._user = user
+        self.services: Services = request.scope.get("state", {}).get(SERVICES) or NO_SERVICES
+        self.user = user
 
     async def may_read(self, pipeline: str) -> bool:
         """Whether the user may read a pipeline."""
-        return await self._user.may_read(pipeline)
+        return await self.user.may_read(pipeline)
+
+    async def figures(self, name: Hashable, read: Callable[[Ledger], T]) -> T:
+        """What `read` returns from the ledger, at most `FIGURES_SECONDS` old; concurrent requests share one reading."""
+        ledger = self.state.ledger
+        return cast("T", await self.state.figures.get(name, lambda: asyncio.to_thread(read, ledger)))
+
+    async def require_edit(self, pipeline: str) -> None:
+        """Raise NotFound if the user may not read the pipeline, and Forbidden if they may not edit its DAG."""
+        await self.require_pipeline(pipeline)
+        if not await self.user.may_edit(pipeline):
+            raise Forbidden(f"You may read {pipeline!r} but not edit its DAG.")
 
     async def stores(self) -> list[StoreInfo]:
         """All stores that this user may read."""
@@ -125,6 +151,12 @@ class Access:
                 f"There is no pipeline {pipeline!r}.", next_step="GET /sluice/v1/pipelines lists all pipelines."
             )
         return readable
+
+    async def require_pipeline(self, pipeline: str) -> None:
+        """Raise NotFound if the user may not read a pipeline, or if it has neither jobs nor a DAG."""
+        dags = await asyncio.to_thread(self.services.runs.dags)
+        if pipeline not in dags or not await self.may_read(pipeline):
+            await self.jobs(pipeline)
 
     async def failures(self) -> list[Failure]:
         """Unresolved failures of the pipelines that this user may read."""

@@ -13,9 +13,11 @@ from starlette.responses import Response
 from sluice.api.http.documentation import describe
 from sluice.api.http.replies import reply
 from sluice.api.http.routes import Route, Router
-from sluice.api.views import changes, pipelines, stores
+from sluice.api.views import changes, overview, pipelines, stores
 from sluice.api.views.own_files import readable_routes
 
+DESCRIBED = (overview.router, pipelines.router, stores.router, changes.router)
+"""The routers of the generic view, in the order of its description."""
 STATIC = Path(__file__).parent / "static"
 
 # Everything on the page comes from its own server, and nothing that a store holds can run in it.
@@ -58,7 +60,7 @@ def router(folder: Path) -> Router:
 @cache
 def description(own: tuple[Route, ...] = ()) -> dict[str, Any]:
     """The OpenAPI description of the generic view and of routes of one's own."""
-    generic = [*stores.router.routes, *changes.router.routes, *pipelines.router.routes]
+    generic = [route for router in DESCRIBED for route in router.routes]
     return describe(("/sluice", generic), ("/v1", own))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice import answers
+from sluice import answers, monitoring
 from sluice.answers import Health, WorkerStatus
 from sluice.api.http.replies import age_seconds, reply, snapshot_answer
 from sluice.api.http.routes import Router
@@ -42,6 +43,18 @@ class SnapshotsQuery(PipelineQuery, frozen=True, kw_only=True):
     """The newest snapshots of a pipeline."""
 
     limit: Annotated[int, Meta(description="Maximum number of snapshots of each job.", ge=1, le=1_000)] = 20
+
+
+class BatchesQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The newest batches of a pipeline."""
+
+    limit: Annotated[int, Meta(description="Maximum number of batches of each job.", ge=1, le=1_000)] = 100
+
+
+class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The newest runs of a pipeline."""
+
+    limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=200)] = 20
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -78,6 +91,38 @@ async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
     )
 
 
+@router.get("/{pipeline}/batches", list[answers.BatchHistory], parameters=BatchesQuery)
+async def list_batches(request: Request, query: BatchesQuery) -> Response:
+    """The newest batches of each of the pipeline's jobs with their audits, newest first."""
+    allowed = await access(request)
+    jobs, root = await allowed.jobs(query.pipeline), allowed.services.runs.root
+    found = [
+        batch
+        for job in jobs
+        for batch in await allowed.figures(
+            ("batches", job.ref, query.limit),
+            lambda ledger, job=job: monitoring.batches(ledger, job, query.limit, root),  # type: ignore[misc]
+        )
+    ]
+    return reply(sorted(found, key=lambda batch: batch.published_at, reverse=True))
+
+
+@router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
+async def list_runs(request: Request, query: RunsQuery) -> Response:
+    """The newest runs of the pipeline's DAG in Airflow, newest first; none at a state server."""
+    allowed = await access(request)
+    await allowed.require_pipeline(query.pipeline)
+    return reply(await asyncio.to_thread(allowed.services.runs.recent, query.pipeline, query.limit))
+
+
+@router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
+async def list_generations(request: Request, query: PipelineQuery) -> Response:
+    """The generations of each of the pipeline's jobs: the current one, and those built beside it."""
+    allowed = await access(request)
+    await allowed.jobs(query.pipeline)
+    return reply(await asyncio.to_thread(monitoring.generations, allowed.state.ledger, query.pipeline))
+
+
 @router.get("/{pipeline}/workers", list[answers.Worker], parameters=PipelineQuery)
 async def list_workers(request: Request, query: PipelineQuery) -> Response:
     """The workers of each of the pipeline's jobs: address, stores and status."""
@@ -102,18 +147,19 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
     return Response(content, media_type="text/plain; charset=utf-8", headers=_NO_SNIFF)
 
 
+def failure_answer(failure: Failure) -> answers.Failure:
+    """A failure with its age."""
+    age = age_seconds(failure.at)
+    return answers.Failure(failure.job, failure.run, failure.at, age, failure.title, failure.detail)
+
+
 async def _pipeline(allowed: Access, name: str, jobs: list[JobInfo], failures: list[Failure]) -> answers.PipelineStatus:
     own_failures = [failure for failure in failures if failure.pipeline == name]
     kinds = {failure.kind for failure in own_failures}
     return answers.PipelineStatus(
         pipeline=name,
         status=Health.BROKEN if "file" in kinds else Health.FAILED if kinds else Health.OK,
-        failures=[
-            answers.Failure(
-                failure.job, failure.run, failure.at, age_seconds(failure.at), failure.title, failure.detail
-            )
-            for failure in own_failures
-        ],
+        failures=[failure_answer(failure) for failure in own_failures],
         jobs=[await _job(allowed, job) for job in jobs if job.pipeline == name],
     )
 

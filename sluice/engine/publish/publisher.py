@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -74,6 +75,19 @@ def ordered_records(job: OrderedJob, returned: pa.Table, rejected: RejectedOutpu
 
 
 @dataclass
+class Phases:
+    """The durations of a batch's phases, in ms."""
+
+    ms: dict[str, int] = field(default_factory=dict)
+    _since: float = field(default_factory=time.monotonic)
+
+    def end(self, name: str) -> None:
+        """The current phase ends, and the next one begins."""
+        now = time.monotonic()
+        self.ms[name], self._since = round((now - self._since) * 1_000), now
+
+
+@dataclass
 class Publisher:
     """Publishes batches in order. Every step can be repeated after a crash with the same result."""
 
@@ -117,9 +131,12 @@ class Publisher:
             raise
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
-        side_outputs = self.storage.side_outputs
+        side_outputs, phases = self.storage.side_outputs, Phases()
+        if not self.silent:
+            phases.ms["start"] = max(round(time.time() * 1_000) - self.storage.batches.begun(batch), 0)
         self.lease.check()
         returned = self._write_shards(state_rows)
+        phases.end("state")
         changes, failed = self._changes(state_rows, returned)
         dead_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(returned), *failed])
         side_outputs.write_facts(batch, REJECTED_PART, rejected_facts)
@@ -141,18 +158,21 @@ class Publisher:
             self.retention.expire(batch, times, self.lease.epoch)
         audit = None if self.auditor is None else self.auditor.audit(batch)
         self.identity.check_identity()
+        phases.end("audit")
         rejected = RejectedOutput()
         written = {} if self.silent else self._write_output(metadata, returned, changes, all_dead_letters, rejected)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
         for topic, number in rejected.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
+        phases.end("output")
         snapshot = self._snapshot(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
         new = self.ledger.snapshots.publish(
-            snapshot, audit and msgspec.structs.replace(audit, outputs=written), times, metadata
+            snapshot, audit and msgspec.structs.replace(audit, outputs=written, phases=phases.ms), times, metadata
         )
         side_outputs.start(batch + 1, times)
         self.read += counts.get("read", 0)
-        log.info("batch published" if new else "batch was published already", snapshot=snapshot.id, **snapshot.counts)
+        done = "batch published" if new else "batch was published already"
+        log.info(done, snapshot=snapshot.id, **snapshot.counts, **{f"{name}_ms": ms for name, ms in phases.ms.items()})
 
     def _metadata(self, batch: int, counts: Mapping[str, int]) -> Batch:
         """The batch's metadata for the ledger and the marker."""

@@ -6,7 +6,7 @@ from airflow.providers.apache.kafka.operators.produce import ProduceToTopicOpera
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Param
 
-from sluice.orchestration.connections import KAFKA, kafka_config
+from sluice.connections import KAFKA, kafka_config
 
 
 def create_topics() -> None:

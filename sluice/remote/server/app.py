@@ -113,8 +113,17 @@ class TokenRequired(Principal):
         authenticate(scope, self, self._again)
         await self._app(scope, receive, send)
 
+    @property
+    def name(self) -> str:
+        """The holder of the token has no name of their own."""
+        return "state-server"
+
     async def may_read(self, pipeline: str) -> bool:
         """Whether the holder of the token may read a pipeline."""
+        return True
+
+    async def may_edit(self, pipeline: str) -> bool:
+        """Whether the holder of the token may change a pipeline."""
         return True
 
     async def _again(self) -> Principal:

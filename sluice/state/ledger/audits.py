@@ -14,7 +14,7 @@ from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import AUDITS, of_ref
 from sluice.state.model import JobRef, OfJob
 
-_JSON_COLUMNS = ("sources", "outputs", "checksums", "states")
+_JSON_COLUMNS = ("sources", "outputs", "checksums", "states", "phases")
 
 
 class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +73,9 @@ class Audit(OfJob, frozen=True, kw_only=True):
     """Worker number as text → checksum of its state rows at this snapshot."""
     states: dict[str, str] = msgspec.field(default_factory=dict)
     """Worker number as text → checksum of its operator states."""
+    phases: dict[str, int] = msgspec.field(default_factory=dict)
+    """Phase of the batch → its duration in ms: `start` from the batch's clock until Spark has planned it, `state` until
+    its records are processed and all shards are written, `audit`, and `output`. A replayed batch has no `start`."""
 
     @property
     def wrong(self) -> list[str]:
@@ -86,6 +89,11 @@ class Audits(LedgerPart):
     def all(self, ref: JobRef) -> list[Audit]:
         """The retained audits of a generation, oldest first."""
         return [_audit(row) for row in self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch))]
+
+    def recent(self, ref: JobRef, limit: int) -> list[Audit]:
+        """The newest audits of a generation, newest first."""
+        statement = select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(limit)
+        return [_audit(row) for row in self._read(statement)]
 
     def newest(self, ref: JobRef) -> Audit | None:
         """The audit of the newest snapshot; None before the first."""
@@ -108,7 +116,7 @@ def audit_row(audit: Audit) -> dict[str, Any]:
 
 
 def _audit(row: RowMapping) -> Audit:
-    texts = {name: msgspec.json.decode(row[name]) for name in ("outputs", "checksums", "states")}
+    texts = {name: msgspec.json.decode(row[name]) for name in ("outputs", "checksums", "states", "phases")}
     texts["sources"] = msgspec.json.decode(row["sources"], type=tuple[SourceAudit, ...])
     return Audit(**(dict(row) | texts))
 

@@ -42,6 +42,11 @@ class History(LedgerPart):
         statement = select(HISTORY).where(of_ref(HISTORY, ref)).order_by(HISTORY.c.number)
         return [_batch(row) for row in self._read(statement)]
 
+    def recent(self, ref: JobRef, limit: int) -> list[Batch]:
+        """The newest batches of a generation, newest first."""
+        statement = select(HISTORY).where(of_ref(HISTORY, ref)).order_by(HISTORY.c.number.desc()).limit(limit)
+        return [_batch(row) for row in self._read(statement)]
+
 
 def history_row(ref: JobRef, batch: Batch) -> dict[str, Any]:
     texts = {name: as_json(getattr(batch, name)) for name in _JSON_COLUMNS}

@@ -91,6 +91,12 @@ class Snapshots(LedgerPart):
         statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job)).order_by(SNAPSHOTS.c.batch.desc())
         return [_snapshot(row) for row in self._read(statement.limit(limit))]
 
+    def since(self, pipeline: str, job: str, moment: datetime) -> list[Snapshot]:
+        """The snapshots that were published at or after `moment`, newest first."""
+        published = SNAPSHOTS.c.published_at >= moment.astimezone(UTC).isoformat()
+        statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job), published)
+        return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch.desc()))]
+
     def oldest(self, pipeline: str, job: str) -> Snapshot | None:
         """The oldest snapshot that retention has not removed."""
         rows = self._read(

@@ -139,6 +139,7 @@ AUDITS = Table(
         server_default="{}",
         comment="JSON object: worker to the checksum of its operator states",
     ),
+    Column("phases", Text, nullable=False, server_default="{}", comment="JSON object: phase to its duration in ms"),
 )
 
 HISTORY = Table(

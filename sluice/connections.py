@@ -9,6 +9,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from sluice.errors import SettingsError
+from sluice.settings import settings
 
 KAFKA = "kafka_default"
 SPARK = "spark_default"
@@ -42,6 +43,14 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
             next_step="Use a log-in that is text, such as SASL/SCRAM or a certificate.",
         )
     return {name: _text(value) for name, value in config.items()}
+
+
+def kafka_or_settings() -> dict[str, str]:
+    """The settings of Airflow's Kafka connection, or those of SLUICE_KAFKA if there is no such connection."""
+    try:
+        return kafka_config()
+    except SettingsError:
+        return settings().kafka
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,69 @@
+"""What the server around the API provides: Airflow's runs, and the log-in to Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from sluice.api.http.cache import SingleFlightCache
+from sluice.api.runs import NO_RUNS, Runs
+from sluice.brokers import quiet, unreachable
+from sluice.errors import BrokersUnreachable
+from sluice.offsets import Lag, Offsets, read_lag
+from sluice.settings import settings
+
+SERVICES = "sluice_services"
+"""The services' name in a request's state."""
+LAG_SECONDS = 2.0
+"""How long the topics' end offsets are cached."""
+
+
+def _kafka_settings() -> dict[str, str]:
+    return settings().kafka
+
+
+@dataclass(frozen=True)
+class Services:
+    """The runs of pipelines, and librdkafka's settings."""
+
+    runs: Runs = NO_RUNS
+    kafka: Callable[[], dict[str, str]] = _kafka_settings
+    _lags: SingleFlightCache[Lag | BrokersUnreachable] = field(
+        default_factory=lambda: SingleFlightCache(LAG_SECONDS, 10), repr=False
+    )
+
+    async def lag(self, positions: Mapping[str, Offsets]) -> dict[str, Lag]:
+        """Pipeline → its lag, from one request to the broker for all. `positions` has every topic that they read.
+
+        Raises BrokersUnreachable.
+        """
+        topics = sorted({topic for read in positions.values() for topic in read})
+        # Partitions that no pipeline has read count from their beginning, which is asked for too.
+        # That no broker answers is cached too: each attempt takes seconds.
+        lag = await self._lags.get(tuple(topics), lambda: asyncio.to_thread(self._read, topics))
+        if isinstance(lag, BrokersUnreachable):
+            raise lag
+        return {
+            pipeline: Lag({topic: lag.ends[topic] for topic in read if topic in lag.ends}, read, lag.begins)
+            for pipeline, read in positions.items()
+        }
+
+    def _read(self, topics: list[str]) -> Lag | BrokersUnreachable:
+        try:
+            return read_lag(self._admin, topics, {})
+        except (KafkaException, TimeoutError) as error:
+            why = error.args[0].str() if isinstance(error, KafkaException) else "timed out"
+            return unreachable(self.kafka(), why)
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        return AdminClient(quiet(self.kafka()) | {"error_cb": lambda _: None})
+
+
+NO_SERVICES = Services()
+"""The services of a state server."""

@@ -1,0 +1,128 @@
+"""All pipelines at a glance: what each does, how far behind it is, and what it rejected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice import answers, monitoring
+from sluice.answers import PipelineHealth
+from sluice.api.http.replies import reply, snapshot_answer
+from sluice.api.http.routes import Router
+from sluice.api.runs import DagState
+from sluice.api.views.access import Access, access
+from sluice.api.views.pipelines import failure_answer
+from sluice.errors import BrokersUnreachable
+from sluice.offsets import Lag, Offsets
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo, Snapshot
+
+router = Router("overview", "/v1/overview")
+
+_NO_DAG = DagState(paused=False, last_run=None)
+
+
+@router.get("", list[answers.Overview])
+async def show_overview(request: Request, _query: object) -> Response:
+    """All pipelines you may read, the worst first: health, unread records, last run, dead letters of 24 hours."""
+    allowed = await access(request)
+    jobs, failures, dags = await asyncio.gather(
+        allowed.jobs(), allowed.failures(), asyncio.to_thread(allowed.services.runs.dags)
+    )
+    names = {job.pipeline for job in jobs} | {failure.pipeline for failure in failures}
+    names |= {name for name in dags if await allowed.may_read(name)}
+    positions = await allowed.figures("positions", _positions)
+    lags, error = await _lags(allowed, {name: read for name, read in positions.items() if name in names})
+    overviews = [
+        await _overview(
+            allowed,
+            name,
+            [job for job in jobs if job.pipeline == name],
+            [failure for failure in failures if failure.pipeline == name],
+            dags.get(name, _NO_DAG),
+            lags.get(name),
+            error,
+        )
+        for name in sorted(names)
+    ]
+    order = list(PipelineHealth)
+    return reply(sorted(overviews, key=lambda overview: order.index(overview.health)))
+
+
+async def _overview(
+    allowed: Access,
+    name: str,
+    jobs: list[JobInfo],
+    failures: list[Failure],
+    dag: DagState,
+    lag: Lag | None,
+    error: str,
+) -> answers.Overview:
+    newest = [await allowed.reader.catalogue.newest(job.pipeline, job.job) for job in jobs]
+    snapshots = [one.snapshot for one in newest if one is not None]
+    snapshot: Snapshot | None = min(snapshots, key=lambda one: one.published_at, default=None)
+    held = await allowed.figures(("held", name), lambda ledger: _is_held(ledger, jobs)) if jobs else False
+    unread = None if lag is None else lag.records
+    return answers.Overview(
+        pipeline=name,
+        health=_health(failures, dag, held, unread),
+        paused=dag.paused,
+        failures=[failure_answer(failure) for failure in failures],
+        unread=unread,
+        lag=_partitions(lag) if lag else [],
+        lag_error="" if lag else (error or "Nothing has been read yet."),
+        snapshot=None if snapshot is None else snapshot_answer(snapshot),
+        last_run=dag.last_run,
+        dead_letters=await allowed.figures(
+            ("dead letters", name),
+            lambda ledger: monitoring.dead_letters(ledger, name, datetime.now(UTC) - monitoring.DAY),
+        ),
+        may_edit=await allowed.user.may_edit(name),
+    )
+
+
+def _health(failures: list[Failure], dag: DagState, held: bool, unread: int | None) -> PipelineHealth:
+    if any(failure.kind == "file" for failure in failures):
+        return PipelineHealth.BROKEN
+    state = dag.last_run.state if dag.last_run else ""
+    if state == "running" or (held and state != "failed"):
+        return PipelineHealth.RUNNING
+    if failures or state == "failed":
+        return PipelineHealth.FAILED
+    if state == "queued":
+        return PipelineHealth.RUNNING
+    return PipelineHealth.BEHIND if unread else PipelineHealth.IDLE
+
+
+def _positions(ledger: Ledger) -> dict[str, Offsets]:
+    return {pipeline: ledger.positions(pipeline) for pipeline in ledger.jobs.pipelines()}
+
+
+async def _lags(allowed: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:
+    """The lags by pipeline, or why they are unknown."""
+    if not positions:
+        return {}, ""
+    try:
+        return await allowed.services.lag(positions), ""
+    except BrokersUnreachable as error:
+        return {}, error.detail
+
+
+def _is_held(ledger: Ledger, jobs: list[JobInfo]) -> bool:
+    """Whether a driver holds a lease of one of the jobs."""
+    return any((lease := ledger.leases.get(job.ref)) is not None and lease.held for job in jobs)
+
+
+def _partitions(lag: Lag) -> list[answers.PartitionLag]:
+    return [
+        answers.PartitionLag(
+            topic, partition, lag.positions.get(topic, {}).get(partition), end, lag.unread(topic, partition)
+        )
+        for topic, ends in sorted(lag.ends.items())
+        for partition, end in sorted(ends.items())
+    ]

@@ -1,0 +1,130 @@
+"""What the ledger says about the work of pipelines: batches with their audits, dead letters, generations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+from sluice import answers
+from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.history import Batch
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo, JobRef, Snapshot
+
+DAY = timedelta(hours=24)
+UNWRITTEN = "unwritten"
+"""The reason, here, of output records that were rejected by their encoder or too large: audits count both together."""
+
+
+def batches(ledger: Ledger, job: JobInfo, limit: int, airflow: str = "") -> list[answers.BatchHistory]:
+    """The newest batches of a job's current generation, newest first. `airflow` is Airflow's root path."""
+    snapshots = ledger.snapshots.recent(job.pipeline, job.job, limit)
+    audits = {audit.batch: audit for audit in ledger.audits.recent(job.ref, limit)}
+    history = {batch.number: batch for batch in ledger.history.recent(job.ref, limit)}
+    return [
+        _batch(snapshot, audits.get(snapshot.batch), history.get(snapshot.batch), airflow) for snapshot in snapshots
+    ]
+
+
+def dead_letters(ledger: Ledger, pipeline: str, since: datetime) -> dict[str, int]:
+    """Reason → number of dead letters of the snapshots published since a time, most first."""
+    counted: Counter[str] = Counter()
+    for job in ledger.jobs.current(pipeline):
+        for snapshot in ledger.snapshots.since(pipeline, job.job, since):
+            counted.update(dead_letters_of(snapshot))
+    return dict(counted.most_common())
+
+
+def dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
+    """Reason → number of dead letters of one batch."""
+    counts = snapshot.counts
+    reasons = _below("dead_letter/", counts)
+    if unwritten := sum(_below("unwritten/", counts).values()):
+        reasons[UNWRITTEN] = unwritten
+    # Ordered steps count their failures by step. Those that became dead letters are the other records of the topic.
+    rest = counts.get(f"output/{snapshot.pipeline}_dead_letters", 0) - sum(reasons.values())
+    if rest > 0:
+        reasons["processing"] = reasons.get("processing", 0) + rest
+    return {reason: count for reason, count in reasons.items() if count}
+
+
+def generations(ledger: Ledger, pipeline: str, now: datetime | None = None) -> list[answers.Generation]:
+    """All generations of a pipeline's jobs: the current one, and one that was built beside it."""
+    current = {info.job: info for info in ledger.jobs.current(pipeline)}
+    return [
+        _generation(ledger, info, current.get(info.job), now or datetime.now(UTC)) for info in ledger.jobs.all(pipeline)
+    ]
+
+
+def log_path(run: str, airflow: str = "") -> str:
+    """The path of a task's log in Airflow, from the ledger's name of the run, DAG/RUN/TASK; empty for another name."""
+    dag, _, rest = run.partition("/")
+    name, _, task = rest.rpartition("/")
+    if not (dag and name and task):
+        return ""
+    return f"{airflow}/dags/{quote(dag, safe='')}/runs/{quote(name, safe='')}/tasks/{quote(task, safe='')}"
+
+
+def snapshot_answer(snapshot: Snapshot, now: datetime) -> answers.Snapshot:
+    """A snapshot with its age."""
+    age = round(max((now - snapshot.published_at).total_seconds(), 0.0), 3)
+    return answers.Snapshot(snapshot.id, snapshot.published_at, age, snapshot.positions)
+
+
+def _batch(snapshot: Snapshot, audit: Audit | None, batch: Batch | None, airflow: str) -> answers.BatchHistory:
+    counts, sources = snapshot.counts, audit.sources if audit else ()
+    is_repeated = audit is not None and bool(audit.phases) and "start" not in audit.phases
+    seconds = None if batch is None or is_repeated else _seconds(batch, snapshot)
+    records = counts.get("read", 0)
+    read: Counter[str] = Counter()
+    for source in sources:
+        read[source.topic] += source.read
+    return answers.BatchHistory(
+        job=snapshot.job,
+        snapshot=snapshot.id,
+        published_at=snapshot.published_at,
+        seconds=seconds,
+        phases={name: ms / 1_000 for name, ms in audit.phases.items()} if audit else {},
+        records=records,
+        records_per_second=round(records / seconds, 1) if seconds else None,
+        applied=counts.get("applied", 0),
+        filtered=counts.get("filtered", 0),
+        late=_below("late/", counts),
+        dropped=_below("dropped/", counts),
+        failed=_below("failed/", counts),
+        dead_letters=dead_letters_of(snapshot),
+        read=dict(read),
+        written=_below("output/", counts),
+        rows=counts.get("rows", 0),
+        run=snapshot.run,
+        log=log_path(snapshot.run, airflow),
+        wrong=audit.wrong if audit else [],
+    )
+
+
+def _seconds(batch: Batch, snapshot: Snapshot) -> float:
+    return round(max(snapshot.published_at.timestamp() - batch.begun / 1_000, 0.001), 3)
+
+
+def _generation(ledger: Ledger, info: JobInfo, current: JobInfo | None, now: datetime) -> answers.Generation:
+    snapshot = _newest(ledger, info.ref)
+    return answers.Generation(
+        job=info.job,
+        generation=info.generation,
+        current=current is not None and current.generation == info.generation,
+        snapshot=None if snapshot is None else snapshot_answer(snapshot, now),
+        batches=0 if snapshot is None else snapshot.batch + 1,
+        stores=[store.name for store in info.stores],
+        same_topology=current is not None and current.description == info.description,
+    )
+
+
+def _newest(ledger: Ledger, ref: JobRef) -> Snapshot | None:
+    batch = ledger.snapshots.last_batch(ref)
+    return None if batch is None else ledger.snapshots.get(ref, batch)
+
+
+def _below(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
+    return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix) and count}

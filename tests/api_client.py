@@ -1,0 +1,96 @@
+"""The API in the tests' own process, without Airflow: a principal, runs and a log-in to Kafka that tests choose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from sluice.answers import Run
+from sluice.api.app import generic_app
+from sluice.api.auth.principals import Principal, authenticate
+from sluice.api.runs import DagState
+from sluice.api.services import Services
+from sluice.api.views.access import ApiState
+from sluice.query import Reader
+from sluice.state.ledger.ledger import Ledger
+
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
+"""A broker that there is not."""
+
+
+@dataclass
+class User(Principal):
+    """Reads every pipeline but the hidden ones, and edits those in `editable`."""
+
+    hidden: tuple[str, ...] = ()
+    editable: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "ada"
+
+    async def may_read(self, pipeline: str) -> bool:
+        return pipeline not in self.hidden
+
+    async def may_edit(self, pipeline: str) -> bool:
+        return pipeline in self.editable
+
+
+@dataclass
+class KnownRuns:
+    """Runs as a test says; it notes those that are started."""
+
+    root: str = "/airflow"
+    states: dict[str, DagState] = field(default_factory=dict)
+    history: dict[str, list[Run]] = field(default_factory=dict)
+    started: list[tuple[str, Mapping[str, Any], str]] = field(default_factory=list)
+
+    def dags(self) -> Mapping[str, DagState]:
+        return self.states
+
+    def recent(self, pipeline: str, limit: int) -> list[Run]:
+        return self.history.get(pipeline, [])[:limit]
+
+    def start(self, pipeline: str, parameters: Mapping[str, Any], user: str) -> str:
+        self.started.append((pipeline, parameters, user))
+        return f"manual__{len(self.started)}"
+
+
+@dataclass
+class Api:
+    """The app over one ledger."""
+
+    ledger: Ledger
+    user: User = field(default_factory=User)
+    runs: KnownRuns = field(default_factory=KnownRuns)
+    kafka: Mapping[str, str] = field(default_factory=lambda: NOWHERE)
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """The answer to a GET request, which must succeed."""
+        response = self.ask("GET", path, params=parameters)
+        assert response.status_code == httpx.codes.OK, response.text
+        return response.json()
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return asyncio.run(self._ask(method, path, options))
+
+    async def _ask(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+        state = ApiState(self.ledger, Reader(self.ledger))
+        app = generic_app(Path("spark_jobs"), Services(self.runs, lambda: dict(self.kafka)))
+
+        async def with_user(scope: Scope, receive: Receive, send: Send) -> None:
+            async def again() -> Principal:
+                return self.user
+
+            authenticate(scope, self.user, again)
+            scope["state"]["sluice_state"] = state
+            await app(scope, receive, send)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(with_user), base_url="http://sluice") as client:
+            return await client.request(method, path, **options)

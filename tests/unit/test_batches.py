@@ -1,0 +1,141 @@
+"""A pipeline's history of batches from the audits, its runs and its generations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sluice.answers import Run
+from sluice.api.runs import DagState
+from sluice.monitoring import log_path
+from sluice.state.ledger.audits import SourceAudit
+from sluice.state.ledger.history import Batch
+from sluice.state.ledger.leases import Holder
+from tests.api_client import Api, User
+from tests.states import NOON, States, make_audit, make_snapshot
+
+pytestmark = pytest.mark.unit
+
+BATCHES = "/v1/pipelines/orders/batches"
+COUNTS = {
+    "read": 100, "applied": 90, "filtered": 3, "late/totals": 2, "dropped/null_key": 1, "failed/double": 4,
+    "dead_letter/contract": 3, "output/out": 50, "output/orders_dead_letters": 3, "rows": 40,
+}  # fmt: skip
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> States:
+    return States(f"sqlite:///{tmp_path}")
+
+
+@pytest.fixture
+def api(states: States) -> Api:
+    return Api(states.ledger)
+
+
+def publish(states: States, batch: int, *, begun: int, phases: dict[str, int], read: int = 100) -> None:
+    """Publish a batch with its audit and history, as a run does."""
+    ledger = states.ledger
+    lease = ledger.leases.get(states.ref) or ledger.leases.take(states.ref, Holder(host="h", pid=1, process="p"), None)
+    assert lease is not None
+    sources = SourceAudit(topic="orders", partition=0, start=0, end=read, read=read, applied=100)
+    audit = msgspec.structs.replace(make_audit(batch, lease.epoch, sources), phases=phases)
+    history = Batch(number=batch, begun=begun, partitions={"orders": 1}, ends={"orders": {"0": read}})
+    snapshot = make_snapshot(batch, counts=COUNTS, run="orders/manual__2026-11-21T12:00:00+00:00/totals")
+    assert ledger.snapshots.publish(snapshot, audit, batch=history)
+
+
+def test_a_batch_with_its_counts_durations_and_log(api: Api, states: States) -> None:
+    begun = round(NOON.timestamp() * 1_000) - 4_000
+    publish(states, 0, begun=begun, phases={"start": 500, "state": 2_500, "audit": 250, "output": 600})
+    (batch,) = api.get(BATCHES)
+    assert batch == {
+        "job": "totals",
+        "snapshot": "1.0",
+        "published_at": "2026-11-21T12:00:00Z",
+        "seconds": 4.0,
+        "phases": {"start": 0.5, "state": 2.5, "audit": 0.25, "output": 0.6},
+        "records": 100,
+        "records_per_second": 25.0,
+        "applied": 90,
+        "filtered": 3,
+        "late": {"totals": 2},
+        "dropped": {"null_key": 1},
+        "failed": {"double": 4},
+        "dead_letters": {"contract": 3},
+        "read": {"orders": 100},
+        "written": {"out": 50, "orders_dead_letters": 3},
+        "rows": 40,
+        "run": "orders/manual__2026-11-21T12:00:00+00:00/totals",
+        "log": "/airflow/dags/orders/runs/manual__2026-11-21T12%3A00%3A00%2B00%3A00/tasks/totals",
+        "wrong": [],
+    }
+
+
+def test_a_batch_that_a_rebuild_repeated_has_no_duration(api: Api, states: States) -> None:
+    publish(states, 0, begun=0, phases={"state": 2_500})
+    (batch,) = api.get(BATCHES)
+    assert (batch["seconds"], batch["records_per_second"]) == (None, None)
+
+
+def test_an_audit_that_does_not_balance_says_why(api: Api, states: States) -> None:
+    publish(states, 0, begun=0, phases={}, read=101)
+    assert api.get(BATCHES)[0]["wrong"] == ["orders/0: 101 records were read, but 100 are accounted for"]
+
+
+def test_the_newest_batches_come_first(api: Api, states: States) -> None:
+    for _ in range(3):
+        states.publish()
+    assert [batch["snapshot"] for batch in api.get(BATCHES, limit=2)] == ["1.2", "1.1"]
+
+
+def test_the_runs_of_a_dag_that_has_published_nothing(api: Api) -> None:
+    api.runs.states["fresh"] = DagState(False, None)
+    api.runs.history["fresh"] = [Run("manual__1", "failed", NOON, NOON, "/dags/fresh/runs/manual__1", "run")]
+    (run,) = api.get("/v1/pipelines/fresh/runs")
+    assert (run["state"], run["log"]) == ("failed", "/dags/fresh/runs/manual__1")
+
+
+def test_generations_name_the_current_one_and_what_was_built_beside_it(api: Api, states: States) -> None:
+    states.publish({"a": "[1,2]"})
+    shadow = replace(states, generation=2)
+    states.ledger.jobs.register(shadow.info(description="another topology"), hidden=True)
+    current, other = api.get("/v1/pipelines/orders/generations")
+    assert (current["generation"], current["current"], current["snapshot"]["id"]) == (1, True, "1.0")
+    assert current["same_topology"]
+    assert (other["generation"], other["current"], other["snapshot"]) == (2, False, None)
+    assert not other["same_topology"]
+
+
+@pytest.mark.parametrize("what", ["batches", "runs", "generations"])
+@pytest.mark.attack("S2", "a pipeline's history without permission")
+def test_a_hidden_pipeline_looks_like_a_missing_one(api: Api, what: str) -> None:
+    api.user = User(hidden=("orders", "secret"))
+    api.runs.states["secret"] = DagState(False, None)
+    answers = [api.ask("GET", f"/v1/pipelines/{name}/{what}") for name in ("orders", "secret", "absent")]
+    assert [answer.status_code for answer in answers] == [404] * 3
+    assert (
+        len(
+            {
+                answer.text.replace(name, "…")
+                for answer, name in zip(answers, ("orders", "secret", "absent"), strict=True)
+            }
+        )
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "path"),
+    [
+        ("orders/manual__1/totals", "/dags/orders/runs/manual__1/tasks/totals"),
+        ("orders/a/b c/totals", "/dags/orders/runs/a%2Fb%20c/tasks/totals"),
+        ("", ""),
+        ("by-hand", ""),
+    ],
+)
+def test_a_run_s_log_is_at_its_task(run: str, path: str) -> None:
+    assert log_path(run) == path

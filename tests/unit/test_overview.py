@@ -1,0 +1,170 @@
+"""The overview of all pipelines: what each does, how far behind it is, and what it rejected in a day."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from sluice.answers import Run
+from sluice.api import services
+from sluice.api.runs import DagState
+from sluice.errors import EngineError, TopologyError
+from sluice.offsets import Lag
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.leases import Holder
+from tests.api_client import Api, User
+from tests.states import States
+
+pytestmark = pytest.mark.unit
+
+OVERVIEW = "/v1/overview"
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> States:
+    return States(f"sqlite:///{tmp_path}")
+
+
+@pytest.fixture
+def api(states: States) -> Api:
+    return Api(states.ledger)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a broker, do not wait long."""
+    monkeypatch.setattr("sluice.offsets.ANSWER_SECONDS", 0.1)
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
+    """The topics' end offsets, in place of a broker's."""
+    found: dict[str, dict[int, int]] = {"orders": {0: 10, 1: 5}}
+    monkeypatch.setattr(services, "read_lag", lambda _admin, _topics, positions: Lag(found, positions, {}))
+    return found
+
+
+def run(state: Literal["queued", "running", "success", "failed"]) -> DagState:
+    began = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    return DagState(False, Run("manual__1", state, began, None, "/dags/orders/runs/manual__1/tasks/main", "run"))
+
+
+def failed(pipeline: str = "orders") -> Failure:
+    return Failure.of(EngineError("Kafka does not answer."), pipeline, "totals", run="orders/manual__1/totals")
+
+
+def only(api: Api) -> dict[str, Any]:
+    (overview,) = api.get(OVERVIEW)
+    return dict(overview)
+
+
+def test_a_pipeline_that_has_read_everything_is_idle(api: Api, states: States, ends: dict[str, dict[int, int]]) -> None:
+    states.publish({"a": "[1,2]"})
+    overview = only(api)
+    assert (overview["pipeline"], overview["health"], overview["unread"]) == ("orders", "idle", 0)
+    assert overview["snapshot"]["id"] == "1.0"
+    assert overview["last_run"] is None
+
+
+def test_unread_records_are_counted_by_topic_and_partition(
+    api: Api, states: States, ends: dict[str, dict[int, int]]
+) -> None:
+    states.publish({"a": "[1,2]"})
+    ends["orders"] = {0: 17, 1: 5, 2: 3}
+    overview = only(api)
+    assert (overview["health"], overview["unread"]) == ("behind", 10)
+    assert [tuple(lag.values()) for lag in overview["lag"]] == [
+        ("orders", 0, 10, 17, 7),
+        ("orders", 1, 5, 5, 0),
+        ("orders", 2, None, 3, 3),
+    ]
+
+
+def test_without_a_broker_the_lag_is_unknown_and_everything_else_is_there(api: Api, states: States) -> None:
+    states.publish({"a": "[1,2]"})
+    overview = only(api)
+    assert (overview["unread"], overview["lag"], overview["health"]) == (None, [], "idle")
+    assert "Kafka at 127.0.0.1:1 does not answer" in overview["lag_error"]
+
+
+@pytest.mark.parametrize(
+    ("state", "has_failed", "health"),
+    [
+        ("running", False, "running"),
+        ("running", True, "running"),
+        ("queued", False, "running"),
+        ("success", False, "behind"),
+        ("success", True, "failed"),
+        ("failed", False, "failed"),
+        ("failed", True, "failed"),
+    ],
+)
+def test_health_follows_the_last_run(
+    api: Api, states: States, ends: dict[str, dict[int, int]], state: Any, has_failed: bool, health: str
+) -> None:
+    states.publish({"a": "[1,2]"})
+    ends["orders"] = {0: 11, 1: 5}
+    api.runs.states["orders"] = run(state)
+    if has_failed:
+        states.ledger.failures.add(failed())
+    overview = only(api)
+    assert overview["health"] == health
+    assert overview["last_run"]["log"] == "/dags/orders/runs/manual__1/tasks/main"
+    assert [failure["detail"] for failure in overview["failures"]] == ["Kafka does not answer."] * has_failed
+
+
+def test_a_driver_that_holds_the_lease_makes_a_pipeline_running_without_airflow(api: Api, states: States) -> None:
+    states.publish({"a": "[1,2]"})
+    states.ledger.leases.take(states.ref, Holder(host="h", pid=1, process="p"), None)
+    assert only(api)["health"] == "running"
+
+
+def test_a_dag_that_never_ran_is_listed_and_says_whether_it_is_paused(api: Api) -> None:
+    api.runs.states["fresh"] = DagState(paused=True, last_run=None)
+    overviews = {one["pipeline"]: one for one in api.get(OVERVIEW)}
+    assert (overviews["fresh"]["paused"], overviews["fresh"]["health"]) == (True, "idle")
+    assert overviews["fresh"]["snapshot"] is None
+
+
+def test_the_worst_comes_first(api: Api, states: States) -> None:
+    for name in ("broken", "failed"):
+        States(states.database, pipeline=name)
+    states.ledger.failures.add(failed("failed"))
+    states.ledger.failures.set_files([Failure.of(TopologyError("x.py:1"), "broken", kind="file")])
+    assert [one["pipeline"] for one in api.get(OVERVIEW)] == ["broken", "failed", "orders"]
+
+
+def test_dead_letters_of_24_hours_are_counted_by_reason(api: Api, states: States) -> None:
+    now = datetime.now(UTC)
+    older = {"read": 9, "dead_letter/contract": 9}
+    states.publish(published_at=now - timedelta(hours=25), counts=older)
+    states.publish(published_at=now - timedelta(hours=2), counts={"read": 9, "dead_letter/contract": 2})
+    states.publish(
+        published_at=now,
+        counts={
+            "read": 9,
+            "dead_letter/digits": 3,
+            "unwritten/totals": 1,
+            "failed/double": 5,
+            "output/orders_dead_letters": 6,
+        },
+    )
+    # Two failures became dead letters; the other three of the step were skipped.
+    assert only(api)["dead_letters"] == {"digits": 3, "contract": 2, "processing": 2, "unwritten": 1}
+
+
+@pytest.mark.attack("S2", "the overview of pipelines that one may not read, with and without a DAG")
+def test_hidden_pipelines_are_left_out(api: Api, states: States) -> None:
+    api.user = User(hidden=("orders", "secret"))
+    api.runs.states["secret"] = run("failed")
+    states.ledger.failures.add(failed())
+    assert api.get(OVERVIEW) == []
+
+
+def test_it_says_which_pipelines_the_user_may_change(api: Api, states: States) -> None:
+    States(states.database, pipeline="pages")
+    api.user = User(editable=("pages",))
+    assert {one["pipeline"]: one["may_edit"] for one in api.get(OVERVIEW)} == {"orders": False, "pages": True}
