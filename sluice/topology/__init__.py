@@ -1,4 +1,4 @@
-"""What an author writes: a pipeline is data, so building one needs neither Spark nor Airflow."""
+"""The API for defining pipelines. A pipeline is plain data: building one needs neither Spark nor Airflow."""
 
 from sluice.topology.dsl import (
     GlobalTable,

@@ -8,7 +8,7 @@ from sluice.errors import TopologyError
 
 
 def choice(where: str, name: str, value: Any, literal: Any) -> None:
-    """Raise TopologyError unless `value` is one of those of a Literal."""
+    """Raise TopologyError unless `value` is one of the choices of `literal`, a Literal type."""
     if value not in (choices := get_args(literal)):
         raise TopologyError(f"{where}: unknown {name}={value!r}.", next_step=f"Choose {', '.join(map(repr, choices))}.")
 
@@ -20,6 +20,6 @@ def instance(where: str, value: Any, types: type | tuple[type, ...], expected: s
 
 
 def at_least(where: str, name: str, value: int | None, minimum: int) -> None:
-    """Raise TopologyError for a number below `minimum`."""
+    """Raise TopologyError if `value` is below `minimum`; None is allowed."""
     if value is not None and value < minimum:
         raise TopologyError(f"{where}: {name} is {value}; it must be at least {minimum}.")

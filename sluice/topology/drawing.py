@@ -37,7 +37,7 @@ def title(node: nodes.Node) -> str:
 
 
 def detail(node: nodes.Node) -> str:
-    """The node's expressions, in one line."""
+    """The node's expressions, on one line."""
     return re.sub(_NO_XML, "\N{REPLACEMENT CHARACTER}", " ".join(_detail(node).split()))
 
 
@@ -102,7 +102,7 @@ def _plain(label: str) -> str:
 
 
 def svg(pipeline: Pipeline) -> str:
-    """The topology as an SVG: sources on the left, each step to the right of its input."""
+    """The topology as an SVG, with sources on the left and each step to the right of its input."""
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20
     height = max(y for _, y in place.values()) + _HEIGHT + 20
@@ -120,13 +120,13 @@ def svg(pipeline: Pipeline) -> str:
 def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
     """The top left corner of each node's box.
 
-    A node is to the right of its first input: the first of several in the same row, the others in rows below. Tables
-    that are only looked up come last, to the left of their joins.
+    A node is to the right of its first input: its first successor in the same row, the others in the rows below. Tables
+    come last, in a column to the left of the joins that look them up.
     """
     place: dict[int, tuple[int, int]] = {}
 
     def put(node: nodes.Node, column: int, row: int) -> int:
-        """Place a node and all nodes after it; returns the next free row."""
+        """Place a node and all nodes after it; return the next free row."""
         place[node.number] = (20 + column * (_BOX + _GAP), 20 + row * _ROW)
         free = row
         for child in pipeline.nodes:
@@ -142,7 +142,7 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
                 free = put(source, 0, free)
             else:
                 looked_up.append(source)
-    # Tables with steps of their own go first, so that tables looked up by these steps find them placed.
+    # Place tables that have steps first: other tables are placed relative to the steps that look them up.
     looked_up.sort(key=lambda table: not any(nodes.parents(node)[:1] == (table,) for node in pipeline.nodes))
     for table in looked_up:
         joins = [

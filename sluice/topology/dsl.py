@@ -1,8 +1,8 @@
-"""The handles with which an author builds a pipeline: streams, tables and groups. Every method adds nodes to its graph.
+"""The handles with which an author builds a pipeline: streams, tables and groups. Their methods add nodes to its graph.
 
-Wherever a Python function is given, it is called with the record's value, or with key and value if it takes two
-arguments. A function that aggregates takes the aggregate so far before the value. A value is an object of the type that
-the stream declares; where only SQL made it (`select`, `join`), it is what JSON gives: a dict, a list, a str, a number.
+Every Python function is called with the record's value, or with key and value if it takes two arguments. An aggregating
+function takes the current aggregate before the value. A value is an instance of the stream's declared type; a value
+made by SQL (`select`, `join`) has no declared type and is plain JSON data: a dict, a list, a str, a number.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingW
 from sluice.values.wrappers import Not
 
 V = TypeVar("V")
-"""A stream's or a table's values."""
+"""The type of a stream's or a table's values."""
 R = TypeVar("R")
-"""What an author's function returns."""
+"""The type that an author's function returns."""
 Key: TypeAlias = str | None
 
 
@@ -40,11 +40,11 @@ class Shape:
     fields: dict[str, str]
     contract: type | None = None
     scalar: bool = False
-    """The value is not an object: its one field `value` is the value itself."""
+    """True if the value is not an object; its only field `value` is then the value itself."""
 
     @property
     def kind(self) -> str:
-        """The Spark SQL type of the whole value; empty if nothing is known of it."""
+        """The Spark SQL type of the whole value; empty if unknown."""
         if self.scalar:
             return self.fields.get(TEXT_FIELD, "")
         return _struct_type(self.fields)
@@ -69,10 +69,10 @@ def _struct_type(fields: Mapping[str, str]) -> str:
 
 
 class Handle(Generic[V]):
-    """A node of the pipeline, and the shape of the values there."""
+    """A node of the pipeline, and the shape of its values."""
 
     metadata: ClassVar[dict[str, str]] = METADATA
-    """What SQL can read beside the value's fields."""
+    """The columns that SQL can read in addition to the value's fields, with their types."""
 
     def __init__(self, pipeline: Graph, node: nodes.Node, shape: Shape) -> None:
         self.pipeline = pipeline
@@ -81,7 +81,7 @@ class Handle(Generic[V]):
 
     @property
     def fields(self) -> dict[str, str]:
-        """The value's fields, each with its Spark SQL type, or an empty string if that is not known."""
+        """The value's fields, each with its Spark SQL type, or an empty string if the type is unknown."""
         return self.shape.fields
 
     def _where(self, step: str) -> str:
@@ -99,7 +99,7 @@ class Handle(Generic[V]):
             raise TopologyError(f"{self._where(step)}: returns={error.detail}", next_step=error.next_step) from None
 
     def _check(self, text: str, step: str, need: expression_checks.Need = "", *, aggregate: bool = False) -> None:
-        """Raise TopologyError unless `text` is an SQL expression over these fields that gives what the step needs."""
+        """Raise TopologyError unless `text` is an SQL expression over these fields, of the type that the step needs."""
         readable = self.fields | self.metadata
         where = self._where(step)
         arguments.instance(where, text, str, "an SQL expression (str)")
@@ -155,7 +155,7 @@ class Handle(Generic[V]):
         if serde.is_text and not self.shape.scalar:
             raise TopologyError(
                 f"{where}: value=str cannot write an object.",
-                next_step="Make one value of it with map_values('...').",
+                next_step="Turn it into a single value first with map_values('...').",
             )
         if serde.encode is None and not serde.is_text:
             raise TopologyError(
@@ -183,7 +183,7 @@ class Stream(Handle[V]):
     ) -> None:
         """Write every record to `topic`, the key as text and the value as JSON.
 
-        `value=str` writes a str as plain text, a Serde writes with its `encode`; `key` turns the key into bytes.
+        `value=str` writes a str as plain text; a Serde encodes the value with its `encode`. `key` encodes the key.
         `on_error` applies to records that cannot be encoded or are too large for the topic.
         """
         self._sink(topic, value, key, delivery=delivery, on_error=on_error)
@@ -214,17 +214,17 @@ class Stream(Handle[V]):
     def select(
         self, *picked: str | Mapping[str, Column], on_error: OnError | None = None, **named: Column
     ) -> Stream[dict[str, Any]]:
-        """Make the value of the picked fields and of columns `name="SQL expression"`.
+        """Build a new value from the picked fields and from columns `name="SQL expression"`.
 
         A mapping in place of an expression makes a nested object: `shop={"id": "store_id", "city": "address.city"}`.
-        Columns can also be given as one mapping. A column `_key` becomes the record's key.
+        Columns can also be passed as one mapping. A column `_key` becomes the record's key.
         """
         columns, types = self._columns("select", picked, named)
         key = columns.pop("_key", None)
         self._require_own_names("select", columns)
         if key is None:
             return self._select(columns, types, on_error)
-        # The new key is a field until the value is made, so that both are made of the old record.
+        # The new key starts as a field of the new value, because both expressions read the old record.
         both = self._select({**columns, _NEW_KEY: key}, {**types, _NEW_KEY: ""}, on_error)
         rekeyed = both.select_key(_NEW_KEY, on_error=on_error)
         return rekeyed._select({name: expressions.reference(name) for name in columns}, types, on_error)
@@ -254,10 +254,10 @@ class Stream(Handle[V]):
     def map_values(
         self, function: str | Function, *, returns: type | None = None, on_error: OnError | None = None
     ) -> Stream[Any]:
-        """Replace the value by a Python function's result, or by the value of an SQL expression; the key stays.
+        """Replace the value with the result of a Python function or an SQL expression; keep the key.
 
-        `returns` is the type of the function's result. Without it, later functions are given what JSON gives, and later
-        SQL knows no fields. SQL calls a value that is not an object `value`.
+        `returns` is the type of the function's result. Without it, later functions receive plain JSON data, and later
+        SQL cannot read fields. In SQL, a value that is not an object is named `value`.
         """
         if not isinstance(function, str):
             shape = self._returned("map_values", returns)
@@ -268,11 +268,11 @@ class Stream(Handle[V]):
         return self._next(node, Shape.single(self.fields.get(function, "")))
 
     def transform(self, function: Function, *, returns: type[R]) -> Stream[R]:
-        """Replace the value by columns that `function(frame)` computes in a Spark DataFrame of the value's fields.
+        """Replace the value with columns that `function(frame)` computes on a Spark DataFrame of the value's fields.
 
-        `returns`, a Struct, names the columns. The function must not add, drop or reorder rows, nor touch the column
-        `_row`. The frame has a row for every record; records that were filtered out have nulls. An error in the
-        function ends the run.
+        `returns` is a Struct with the names and types of the columns. The function must not add, drop or reorder rows,
+        nor change the column `_row`. The frame has a row for every record; records that were filtered out have nulls.
+        An error in the function ends the run.
         """
         require_callable(self._where("transform"), function, "frame")
         shape = self._returned("transform", returns)
@@ -300,9 +300,9 @@ class Stream(Handle[V]):
         self, function: Callable[[Key, V], tuple[Any, R | None]], *, returns: type[R], on_error: OnError | None = None
     ) -> Stream[R]: ...
     def map(self, function: Function, *, returns: type | None = None, on_error: OnError | None = None) -> Stream[Any]:
-        """Replace key and value by the pair that a Python function returns; `returns` is the type of the value.
+        """Replace key and value with the pair that a Python function returns; `returns` is the type of the value.
 
-        In SQL: `select(_key="...", ...)`.
+        The SQL equivalent is `select(_key="...", ...)`.
         """
         return self._apply("map", function, "record", self._returned("map", returns), returns, on_error=on_error)
 
@@ -325,10 +325,10 @@ class Stream(Handle[V]):
     def flat_map_values(
         self, items: str | Function, *, returns: type | None = None, on_error: OnError | None = None
     ) -> Stream[Any]:
-        """Make a record of each element of an SQL array, or of what a Python function returns; the key stays.
+        """Emit a record for each element of an SQL array or each item that a Python function returns; keep the key.
 
-        An element that is a struct becomes the value; SQL calls any other `value`. `returns` is the type of the
-        function's elements.
+        A struct element becomes the record's value; in SQL, any other element is named `value`. `returns` is the type
+        of the items that the function returns.
         """
         if not isinstance(items, str):
             shape = self._returned("flat_map_values", returns)
@@ -364,9 +364,9 @@ class Stream(Handle[V]):
     def flat_map(
         self, items: str | Function, *, returns: type | None = None, on_error: OnError | None = None
     ) -> Stream[Any]:
-        """Make a record of each pair of key and value that a Python function returns; `returns` is the values' type.
+        """Emit a record for each pair of key and value that a Python function returns; `returns` is the values' type.
 
-        In SQL: an array of structs with the fields `key` and `value`.
+        An SQL expression must be an array of structs with the fields `key` and `value`.
         """
         if not isinstance(items, str):
             shape = self._returned("flat_map", returns)
@@ -381,7 +381,7 @@ class Stream(Handle[V]):
     @overload
     def select_key(self, key: Callable[[Key, V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
     def select_key(self, key: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
-        """Replace the key by the value of an SQL expression as text, or by a Python function's result."""
+        """Replace the key with the value of an SQL expression, as text, or with a Python function's result."""
         if not isinstance(key, str):
             return self._apply("select_key", key, "key", self.shape, on_error=on_error)
         self._check(key, "select_key")
@@ -394,7 +394,7 @@ class Stream(Handle[V]):
     def peek(self, function: Function, *, on_error: OnError | None = None) -> Stream[V]:
         """Call a Python function for every record for its side effect, in Spark's tasks, and pass the record on.
 
-        A batch that is retried after a failure calls it again.
+        When a batch is retried after a failure, the function is called again.
         """
         return self._apply("peek", function, "nothing", self.shape, on_error=on_error)
 
@@ -403,11 +403,11 @@ class Stream(Handle[V]):
     @overload
     def foreach(self, function: Callable[[Key, V], object], *, on_error: OnError | None = None) -> None: ...
     def foreach(self, function: Function, *, on_error: OnError | None = None) -> None:
-        """`peek` as a stream's last step."""
+        """Call a Python function for every record, like `peek`, as the stream's last step."""
         self._apply("foreach", function, "nothing", self.shape, on_error=on_error)
 
     def repartition(self) -> Stream[V]:
-        """Return the same stream: grouping and joining shuffle by key on their own."""
+        """Return the same stream: grouping and joining always shuffle by key."""
         return self
 
     @overload
@@ -415,9 +415,9 @@ class Stream(Handle[V]):
     @overload
     def merge(self, *others: Stream[Any]) -> Stream[Any]: ...
     def merge(self, *others: Stream[Any]) -> Stream[Any]:
-        """The records of this stream and of the others, whose values must have the same fields.
+        """Combine the records of this stream and of the others, whose values must have the same fields.
 
-        Where the types of the values differ, later Python functions are given what JSON gives.
+        If the types of the values differ, later Python functions receive plain JSON data.
         """
         where = self._where("merge")
         for other in others:
@@ -427,7 +427,7 @@ class Stream(Handle[V]):
                 raise TopologyError(
                     f"{where}: the streams have different fields: {', '.join(self.fields)}, and "
                     f"{', '.join(other.fields)}.",
-                    next_step="Give them the same fields with select, or one value with map_values.",
+                    next_step="Give the streams the same fields with select or map_values.",
                 )
         node = self.pipeline.add(nodes.Merge, streams=(self.node, *(other.node for other in others)))
         same = all(other.shape.contract is self.shape.contract for other in others)
@@ -436,7 +436,7 @@ class Stream(Handle[V]):
     def split(
         self, branches: Mapping[str, str] | None = None, /, *, on_error: OnError | None = None, **named: str
     ) -> dict[str, Stream[V]]:
-        """A stream for each named SQL condition. A record goes to the first whose condition is true, or to none.
+        """Split the stream by named SQL conditions. A record goes to the first branch whose condition is true, if any.
 
         A last branch `rest="true"` takes the remaining records.
         """
@@ -447,7 +447,7 @@ class Stream(Handle[V]):
         return streams
 
     def to_table(self, *, store: str, on_error: OnError | None = None) -> Table[V]:
-        """A table of the latest value of each key, kept in a store; a record with a null value deletes its key."""
+        """Keep the latest value of each key in a store; a record with a null value deletes its key."""
         self.pipeline.claim("store", store)
         node = self.pipeline.add(nodes.ToTable, parent=self.node, store=store, on_error=on_error)
         return Table(self.pipeline, node, self.shape)
@@ -461,7 +461,7 @@ class Stream(Handle[V]):
     @overload
     def group_by(self, key: Callable[[Key, V], object]) -> GroupedStream[V]: ...
     def group_by(self, key: str | Function) -> GroupedStream[V]:
-        """Group by an SQL expression or a Python function, whose value as text is the key of the following stores."""
+        """Group by an SQL expression or a Python function, whose result as text is the key of the following stores."""
         if not isinstance(key, str):
             return self._apply("group_by", key, "key", self.shape, on_error=None).group_by_key()
         self._check(key, "group_by", "key")
@@ -486,9 +486,9 @@ class Stream(Handle[V]):
     ) -> Stream[dict[str, Any]]:
         """Join records of the same key; the value has the fields `left` and `right`.
 
-        With a stream: every pair of records within the `window`. With a table: the table's row at the record's time.
-        `on` is an SQL expression for the key to look up in a global table. `how` is "inner", "left" (`right` is null
-        if there is no match), or for two streams "outer" (either side can be null).
+        A join with a stream emits every pair of records within the `window`. A join with a table emits each record with
+        the table's row at the record's time. `on` is an SQL expression for the key to look up in a global table. `how`
+        is "inner", "left" (`right` is null if there is no match), or for two streams "outer" (either side can be null).
         """
         where = self._where("join")
         arguments.instance(where, other, (Stream, Table), "a stream or a table")
@@ -497,12 +497,14 @@ class Stream(Handle[V]):
         if isinstance(other, Stream):
             if not isinstance(window, JoinWindow) or on is not None:
                 raise TopologyError(
-                    f"{where}: two streams are joined by key within a window.",
+                    f"{where}: a join of two streams needs a window, and takes no on=.",
                     next_step='Write join(other, within("5 minutes")).',
                 )
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
         if window is not None or how == "outer":
-            raise TopologyError(f"{where}: a stream and a table are joined inner or left, without a window.")
+            raise TopologyError(
+                f"{where}: a join of a stream and a table takes no window, and how must be 'inner' or 'left'."
+            )
         if on is not None:
             if not isinstance(other, GlobalTable):
                 raise TopologyError(
@@ -553,12 +555,12 @@ class Stream(Handle[V]):
     ) -> Processed[Any]:
         """Run a `sluice.Processor` over each key's records, in order.
 
-        `stores` declares key-value stores by name, with the type of their values (`Any` for what JSON gives), or with
+        `stores` declares key-value stores by name, with the type of their values (`Any` for plain JSON data), or with
         type and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values that
         the processor forwards; `outputs` names further outputs with their types.
 
-        The stores can be queried by the record's key, which gives an object of the key's entries, unless
-        `queryable=False`.
+        Unless `queryable=False`, each store can be queried by the record's key; the result is an object with all of the
+        key's entries.
         """
         _check_processor(self._where("process"), processor)
         for name in (stores or {}) if queryable else ():
@@ -572,7 +574,7 @@ class Stream(Handle[V]):
         return Processed(self.pipeline, node)
 
     def deduplicate(self, by: str, *, within: Duration, on_error: OnError | None = None) -> Stream[V]:
-        """Pass on the first record of each id, the SQL expression `by`; drop and count repeats `within` that time."""
+        """Pass on the first record of each id, the SQL expression `by`; drop and count its repeats `within` a time."""
         self._check(by, "deduplicate")
         within_ms = milliseconds(within)
         arguments.at_least(self._where("deduplicate"), "within", within_ms, 0)
@@ -625,7 +627,7 @@ def _store_type(declared: Any) -> tuple[Any, int | None]:
     kind, ttl = declared if isinstance(declared, tuple) else (declared, None)
     if kind is None or isinstance(kind, str | int | timedelta):
         raise TopologyError(
-            f"process at {source_line()}: {declared!r} is not the type of a store's values.",
+            f"process at {source_line()}: {declared!r} is not a type for a store's values.",
             next_step='Write for example {"points": Decimal} or {"points": (Decimal, "7 days")}.',
         )
     return kind, None if ttl is None else milliseconds(ttl)
@@ -636,7 +638,7 @@ def _check_processor(where: str, processor: Any) -> None:
     if not (isinstance(processor, type) and callable(process)):
         raise TopologyError(
             f"{where}: expected a class with a method process(self, record), got {processor!r}.",
-            next_step="Give the class itself: every task makes one object of it.",
+            next_step="Pass the class, not an instance: every task makes its own instance.",
         )
     require_callable(f"{where}: process", process, "self", "record")
 
@@ -657,17 +659,17 @@ class Table(Handle[V]):
     ) -> None:
         """Write every change to `topic`, the key as text and the value as JSON; a deletion is a tombstone.
 
-        A windowed table's changes have their window in the headers `window_start` and `window_end`, in epoch ms.
+        The records of a windowed table have the headers `window_start` and `window_end`, in epoch ms.
         `on_error` applies to records that cannot be encoded or are too large for the topic.
         """
         self._sink(topic, value, key, delivery=delivery, on_error=on_error)
 
     def to_stream(self) -> Stream[V]:
-        """The changes as records; a deletion is a record with a null value."""
+        """Turn the changes into records; a deletion is a record with a null value."""
         return Stream(self.pipeline, self.pipeline.add(nodes.ToStream, parent=self.node), self.shape)
 
     def filter(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
-        """Keep the rows for which the SQL condition is true; a row for which it turns false is deleted."""
+        """Keep the rows for which the SQL condition is true; delete a row when the condition becomes false."""
         self._check(where, "filter", "condition")
         node = self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error)
         return Table(self.pipeline, node, self.shape)
@@ -680,20 +682,20 @@ class Table(Handle[V]):
     def select(
         self, *picked: str | Mapping[str, Column], on_error: OnError | None = None, **named: Column
     ) -> Table[dict[str, Any]]:
-        """Make the value of the picked fields and of columns `name="SQL expression"`, as `Stream.select` does."""
+        """Build a new value from the picked fields and from columns `name="SQL expression"`, like `Stream.select`."""
         columns, types = self._columns("select", picked, named)
         self._require_own_names("select", columns)
         node = self.pipeline.add(nodes.Select, parent=self.node, columns=columns, on_error=on_error)
         return Table(self.pipeline, node, Shape(types))
 
     def map_values(self, value: str, *, on_error: OnError | None = None) -> Table[Any]:
-        """Replace the value by the value of an SQL expression, which later SQL calls `value`."""
+        """Replace the value with the result of an SQL expression; later SQL reads it as `value`."""
         self._check(value, "map_values")
         node = self.pipeline.add(nodes.MapValues, parent=self.node, value=value, on_error=on_error)
         return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))
 
     def group_by(self, key: str) -> GroupedTable[V]:
-        """Group the rows by an SQL expression. A row whose key changes moves from one group to the other."""
+        """Group the rows by an SQL expression. When a row's group key changes, the row moves to the other group."""
         self._check(key, "group_by", "key")
         if nodes.window_of(self.node) is not None:
             raise TopologyError(
@@ -707,8 +709,8 @@ class Table(Handle[V]):
     ) -> Table[dict[str, Any]]:
         """Join rows of the same key; the value has the fields `left` and `right`.
 
-        A change of either table updates the result. `on`, an SQL expression over this table's value, is a foreign key:
-        the key of the other table's row. A global table is looked up only when a row of this table changes.
+        A change of either table updates the result. `on` makes a foreign-key join: an SQL expression over this table's
+        value for the key of the other table's row. A global table is looked up only when a row of this table changes.
         """
         where = self._where("join")
         arguments.instance(where, other, Table, "a table, such as stream.to_table() makes")
@@ -716,7 +718,7 @@ class Table(Handle[V]):
         self._require_same_pipeline(where, other)
         for table in (self, other):
             if nodes.window_of(table.node) is not None:
-                raise TopologyError(f"{where}: {table.node.name!r} is windowed, and its keys match no other table's.")
+                raise TopologyError(f"{where}: {table.node.name!r} is windowed; windowed tables cannot be joined.")
         if on is not None:
             self._check(on, "join")
         kind = "table-table" if on is None else "foreign-key"
@@ -744,7 +746,7 @@ class Table(Handle[V]):
     def suppress_until_window_closes(self, *, max_records: int | None = None, max_bytes: int | None = None) -> Table[V]:
         """Emit only the final result of each window, once the window has closed.
 
-        The run ends with an error if more than `max_records` or `max_bytes` are held back.
+        The run ends with an error if the results held back exceed `max_records` or `max_bytes`.
         """
         if nodes.window_of(self.node) is None:
             raise TopologyError(f"{self._where('suppress')}: the table is not windowed.")
@@ -760,8 +762,8 @@ class Table(Handle[V]):
     ) -> Table[V]:
         """Emit a key's latest result at most once per `limit`, counted in stream time from the first update held back.
 
-        If more than `max_records` or `max_bytes` are held back, the oldest result is emitted early, or with
-        `when_full="shut_down"` the run ends with an error.
+        If the results held back exceed `max_records` or `max_bytes`, the oldest is emitted early, or the run ends with
+        an error if `when_full="shut_down"`.
         """
         return self._suppress("time_limit", milliseconds(limit), max_records, max_bytes, when_full)
 
@@ -792,7 +794,7 @@ class GlobalTable(Table[V]):
 
 
 class _Grouped(Generic[V]):
-    """Shared by grouped streams and tables."""
+    """Aggregations of both grouped streams and grouped tables."""
 
     def __init__(self, parent: Handle[V], key: str, window: AnyWindow | None) -> None:
         self.parent = parent
@@ -818,11 +820,11 @@ class _Grouped(Generic[V]):
         self, store: str, functions: Mapping[str, Any], returns: type | None, columns: Mapping[str, str],
         on_error: OnError | None,
     ) -> Table[Any]:  # fmt: skip
-        """Aggregate by Python functions; TopologyError if one is missing or takes other arguments."""
+        """Aggregate with Python functions. Raises TopologyError if a function is missing or has other parameters."""
         step = f"aggregate into {store!r}"
         where = self.parent._where(step)
         if columns:
-            raise TopologyError(f"{where} has both Python functions and SQL.", next_step="Make two stores of them.")
+            raise TopologyError(f"{where} has both Python functions and SQL.", next_step="Use a store for each.")
         called = {}
         for name, function in functions.items():
             if function is None:
@@ -845,7 +847,7 @@ class _Grouped(Generic[V]):
         subtract = None if subtractor is None else with_key(where, subtractor, "aggregate", "value")
         contract = self.parent.shape.contract
         fields = self.parent.shape.fields if contract is not None else fields_of(None)
-        # Merging two sessions reduces their results like two values.
+        # Two sessions merge by reducing their results as if they were two values.
         merge = add if subtractor is None else None
         python = nodes.PythonAggregate(None, add, subtract, merge, contract, contract, fields)
         shape = Shape.of(contract, fields)
@@ -870,15 +872,15 @@ _AGGREGATE_ARGUMENTS: dict[str, tuple[str, ...]] = {
 
 
 class GroupedStream(_Grouped[V]):
-    """Records grouped by a key. Every aggregation is a store that can be queried by its name."""
+    """Records grouped by a key. Every aggregation creates a store that can be queried by name."""
 
     def windowed_by(
         self, window: AnyWindow, *, late: str | None = None, retention: Duration | None = None
     ) -> WindowedStream[V]:
         """Aggregate each window of event time separately.
 
-        Records that are late for every window are counted, and written to the topic `late` if one is given. A window
-        can be queried until stream time is more than `retention` past its end; without `retention`, for ever.
+        Records that are late for every window are counted, and written to the topic `late` if it is set. A window can
+        be queried until stream time is more than `retention` past its end; without `retention`, forever.
         """
         where = self.parent._where("windowed_by")
         arguments.instance(
@@ -931,11 +933,11 @@ class GroupedStream(_Grouped[V]):
     ) -> Table[Any]:
         """Aggregate each group into an object with a column for every SQL aggregate, such as `total="sum(amount)"`.
 
-        Columns can also be given as one mapping, `{"store": "count(*)"}`, which allows any name.
+        Columns can also be passed as one mapping, `{"store": "count(*)"}`, which allows any name.
 
-        Or aggregate by Python functions, called in the order of the records: `initializer()` makes the first aggregate,
-        `adder(aggregate, value)` the next; session windows need `merger(earlier, later)` too. `returns` is the
-        aggregate's type.
+        Python functions can be used instead of SQL. They are called in the order of the records: `initializer()`
+        returns the initial aggregate, `adder(aggregate, value)` the next one; session windows also need
+        `merger(earlier, later)`. `returns` is the aggregate's type.
         """
         if adder is None and (initializer is None or isinstance(initializer, Mapping)):
             return self._sql(store, {**(initializer or {}), **columns}, on_error)
@@ -999,7 +1001,7 @@ class GroupedTable(_Grouped[V]):
     ) -> Table[Any]:
         """Aggregate each group into an object with a column for every SQL aggregate: count, sum, avg, collect_list.
 
-        Columns can also be given as one mapping, which allows any name. Or aggregate by Python functions:
+        Columns can also be passed as one mapping, which allows any name. Python functions can be used instead of SQL:
         `initializer()`, `adder(aggregate, value)` and `subtractor(aggregate, value)`.
         """
         if adder is None and subtractor is None and (initializer is None or isinstance(initializer, Mapping)):
@@ -1026,12 +1028,12 @@ class GroupedTable(_Grouped[V]):
         on_error: OnError | None = None,
     ) -> Table[V]: ...
     def reduce(self, adder: Function, subtractor: Function, *, store: str, on_error: OnError | None = None) -> Table[V]:
-        """Combine each group's values: `adder(aggregate, value)`, and `subtractor` for a row that leaves the group."""
+        """Combine each group's values with `adder(aggregate, value)`; `subtractor(aggregate, value)` removes a row."""
         return self._reduce(store, adder, subtractor, on_error)
 
 
 class Processed(Generic[R]):
-    """A processor's outputs: `processed.output`, and by name `processed["quiet"]`."""
+    """A processor's outputs: `processed.output`, and named ones such as `processed["quiet"]`."""
 
     def __init__(self, pipeline: Graph, node: nodes.Process) -> None:
         self.pipeline = pipeline

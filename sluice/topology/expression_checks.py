@@ -1,7 +1,7 @@
-"""Checks of an SQL expression's types while a pipeline is built, from its text and the contracts alone.
+"""Checks of SQL expressions while a pipeline is built, without Spark, from their text and the declared types.
 
-Only certain mistakes are rejected: the type of a function's result, for example, is unknown here. `sluice check` asks
-Spark itself.
+Rejects only what is certainly wrong: the type of a function's result, for example, is unknown here. `sluice check`
+lets Spark analyze the expressions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sluice.topology.expressions import aggregates, struct_fields
 from sluice.topology.spark_functions import OF_SPARK_ALONE
 
 Need = Literal["condition", "array", "key", ""]
-"""What an expression must return: a BOOLEAN, an ARRAY, anything but a constant null, or anything."""
+"""The required type of an expression: a BOOLEAN, an ARRAY, anything but a constant null, or anything."""
 
 _OURS = frozenset({"top"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
@@ -39,7 +39,7 @@ def require(text: str, known: Mapping[str, str], where: str, need: Need = "") ->
             _require_number(node, known, where)
         elif isinstance(node, exp.Distinct) and not (isinstance(node.parent, exp.Count) and len(node.expressions) == 1):
             raise TopologyError(
-                f"{where}: DISTINCT only works in count, with one field.",
+                f"{where}: DISTINCT is supported only in count, with one field.",
                 next_step="Write count(DISTINCT struct(a, b)).",
             )
     for mistake in _misplaced(tree):
@@ -64,7 +64,7 @@ def _require_function(node: exp.Anonymous, where: str) -> None:
         close = get_close_matches(name, functions)
         raise TopologyError(
             f"{where}: unknown Spark SQL function {node.name}.",
-            next_step=f"Did you mean {' or '.join(close)}?" if close else "Use a Python function instead.",
+            next_step=f"Did you mean {' or '.join(close)}?" if close else "Correct the name or use a Python function.",
         )
 
 
@@ -81,20 +81,20 @@ def _require_number(node: exp.Expr, known: Mapping[str, str], where: str) -> Non
     if kind.startswith(_NOT_ADDED):
         name = type(node).__name__.lower()
         raise TopologyError(
-            f"{where}: {name} needs a number, and {node.this.sql(dialect='spark')} is {kind}.",
+            f"{where}: {name} needs a number, but {node.this.sql(dialect='spark')} is {kind}.",
             next_step=f"Use another field, or write {name}(CAST(... AS DOUBLE))." if kind == "STRING" else "",
         )
 
 
 def _misplaced(tree: exp.Expr) -> Iterator[str]:
-    """Mistakes: an aggregate inside an aggregate, a field outside of one."""
+    """Describe each aggregate inside another aggregate, and each field outside of all aggregates."""
     inner = [node for node in tree.walk() if aggregates(node)]
     for node in inner:
         if any(aggregates(above) for above in _above(node)):
             yield f"aggregates the aggregate {node.sql(dialect='spark')}"
     for column in tree.find_all(exp.Column) if inner else ():
         if not any(aggregates(above) or isinstance(above, exp.Filter | exp.WithinGroup) for above in _above(column)):
-            yield f"reads {column.sql(dialect='spark')} outside of an aggregate: write max(...) of it"
+            yield f"reads {column.sql(dialect='spark')} outside of an aggregate: write for example max(...)"
 
 
 def _above(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -104,7 +104,7 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _kind(node: exp.Expr, known: Mapping[str, str]) -> str:
-    """The type of a value if it is certain; else empty."""
+    """The type of an expression's result if it is certain; else empty."""
     match node:
         case exp.Paren():
             return _kind(node.this, known)

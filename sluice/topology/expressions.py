@@ -45,7 +45,7 @@ def parse(text: str) -> Expression:
     """Parse `text`. Raises TopologyError with the mistake and its column."""
     try:
         tree, *more = sqlglot.parse(text, dialect="spark")
-    except (SqlglotError, LookupError, TypeError, ValueError) as error:  # calls like date_part() can raise any of these
+    except (SqlglotError, LookupError, TypeError, ValueError) as error:  # a call like date_part() can raise any of them
         problem = (getattr(error, "errors", None) or [{}])[0]
         where = f" (column {problem['col']})" if problem.get("col") else ""
         description = str(problem.get("description") or error)
@@ -61,9 +61,9 @@ def parse(text: str) -> Expression:
 
 @cache
 def mergeable(text: str) -> tuple[str, str | None] | None:
-    """Function and column of an aggregate whose partial results can be combined; the column of `count(*)` is None.
+    """The function and column of an aggregate whose partial results can be combined; the column of `count(*)` is None.
 
-    None for any other expression, such as `sum(a + b)` or `count(DISTINCT a)`.
+    Returns None for any other expression, such as `sum(a + b)` or `count(DISTINCT a)`.
     """
     tree = sqlglot.parse_one(text, dialect="spark")
     functions: dict[type[exp.Expr], str] = {exp.Count: "count", exp.Sum: "sum", exp.Min: "min", exp.Max: "max"}
@@ -77,9 +77,9 @@ def mergeable(text: str) -> tuple[str, str | None] | None:
 
 @dataclass(frozen=True)
 class Parts:
-    """An aggregate as `text` over `a0`, `a1`, ..., the results of its `functions`.
+    """An aggregate expression split up: `text` is an expression over `a0`, `a1`, ..., the results of `functions`.
 
-    A function is its name, its argument (None for `count(*)`), and a number (3 for `top(x, 3)`, else 0).
+    A function is a tuple of its name, its argument (None for `count(*)`), and a number (3 for `top(x, 3)`, else 0).
     """
 
     text: str
@@ -88,7 +88,10 @@ class Parts:
 
 @cache
 def in_order(text: str) -> Parts | str:
-    """The aggregate as functions that take one record at a time, or the name of a function that only Spark has."""
+    """Split an aggregate into functions that take one record at a time.
+
+    Returns the SQL of the function if the aggregate uses a function that only Spark implements.
+    """
     functions: list[tuple[str, str | None, int]] = []
     tree = sqlglot.parse_one(text, dialect="spark")
 
@@ -110,7 +113,7 @@ def in_order(text: str) -> Parts | str:
 
 
 class _NotInOrderError(Exception):
-    """The aggregate function exists only in Spark."""
+    """Only Spark implements the aggregate function."""
 
 
 _IN_ORDER: dict[type[exp.Expr], str] = {
@@ -118,7 +121,7 @@ _IN_ORDER: dict[type[exp.Expr], str] = {
     exp.ArrayUniqueAgg: "collect_set", exp.First: "first", exp.Last: "last",
 }  # fmt: skip
 ORDER_MATTERS = frozenset({"collect_list", "collect_set", "count_distinct", "first", "last", "top"})
-"""Functions that depend on the order of the records, or need all of them; Spark's aggregation keeps neither."""
+"""Functions that depend on the order of the records or need all of them; Spark's aggregation guarantees neither."""
 
 
 def _conditional(node: exp.Filter) -> exp.Expr:
@@ -160,13 +163,13 @@ Column: TypeAlias = "str | Mapping[str, Column]"
 
 
 def struct(fields: Mapping[str, Column]) -> str:
-    """SQL that makes an object of these fields, to be used inside other SQL; nested mappings make nested objects.
+    """SQL that builds an object with these fields, for use inside other SQL; nested mappings make nested objects.
 
     `struct({"id": "store_id", "city": "address.city"})` is `named_struct('id', store_id, 'city', address.city)`.
     """
     for column in fields.values():
         if isinstance(column, str):
-            parse(column)  # so that a mistake is found in its own field
+            parse(column)  # so that an error names the field's own expression
     return f"named_struct({', '.join(f'{literal(name)}, {column_sql(column)}' for name, column in fields.items())})"
 
 
@@ -175,7 +178,7 @@ def column_sql(column: Column) -> str:
 
 
 def reference(name: str) -> str:
-    """The expression that reads the field of this name, quoted if needed."""
+    """The expression that reads the field with this name, quoted if needed."""
     try:
         plain = [start_stop for *_, start_stop in parse(name).names] == [len(name)] and quoted(name) == name
     except TopologyError:
@@ -189,7 +192,7 @@ def element_fields(array: str) -> dict[str, str]:
 
 
 def struct_fields(struct: str) -> dict[str, str]:
-    """The fields of a struct's type, each with its type, empty where it is not known; none for any other type."""
+    """The fields of a struct type, each with its type, or an empty string if unknown; empty for other types."""
     if not struct.startswith("STRUCT<"):
         return {}
     inner = struct.removeprefix("STRUCT<").removesuffix(">")
@@ -246,7 +249,7 @@ def _unnamed(tree: exp.Expr) -> Iterator[int]:
             column = field.expression
             if isinstance(column, exp.Column) and len(column.parts) == 1:
                 _, start, _ = _position(column)
-                if field.this.meta.get("start") == start:  # else the name after AS
+                if field.this.meta.get("start") == start:  # otherwise the field is named with AS
                     yield start
 
 
@@ -256,7 +259,7 @@ def _position(column: exp.Column) -> tuple[str, int, int]:
 
 
 def check(expression: Expression, known: Mapping[str, str], where: str, *, aggregate: bool) -> None:
-    """Raise TopologyError if a column is unknown, or if the expression aggregates where it must not or vice versa."""
+    """Raise TopologyError if a column is unknown, or if the expression aggregates and must not, or vice versa."""
     unknown = sorted(expression.fields - known.keys())
     if unknown:
         raise TopologyError(

@@ -13,9 +13,9 @@ Function: TypeAlias = Callable[..., Any]
 
 
 def with_key(where: str, function: Any, *arguments: str) -> Function:
-    """`function` as a function of the key and `arguments`, whether or not it takes the key.
+    """Adapt `function`, which takes `arguments` with or without the key before them, to be called with the key.
 
-    Raises TopologyError if it can be called neither way.
+    Raises TopologyError if it accepts neither.
     """
     if _accepts(where, function, arguments):
         return WithoutKey(function)

@@ -1,4 +1,4 @@
-"""The nodes of a pipeline under construction, and the topics and stores whose names it has taken."""
+"""The nodes of a pipeline under construction, and the names of topics and stores that it uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N = TypeVar("N", bound=nodes.Node)
 
 
 class Graph:
-    """Grows by `add` while an author calls the methods of streams and tables."""
+    """Collects the nodes that the methods of streams and tables add."""
 
     def __init__(self, name: str, on_error: nodes.OnError) -> None:
         arguments.choice(f"{name} at {source_line()}", "on_error", on_error, nodes.OnError)
@@ -25,7 +25,7 @@ class Graph:
         self._claimed: dict[tuple[str, str], str] = {}
 
     def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
-        """Append a node made of `values`."""
+        """Create a node with these values and append it."""
         policy = self.on_error if on_error is None else on_error
         arguments.choice(f"{self.name} at {source_line()}", "on_error", policy, nodes.OnError)
         node = node_type(number=len(self.nodes), at=source_line(), on_error=policy, **values)
@@ -33,9 +33,9 @@ class Graph:
         return node
 
     def claim(self, kind: str, name: str) -> None:
-        """Take a name for a topic or a store.
+        """Reserve a name for a topic or a store (`kind`).
 
-        Raises TopologyError if the pipeline uses it already, or if it is not a valid name.
+        Raises TopologyError if the pipeline already uses the name, or if it is not valid.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise TopologyError(
@@ -44,11 +44,11 @@ class Graph:
             )
         if kind == "store" and nodes.is_step_name(name):
             raise TopologyError(
-                f"{self.name}: store {name!r} at {source_line()} has the form of a generated step name.",
+                f"{self.name}: store {name!r} at {source_line()} looks like a generated step name.",
                 next_step=f"Choose another name, such as {name.replace('-', '_')!r}.",
             )
         if (kind, name) in self._claimed:
             raise TopologyError(
-                f"{self.name}: {kind} {name!r} at {source_line()} already exists, from {self._claimed[kind, name]}."
+                f"{self.name}: {kind} {name!r} at {source_line()} is already used at {self._claimed[kind, name]}."
             )
         self._claimed[kind, name] = source_line()

@@ -46,7 +46,7 @@ class Source(Node):
     max_future_skew_ms: int
     nulls: OnNull
     on_time: OnTime
-    """What becomes of a record without a valid event time; `clock`: it gets the time of processing."""
+    """Policy for a record without a valid event time; `clock` gives it the time of processing."""
     fields: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -65,7 +65,7 @@ class Filter(Node):
 
 @dataclass(frozen=True, eq=False)
 class Select(Node):
-    """Replaces the value by columns, each an expression over the old fields."""
+    """Replaces the value with columns, each an expression over the old fields."""
 
     parent: Node
     columns: dict[str, str]
@@ -73,7 +73,7 @@ class Select(Node):
 
 @dataclass(frozen=True, eq=False)
 class MapValues(Node):
-    """Replaces the value by an expression's, which later steps call `value`."""
+    """Replaces the value with the result of an expression; later steps read it as `value`."""
 
     parent: Node
     value: str
@@ -81,7 +81,7 @@ class MapValues(Node):
 
 @dataclass(frozen=True, eq=False)
 class SelectKey(Node):
-    """Replaces the key by an expression's value as text."""
+    """Replaces the key with the result of an expression, as text."""
 
     parent: Node
     key: str
@@ -89,17 +89,17 @@ class SelectKey(Node):
 
 @dataclass(frozen=True, eq=False)
 class Apply(Node):
-    """A Python function of key and value.
+    """Calls a Python function with key and value.
 
-    `gives` is its result: a `value`, many `values`, a `key`, a `record` (key and value), many `records`, a `condition`,
-    or `nothing`.
+    `gives` is the kind of its result: a `value`, many `values`, a `key`, a `record` (key and value), many `records`, a
+    `condition`, or `nothing`.
     """
 
     parent: Node
     function: Callable[..., Any]
     gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
     takes: type | None
-    """The type of the value that the function is given; None for what JSON gives."""
+    """The type of the value passed to the function; None for plain JSON data."""
     returns: type | None
     fields: dict[str, str]
     """The fields of the resulting value."""
@@ -107,7 +107,7 @@ class Apply(Node):
 
 @dataclass(frozen=True, eq=False)
 class Transform(Node):
-    """Replaces the value by the columns that a function from DataFrame to DataFrame makes."""
+    """Replaces the value with the columns that a function from DataFrame to DataFrame computes."""
 
     parent: Node
     function: Callable[..., Any]
@@ -116,31 +116,31 @@ class Transform(Node):
 
 @dataclass(frozen=True, eq=False)
 class FlatMapValues(Node):
-    """Makes a record of each element of an array. A struct becomes the value."""
+    """Emits a record for each element of an array. A struct element becomes the value."""
 
     parent: Node
     items: str
     fields: dict[str, str]
-    """The element's fields if it is a known struct; else empty."""
+    """The fields of the elements if they are structs of a known type; else empty."""
 
 
 @dataclass(frozen=True, eq=False)
 class Merge(Node):
-    """The records of several streams."""
+    """Combines the records of several streams."""
 
     streams: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class ToStream(Node):
-    """A table's changes as records; a deletion is a record with the value null."""
+    """Turns a table's changes into records; a deletion is a record with a null value."""
 
     parent: Node
 
 
 @dataclass(frozen=True, eq=False)
 class ToTable(Node):
-    """A stream's records as a table of the latest value per key; null deletes the key."""
+    """Keeps the latest value per key of a stream's records as a table; a null value deletes the key."""
 
     parent: Node
     store: str
@@ -153,7 +153,7 @@ class ToTable(Node):
 
 @dataclass(frozen=True, eq=False)
 class PythonAggregate:
-    """An aggregate by Python functions, called in the order of the records: `adder(key, aggregate, value)`."""
+    """Python functions of an aggregate, called in the order of the records: `adder(key, aggregate, value)`."""
 
     initializer: Callable[[], Any] | None
     """None in `reduce`, where the first value is the first aggregate."""
@@ -167,7 +167,7 @@ class PythonAggregate:
 
 @dataclass(frozen=True, eq=False)
 class Aggregate(Node):
-    """A store of the records of each `key` and window, aggregated into `columns`, or into one value if `scalar`."""
+    """Aggregates the records of each `key` and window into `columns`, or into one value if `scalar`, in a store."""
 
     parent: Node
     key: str
@@ -179,7 +179,7 @@ class Aggregate(Node):
     late: Late | None = None
     """The sink for records that are late for every window."""
     retention_ms: int | None = None
-    """How long a window is kept after its end; None for ever."""
+    """How long a window is kept after its end; None means forever."""
 
     @property
     @override
@@ -189,7 +189,7 @@ class Aggregate(Node):
 
 @dataclass(frozen=True, eq=False)
 class Suppress(Node):
-    """Holds a table's results back until their window closes, or for a time after a key's first update."""
+    """Holds a table's results back until their window closes, or until `limit_ms` after a key's first update."""
 
     parent: Node
     until: Literal["window_close", "time_limit"]
@@ -203,7 +203,7 @@ class Suppress(Node):
 class Join(Node):
     """A join by key of two streams within a `window`, of a stream with a table, or of two tables.
 
-    `on` gives the key to look up: in a global table, or as the foreign key of a table.
+    `on` is the expression for the key to look up in a global table, or for a foreign key into another table.
     """
 
     left: Node
@@ -221,7 +221,7 @@ class Process(Node):
     parent: Node
     processor: type
     stores: Mapping[str, tuple[Any, int | None]]
-    """Type of the values and time to live in ms, by name."""
+    """Type of the values, and time to live in ms, of each store by name."""
     takes: type | None
     returns: Mapping[str, type | None]
     """Type of the values of each output."""
@@ -230,6 +230,8 @@ class Process(Node):
 
 @dataclass(frozen=True, eq=False)
 class Branch(Node):
+    """The records of one of a processor's outputs."""
+
     parent: Process
     output: str
     fields: dict[str, str]
@@ -237,7 +239,7 @@ class Branch(Node):
 
 @dataclass(frozen=True, eq=False)
 class Deduplicate(Node):
-    """Passes on the first record of each id within a time."""
+    """Passes on the first record of each id within `within_ms`."""
 
     parent: Node
     by: str
@@ -266,7 +268,7 @@ class Late(Sink):
 
 
 def is_step_name(name: str) -> bool:
-    """Whether a name has the form of a generated one, such as `filter-3` or `filter-3.left`."""
+    """Whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
     kind, _, rest = name.partition("-")
     number, _, _ = rest.partition(".")
     kinds = {
@@ -289,7 +291,7 @@ def parents(node: Node) -> tuple[Node, ...]:
 
 
 def is_table(node: Node) -> bool:
-    """Whether a node's results are a table's changes."""
+    """Whether the node outputs a table's changes, not a stream's records."""
     match node:
         case Source(kind=kind):
             return kind != "stream"
@@ -304,14 +306,14 @@ def is_table(node: Node) -> bool:
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:
-    """The sources of a node's records, each once."""
+    """The sources that feed a node, without repeats."""
     if isinstance(node, Source):
         return (node,)
     return tuple(dict.fromkeys(source for parent in parents(node) for source in sources_of(parent)))
 
 
 def window_of(node: Node) -> AnyWindow | None:
-    """The windows of a table's keys, if it is windowed."""
+    """The window definition of a windowed table or of its changes; None for other nodes."""
     match node:
         case Aggregate(window=window):
             return window

@@ -18,7 +18,7 @@ from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, milliseconds
 from sluice.values.records import METADATA, OnError, OnNull, OnTime
 
-# Also a part of paths, DAG ids and PostgreSQL schema names.
+# Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 RESERVED = frozenset({"produce_sample_orders", "sluice_retention"})
 """Names of Sluice's own DAGs."""
@@ -27,14 +27,15 @@ RESERVED = frozenset({"produce_sample_orders", "sluice_retention"})
 class Pipeline(Graph):
     """A named topology. Its keys are divided among `workers`; its DAG in Airflow has the same name.
 
-    `zone` is the time zone of event times without one. A record dated more than `max_future_skew` after the clock is a
-    dead letter, so that one wrong clock cannot close the windows of all keys. A partition without a record for
-    `idle_timeout` no longer holds up the closing of windows; by default, windows wait for every partition.
+    `zone` is the time zone of event times without one. A record whose event time is more than `max_future_skew` ahead
+    of the clock becomes a dead letter, so that one producer's wrong clock cannot close the windows of all keys. A
+    partition without a record for `idle_timeout` no longer delays the closing of windows; by default, windows wait for
+    every partition.
 
-    `on_error` says what happens to a record that cannot be read, processed or written; sources, steps, stores and sinks
+    `on_error` is the policy for a record that cannot be read, processed or written; sources, steps, stores and sinks
     can override it. `dead_letter` writes the record to `{name}_dead_letters` with the reason, `skip` counts it, `fail`
-    ends the run before anything of its batch is visible. A run also fails if a step fails for more than `max_failures`
-    records of a batch, as a number of records or as a share of the records read.
+    ends the run before anything from its batch is published. A run also fails if a step fails for more than
+    `max_failures` records of a batch, given as a number of records or as a share of the records read.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Pipeline(Graph):
 
     @property
     def dead_letters(self) -> str:
-        """The topic of records that could not be read or processed, each with its reason."""
+        """The topic of records that could not be read or processed, each with the reason."""
         return f"{self.name}_dead_letters"
 
     @property
@@ -94,9 +95,9 @@ class Pipeline(Graph):
 
         `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
         the record's key, or a function from the Kafka key's bytes to text (default: the Kafka key as text).
-        `event_time` is the field that holds the event time (default: the Kafka timestamp). `invalid_time` says what
-        happens to a record without a valid event time: as `on_error`, or "clock" for the time of processing.
-        `nulls="keep"` passes records with a null value on; Python functions are called with None for them.
+        `event_time` is the field that holds the event time (default: the Kafka timestamp). `invalid_time` is the policy
+        for a record without a valid event time: one of the `on_error` policies, or "clock" to use the time of
+        processing. `nulls="keep"` passes records with a null value on; Python functions receive None as their value.
         """
         source = self._source(
             topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time, on_error=on_error
@@ -114,7 +115,7 @@ class Pipeline(Graph):
     ) -> Table[V]:
         """Read a topic as a table: the latest value per key, in the order of offsets; a null value deletes the key.
 
-        Its store is named `store`, or like the topic.
+        The store has the topic's name unless `store` names it.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         store = store or topic
@@ -130,7 +131,7 @@ class Pipeline(Graph):
         key: str | Callable[[bytes], str] | None = None,
         on_error: OnError | None = None,
     ) -> GlobalTable[V]:
-        """Read a topic as a table that is complete on every worker; its store is named like the topic."""
+        """Read a topic as a table of which every worker has a full copy; the store has the topic's name."""
         self.claim("store", topic)
         source = self._source(topic, "global_table", value, key, nulls="keep", on_error=on_error)
         return GlobalTable(self, source, Shape.of(source.serde.contract, source.fields))

@@ -17,10 +17,10 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Serde(Generic[V]):
-    """How values of type `contract` are read from a topic and written to one: by default as JSON, a str as plain text.
+    """How a topic's bytes are decoded to values of type `contract`, and encoded: by default JSON, a str as plain text.
 
-    `decode` makes a value of a record's bytes; a record for which it raises an error becomes a dead letter. `encode`
-    makes bytes of a value, for sinks.
+    `decode` converts a record's bytes to a value; if it raises an error, the record becomes a dead letter. `encode`
+    converts a value to bytes, for sinks.
     """
 
     contract: type[V]
@@ -45,14 +45,14 @@ def serde_of(value: Value[V]) -> Serde[V]:
 
 
 def fields_of(contract: type | None) -> dict[str, str]:
-    """The fields of such a value, each with its Spark SQL type; just `value` if it is not an object."""
+    """The fields of a value of type `contract`, each with its Spark SQL type; only `value` if it is not an object."""
     if contract is None:
         return {TEXT_FIELD: ""}
     if isinstance(contract, type) and issubclass(contract, msgspec.Struct):
         if "<locals>" in contract.__qualname__:
             raise TopologyError(
                 f"The contract {contract.__qualname__} is defined in a function.",
-                next_step="Define it in its module, where Spark's tasks can find it by name.",
+                next_step="Define it at the top level of its module, so that Spark's tasks can import it.",
             )
         return contracts.fields(contract)
     return {TEXT_FIELD: contracts.sql_type(contract)}

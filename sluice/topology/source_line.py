@@ -1,4 +1,4 @@
-"""The line of the author's file that is being executed; errors and nodes name it."""
+"""The line of the author's file that is being executed, for errors and nodes."""
 
 from __future__ import annotations
 

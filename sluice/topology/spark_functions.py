@@ -1,4 +1,4 @@
-"""The functions of Spark SQL 4.2 that sqlglot takes for anybody's: a name that is not here is a mistake."""
+"""The functions of Spark SQL 4.2 that sqlglot does not recognize. Any other unrecognized function is a mistake."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ OF_SPARK_ALONE = frozenset(
     variant_explode_outer variant_get vector_avg vector_cosine_similarity vector_inner_product vector_l2_distance
     vector_norm vector_normalize vector_sum version weekday window window_time xpath xpath_boolean xpath_double
     xpath_float xpath_int xpath_long xpath_number xpath_short xpath_string xxhash64 zeroifnull zip_with
-    """.split()  # noqa: SIM905  (a list of one a line would be 223 lines)
+    """.split()  # noqa: SIM905  (a list literal with one name per line would take 223 lines)
 )

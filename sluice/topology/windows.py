@@ -1,4 +1,4 @@
-"""Windows of event time, in milliseconds."""
+"""Functions that define windows of event time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sliding(size: Duration, grace: Duration = 0) -> SlidingWindow:
 
 
 def session(gap: Duration, grace: Duration = 0) -> SessionWindow:
-    """Windows of activity: records no more than `gap` apart share a session, and a record can merge two sessions."""
+    """Sessions of activity: records at most `gap` apart share a session, and a record can merge two sessions."""
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
     if window.gap_ms < 0 or window.grace_ms < 0:
         raise TopologyError(f"{window} at {source_line()}: gap and grace must be at least 0.")
@@ -46,9 +46,9 @@ def session(gap: Duration, grace: Duration = 0) -> SessionWindow:
 def within(
     size: Duration = 0, *, before: Duration | None = None, after: Duration | None = None, grace: Duration = 0
 ) -> JoinWindow:
-    """How far apart the records of two joined streams may be.
+    """The window of a stream join: how far apart in event time two records may be.
 
-    The right record is at most `size` away from the left one, or at most `before` before and `after` after it.
+    The right record is at most `size` before or after the left record; `before` and `after` override `size` each way.
     """
     window = JoinWindow(
         milliseconds(size if before is None else before),
@@ -63,14 +63,14 @@ def within(
 
 
 def kept_for(window: AnyWindow, retention: Duration) -> int:
-    """A retention in ms. Raises TopologyError if a window would expire while it still accepts records."""
+    """Return the retention in ms. Raises TopologyError if a window would expire while it still accepts records."""
     retention_ms = milliseconds(retention)
     needed = open_for(window)
     if retention_ms < needed:
         raise TopologyError(
-            f"The retention of {window} at {source_line()} is {retention_ms} ms, but it accepts records for "
+            f"The retention of {window} at {source_line()} is {retention_ms} ms, but a window accepts records for "
             f"{needed} ms after its end.",
-            next_step=f"Set it to at least {needed} ms.",
+            next_step=f"Set the retention to at least {needed} ms.",
         )
     return retention_ms
 

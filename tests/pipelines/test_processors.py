@@ -132,7 +132,7 @@ def test_stores_of_processors_share_their_names_with_no_other_unless_they_are_no
         payments.process(Hoard, stores={"kept": Any}, queryable=queryable)
         return pipeline
 
-    with pytest.raises(TopologyError, match=r"hoards: store 'kept' at test_processors\.py:\d+ already exists, from"):
+    with pytest.raises(TopologyError, match=r"hoards: store 'kept' at test_processors\.py:\d+ is already used at"):
         build(queryable=True)
     driver = drive(build(queryable=False))
     pay(driver, "1", 3, key="ann", at=0)

@@ -62,7 +62,7 @@ def test_it_does_not_depend_on_where_the_input_is_cut(drive: Drive, cuts: tuple[
 def test_a_window_cannot_go_while_it_takes_records() -> None:
     by_page = Pipeline("hasty", workers=1).stream("clicks", value=Click).group_by("page")
     with pytest.raises(
-        TopologyError, match=r"is 10000 ms, but it accepts records for 15000 ms after its end"
+        TopologyError, match=r"is 10000 ms, but a window accepts records for 15000 ms after its end"
     ) as raised:
         by_page.windowed_by(session("10 seconds", grace="5 seconds"), retention="10 seconds")
     assert "at least 15000 ms" in raised.value.next_step

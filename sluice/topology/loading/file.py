@@ -21,7 +21,7 @@ LOAD_SECONDS = 10.0
 
 
 def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
-    """The pipeline of one file. Raises TopologyError with the mistake and its line."""
+    """Import a file and return its pipeline. Raises TopologyError with the mistake and its line."""
     module = import_file(file, seconds)
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
@@ -32,9 +32,9 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
 
 
 def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
-    """The module of an author's file. Raises TopologyError, with the line, if it cannot be imported in time.
+    """Import an author's file. Raises TopologyError, with the line, if the import fails or takes too long.
 
-    The time limit works in the main thread only, and does not interrupt C code.
+    The time limit applies only in the main thread, and does not interrupt C code.
     """
     try:
         with _at_most(seconds):
@@ -44,9 +44,9 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
     except _TookTooLong as error:
         raise TopologyError(
             f"{_place(file, error)} is still being imported after {seconds:g} s.",
-            next_step="The file must not wait for anything while it is imported.",
+            next_step="Remove code that waits, such as network calls, from the file's top level.",
         ) from None
-    except BaseException as error:  # a file may call sys.exit, too
+    except BaseException as error:  # the file may even call sys.exit
         cause = f"{type(error).__name__}: {error}".rstrip(": ").removesuffix(".")
         raise TopologyError(f"{_place(file, error)} cannot be imported: {cause}.") from error
 
@@ -57,7 +57,7 @@ class _TookTooLong(BaseException):
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise _TookTooLong in the block when its time is up; does nothing outside of the main thread."""
+    """Raise _TookTooLong in the block after this time; do nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -67,7 +67,7 @@ def _at_most(seconds: float) -> Iterator[None]:
 
     begun = time.monotonic()
     handler = signal.signal(signal.SIGALRM, interrupt) or signal.SIG_DFL
-    # Repeated every second, in case the author's code catches it. An earlier alarm is restored afterwards.
+    # The alarm repeats every second, in case the author's code catches the exception. An alarm set before is restored.
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The pipelines of a folder, one per file. A file that cannot be loaded affects only its own pipeline."""
+"""Load the pipelines in a folder, one per file. A file that cannot be loaded affects only its own pipeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMED = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1")
 
 @dataclass(frozen=True)
 class Broken:
-    """A file that cannot be loaded. `name` is the pipeline's name if the file's text contains it, else the file's."""
+    """A file that cannot be loaded. `name` is the pipeline's name if the text contains it, else the file's stem."""
 
     file: Path
     name: str
@@ -46,9 +46,9 @@ def pipeline_files(folder: Path) -> list[Path]:
 
 
 def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
-    """Every pipeline in `folder`, and the files that cannot be used.
+    """Load every pipeline in `folder`, and report the files that cannot be used.
 
-    Each file is first imported in a separate process, and here only if that took less than `seconds`.
+    Each file is first imported in a separate process; this process imports it only if that succeeded within `seconds`.
     """
     tried = outcomes(pipeline_files(folder), seconds)
     names = Counter(outcome.name for outcome in tried.values() if not outcome.error)
@@ -65,8 +65,8 @@ def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
 def load_pipeline(folder: Path, name: str) -> Pipeline:
     """Load the pipeline with this name. Raises TopologyError, which lists the known names, if it does not exist.
 
-    This process imports only the pipeline's own file. To find the names of pipelines that a file computes, the file is
-    imported in a separate process.
+    This process imports only the pipeline's own file. A file that computes its pipeline's name is imported in a
+    separate process to find the name.
     """
     declared = {file: declared_names(file) for file in pipeline_files(folder)}
     named = [file for file, names in declared.items() if name in names]
@@ -88,7 +88,7 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
 
 
 def declared_names(file: Path) -> tuple[str, ...]:
-    """The names of a file's pipelines that can be read from its text, as in Pipeline("name")."""
+    """The names of a file's pipelines that are literals in its text, as in Pipeline("name")."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError):
@@ -101,7 +101,7 @@ def declared_names(file: Path) -> tuple[str, ...]:
 
 
 def _name(call: ast.Call) -> str | None:
-    """The literal name in a call of Pipeline. None for other calls and for computed names."""
+    """The literal name in a call of Pipeline; None for other calls and for computed names."""
     function = call.func
     called = getattr(function, "id", getattr(function, "attr", ""))
     given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
@@ -120,5 +120,5 @@ def _same_name(files: list[Path], name: str) -> TopologyError:
     return TopologyError(
         f"{' and '.join(file.name for file in files)} {'both' if len(files) == 2 else 'all'} "
         f"define a pipeline {name!r}.",
-        next_step="Give each pipeline its own name. State, topics and the DAG are named after it.",
+        next_step="Give each pipeline its own name: its state, topics and DAG are named after it.",
     )

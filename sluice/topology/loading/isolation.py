@@ -1,6 +1,6 @@
-"""Import pipelines' files in separate processes: a file may end its process, or never return.
+"""Import pipelines' files in separate processes, because a file may exit or never return.
 
-A helper process without threads forks a child for each file; threads would not survive the fork.
+A helper process without threads forks a child for each file: threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sluice.topology.loading.file import LOAD_SECONDS, load_file
 
 _AT_ONCE = 8
 _GRACE_SECONDS = 2.0
-"""A child that has passed its time limit has this long to report its line."""
+"""After its time limit, a child has this long to report the line where it is stuck."""
 
 
 def pipeline_name(file: Path, seconds: float) -> str:
-    """The name of a file's pipeline."""
+    """Import a file and return its pipeline's name."""
     return load_file(file, seconds).name
 
 
@@ -47,8 +47,8 @@ def outcomes(
 ) -> dict[Path, Outcome]:
     """Import every file in a separate process, eight at a time; kill those that take longer than `seconds`.
 
-    `load`, a function of a module, imports a file and returns its pipeline's name. The helper process may take
-    `start_seconds` to import that module.
+    `load`, a top-level function of a module, imports a file and returns its pipeline's name. The helper process may
+    take `start_seconds` to import that module.
     """
     if not files:
         return {}
@@ -66,7 +66,7 @@ def outcomes(
             check=True,
         )
     except (subprocess.SubprocessError, OSError) as error:
-        raise TopologyError(f"Importing the pipelines' files failed: {error}.") from None
+        raise TopologyError(f"The helper process that imports the pipelines' files failed: {error}.") from None
     return dict(zip(files, msgspec.json.decode(ran.stdout, type=list[Outcome]), strict=True))
 
 
@@ -95,7 +95,7 @@ class _Child:
         os.close(writing)
 
     def read(self) -> bool:
-        """Read what the child has written; returns True at the end."""
+        """Read available output; return True at its end."""
         data = os.read(self.pipe, 1 << 16)
         self.output += data
         return not data
@@ -111,7 +111,7 @@ class _Child:
             return Outcome(error=f"{self.file.name} is still being imported after {self.seconds:g} s.")
         code = os.waitstatus_to_exitcode(status)
         how = f"with status {code}" if code >= 0 else f"by signal {-code}"
-        return Outcome(error=f"{self.file.name} ends the process that imports it, {how}.")
+        return Outcome(error=f"{self.file.name} ended the process that imports it, {how}.")
 
 
 def _outcome(file: Path, seconds: float, load: Callable[[Path, float], str]) -> Outcome:
@@ -141,7 +141,7 @@ def _try_all(files: Sequence[Path], seconds: float, load: Callable[[Path, float]
 
 
 def main(load: Callable[[Path, float], str]) -> None:
-    """The helper process: its arguments are the time limit and the files; it prints their outcomes as JSON."""
+    """Entry point of the helper process. Its arguments are the time limit and the files; it prints outcomes as JSON."""
     paths = [Path(argument) for argument in sys.argv[2:]]
     tried = _try_all(paths, float(sys.argv[1]), load)
     sys.stdout.buffer.write(msgspec.json.encode([tried[path] for path in paths]))
