@@ -1,7 +1,7 @@
-"""The contract of ordered operators: the rows of a key come in order, with the key's state; results go to an Output.
+"""The interface of ordered operators: an operator gets a key's rows in order, with the key's state, and sends results.
 
-An operator is plain Python and knows neither Spark nor a database. Its runner (`engine/ordered/runner.py`) sorts the
-rows, loads the states of their keys and stores the changed ones with the snapshot.
+Operators are plain Python and use neither Spark nor a database. The runner (`engine/ordered/runner.py`) sorts the rows,
+loads the states of their keys and stores changed states with the snapshot.
 """
 
 from __future__ import annotations
@@ -11,40 +11,42 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 Window = tuple[int, int]
-"""Start and end, ms. The end is exclusive for tumbling and hopping windows, inclusive for sessions and sliding ones."""
+"""Start and end in ms. The end is exclusive for tumbling and hopping windows, inclusive for sliding and sessions."""
 
 LEFT, RIGHT = 0, 1
 
 FAILURES = (Exception, SystemExit)
-"""Errors of an author's code that concern one record. KeyboardInterrupt and the like concern the whole process."""
+"""Errors of an author's code that reject one record. Others, such as KeyboardInterrupt, end the process."""
 
 
 class Row(msgspec.Struct):
-    """One record, or the old or the new value of a table's change, on its way to an operator."""
+    """An operator's input: a record, or the old or the new value of a table's change."""
 
     key: str | None
     value: str | None
-    """JSON text; None is a table's tombstone or a stream's null value."""
+    """JSON text; None for a table's tombstone or a stream's null value."""
     time: int
     """Event time, ms."""
     before: int
-    """Stream time of the operator just before this row, ms; -1 before the first (`stream_time` defines it)."""
+    """The operator's stream time before this row, ms; -1 before the first row (see `engine.batch.stream_time`)."""
     after: int
-    """Stream time with this row."""
+    """The operator's stream time including this row, ms."""
     side: int = LEFT
     """The input of a join: LEFT or RIGHT. Operators with one input use LEFT."""
     old: bool = False
-    """Whether this row withdraws a table's old value. A table's change is up to two rows with the same `time`, `before`
+    """Whether this row retracts a table's old value. A table's change is up to two rows with the same `time`, `before`
     and `after`: the old value, then the new one."""
     window: Window | None = None
     reached: tuple[int, int] = (-1, -1)
-    """In a join of two streams: the largest event times of the left and the right stream, this row included."""
+    """In a join of two streams: the largest event times of the left and the right stream, including this row."""
     foreign: str | None = None
-    """The record's own key where `key` is a different one: the left side of a foreign-key join, a stream joined by a
-    mapped key, a stream deduplicated by an id, a grouped table."""
+    """The record's own key if `key` is a different one: for the left side of a foreign-key join, a stream joined by a
+    mapped key, a stream deduplicated by an id, and a grouped table."""
 
 
 class Output(Protocol):
+    """Receives an operator's results."""
+
     def emit(
         self,
         key: str | None,
@@ -56,23 +58,23 @@ class Output(Protocol):
         to: str = "output",
         rank: int | None = None,
     ) -> None:
-        """Send a result. For a table, the old value (`old=True`) comes before the new one or the tombstone.
+        """Send a result. For a table, send the old value (`old=True`) before the new value or the tombstone.
 
-        Only an author's processor has outputs (`to`) besides the default. `rank`: the place of a result among all keys'
-        results that stream time releases at once; the time at which it was due if not given.
+        Only an author's processor has outputs (`to`) other than the default. `rank` orders the results that an advance
+        of stream time releases for all keys; the default is the time at which the result was due.
         """
 
     def count(self, reason: str) -> None:
         """Count the current row as dropped: `late`, `null_key`, `null_value`, `duplicate`."""
 
     def hold(self) -> None:
-        """Buffer results from here on, until `release` sends or `reject` discards them."""
+        """Buffer further results until `release` sends them or `reject` discards them."""
 
     def release(self) -> None:
         """Send the results buffered since `hold`."""
 
     def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
-        """Discard the results buffered since `hold` and reject the current row, or the key's timer if one is named.
+        """Discard the results buffered since `hold`, and reject the current row, or the key's timer named `timer`.
 
         `value` is the step's input. Raises EngineError if the step's `on_error` ends the run.
         """
@@ -84,16 +86,16 @@ S = TypeVar("S")
 class Operator(Protocol[S]):
     """An ordered operator. `state_type` is the msgspec type of a key's state; operators change states in place.
 
-    A row with a null key comes with a new state from `begin`, which is not stored.
+    A row with a null key gets a new state from `begin`, which is not stored.
     """
 
     state_type: Any
 
     def begin(self) -> S:
-        """Return the state of a key that has none yet."""
+        """Return the initial state of a key."""
 
     def process(self, state: S, row: Row, out: Output) -> None:
-        """Apply one row. A row that fails is rejected and leaves the state unchanged."""
+        """Process one row. If that fails, the row is rejected and the state is unchanged."""
 
     def due(self, state: S) -> int | None:
         """Stream time at which this state needs `close`; None if it never does."""
@@ -101,7 +103,7 @@ class Operator(Protocol[S]):
     def close(self, state: S, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)) -> None:
         """Send the results that are due at stream time `closed`, and drop state that can no longer change.
 
-        All partitions have reached `closed`. `reached` is that of `Row`, for a join of two streams.
+        All partitions have reached `closed`. `reached` is as in `Row`, for a join of two streams.
         """
 
     def is_empty(self, state: S) -> bool:
@@ -109,7 +111,7 @@ class Operator(Protocol[S]):
 
 
 class Timeless:
-    """Mixin for operators in which nothing waits for stream time."""
+    """Mixin for operators that do nothing when only stream time advances."""
 
     def due(self, state: Any) -> int | None:
         return None

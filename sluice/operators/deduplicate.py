@@ -1,4 +1,4 @@
-"""Deduplication: of records with the same id, only the first within a time passes."""
+"""Deduplication: drop a record if another with the same id passed within a time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sluice.operators.base import Output, Row
 
 
 class Deduplicate:
-    """A row's key is the id; the record's own key is in `foreign`. A record without an id passes.
+    """A row's key is the id; the record's own key is in `foreign`. Records without an id pass.
 
-    A record is a duplicate if a record of the same id has passed whose event time is at most `within` ms away. The
-    state has the event times of passed records, each until stream time is more than `within` ms past it.
+    A record is a duplicate if a record with the same id and an event time at most `within` ms away has passed. The
+    state holds the event times of passed records, each until stream time is more than `within` ms past it.
     """
 
     state_type: Any = list[int]

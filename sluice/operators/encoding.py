@@ -1,4 +1,4 @@
-"""Encoding of operators' states (MessagePack) and results (JSON). Values that cannot be encoded exactly raise."""
+"""Encodes operators' states as MessagePack and results as JSON. Values that cannot be encoded exactly raise errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.values.records import MOST_KEY_BYTES
 IMMUTABLE = frozenset(
     {int, float, str, bool, type(None), bytes, Decimal, datetime, date, time, timedelta, UUID},
 )
-"""Types whose values cannot be changed in place."""
+"""Types whose values cannot be modified in place."""
 
 _encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
@@ -54,7 +54,7 @@ def require_key(key: str) -> None:
 
 
 class Declared:
-    """A type declared by an author. Later steps decode values as that type, so each value is checked against it."""
+    """A type declared by an author. Later steps decode values as this type, so each value is checked against it."""
 
     def __init__(self, kind: Any) -> None:
         self._decode = msgspec.json.Decoder(kind).decode if kind is not Any and kind is not None else None
@@ -103,5 +103,5 @@ encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_
 
 
 def state_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return the decoder of states of that type."""
+    """Return a decoder for states of type `kind`."""
     return msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook).decode

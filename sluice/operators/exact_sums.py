@@ -1,4 +1,4 @@
-"""Exact sums of doubles, which depend neither on the order of the values nor on where batches end."""
+"""Exact sums of doubles. They depend neither on the order of the values nor on the boundaries of batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _EXPONENT_BYTES = 2
 
 
 class Exact:
-    """The number `mantissa * 2**exponent`, immutable. Every finite double is such a number.
+    """An immutable number `mantissa * 2**exponent`, which can represent every finite double and every sum of them.
 
-    Encoded as bytes, so that a state can hold mantissas of any size.
+    It is encoded as bytes, so that a state can hold mantissas of any size.
     """
 
     __slots__ = ("exponent", "mantissa")
@@ -36,11 +36,11 @@ class Exact:
         return Exact((self.mantissa << (self.exponent - exponent)) + mantissa, exponent)
 
     def __float__(self) -> float:
-        """Round to the nearest double. Raises OverflowError if it is too large for one."""
+        """Round to the nearest double. Raises OverflowError if the number is too large."""
         return self.divided(1)
 
     def divided(self, count: int) -> float:
-        """Divide, and round once to the nearest double. Raises OverflowError if it is too large for one."""
+        """Divide, and round once to the nearest double. Raises OverflowError if the result is too large."""
         try:
             if self.exponent >= 0:
                 return (self.mantissa << self.exponent) / count
@@ -49,7 +49,7 @@ class Exact:
             raise OverflowError("the sum is larger than any double") from None
 
     def to_bytes(self) -> bytes:
-        """Encode in normal form: equal numbers have equal bytes."""
+        """Encode in normalized form, so that equal numbers have equal bytes."""
         mantissa, exponent = self.mantissa, self.exponent
         if not mantissa:
             return b""

@@ -1,4 +1,4 @@
-"""Merge: several streams become one, in stream-time order."""
+"""Merges several streams into one, in stream-time order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluice.operators.base import Output, Row, Timeless
 
 
 class Merge(Timeless):
-    """Passes every record on unchanged, without state: the runner has already sorted the records."""
+    """Passes every record on unchanged. It has no state, because the runner has already sorted the records."""
 
     state_type: Any = None
 

@@ -1,4 +1,4 @@
-"""Runs an author's Processor: one record after the other, with stores and timers for each key."""
+"""Runs an author's Processor on one record at a time, with stores and timers for each key."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sluice.operators.processor import Context, Kept, Processor, Record, Schedul
 class Process:
     """Calls an author's processor with records and timers. `make` creates the processor.
 
-    An event timer fires after the record that advances stream time to it, whichever key that record has, and so before
-    the next record of its own key. A processor that sets timers has a method `on_timer(timer)`. If the author's code
-    fails for a record or a timer, that record or timer is rejected; the timer counts as fired.
+    An event timer fires after the record, of any key, that advances stream time to the timer's time, and therefore
+    before the next record of the timer's own key. A processor that sets timers has a method `on_timer(timer)`. If the
+    author's code fails for a record or a timer, that record or timer is rejected; the timer counts as fired.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Process:
         return self.state_type()  # type: ignore[no-any-return]
 
     def process(self, state: Kept, row: Row, out: Output) -> None:
-        """Fire the timers due before the record, pass the record on, then fire the timers due with it."""
+        """Fire the timers due before the record, process the record, then fire the timers that it makes due."""
         if row.key is None:
             out.count("null_key")
             return
@@ -60,7 +60,7 @@ class Process:
         self, call: Callable[[Any], None], argument: Any, out: Output, key: str, value: str | None, time: int,
         timer: str = "",
     ) -> None:  # fmt: skip
-        """Call the author's code. If it fails, restore the key's stores and timers."""
+        """Call the author's code. If the call fails, restore the key's stores and timers."""
         self._context.begin()
         out.hold()
         try:
@@ -79,7 +79,7 @@ class Process:
         return min((schedule.time for schedule in state.event.values()), default=None)
 
     def due(self, state: Kept) -> int | None:
-        """Time of the earliest event timer, or of the first entry's expiry."""
+        """Time of the earliest event timer or expiry of an entry."""
         times = [schedule.time for schedule in state.event.values()]
         for field, ttl in self._ttls:
             times += [written + ttl + 1 for written, _ in getattr(state.stores, field).values()]
@@ -100,7 +100,7 @@ class Process:
         return min(timer.time for timer in state.wall.values()) if state.wall else None
 
     def tick(self, state: Kept, key: str, now: int, stream_time: int, out: Output) -> None:
-        """Fire each wall-clock timer that is due by `now` once. The runner calls this in every batch."""
+        """Fire each wall-clock timer that is due at `now` once. The runner calls this in every batch."""
         for name, schedule in sorted(state.wall.items(), key=_by_time):
             if schedule.time > now or state.wall.get(name) is not schedule:
                 continue
@@ -115,7 +115,7 @@ class Process:
         return not (state.event or state.wall or any(getattr(state.stores, f) for f in state.stores.__struct_fields__))
 
     def shown(self, state: Kept) -> list[str | None]:
-        """Each store's entries for a key as a JSON object, for queries; None for an empty store."""
+        """Each store's entries of a key as a JSON object, for queries; None for an empty store."""
         stores = [getattr(state.stores, field) for field in state.stores.__struct_fields__]
         return [_object(entries) if entries else None for entries in stores]
 
@@ -151,11 +151,11 @@ def _value(value: Any) -> str:
     try:
         return to_json(value)
     except (TypeError, ValueError, OverflowError):
-        return to_json(str(value))  # a state can hold values that JSON cannot, such as NaN
+        return to_json(str(value))  # a state can contain values that JSON cannot represent, such as NaN
 
 
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
-    """A struct with a field for each store, encoded by name: stores may be added and removed between runs."""
+    """A struct with a field for each store, encoded by name, so that stores can be added and removed between runs."""
     entries: list[Any] = []
     for number, options in enumerate(stores.values()):
         kind: Any = tuple[int, options.value_type]  # type: ignore[name-defined]

@@ -1,4 +1,4 @@
-"""The author's side of a processor: records, stores, timers and outputs."""
+"""The API for authors of processors: records, stores, timers and outputs."""
 
 from __future__ import annotations
 
@@ -35,67 +35,69 @@ class Timer(msgspec.Struct, frozen=True):
     name: str
     clock: Clock
     time: int
-    """The time that the timer was set for, ms."""
+    """The time for which the timer was set, ms."""
 
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """The type of a store's values, and for how many ms of stream time an entry lives after it was put."""
+    """The type of a store's values, and the time to live of an entry after `put`, in ms of stream time."""
 
     value_type: Any = Any
     ttl: int | None = None
 
 
 class Schedule(msgspec.Struct, array_like=True):
-    """When a key's timer fires next, and its period, in ms; with `every` 0 it fires once."""
+    """The next time at which a key's timer fires, and its period `every`, in ms; 0 means that it fires once."""
 
     time: int
     every: int = 0
 
 
 class Kept(Protocol):
+    """A processor's state for one key."""
+
     stores: Any
-    """A field for each store, with the entries by key and the time at which each was put."""
+    """A struct with a field for each store: entries by key, each with the time of its `put`."""
     event: dict[str, Schedule]
     wall: dict[str, Schedule]
 
 
 class Journal:
-    """An undo log: the entries and timers of a key that the author's code may have changed, as they were before."""
+    """An undo log: the old values of the entries and timers that the author's code may have changed."""
 
     def __init__(self) -> None:
         self._before: list[tuple[dict[str, Any], str, Any, Store[Any] | None]] = []
-        """Dictionary, name in it, old value. A value that was handed out is encoded, and comes with its store."""
+        """Dictionary, name in it, old value; a value returned by `get` is encoded, and its store is the fourth item."""
         self._unchecked: dict[tuple[Store[Any], str], None] = {}
 
     def begin(self) -> None:
-        """Keep all changes so far."""
+        """Make all changes so far final."""
         if self._before:
             self._before.clear()
         if self._unchecked:
             self._unchecked.clear()
 
     def change(self, kept: dict[str, Any], name: str) -> None:
-        """Note an entry or a timer before it is set or deleted."""
+        """Log an entry or a timer before it is set or deleted."""
         self._before.append((kept, name, kept.get(name), None))
 
     def hand_out(self, store: Store[Any], name: str, written: int, value: Any) -> None:
-        """Note a mutable value before the author's code gets it."""
+        """Log a mutable value before the author's code gets it."""
         self._before.append((store.entries, name, (written, encode_state(value)), store))
         self._unchecked[store, name] = None
 
     def put(self, store: Store[Any], name: str) -> None:
-        """Note a value whose type is yet to be checked against the store's."""
+        """Mark a value whose type `check` has to compare with the store's."""
         self._unchecked[store, name] = None
 
     def check(self) -> None:
-        """Raise an error unless the next batch can decode every value that was put as the store's type."""
+        """Raise an error unless every changed value can be decoded as its store's type in the next batch."""
         for store, name in self._unchecked:
             if name in store.entries:
                 store.decode(encode_state(store.entries[name][1]))
 
     def undo(self) -> None:
-        """Restore every entry and timer."""
+        """Restore every changed entry and timer."""
         for kept, name, before, store in reversed(self._before):
             if before is None:
                 kept.pop(name, None)
@@ -107,7 +109,7 @@ class Journal:
 
 
 class Store(Generic[V]):
-    """A named key-value store. Each record key has its own entries and does not see those of other keys."""
+    """A named key-value store. Each record key has its own entries and cannot see those of other keys."""
 
     def __init__(self, name: str, options: StoreOptions, journal: Journal) -> None:
         self.name = name
@@ -123,7 +125,7 @@ class Store(Generic[V]):
     @overload
     def get(self, key: str, default: V) -> V: ...
     def get(self, key: str, default: V | None = None) -> V | None:
-        """The value, or `default` if there is none or its time to live has passed."""
+        """The value, or `default` if there is none or its time to live is over."""
         entry = self.entries.get(key)
         if entry is None or self._expired(entry[0]):
             return default
@@ -133,7 +135,7 @@ class Store(Generic[V]):
         return value
 
     def put(self, key: str, value: V) -> None:
-        """Set the value; its time to live starts again."""
+        """Set the value and restart its time to live."""
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
         if not key.isascii():
@@ -146,13 +148,13 @@ class Store(Generic[V]):
         self.entries[key] = self.now, value
 
     def delete(self, key: str) -> None:
-        """Delete the value, if there is one."""
+        """Delete the value, if any."""
         if key in self.entries:
             self._journal.change(self.entries, key)
             del self.entries[key]
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, V]]:
-        """Keys that start with `prefix`, in order, with their values."""
+        """Iterate over the keys that start with `prefix`, in order, with their values."""
         for key in sorted(self.entries):
             written, value = self.entries[key]
             if key.startswith(prefix) and not self._expired(written):
@@ -165,7 +167,7 @@ class Store(Generic[V]):
 
 
 class Context:
-    """A processor's stores, timers and outputs, always those of the record's or timer's key."""
+    """A processor's stores, timers and outputs, for the key of the current record or timer."""
 
     def __init__(
         self, stores: Mapping[str, StoreOptions], outputs: Mapping[str, Any] | None = None, *, timers: bool = True
@@ -181,12 +183,12 @@ class Context:
         self._out: Output
         self.key = ""
         self.time = -1
-        """Event time of the record, or the time that the timer was set for, ms."""
+        """Event time of the record, or the time for which the timer was set, ms."""
         self.stream_time = -1
         """The largest event time seen so far, ms."""
 
     def store(self, name: str) -> Store[Any]:
-        """The store that `process(stores=...)` declares under this name."""
+        """The store with this name in `process(stores=...)`."""
         if name not in self._stores:
             raise TopologyError(
                 f"The processor has no store {name!r}, only {sorted(self._stores)}.",
@@ -195,7 +197,7 @@ class Context:
         return self._stores[name]
 
     def forward(self, key: str | None, value: Any, *, to: str = "output", time: int | None = None) -> None:
-        """Send a record to an output; its time is that of the record or timer, unless `time` is given."""
+        """Send a record to an output; the default of its `time` is that of the current record or timer."""
         if key is not None:
             if type(key) is not str:
                 raise TypeError(f"a record's key must be a str, not {type(key).__name__}")
@@ -211,10 +213,11 @@ class Context:
         self._out.emit(key, text, self.time if time is None else time, to=to)
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
-        """Set a timer of the key for the time `at`, in epoch ms, and then `every` so many ms.
+        """Set a timer of the key for the time `at`, in epoch ms, repeated `every` that many ms if not 0.
 
-        It replaces the key's timer of the same name. An event timer fires when stream time reaches it, once for every
-        period that has passed. A wall-clock timer fires at most once per run, however many periods have passed.
+        The timer replaces the key's timer of the same name. An event timer fires when stream time reaches it, once for
+        every period that has passed. A wall-clock timer fires at most once per run, even if several periods have
+        passed.
         """
         _require_time(f"timer {name!r}", at)
         _require_time(f"every of timer {name!r}", every)
@@ -235,7 +238,7 @@ class Context:
             del timers[name]
 
     def turn_to(self, kept: Kept, key: str, time: int, stream_time: int, out: Output) -> None:
-        """Move to another key, record or timer; called by the engine."""
+        """Switch to another key, record or timer; called by the engine."""
         self._kept, self._out = kept, out
         self.key, self.time, self.stream_time = key, time, stream_time
         for number, store in enumerate(self._stores.values()):
@@ -243,7 +246,7 @@ class Context:
             store.now = stream_time
 
     def expire(self) -> None:
-        """Delete entries whose time to live has passed; called by the engine."""
+        """Delete entries whose time to live is over; called by the engine."""
         for store in self._stores.values():
             if store.ttl is not None:
                 for key in [key for key, (written, _) in store.entries.items() if written + store.ttl < store.now]:
@@ -256,13 +259,13 @@ def _require_time(name: str, time: Any) -> None:
 
 
 class Processor(Protocol[V_contra]):
-    """A class that an author writes. One object handles all keys of a task, so it keeps state in stores only.
+    """The interface of an author's processor class. An instance handles many keys, so all state must be in stores.
 
     A processor that sets timers also has a method `on_timer(self, timer: Timer)`.
     """
 
     def init(self, context: Context) -> None:
-        """Keep the context; called once, before all records."""
+        """Store the context. Called once, before all records."""
 
     def process(self, record: Record[V_contra]) -> None:
-        """Handle one record; the records of a key come in order."""
+        """Process one record. The records of a key are passed in order."""

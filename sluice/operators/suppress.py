@@ -1,8 +1,8 @@
 """Suppress: hold a table's updates back until their window closes, or until a time limit.
 
-Its rows are the results of the operator before it, with the same keys and with `before` and `after` of the row that
-caused them. With several partitions they have the stream time that all partitions have reached: once a window is sent,
-no partition may add to it.
+The operator's rows are the results of the previous operator, with the same keys, and with `before` and `after` of the
+row that caused them. If there are several partitions, these are the stream times that all partitions have reached,
+because no partition may update a window after its result has been sent.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Waiting(msgspec.Struct, array_like=True):
     """The latest update of a key and window."""
 
     since: int
-    """Start of the wait: the window's end, or the time of the first update held back."""
+    """Start of the waiting time: the window's end, or the time of the first update held back."""
     value: str | None
     time: int
     old: str | None = None
-    """The value before the latest update, if the next operator subtracts: like Kafka Streams, which takes back that one
-    and not the one that it last sent."""
+    """The value before the latest update, for a next operator that subtracts. Like Kafka Streams, Sluice retracts this
+    value and not the one sent last."""
 
 
 State = dict[Window, Waiting]
@@ -39,7 +39,7 @@ Entry = tuple[int, str, Window, int]
 
 
 class Buffer(msgspec.Struct, array_like=True):
-    """The updates that wait in one worker, over all keys, the oldest first. Only kept if the step has a limit."""
+    """The waiting updates of all keys of one worker, the oldest first. Used only if the step has a limit."""
 
     entries: list[Entry] = []
     bytes: int = 0
@@ -53,7 +53,7 @@ class Buffer(msgspec.Struct, array_like=True):
         self.bytes += size
 
     def remove(self, since: int, key: str, window: Window) -> None:
-        """Remove the update if it is there."""
+        """Remove the update if it is in the buffer."""
         at = bisect_left(self.entries, (since, key, window, 0))
         if at < len(self.entries) and self.entries[at][:3] == (since, key, window):
             self.bytes -= self.entries.pop(at)[3]
@@ -64,14 +64,14 @@ class Buffer(msgspec.Struct, array_like=True):
         return key, window
 
     def forget(self, horizon: int) -> None:
-        """Remove the updates that are due: they come out with their key's next row, or when the batch is closed."""
+        """Remove the updates that are due; they are sent with their key's next row, or when the batch is closed."""
         while self.entries and self.entries[0][0] <= horizon:
             self.pop_oldest()
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much may wait in one worker; None is unlimited."""
+    """Limits of one worker's buffer; None means unlimited."""
 
     records: int | None = None
     bytes: int | None = None
@@ -88,15 +88,16 @@ class Limit:
 
 
 class Suppress:
-    """Until a window closes: one result for it once stream time reaches its end + `wait`, and no tombstones.
+    """Sends a key's results late, each at most once per window or time limit.
 
-    Until a time limit: the latest value once stream time is `wait` after the first update held back.
-    `wait`: ms; the limit, or the window's grace (a session's grace + gap).
-    `filtered`: its table is a filtered one, so a deletion of a row that the filter never let through is no update.
+    Until a window closes: sends one result per window once stream time reaches its end + `wait`, and no tombstones.
+    Until a time limit: sends the latest value once stream time is `wait` after the first update held back.
+    `wait`: in ms, the limit, or the window's grace (for sessions, grace + gap).
+    `filtered`: the table is filtered, so the deletion of a row that the filter never passed is not an update.
 
-    A full buffer with `emit_early` sends the oldest updates of all keys. An update of another key than the current
+    If the buffer is full, `emit_early` sends the oldest updates of all keys. An update of a key other than the current
     row's is sent with that key's next row, or when the runner closes the keys in `called`. With `shut_down`, the runner
-    calls `check` after it has closed a batch, so updates that were due no longer count.
+    calls `check` after it has closed a batch, so that updates that were due no longer count.
     """
 
     state_type: Any = State
@@ -119,13 +120,13 @@ class Suppress:
         self.called: dict[str, set[Window]] = {}
         """Keys and windows to send before they are due."""
         self._replaced: str | None = None
-        """The old value of the update that comes next."""
+        """The old value of the next update."""
 
     def begin(self) -> State:
         return {}
 
     def process(self, state: State, row: Row, out: Output) -> None:
-        """Hold the update back, and send the updates that are due."""
+        """Hold the row's update back, and send the updates that are due."""
         if row.key is None:
             out.count("null_key")
             return
@@ -150,7 +151,7 @@ class Suppress:
         self._make_room(state, row, out)
 
     def release_due(self, state: State) -> int | None:
-        """Stream time at which the next update is sent."""
+        """Stream time at which the next update is due."""
         return self.due(state)
 
     def due(self, state: State) -> int | None:
@@ -171,7 +172,7 @@ class Suppress:
         return not state
 
     def check(self) -> None:
-        """Raise BufferFull if the limit is exceeded and the step is to shut down then."""
+        """Raise BufferFull if the limit is exceeded and `when_full` is `shut_down`."""
         if self.shared and self.limit.when_full == "shut_down" and self.limit.exceeded(self.shared):
             limit = f"{self.limit.records or 'any number of'} updates, {self.limit.bytes or 'any number of'} bytes"
             held = f"{self.shared.records} updates of {self.shared.bytes} bytes"

@@ -1,4 +1,4 @@
-"""Tables: the latest value of every key, in the order of its records."""
+"""Tables: the latest value of every key."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from sluice.operators.base import Output, Row, Timeless
 
 
 class Held(msgspec.Struct, array_like=True):
+    """A key's latest value and its time in ms."""
+
     value: str | None = None
     time: int = -1
 
 
 class Latest(Timeless):
-    """A table of a topic's records: the last record wins, whatever its time; a null value deletes the key.
+    """A table of a topic's records. A key's last record wins, regardless of its time; a null value deletes the key.
 
     `retracts`: the next operator subtracts or compares, so the old value is sent before the new one.
     """
@@ -29,7 +31,7 @@ class Latest(Timeless):
         return Held()
 
     def process(self, state: Held, row: Row, out: Output) -> None:
-        """Replace the key's value. A tombstone is sent on even if the key has no value, as Kafka Streams does."""
+        """Replace the key's value. As in Kafka Streams, a tombstone is sent even if the key has no value."""
         if row.key is None:
             out.count("null_key")
             return

@@ -1,8 +1,8 @@
-"""Accumulators of the aggregate functions, one per function and argument.
+"""Accumulators of the aggregate functions, one per function and type of argument.
 
-`add` returns a new value, so that a failed record can be undone; only `count_distinct`, whose accumulated value may be
-large while its result is not, changes it in place and keeps an undo log. Null arguments are ignored, except that
-`count` without an argument counts rows.
+`add` returns a new value, so that a failed record can be undone. Only `count_distinct` modifies its value in place,
+because the value may be large, and keeps an undo log. Null arguments are ignored, except that `count` without an
+argument counts rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing_extensions import override
 from sluice.errors import TopologyError
 from sluice.operators.exact_sums import Exact
 
-_DIGITS = 38  # of Spark's widest decimal
+_DIGITS = 38  # the maximum precision of Spark's decimals
 _SUMS = Context(prec=_DIGITS, rounding=ROUND_HALF_UP, traps=[Rounded])
 _MEANS = Context(prec=100, rounding=ROUND_HALF_UP)
 
 
 class Accumulator:
-    """The operations of one function. `kind` is the msgspec type of its accumulated value, `accumulator` below."""
+    """The operations of one function. `kind` is the msgspec type of its accumulated value, the `accumulator`."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -50,10 +50,10 @@ class Accumulator:
         return accumulator
 
     def keep(self) -> None:
-        """Make the changes in place final."""
+        """Make in-place changes final."""
 
     def undo(self) -> None:
-        """Undo the changes in place since `keep`."""
+        """Undo in-place changes since `keep`."""
 
 
 class Count(Accumulator):
@@ -81,7 +81,7 @@ class Count(Accumulator):
 
 
 Large = int | str
-"""An integer of any size, as text where it does not fit 64 bits: msgspec's MessagePack has no larger integers."""
+"""An integer of any size, as text if it does not fit 64 bits, because MessagePack has no larger integers."""
 
 
 def _large(number: int) -> Large:
@@ -89,7 +89,7 @@ def _large(number: int) -> Large:
 
 
 class Sum(Accumulator):
-    """The exact sum of integers, and their count: the sum of no values is null."""
+    """The exact sum of integers, and their count, because the sum of no values is null."""
 
     def __init__(self) -> None:
         super().__init__(tuple[int, Large])
@@ -116,7 +116,7 @@ class Sum(Accumulator):
 
 
 class BigintSum(Sum):
-    """A sum of integers that later steps read as BIGINT. `result` raises OverflowError if it does not fit."""
+    """A sum of integers that later steps read as BIGINT. `result` raises OverflowError if the sum does not fit."""
 
     @override
     def result(self, accumulator: tuple[int, Large]) -> int | None:
@@ -135,7 +135,7 @@ class Average(Sum):
 
 
 class ExactSum(Accumulator):
-    """The sum of doubles, rounded once, in `result`: it does not depend on the order of the values."""
+    """The sum of doubles, rounded only in `result`, so that it does not depend on the order of the values."""
 
     def __init__(self) -> None:
         super().__init__(tuple[int, Exact])
@@ -162,7 +162,7 @@ class ExactSum(Accumulator):
 
 
 class ExactAverage(ExactSum):
-    """The mean of doubles, rounded once, in `result`."""
+    """The mean of doubles, rounded only in `result`."""
 
     @override
     def result(self, accumulator: tuple[int, Exact]) -> float | None:
@@ -197,7 +197,7 @@ class DecimalSum(Accumulator):
 
 
 class DecimalAverage(DecimalSum):
-    """The mean of Decimals, rounded half up to four decimal places more than they have."""
+    """The mean of Decimals, rounded half up to four decimal places more than the values have."""
 
     @override
     def result(self, accumulator: tuple[int, Decimal]) -> Decimal | None:
@@ -217,6 +217,8 @@ def _within(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
 
 
 class Extreme(Accumulator):
+    """The minimum or maximum."""
+
     def __init__(self, argument: Any, better: Callable[[Any, Any], bool]) -> None:
         super().__init__(argument | None)
         self.better = better
@@ -243,6 +245,8 @@ class Last(Accumulator):
 
 
 class CollectList(Accumulator):
+    """All values that are not null, in order."""
+
     @override
     def begin(self) -> list[Any]:
         return []

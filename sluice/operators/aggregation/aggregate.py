@@ -1,7 +1,7 @@
 """Aggregations without windows and over tumbling or hopping windows.
 
-The state of a key is a dict for all kinds of windows: from a window's start (0 without windows) to the time of its
-aggregate and the aggregate. A result's time is the largest of its records' times.
+For all kinds of windows, the state of a key is a dict that maps a window's start (0 without windows) to the time of its
+aggregate and the aggregate. A result's time is the largest time of its records.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     """The state of one group of a table's rows."""
 
     windows: dict[int, tuple[int, T]]
-    """Only window 0, as for every aggregate without windows."""
+    """Has only the key 0, because the aggregate has no windows."""
     instead: dict[str, str | None]
-    """For each row whose value could not be added, by its key: the value that the aggregate has instead, if any."""
+    """By row key, for each row whose value could not be added: the value that the aggregate still includes, if any."""
 
 
 @dataclass(frozen=True)
 class Hopping:
-    """Windows `[start, start + size)`, start a multiple of `advance` (tumbling: the size), all in ms."""
+    """Windows `[start, start + size)` whose starts are multiples of `advance`, in ms; tumbling if it equals `size`."""
 
     size: int
     advance: int
@@ -37,7 +37,7 @@ class Hopping:
 
 
 class Adding:
-    """Base of all aggregations.
+    """Base class of all aggregations.
 
     `retracts`: the next operator subtracts, so the old value is sent before the new one.
     """
@@ -49,7 +49,7 @@ class Adding:
     def _add(
         self, state: State, start: int, window: Window | None, row: Row, value: Any, out: Output, seed: Any = None
     ) -> None:
-        """Add `value` to the window's aggregate and send the result. A new window begins with `seed`, if given.
+        """Add `value` to the window's aggregate and send the result. A new window starts with `seed`, if given.
 
         `value` is the row's value as `calculation.read` returns it.
         """
@@ -69,13 +69,13 @@ class Adding:
         out.emit(row.key, calculation.result(aggregate), time, window=window)
 
     def _undo(self, state: State, before: State) -> None:
-        """Restore the state from the calculation's last `keep`."""
+        """Restore the state as of the calculation's last `keep`."""
         state.clear()
         state.update({start: (time, self.calculation.undo(held)) for start, (time, held) in before.items()})
 
 
 class Aggregation(Adding):
-    """An aggregation of a stream. A row that fails leaves the state as it was."""
+    """An aggregation of a stream. A row that fails does not change the state."""
 
     def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)
@@ -118,8 +118,8 @@ class Aggregate(Timeless, Aggregation):
 class TableAggregate(Timeless, Adding):
     """One aggregate per group of a table's rows: old values are subtracted and new ones added.
 
-    If either fails, neither takes effect: the aggregate keeps the old value, although the table's row has the new one.
-    When the row changes again, the value that the aggregate kept is subtracted, not the one that was never added.
+    If subtracting or adding fails, neither takes effect: the aggregate still includes the old value, although the
+    table's row has the new one. When the row changes again, the value that the aggregate includes is subtracted.
     """
 
     def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
@@ -165,7 +165,7 @@ class TableAggregate(Timeless, Adding):
             out.release()
 
     def _update(self, state: State, key: str, time: int, held: str | None, added: str | None, out: Output) -> None:
-        """Subtract one value and add the other, and send the one result of both."""
+        """Subtract `held`, add `added`, and send one result for both changes."""
         calculation = self.calculation
         known = state.get(0)
         if known is None and added is None:
@@ -192,15 +192,15 @@ class TableAggregate(Timeless, Adding):
 
 
 def _own(row: Row) -> str:
-    """The row's key in its table. `row.key` is its group."""
+    """The row's key in its table; `row.key` is its group's."""
     return row.foreign or ""
 
 
 class WindowedAggregate(Aggregation):
-    """An aggregate per key and tumbling or hopping window. Null values are processed.
+    """One aggregate per key and tumbling or hopping window. Null values are processed.
 
-    A record is late for a window once stream time has reached the window's end + grace. It counts as `late` if it is
-    late for all of its windows.
+    A record is late for a window once stream time has reached the window's end + grace. A record that is late for all
+    of its windows is counted as `late`.
     """
 
     def __init__(self, calculation: Calculation, window: Hopping, *, retracts: bool = False) -> None:
@@ -208,7 +208,7 @@ class WindowedAggregate(Aggregation):
         self.window = window
 
     def _take(self, state: State, row: Row, out: Output) -> None:
-        """Add the value to every window of its time that is still open, the earliest first."""
+        """Add the value to each open window that contains its time, the earliest first."""
         if row.key is None:
             out.count("null_key")
             return

@@ -1,6 +1,6 @@
-"""The calculation of an aggregation, independent of its windows: SQL functions, or an author's Python functions.
+"""Calculations of aggregates, independent of windows, by SQL functions or by an author's Python functions.
 
-A calculation accumulates values in an aggregate of type `kind`, which msgspec can encode; its result is JSON text.
+A calculation accumulates values in an aggregate of type `kind`, which msgspec can encode. The result is JSON text.
 """
 
 from __future__ import annotations
@@ -20,41 +20,44 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class Calculation(Protocol):
+    """The functions that compute an aggregate."""
+
     kind: Any
     """The aggregate's type."""
 
     def begin(self) -> Any:
-        """Return the aggregate of no values."""
+        """Return an aggregate of no values."""
 
     def read(self, value: str | None) -> Any:
         """Decode a row's value (JSON text or None) for `add` and `subtract`; called once for all windows."""
 
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
-        """Return the aggregate with the value. May change its argument."""
+        """Return the aggregate with the value added. May modify its argument."""
 
     def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
-        """Return the aggregate without a value that was added before. May change its argument."""
+        """Return the aggregate with a previously added value removed. May modify its argument."""
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Combine the aggregates of two sessions. May change its arguments."""
+        """Return the combined aggregate of two sessions. May modify its arguments."""
 
     def copy(self, aggregate: Any) -> Any:
         """Return an independent copy for another window."""
 
     def result(self, aggregate: Any) -> str | None:
-        """Return the result as JSON text; None if there is none."""
+        """Return the result as JSON text, or None if there is no result."""
 
     def keep(self) -> None:
         """Make all changes so far final."""
 
     def undo(self, aggregate: Any) -> Any:
-        """Return an aggregate as it was at the last `keep`."""
+        """Return the aggregate as of the last `keep`."""
 
 
 class Functions:
-    """SQL's aggregate functions. A value is the JSON array of their arguments.
+    """SQL aggregate functions. A value is the JSON array of their arguments.
 
-    The result is an array of the functions' results; with `fields` an object; with `scalar` the single result itself.
+    The result is an array of the functions' results, or an object if `fields` names them, or the only result itself if
+    `scalar` is set.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Functions:
             if subtracts and function.name not in SUBTRACTABLE:
                 raise TopologyError(
                     f"{function.name} over a table cannot subtract a row that changes.",
-                    next_step=f"Over a table use {', '.join(sorted(SUBTRACTABLE))}, or functions of your own.",
+                    next_step=f"For tables, use {', '.join(sorted(SUBTRACTABLE))}, or Python functions.",
                 )
         self._fields, self._scalar = fields, scalar
         accumulators = [accumulator_of(function) for function in functions]
@@ -85,7 +88,7 @@ class Functions:
         return tuple([accumulator.begin() for accumulator in self._accumulators])
 
     def read(self, value: str | None) -> Any:
-        """Decode the functions' arguments. All arguments of a null value are null."""
+        """Decode the functions' arguments. For a null value, all arguments are null."""
         if value is None:
             return self._nulls
         arguments = self._decode(value)
@@ -141,10 +144,10 @@ def _raw_json(result: str | list[str] | None) -> Any:
 
 
 class Custom:
-    """An author's Python functions. Without an initializer the first value is the first aggregate.
+    """An author's Python functions. Without an initializer, the first value is the first aggregate.
 
-    `adder(key, aggregate, value)` and `subtractor` get values decoded as `argument_type`, `merger(key, earlier, later)`
-    two sessions' aggregates. Aggregates are kept as `value_type`.
+    `adder(key, aggregate, value)` and `subtractor` get values decoded as `argument_type`; `merger(key, earlier, later)`
+    gets the aggregates of two sessions. Aggregates are stored as `value_type`.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class Custom:
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._decode_kept = state_decoder(self.kind)
         self._before: dict[int, bytes] = {}
-        """Encoded aggregates, as they were before the author's functions may have changed them, by identity."""
+        """Aggregates encoded before the author's functions could modify them, by their `id`."""
 
     def begin(self) -> Any:
         return self._initializer() if self._initializer else None
@@ -186,7 +189,7 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Call the merger; without an initializer, reduce both aggregates."""
+        """Call the merger, unless one aggregate is None; then return the other."""
         if earlier is None or later is None:
             return later if earlier is None else earlier
         self._remember(earlier)
@@ -214,7 +217,7 @@ class Custom:
             self._before[id(aggregate)] = encode_state(aggregate)
 
     def _checked(self, aggregate: Any) -> Any:
-        """Return the aggregate, or raise if the next batch could not decode it as the declared type."""
+        """Return the aggregate. Raise if the next batch could not decode it as the declared type."""
         kind = type(aggregate)
         if kind is int:
             if self._plain in (int, Any) and -(1 << 63) <= aggregate < 1 << 63:

@@ -15,7 +15,7 @@ from sluice.operators.aggregation import accumulators
 from sluice.operators.aggregation.accumulators import Accumulator
 
 SUBTRACTABLE = frozenset({"count", "sum", "avg", "collect_list"})
-"""The functions that can subtract a table's old value."""
+"""Functions that can subtract a table's old value."""
 
 NAMES = SUBTRACTABLE | {"min", "max", "collect_set", "count_distinct", "first", "last", "top"}
 
@@ -25,7 +25,7 @@ _ORDERED = (*_NUMBERS, str, bool)
 
 @dataclass(frozen=True)
 class Function:
-    """An aggregate function of a step: `top(3)` of a Decimal is `Function("top", Decimal, 3)`."""
+    """An aggregate function with its argument's type: `top(amount, 3)` is `Function("top", Decimal, 3)`."""
 
     name: str
     argument: type | None = None
@@ -44,7 +44,7 @@ class Function:
         if allowed and self.argument not in allowed:
             raise TopologyError(
                 f"{self.name} needs {' or '.join(kind.__name__ for kind in allowed)}, not an object or a list.",
-                next_step="Aggregate a field of it, or use Python functions.",
+                next_step="Aggregate one of its fields, or use Python functions.",
             )
         if self.name == "top" and self.n < 1:
             raise TopologyError(f"top needs the number of values to keep, at least 1, not {self.n}.")
@@ -58,7 +58,7 @@ _AVERAGES: dict[Any, Callable[[], Accumulator]] = {
 
 
 def accumulator_of(function: Function) -> Accumulator:
-    """The function's accumulator. Objects and lists are kept as their JSON text."""
+    """The function's accumulator. Objects and lists are accumulated as JSON text."""
     kind: Any = str if function.argument is msgspec.Raw else function.argument
     makers: dict[str, Callable[[], Accumulator]] = {
         "count": lambda: accumulators.Count(kind is None),

@@ -1,4 +1,4 @@
-"""Aggregations over sessions: a key's records of which each is within a gap of the next."""
+"""Aggregations over sessions, which end when a key has no record for longer than a gap."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Session:
 
 
 class SessionAggregate(Aggregation):
-    """An aggregate per key and session. A result's time is the session's end. Null values are processed.
+    """One aggregate per key and session. A result's time is the session's end. Null values are processed.
 
-    A record that is near two sessions merges them: tombstones are sent for both, then the result of the merged one.
-    A record is late if its session, merged as above, ends before stream time - grace - gap. A session that ends at or
-    before that is closed: no later record can be near it.
+    A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
+    the merged session. A record is late if its session, after merging, ends before stream time - grace - gap. A session
+    that ends at or before that time is closed: no later record can join it.
     """
 
     def __init__(self, calculation: Calculation, window: Session, *, retracts: bool = False) -> None:

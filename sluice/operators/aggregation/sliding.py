@@ -1,4 +1,4 @@
-"""Aggregations over sliding windows: for each record the window that ends with it, and the one that starts after it."""
+"""Aggregations over sliding windows: for each record, the window that ends at it and the one that starts after it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Sliding:
 
 
 class SlidingAggregate(Aggregation):
-    """An aggregate per key and distinct window. Null values are dropped.
+    """One aggregate per key and distinct window. Null values are dropped.
 
     A record at t has the window `[t - size, t]`, and `[t + 1, t + 1 + size]` if that contains later records; records
-    before `size` share `[0, size]`. A new window begins as a copy of the window with the same records. A record is late
-    for a window that ends before stream time - grace: such a window is neither created nor changed.
+    before `size` share `[0, size]`. A new window starts as a copy of an existing window with the same records. A record
+    is late for a window that ends before stream time - grace: such a window is neither created nor changed.
     """
 
     def __init__(self, calculation: Calculation, window: Sliding, *, retracts: bool = False) -> None:
@@ -54,7 +54,7 @@ class SlidingAggregate(Aggregation):
         return row.after - self.window.grace - self.window.size
 
     def _seed_after(self, state: State, starts: list[int], time: int) -> tuple[int, Any] | None:
-        """Time and aggregate of the window that starts right after `time`, if it has records and does not exist yet."""
+        """Time and aggregate of a new window that starts right after `time`; None if it is empty or already exists."""
         first = 0 if time < self.window.size else time - self.window.size + 1
         holding = next((start for start in starts if first <= start <= time), None)
         if holding is None or state[holding][0] <= time or time + 1 in state:
@@ -63,9 +63,9 @@ class SlidingAggregate(Aggregation):
         return latest, self.calculation.copy(aggregate)
 
     def _join(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
-        """Add a record that has a window of its own, which ends with it. Returns whether any window was open.
+        """Add a record that has a window of its own, which ends at the record. Return whether any window was open.
 
-        `starts`: the windows near it, the latest first.
+        `starts` are the starts of nearby windows, the latest first.
         """
         own = row.time - self.window.size
         has_own = own in state
@@ -82,14 +82,14 @@ class SlidingAggregate(Aggregation):
         if not has_own:
             counted |= self._add_each(state, [own], row, out, seed)
             if own in state and previous == own - 1:
-                # It is also the window right after the record before. Kafka Streams sends it as both, so a later step
-                # that counts updates gets two.
+                # This window also starts right after the previous record. Kafka Streams sends its result twice, which
+                # is visible to a later step that counts updates.
                 time, aggregate = state[own]
                 out.emit(row.key, self.calculation.result(aggregate), time, window=(own, own + self.window.size))
         return counted
 
     def _join_first(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
-        """Add a record before `size`, which shares the window from 0. Returns whether any window was open."""
+        """Add a record before `size`, which belongs to the shared window from 0. Return whether any window was open."""
         previous = state[0][0] if 0 in state else row.time
         touched = [start for start in starts if 0 < start <= row.time]
         if previous < row.time and previous + 1 not in state:
@@ -97,7 +97,7 @@ class SlidingAggregate(Aggregation):
         return self._add_each(state, [*touched, 0], row, out)
 
     def _add_each(self, state: State, starts: list[int], row: Row, out: Output, seed: Any | None = None) -> bool:
-        """Add the value to the windows that are open. Returns whether any was."""
+        """Add the value to the windows that are open. Return whether there was an open window."""
         open_from = self._open_from(row)
         starts = [start for start in starts if start >= open_from]
         value = self.calculation.read(row.value) if starts else None
@@ -115,5 +115,5 @@ class SlidingAggregate(Aggregation):
             del state[start]
 
     def _lifetime(self) -> int:
-        """How long after its start a window can still be changed or seed another one, ms of stream time."""
+        """How long after its start a window can be changed or copied to a new one, in ms of stream time."""
         return 3 * self.window.size + self.window.grace + 1

@@ -1,1 +1,1 @@
-"""Joins of streams and tables: by key, by foreign key, within a time window."""
+"""Joins of streams and tables: by key, by foreign key, or within a time window."""

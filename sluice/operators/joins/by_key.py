@@ -1,4 +1,4 @@
-"""Joins by key: table with table, and stream with table. A result is `{"left": LEFT_VALUE, "right": RIGHT_VALUE}`."""
+"""Joins by key of two tables, or of a stream with a table. A result is `{"left": LEFT_VALUE, "right": RIGHT_VALUE}`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def joined(left: str | None, right: str | None) -> str:
 
 
 class Pair(msgspec.Struct, array_like=True):
-    """Both tables' values of a key."""
+    """The values of a key in both tables."""
 
     left: str | None = None
     left_time: int = -1
@@ -26,10 +26,10 @@ class Pair(msgspec.Struct, array_like=True):
 
 
 class TableJoin(Timeless):
-    """Joins two tables by key. A change of either side sends a result; its time is the larger of both sides' times.
+    """Joins two tables by key. A change of either side sends a result with the larger time of both sides.
 
-    An inner join has a result while both sides have a value; a left join while the left side has; an outer join while
-    either has.
+    A key has a result in an inner join while both sides have a value, in a left join while the left side has one, and
+    in an outer join while either side has one.
     """
 
     state_type: Any = Pair
@@ -77,10 +77,10 @@ class Entry(msgspec.Struct, array_like=True):
 
 
 class StreamTableJoin(Timeless):
-    """Joins each record of a stream with the table's value of its key, as of that point in the order of the rows.
+    """Joins each record of a stream with the table's current value for its key.
 
-    `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A left join sends a
-    record without a key with null.
+    `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A left join sends
+    records without a key with a null right side.
     """
 
     state_type: Any = Entry

@@ -1,4 +1,4 @@
-"""A join of two tables in which the left table's rows refer to keys of the right table."""
+"""Joins two tables by a foreign key: rows of the left table refer to keys of the right table."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sluice.operators.joins.by_key import joined
 
 
 class Referred(msgspec.Struct, array_like=True):
-    """A key of the right table: its value, and the rows of the left table that refer to it."""
+    """State of a key of the right table: its value, and the rows of the left table that refer to it."""
 
     right: str | None = None
     right_time: int = -1
     left: dict[str, str] = {}
-    """Values by the left table's own key."""
+    """The left table's values by their own keys."""
 
 
 class ForeignKeyJoin(Timeless):
     """Results have the left table's key. A right row's results have its time, a left row's the larger of both times.
 
     A row's key is the foreign key. When a left row's foreign key changes, its old value goes to the state of the old
-    foreign key and its new value to that of the new one. Only the new value sends a result or a tombstone, so it does
-    not matter which is processed first. A left row without a foreign key has no result in an inner join, and a result
-    with null in a left join.
+    foreign key and its new value to that of the new one. Only the new value causes a result or a tombstone, so either
+    may be processed first. A left row without a foreign key has no result in an inner join, and a result with a null
+    right side in a left join.
     """
 
     state_type: Any = Referred

@@ -1,4 +1,4 @@
-"""A join of two streams: pairs of records with the same key and event times near each other."""
+"""Joins two streams: pairs records with the same key and nearby event times."""
 
 from __future__ import annotations
 
@@ -16,41 +16,45 @@ _TIME = attrgetter("time")
 
 
 class Record(msgspec.Struct, array_like=True):
-    """A record that records of the other side may still match."""
+    """A record that later records of the other side may match."""
 
     time: int
     value: str
     waits: bool
-    """Whether it is sent unmatched if no match comes."""
+    """Whether the record must be sent unmatched if no match arrives."""
 
 
 class Side(msgspec.Struct, array_like=True):
+    """The records of one side of a key."""
+
     records: list[Record] = []
     """Sorted by time."""
     waits_from: int = _NEVER
-    """Time of the earliest record that waits."""
+    """Time of the earliest record that waits for a match."""
 
 
 class Sides(msgspec.Struct, array_like=True):
+    """The state of a key."""
+
     left: Side
     right: Side
 
 
 class Watch(msgspec.Struct, array_like=True):
-    """Decides when to look for unmatched records of all keys: as rarely as a Kafka Streams task does.
+    """Decides when a join looks for unmatched records of all keys, with the same frequency as a Kafka Streams task.
 
-    It looks when stream time passes `since` plus the window of the current record's side. A record that was not due
-    then waits until the next look, so a late match before that still counts.
+    A look takes place when stream time passes `since` plus the window of the current record's side. A record that is
+    not due then waits until the next look; until then, a late match still counts.
     """
 
     since: int = _NEVER
     looked: int = -1
     """Stream time of the last look, ms."""
     waiting: tuple[list[int], list[int]] = msgspec.field(default_factory=lambda: ([], []))
-    """Each side's times of waiting records, sorted."""
+    """The times of each side's waiting records, sorted."""
 
     def look(self, stream_time: int, ends: tuple[int, int]) -> None:
-        """Remove the times before each side's `ends`: the windows of these records are over at `stream_time`."""
+        """Remove each side's times before `ends`: the windows of those records have ended at `stream_time`."""
         last = [times[-1] for times in self.waiting if times]
         for times, end in zip(self.waiting, ends, strict=True):
             del times[: bisect_left(times, end)]
@@ -58,9 +62,10 @@ class Watch(msgspec.Struct, array_like=True):
         self.looked = stream_time
 
     def _next_look(self) -> int:
-        """Time of the record after the first one of each side, where Kafka Streams' iteration stops.
+        """The time at which Kafka Streams' iteration over the remaining records stops.
 
-        Of records with the same time, those of the right side come first.
+        That is the time of the first record that follows the first records of both sides. Records of the right side
+        sort before those of the left side with the same time.
         """
         left, right = self.waiting
         if left[0] >= right[0]:
@@ -70,12 +75,12 @@ class Watch(msgspec.Struct, array_like=True):
         return min(behind, default=right[0])
 
     def wait(self, side: int, time: int) -> None:
-        """Add a record that waits."""
+        """Add the time of a record that waits."""
         insort(self.waiting[side], time)
         self.since = min(self.since, time)
 
     def matched(self, side: int, time: int) -> None:
-        """Remove a record that has been matched."""
+        """Remove the time of a record that has been matched."""
         times = self.waiting[side]
         del times[bisect_left(times, time)]
 
@@ -84,11 +89,12 @@ class StreamJoin:
     """Matches records where `left.time - before <= right.time <= left.time + after`, all in ms.
 
     A result's time is the larger of both times. A record can be matched until the largest time of its own stream is
-    `before + after + grace` past it. On a side that may stay unmatched, a record without a match is sent with null once
-    stream time has passed the end of its window (left: time + after, right: time + before) by more than grace. It is
-    sent immediately if stream time has already passed that end when the record comes, or if it has no key.
+    `before + after + grace` past it. On an outer side, an unmatched record is sent with null once stream time has
+    passed the end of its window (left: time + after, right: time + before) by more than grace. It is sent immediately
+    if stream time has already passed that end when the record arrives, or if the record has no key.
 
-    After `watch`, it looks for unmatched records when Kafka Streams does; this needs one stream time for all keys.
+    After `watch`, the join looks for unmatched records at the same times as Kafka Streams; this needs one stream time
+    for all keys.
     """
 
     state_type: Any = Sides
@@ -101,7 +107,7 @@ class StreamJoin:
         self.shared: Watch | None = None
 
     def watch(self) -> None:
-        """Look for unmatched records of all keys."""
+        """Enable the search for unmatched records of all keys; see `Watch`."""
         if self.outer[LEFT] or self.outer[RIGHT]:
             self.shared = Watch()
 
@@ -154,17 +160,17 @@ class StreamJoin:
                 self.shared.wait(row.side, row.time)
 
     def looks_after(self, side: int) -> int:
-        """The stream time after which a record of that side makes the join look for unmatched records."""
+        """The stream time after which a record of this side triggers a look for unmatched records."""
         return _NEVER if self.shared is None else min(self.shared.since + self.ahead[side] + self.grace, _NEVER)
 
     def look(self, stream_time: int, side: int) -> None:
-        """Look for unmatched records of all keys. They are sent when their keys are closed."""
+        """Look for unmatched records of all keys. The records are sent when their keys are closed."""
         assert self.shared is not None
         left, right = (stream_time - ahead - self.grace for ahead in self.ahead)
         self.shared.look(stream_time, (left, right))
 
     def _send_unmatched(self, state: Sides, key: str | None, stream_time: int, out: Output) -> None:
-        """Send the records whose window has been over for longer than grace, by time, the right side first."""
+        """Send the unmatched records whose window ended more than grace ago, by time, the right side first."""
         due: list[tuple[int, int, Record]] = []
         if self.shared is not None:
             stream_time = min(stream_time, self.shared.looked)
@@ -182,13 +188,13 @@ class StreamJoin:
         return joined(value, None) if side == LEFT else joined(None, value)
 
     def release_due(self, state: Sides) -> int | None:
-        """Stream time at which a record is sent unmatched."""
+        """Stream time at which the next record is sent unmatched."""
         waiting = [(side.waits_from, ahead) for side, ahead in zip((state.left, state.right), self.ahead, strict=True)]
         times = [waits_from + ahead + self.grace + 1 for waits_from, ahead in waiting if waits_from != _NEVER]
         return min(times, default=None)
 
     def due(self, state: Sides) -> int | None:
-        """Stream time at which a record is sent unmatched or can no longer be matched."""
+        """Stream time at which the next record is sent unmatched or can no longer be matched."""
         times = []
         for side, ahead in zip((state.left, state.right), self.ahead, strict=True):
             if side.records:
@@ -199,7 +205,7 @@ class StreamJoin:
         self, state: Sides, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
         self._send_unmatched(state, key, closed, out)
-        # `min`, as `due` knows only `closed`: the kept records must not depend on which keys happened to be closed.
+        # `due` knows only `closed`. Without `min`, the remaining records would depend on which keys were closed.
         left, right = reached
         self._forget(state, (min(left, closed), min(right, closed)))
 
