@@ -79,7 +79,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on demand: every Spark executor imports this package, and needs neither a client nor a server of HTTP.
+    # Imported on demand, because every Spark executor imports this package and needs neither HTTP clients nor servers.
     if name in ("AsyncClient", "Client"):
         from sluice import client
 

@@ -1,4 +1,4 @@
-"""What the REST view answers: one set of types, written by the server and read by the client."""
+"""The types of REST responses, which the server encodes and the client decodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The snapshot that an answer comes from; `positions` holds the next offsets: topic → partition → offset."""
+    """The snapshot that an answer was read from; `positions` are the next offsets: topic → partition → offset."""
 
     id: str
     published_at: datetime
@@ -20,7 +20,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether a worker that was queried answered."""
+    """Whether a worker answered the query."""
 
     number: int
     status: Literal["ok", "unavailable"]
@@ -28,7 +28,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A key and its value; in a store with windows also the window's `start` and `end`."""
+    """A key and its value; in a windowed store also the window's `start` and `end`."""
 
     key: str
     value: Any
@@ -37,26 +37,26 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every answer about a store includes."""
+    """Fields of every answer about a store."""
 
     pipeline: str
     store: str
     snapshot: Snapshot
     workers: tuple[WorkerStatus, ...]
     partial: bool
-    """Whether something may be missing because a worker is unavailable."""
+    """Whether data may be missing because a worker is unavailable."""
 
 
 class Entries(Answer, frozen=True, kw_only=True, omit_defaults=True):
-    """Entries of a store; with a `cursor` if there are more."""
+    """Entries of a store, one page at a time."""
 
     entries: list[Entry]
     cursor: str | None = None
-    """Pass it to get the next page; absent on the last one."""
+    """Cursor of the next page; absent on the last page."""
 
     @property
     def value(self) -> Any:
-        """The value of the first entry: that of the key, where one key was queried."""
+        """The value of the first entry, for queries of a single key."""
         return self.entries[0].value
 
 
@@ -67,7 +67,7 @@ class Count(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Aggregates of one group; None where no entry of the group has the field."""
+    """Aggregates of one group; None if no entry of the group has the field."""
 
     group: Any
     entries: int
@@ -83,17 +83,17 @@ class Groups(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChangedKey(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A key whose value was changed or deleted; in a store with windows also the window's start."""
+    """A key whose value was changed or deleted; in a windowed store also the window's start."""
 
     key: str
     start: datetime | None = None
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A new snapshot, and the keys that changed since the one before."""
+    """A new snapshot, and the keys that changed since the previous one."""
 
     event: Literal["snapshot", "reset"] = "snapshot"
-    """`reset` if the changed keys are unknown: read everything again."""
+    """`reset` if the changed keys are unknown: the client must read everything again."""
     pipeline: str
     store: str
     snapshot: Snapshot
@@ -111,20 +111,20 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["key-value", "window", "global"]
     job: str
     key: str
-    """The key, as an expression."""
+    """The expression for the key."""
     value: str
-    """The value's type."""
+    """The type of the values."""
     window_ms: int | None
     grace_ms: int | None
     retention_ms: int | None
     workers: tuple[WorkerStatus, ...]
     snapshot: Snapshot | None
-    """None before the first one."""
+    """None before the first snapshot."""
     partial: bool
     entries: int | None
-    """The number of entries on the workers that answered; None unless the request asks to count them."""
+    """The number of entries on the workers that answered; None unless the request asked to count them."""
     topology: str
-    """Path of the pipeline's topology."""
+    """URL path of the pipeline's topology."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -146,16 +146,16 @@ class Health(StrEnum):
     FAILED = "failed"
     """The last run of a job failed."""
     BROKEN = "broken"
-    """Its file cannot be loaded: no job can run."""
+    """The pipeline's file cannot be loaded, so no job can run."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A failure after which there has been no success."""
+    """A failed run that no successful run has followed, or a pipeline's file that cannot be loaded."""
 
     job: str
-    """Empty for the pipeline's file, and for a run that failed before its first job."""
+    """Empty for a file that cannot be loaded, and for a run that failed before its first job."""
     run: str
-    """Airflow's run; empty for a run that was started by hand."""
+    """The run in Airflow; empty for a run that was started by hand."""
     at: datetime
     age_seconds: float
     title: str
@@ -163,7 +163,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class PipelineStatus(msgspec.Struct, frozen=True):
-    """A pipeline, its health and its jobs; no jobs before its first run."""
+    """A pipeline with its health and its jobs; `jobs` is empty before the first run."""
 
     pipeline: str
     status: Health
@@ -172,23 +172,23 @@ class PipelineStatus(msgspec.Struct, frozen=True):
 
 
 class CountedSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot of a job, and how many of its batch's records were read, applied, late or rejected."""
+    """A snapshot of a job, and the number of its batch's records that were read, applied, late or rejected."""
 
     job: str
     snapshot: Snapshot
     run: str
-    """The run that published it."""
+    """The run that published the snapshot."""
     counts: dict[str, int]
 
 
 class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A worker of a job: its address, its stores and its status."""
+    """A worker of a job, with its address, stores and status."""
 
     job: str
     number: int
     host: str
     port: int
-    """0 if it has no state server: readers open its shard directly."""
+    """0 if the worker has no state server; readers then open its shard directly."""
     stores: list[str]
     status: Literal["ok", "unavailable"]
     reason: str = ""

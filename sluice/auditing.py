@@ -1,4 +1,4 @@
-"""Prints audits for `sluice audit`: what happened to every record that was read, and whether the shards are intact."""
+"""Prints audits for `sluice audit`: the fate of every record that was read, and whether the shards are intact."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "lat
 
 
 def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bool = False) -> bool:
-    """Print the audits of a run or a snapshot, or all of them; True if they balance and no shard is damaged.
+    """Print the audits of a run or a snapshot, or of all runs if `run` is empty.
 
-    Raises NotFound if there is no such pipeline or run.
+    Returns True if every audit balances and no shard is damaged. Raises NotFound for an unknown pipeline or run.
     """
     with Ledger.open(ledger_url) as ledger:
         jobs = ledger.jobs.current(pipeline)
@@ -31,14 +31,14 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
             for note in ledger.notes.all(job.pipeline, job.job):
                 out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)
         if not any(audits for _, audits in chosen):
-            raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it is no longer kept.")
+            raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it has been deleted.")
         results = [_job(ledger, job, audits, out, verify) for job, audits in chosen]
     return all(results)
 
 
 def _chosen(ledger: Ledger, job: JobInfo, run: str) -> list[Audit]:
     audits = ledger.audits.all(job.ref)
-    # The ledger stores a run as DAG/RUN/TASK; the run alone is enough here.
+    # The ledger stores a run as DAG/RUN/TASK; `run` may be only the middle part.
     return [
         audit
         for audit in audits
@@ -55,17 +55,17 @@ def _job(ledger: Ledger, job: JobInfo, audits: list[Audit], out: Console, verify
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right")
     for source in total(audits):
-        table.add_row(*map(Text, _row(source)))  # a reason may hold brackets
+        table.add_row(*map(Text, _row(source)))  # a reason may contain brackets, which are markup
     out.print(table)
     for source in total(audits):
         for name, number in sorted(source.passed_over.items()):
             reason, _, store = name.partition("/")
             partition = f"{source.topic} partition {source.partition}"
-            out.print(f"passed over by {store}, {reason}: {number:,} of {partition}", markup=False)
+            out.print(f"skipped by {store}, {reason}: {number:,} of {partition}", markup=False)
     mistakes = [sentence for audit in audits for sentence in audit.wrong]
     for sentence in mistakes:
         out.print(f"✗ {sentence}", markup=False)
-    out.print("✗ It does not balance." if mistakes else "✓ Every record read is accounted for.")
+    out.print("✗ The audit does not balance." if mistakes else "✓ Every record read is accounted for.")
     damaged = _damaged(ledger, job, last, out) if verify else False
     return not mistakes and not damaged
 
@@ -90,9 +90,9 @@ def _caption(audits: list[Audit]) -> str:
     checksums, states = audits[-1].checksums, audits[-1].states
     for worker in sorted(checksums, key=int):
         operator_states = (
-            f", of its operators {states[worker]}" if states.get(worker, NO_CHECKSUM) != NO_CHECKSUM else ""
+            f", operator states {states[worker]}" if states.get(worker, NO_CHECKSUM) != NO_CHECKSUM else ""
         )
-        lines.append(f"state of worker {worker}: {checksums[worker]}{operator_states}")
+        lines.append(f"checksums of worker {worker}: state rows {checksums[worker]}{operator_states}")
     return "\n".join(lines)
 
 
@@ -105,10 +105,10 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
                 shard.verify(last.batch, _published(last, worker.number))
                 _verify_states(ledger, job.ref, shard, worker.number)
             ledger.quarantine.remove(job.ref, worker.number)
-            out.print(f"✓ worker {worker.number}: every state row and every operator's state has its checksum")
+            out.print(f"✓ worker {worker.number}: all state rows and operator states match their checksums")
         except StateError as error:
             damaged = True
-            # A shard that cannot be reached may be intact: only damage that was seen is quarantined.
+            # An unreachable shard may be intact, so only shards with detected damage are quarantined.
             if isinstance(error, DamagedState):
                 ledger.quarantine.add(job.ref, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
@@ -116,13 +116,13 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
 
 
 def _verify_states(ledger: Ledger, ref: JobRef, shard: Shard, worker: int) -> None:
-    """Verify the operator states of the newest snapshot: older ones are not kept."""
+    """Verify the operator states of the newest snapshot, the only one for which they are kept."""
     newest = ledger.audits.newest(ref)
     while newest is not None:
         try:
             return shard.verify_states(newest.batch, _published(newest, worker))
         except DamagedState:
-            # A run may have published meanwhile, which removes the states of this snapshot.
+            # A run may have published a newer snapshot meanwhile, which removes the states of this one.
             before, newest = newest, ledger.audits.newest(ref)
             if newest is None or newest.batch == before.batch:
                 raise

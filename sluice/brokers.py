@@ -1,4 +1,4 @@
-"""Check that a Kafka broker answers, and keep clients from logging every failed attempt."""
+"""Check that a Kafka broker answers, without logging every failed attempt."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from confluent_kafka.admin import AdminClient
 from sluice.errors import BrokersUnreachable
 
 ANSWER_SECONDS = 5.0
-"""How long a run, or the sample producer, waits for a broker."""
+"""How long runs and the sample producer wait for a broker."""
 
 _CRITICAL = 2
 _AROUND = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
-"""The connection's name and the duration that librdkafka adds around an error's reason."""
+"""The connection name and the duration that librdkafka adds before and after an error's reason."""
 
 
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
-    """Client settings that log only critical messages; other errors reach the caller as exceptions."""
+    """Client settings that log only critical messages; the caller gets other errors as exceptions."""
     return {"log_level": _CRITICAL, **kafka}
 
 
@@ -41,7 +41,7 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
 
 
 def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
-    """BrokersUnreachable with the configured address and librdkafka's reason."""
+    """Create a BrokersUnreachable error with the configured address and librdkafka's reason."""
     address = kafka.get("bootstrap.servers", "an unset address")
     reason = _AROUND.sub("", why).rstrip(".")
     return BrokersUnreachable(f"Kafka at {address} does not answer: {reason}.")

@@ -15,12 +15,12 @@ from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
 
-# Commands import everything else themselves, so that --help is fast.
+# Commands import everything else inside their functions, so that --help is fast.
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # they would show the values of variables
+    pretty_exceptions_enable=False,  # pretty tracebacks show the values of variables
     help="Stream processing with Airflow, Spark and Kafka.",
 )
 produce = typer.Typer(no_args_is_help=True, help="Send sample records to Kafka.")
@@ -36,21 +36,21 @@ app.command()(servers.move)
 app.command()(servers.workers)
 
 Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
-Folder = Annotated[Path | None, typer.Option(help="The broker's data folder; default: .sluice/kafka.")]
+Folder = Annotated[Path | None, typer.Option(help="The broker's data folder; default: kafka in SLUICE_HOME.")]
 
 
 @produce.command("orders")
 def produce_orders(
     count: Annotated[int, typer.Option(min=1, help="Number of orders.")] = 10_000,
     stores: Annotated[int, typer.Option(min=1, help="Number of stores; one of them is store_1234.")] = 50,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same orders.")] = 7,
+    seed: Annotated[int, typer.Option(help="Random seed: the same seed generates the same orders.")] = 7,
     bad: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are not valid orders.")] = 0.01,
     late: Annotated[float, typer.Option(min=0, max=1, help="Share of orders that are two minutes old.")] = 0.0,
-    start: Annotated[str, typer.Option(help="Time of the first order, UTC, or: now.")] = "2022-12-05T08:55:27",
+    start: Annotated[str, typer.Option(help="Time of the first order in UTC, or now.")] = "2022-12-05T08:55:27",
     topic: Annotated[str, typer.Option(help="The topic for the orders.")] = "orders",
-    bootstrap: Annotated[str, typer.Option(help="HOST:PORT of the broker; default: that of SLUICE_KAFKA.")] = "",
+    bootstrap: Annotated[str, typer.Option(help="HOST:PORT of the broker; default: from SLUICE_KAFKA.")] = "",
 ) -> None:
-    """Send sample stores and orders; creates the topics of the orders pipeline that do not exist."""
+    """Send sample stores and orders. Creates missing topics of the orders pipeline."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from sluice.examples.orders import produce_orders
@@ -110,7 +110,7 @@ def kafka_stop(folder: Folder = None) -> None:
 @app.command()
 def demo(
     leave: Annotated[
-        bool, typer.Option("--exit", help="End after the answers, with status 1 if any is wrong.")
+        bool, typer.Option("--exit", help="Exit after the queries, with status 1 if an answer is wrong.")
     ] = False,
     port: Annotated[int | None, typer.Option(help="Airflow's port; default: 8080, or any free one.")] = None,
 ) -> None:
@@ -125,7 +125,7 @@ def demo(
 
 @app.command()
 def explain(pipeline: Name) -> None:
-    """Print the jobs of a pipeline: what each reads, keeps and writes."""
+    """Print the jobs of a pipeline, with the topics and stores that each reads and writes."""
     from sluice.plan import explain, plan
 
     with errors_as_messages():
@@ -134,9 +134,9 @@ def explain(pipeline: Name) -> None:
 
 @app.command()
 def check(
-    pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; by default all.")] = "",
+    pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; default: all.")] = "",
 ) -> None:
-    """Check what a run would check before it reads anything: the pipelines, their stored state, and routes."""
+    """Check pipelines, their stored state and routes, as a run does before it reads records."""
     from sluice.engine.job.check import Findings
     from sluice.engine.job.check import check as check_with_spark
     from sluice.plan import plan
@@ -233,7 +233,7 @@ def _submit(pipeline: str, master: str, *options: str) -> None:
 @app.command()
 def audit(
     pipeline: Name,
-    run: Annotated[str, typer.Argument(help="A run of Airflow, or a snapshot such as 1.42; by default all.")] = "",
+    run: Annotated[str, typer.Argument(help="A run of Airflow, or a snapshot such as 1.42; default: all.")] = "",
     verify: Annotated[bool, typer.Option("--verify", help="Read every shard and quarantine damaged ones.")] = False,
 ) -> None:
     """Account for every record that was read; status 1 if one is missing or a shard is damaged."""

@@ -1,4 +1,4 @@
-"""All errors that Sluice raises on purpose, each with an HTTP status, a title and the next step to take."""
+"""The exceptions that Sluice raises, each with an HTTP status, a title and the next step to take."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TopologyError(SluiceError):
 
 
 class RouteError(SluiceError):
-    """A file of routes cannot be used: it cannot be imported, or one of its routes is invalid."""
+    """A file of routes cannot be imported, or one of its routes is invalid."""
 
     title = "Invalid route"
 
@@ -68,17 +68,17 @@ class BrokersUnreachable(EngineError):
 
 
 class BufferFull(EngineError):
-    """The buffer of a suppress step is full, and the step is set to end the run in that case."""
+    """The buffer of a suppress step with `when_full="shut_down"` is full."""
 
     title = "A buffer is full"
-    next_step = "Allow more records in the step's buffer, or let it emit early when it is full; then run again."
+    next_step = "Raise the step's limit or set when_full='emit_early', then run again."
 
 
 class LeaseError(EngineError):
-    """Another driver holds the job's lease, or has taken it over. A job has one writer at a time."""
+    """Another driver holds the job's lease or has taken it over. Only one driver at a time can write a job's state."""
 
     status = 409
-    title = "Another driver has the job"
+    title = "Another driver runs the job"
 
 
 class StateError(SluiceError):
@@ -92,8 +92,8 @@ class StateError(SluiceError):
 class DamagedState(StateError):
     """Published state is missing or altered.
 
-    `workers` maps the number of each damaged worker to its shard's location without a password; empty if the error
-    comes from a shard that was opened on its own.
+    `workers` maps the number of each damaged worker to its shard's location without a password. It is empty if the
+    error comes from a shard that was opened directly.
     """
 
     title = "Damaged state"
@@ -160,7 +160,7 @@ class TooSlow(QueryError):
 
     status = 503
     title = "Query timed out"
-    next_step = "Query less at once: a range of keys or times, or page by page."
+    next_step = "Query fewer entries at once: a range of keys or times, or page by page."
 
 
 class Busy(QueryError):
@@ -172,7 +172,7 @@ class Busy(QueryError):
 
 
 class Refused(SluiceError):
-    """A request to a state server, or a claim by one, concerns a worker that is not its own."""
+    """A state server was asked for, or tried to claim, a worker that belongs to another server."""
 
     status = 403
     title = "Refused"

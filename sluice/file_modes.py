@@ -1,4 +1,4 @@
-"""Create and restrict files and folders of state: modes 0600 and 0700, regardless of the umask."""
+"""Create files with mode 0600 and folders with mode 0700, regardless of the umask, and restrict existing ones."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _OTHERS = 0o077
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents. Existing folders may be shared, so they keep their modes."""
+    """Create a folder and its missing parents. Existing folders keep their modes, because they may be shared."""
     for folder in reversed((path, *path.parents)):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(0o700)
 
 
 def make_file(path: Path) -> None:
-    """Create an empty file unless it exists."""
+    """Create an empty file if it does not exist."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def close_folders(path: Path, levels: int) -> None:
-    """Remove other users' access to a folder and its parents, `levels` folders in all."""
+    """Remove other users' access to a folder and its parents, `levels` folders in total."""
     for folder in (path, *path.parents)[:levels]:
         _close(folder)
 
@@ -35,7 +35,7 @@ def close_database(path: Path) -> None:
 
 
 def _close(path: Path) -> None:
-    # Only the owner can change the mode; files of other owners are left alone.
+    # Only the owner can change a file's mode.
     with contextlib.suppress(OSError):
         status = path.stat()
         if status.st_mode & _OTHERS and status.st_uid == os.geteuid():

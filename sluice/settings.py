@@ -12,11 +12,11 @@
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | 2000000 | maximum number of stream records per batch; a longer backlog takes several batches |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs that do not set their own: exactly_once or at_least_once |
-| SLUICE_RUN | | name of the run that a driver works for; Airflow's operator sets it |
+| SLUICE_RUN | | name of the driver's run, for audits and notes; Airflow's operator sets it |
 | SLUICE_SERVER_TOKEN | none | token shared by state servers and their callers; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file that contains this token |
 | SLUICE_SERVER_CA | the system's | CA certificates for verifying state servers |
-| SLUICE_URL | http://127.0.0.1:8080 | address that sluice query calls: Airflow or a state server |
+| SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | the user's password |
@@ -65,7 +65,7 @@ class Settings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
-        """Parse `environ`. Raises SettingsError, naming the variable and the problem."""
+        """Parse `environ`. Raises SettingsError with the variable's name and the problem."""
         home = Path(environ.get("SLUICE_HOME") or ".sluice").absolute()
         return cls(
             home=home,
@@ -134,7 +134,7 @@ def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> 
     try:
         return msgspec.json.decode(text, type=dict[str, str], strict=False)
     except msgspec.DecodeError:
-        # The text may contain a password, so the message only names the variable.
+        # The text may contain a password, so the message contains only the variable's name.
         raise SettingsError(f"{name} must be a JSON object of strings.") from None
 
 

@@ -1,4 +1,4 @@
-"""Retention: delete old snapshots and the row versions that only those snapshots could show."""
+"""Retention: delete old snapshots, and row versions that no other snapshot includes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALL = 2**31 - 1
 
 @dataclass(frozen=True)
 class Retained:
-    """What retention did for one job; `failed` names the workers whose shards could not be compacted, and why."""
+    """The number of snapshots and row versions deleted for one job; `failed` maps workers to errors."""
 
     pipeline: str
     job: str
@@ -27,11 +27,11 @@ class Retained:
 def retain(
     ledger: Ledger, pipeline: str, keep_snapshots: int = 100, keep_seconds: float = 3_600.0, now: datetime | None = None
 ) -> list[Retained]:
-    """Forget a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
+    """Delete a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
 
-    The newest snapshot always stays. `keep_seconds` is also how long a reader can keep using its snapshot. The
-    snapshots leave the ledger first, so that no new reader pins one while its versions are removed. Versions of a shard
-    that is down are removed the next time.
+    The newest snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`. Snapshots are removed
+    from the ledger before their row versions, so that no new reader pins a snapshot that is being deleted. If a shard
+    is unreachable, a later call removes its row versions.
     """
     deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
     return [
@@ -57,7 +57,10 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_snapshots: int, de
 
 
 def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datetime) -> Snapshot | None:
-    """The oldest of `snapshots` (newest first) to keep: the one that was the newest at the deadline."""
+    """The oldest snapshot to keep, at the latest the one that was the newest at the deadline.
+
+    `snapshots` are sorted from newest to oldest.
+    """
     kept = None
     for index, snapshot in enumerate(snapshots):
         replaced = snapshots[index - 1].published_at if index else None
@@ -67,6 +70,6 @@ def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datet
 
 
 def _compact(worker: WorkerInfo, keep_from: int) -> int:
-    # What the newest batch replaced stays until the next one: written again, it counts from there.
+    # Versions replaced by the newest batch are kept: if that batch is written again, it starts from them.
     with open_shard(worker.location, to_write=True) as shard:
         return shard.compact(keep_from)

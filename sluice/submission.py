@@ -1,7 +1,7 @@
-"""Builds the spark-submit of a run, for the command `sluice run` and for Airflow's operator.
+"""Builds the spark-submit command of a run, for `sluice run` and for Airflow's operator.
 
-A small run spends most of its time on loading Java classes. With a master `local...` the JVM therefore compiles
-quickly rather than well, and keeps an archive of the classes that the first run loaded beside the jars.
+A small run spends most of its time loading Java classes. With a local master, the JVM therefore uses only its fast
+compiler (C1), and shares an archive of loaded classes, which the first run writes next to the jars.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sluice.settings import Settings
 
 _ENGINE = Path(__file__).parent / "engine"
 APPLICATION = _ENGINE / "main.py"
-"""The program that spark-submit starts: it takes a pipeline and, optionally, the names of jobs."""
+"""The program that spark-submit starts. Its arguments are a pipeline and, optionally, names of jobs."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
 QUIET_JVM = (*_QUICK, _LOGGING)
-"""Options of a JVM that starts quickly, does not live long, and logs warnings only."""
+"""Options for a short-lived JVM that starts quickly and logs only warnings."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One spark-submit. Jars, class path and Java options are empty where it needs none."""
+    """One spark-submit command. Jars, class path and Java options are empty if not needed."""
 
     master: str
     arguments: tuple[str, ...]
@@ -45,7 +45,7 @@ class Submission:
 
     @property
     def command(self) -> list[str]:
-        """The command line, with the spark-submit of this Python's pyspark."""
+        """The command line; spark-submit is that of this Python's pyspark."""
         options = {
             "--master": self.master,
             "--jars": self.jars,
@@ -60,7 +60,7 @@ class Submission:
         ]
 
     def run(self) -> int:
-        """Run the command line until it ends, and return its status; Java's warning about Spark's module is dropped."""
+        """Run the command and return its status. Java's warning about incubator modules is filtered out."""
         environment = os.environ | self.environment
         process = subprocess.Popen(
             self.command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
@@ -77,12 +77,15 @@ class Submission:
 def submission(
     settings: Settings, kafka: Mapping[str, str], master: str, arguments: Sequence[str]
 ) -> Iterator[Submission]:
-    """Yield the spark-submit of a run; leave the block after it has ended. Raises SettingsError without jars."""
+    """Yield the spark-submit command of a run; the block must last until the command has ended.
+
+    Raises SettingsError if there are no jars.
+    """
     jars = connector_jars(settings.jars)
     variables = environment(settings, kafka)
     with ExitStack() as stack:
         if master.startswith("local"):
-            # The driver's ports are for this machine only. Only jars on the class path can be in the archive.
+            # Bind the driver's ports to this machine only. The archive can only hold classes from the class path.
             variables["SPARK_LOCAL_IP"] = LOOPBACK
             temporary = stack.enter_context(temporary_files())
             archive = stack.enter_context(class_archive(settings.jars.parent, jars))
@@ -98,7 +101,7 @@ def submission(
 
 
 def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
-    """The settings as environment variables of the driver; secrets in them appear in no process list."""
+    """The settings as environment variables for the driver, so that secrets do not appear in process lists."""
     return {
         "SLUICE_HOME": str(settings.home),
         "SLUICE_PIPELINES": str(settings.pipelines),
@@ -112,18 +115,18 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_DELIVERY": settings.delivery,
         "SLUICE_SERVER_TOKEN": settings.server_token,
         "SLUICE_SERVER_CA": str(settings.server_ca or ""),
-        # Without these, Spark's workers pick another Python.
+        # Without these variables, Spark's Python workers may use another interpreter.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        # Else Python would look for every module in the application's folder first.
+        # Keeps the application's folder off sys.path.
         "PYTHONSAFEPATH": "1",
-        # Airflow's hook starts spark-submit by its name: that of this Python's pyspark must come first.
+        # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
     }
 
 
 def connector_jars(folder: Path) -> list[Path]:
-    """The jars of Spark's Kafka connector; SettingsError if there are none."""
+    """The jars of Spark's Kafka connector. Raises SettingsError if there are none."""
     jars = sorted(folder.glob("*.jar"))
     if not jars:
         raise SettingsError(f"There are no jars in {folder}.", next_step="Run: python -m sluice.provision jars")
@@ -131,15 +134,15 @@ def connector_jars(folder: Path) -> list[Path]:
 
 
 def is_noise(line: str) -> bool:
-    """Whether a line is Java's warning, printed at every start, that Spark uses an incubator module."""
+    """Whether a line is the warning, which Java prints at every start, that Spark uses an incubator module."""
     return line.strip() == "WARNING: Using incubator modules: jdk.incubator.vector"
 
 
 @contextmanager
 def temporary_files() -> Iterator[str]:
-    """Yield a JVM option that puts temporary files, Spark's too, into a folder that is removed with the block.
+    """Yield a JVM option for a temporary folder, which Spark uses too and which is removed after the block.
 
-    A JVM that ends by itself removes its files; one that is killed leaves about 15 MB of libraries, and its shuffles.
+    A JVM removes its temporary files unless it is killed; then about 15 MB of libraries and all shuffle files remain.
     """
     with tempfile.TemporaryDirectory(prefix="sluice-run-", ignore_cleanup_errors=True) as folder:
         yield f"-Djava.io.tmpdir={folder}"
@@ -147,7 +150,7 @@ def temporary_files() -> Iterator[str]:
 
 @contextmanager
 def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
-    """Yield a JVM option that uses the archive of loaded classes, or writes it in the first run."""
+    """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run."""
     archive = folder / f"classes-{_fingerprint(jars)}.jsa"
     if archive.is_file():
         yield f"-XX:SharedArchiveFile={archive}"
@@ -162,7 +165,7 @@ def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
 
 
 def _fingerprint(jars: list[Path]) -> str:
-    """A digest of what an archive depends on: Java, Spark and the jars."""
+    """A digest of everything that an archive depends on: Java, Spark and the jars."""
     java = find_java()
     parts = [str(java.path.resolve()), java.release, sys.executable, *jars, *(jar.stat().st_mtime_ns for jar in jars)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Kafka topics: created, written to, and read back."""
+"""Create, write and read Kafka topics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POLL_EVERY = 1_000
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic to create; `replication` 0 is the broker's default."""
+    """A topic to create; `replication` 0 means the broker's default."""
 
     name: str
     partitions: int = 1
@@ -35,9 +35,9 @@ class Topic:
 
 
 def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[str, ...]:
-    """Create the topics that do not exist; returns their names."""
+    """Create the topics that do not exist yet, and return their names."""
     require_brokers(kafka)
-    admin = AdminClient(quiet(kafka))  # kept in a variable: it must outlive its futures
+    admin = AdminClient(quiet(kafka))  # assigned to a variable because it must outlive its futures
     futures = admin.create_topics(
         [NewTopic(topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)) for topic in topics]
     )
@@ -49,13 +49,13 @@ def _was_created(name: str, error: BaseException | None) -> bool:
         return True
     if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
         return False
-    raise EngineError(f"Topic {name} was not created: {error}", next_step="Check that the broker runs.")
+    raise EngineError(f"Topic {name} was not created: {error}", next_step="Check that the broker is running.")
 
 
 def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | None, bytes | None, int]]) -> None:
-    """Send records (key, value, timestamp in ms) in order; a timestamp of 0 is now.
+    """Send records (key, value, timestamp in ms) in order; a timestamp of 0 means the current time.
 
-    Raises EngineError if the broker refuses any.
+    Raises EngineError if the broker refuses a record.
     """
     errors: list[KafkaError] = []
 
@@ -78,7 +78,7 @@ def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | 
         cause = errors[0] if errors else "no answer from the broker"
         raise EngineError(
             f"{len(errors) + undelivered} records were not written to {topic}: {cause}.",
-            next_step="Check that the broker runs, and produce again.",
+            next_step="Check that the broker is running, then produce again.",
         )
 
 
@@ -89,7 +89,7 @@ def require_delivery(error: KafkaError | None, message: Message) -> None:
 
 
 def read_topic(kafka: Mapping[str, str], topic: str) -> Iterator[Message]:
-    """The committed records of a topic from its beginning to its current end, each partition's in order."""
+    """Yield the committed records of a topic from its beginning to its current end, in order within a partition."""
     consumer = Consumer(
         {
             "group.id": "sluice-read-topic",

@@ -1,1 +1,1 @@
-"""Values that the topology, the plan, operators and the engine share: contracts, windows, SQL text, policies."""
+"""Value types and helpers shared by topology, plan, operators and engine: contracts, windows, SQL text, policies."""

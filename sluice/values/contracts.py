@@ -1,4 +1,4 @@
-"""Contracts, msgspec Structs that declare a topic's values, as Spark SQL types."""
+"""Converts contracts, the msgspec Structs that declare a topic's values, to Spark SQL types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.values.sql import quoted
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
-    """For `Annotated[Decimal, ...]`: an amount of at most `precision` digits, `scale` of them after the point."""
+    """Declare the digits of an `Annotated[Decimal, ...]`: at most `precision`, `scale` of them after the point."""
     return msgspec.Meta(extra={"precision": precision, "scale": scale})
 
 
@@ -33,7 +33,7 @@ _SIMPLE: dict[type[inspect.Type], str] = {
 
 
 _DEEPEST = 40
-"""The deepest nesting of objects."""
+"""Limit for nested objects; a contract that exceeds it contains itself."""
 
 
 def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
@@ -51,7 +51,7 @@ def sql_type(kind: Any) -> str:
 
 
 def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
-    """Attribute names by JSON name."""
+    """The contract's attribute names by JSON name."""
     return {field.encode_name: field.name for field in _struct(contract).fields}
 
 
@@ -110,10 +110,10 @@ def _map_type(kind: inspect.DictType, where: str) -> str:
 
 
 def quote_counter(contract: type[msgspec.Struct]) -> Callable[[msgspec.Struct], int] | None:
-    """A function that counts the quotation marks in the JSON of a value of this contract, nested values included.
+    """Return a function that counts the quotation marks in the JSON of a value, including nested values.
 
-    JSON with exactly that many has no duplicate or unknown field and no escaped quotation mark. None if the number
-    does not follow from the value, because fields are optional.
+    JSON with exactly that many has no duplicate or unknown field and no escaped quotation mark. Returns None if the
+    contract has optional fields, because the number then does not follow from the value.
     """
     source = _strings(_struct(contract), "v")
     return None if source is None else eval(f"lambda v: 2 * ({source})")
@@ -166,9 +166,10 @@ def _total(counts: list[str | None]) -> str | None:
 
 
 def decimals(contract: Any) -> list[tuple[str, str, str]]:
-    """The declared amounts of a contract, or of any type that a field can have, nested ones included.
+    """The Decimals with declared digits in a contract or another field type, including nested ones.
 
-    For each: its path for messages, its Spark SQL type, and Python source that collects its values from `values`.
+    Each is a tuple of its path for messages, its Spark SQL type, and Python source that collects its values from
+    `values`.
     """
     amounts: list[tuple[str, str, str]] = []
 

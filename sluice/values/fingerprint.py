@@ -1,8 +1,8 @@
-"""A hash of an author's function that changes only when its code does.
+"""A hash of an author's function that changes only when the function's code changes.
 
-It is made of the syntax tree, without comments, docstrings, formatting and line numbers, and is the same in all minor
-versions of Python. Functions, classes and plain values that the function uses from its own module count as its code;
-other modules do not.
+The hash covers the syntax tree without comments, docstrings, formatting and line numbers, and is the same in all minor
+versions of Python. It includes functions, classes and plain values that the function uses from its own module, but not
+code from other modules.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _used(function: FunctionType, seen: set[int]) -> Iterator[str]:
-    """The values that a function uses from its own module and from enclosing functions."""
+    """Describe the values that a function uses from its own module and from enclosing functions."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name in sorted(cells):
         yield name
@@ -92,7 +92,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _tree(value: FunctionType | type) -> str:
-    """The syntax tree of a function or class as text; its names and constants if the source is unavailable."""
+    """The syntax tree of a function or class as text, or its names and constants if the source is unavailable."""
     try:
         node = _lambda(value) if isinstance(value, FunctionType) and value.__name__ == "<lambda>" else _parsed(value)
     except (OSError, TypeError, ValueError, IndexError, SyntaxError):
@@ -111,7 +111,10 @@ def _parsed(value: FunctionType | type) -> ast.AST:
 
 
 def _lambda(function: FunctionType) -> ast.AST:
-    """The tree of a lambda. `getsource` returns whole lines, which may not parse alone or contain several lambdas."""
+    """The syntax tree of a lambda.
+
+    `inspect.getsource` cannot be used: it returns whole lines, which may not parse or may contain several lambdas.
+    """
     code = function.__code__
     lines = linecache.getlines(code.co_filename)
     lambdas = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.Lambda)]
@@ -126,14 +129,14 @@ def _lambda(function: FunctionType) -> ast.AST:
 
 
 def _text(node: ast.AST) -> str:
-    """A tree as text without docstrings. Empty fields are left out: some versions of Python have more of them."""
+    """A syntax tree as text, without docstrings and without empty fields, which differ between versions of Python."""
     fields = []
     for name, value in ast.iter_fields(node):
         if name == "kind":
-            continue  # whether a string was written with a u
+            continue  # the u prefix of a string
         if name == "body" and isinstance(value, list) and isinstance(node, _DOCUMENTED):
             value = value[_has_docstring(value) :]
-        if isinstance(node, ast.JoinedStr):  # to which Python 3.12 adds empty strings
+        if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings
             value = [part for part in value if getattr(part, "value", None) != ""]
         if value is None or value == []:
             continue

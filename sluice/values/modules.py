@@ -1,4 +1,4 @@
-"""Import a pipeline's file as a module, on the driver and in Spark's tasks alike."""
+"""Import a pipeline's file as a module, on the driver and in Spark's tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 def load_module(file: Path, name: str = "") -> ModuleType:
     """Import a pipeline's file once per process, by default under a name that no installed module can have."""
-    # With a dot, pickle would look for a package.
+    # If the name contained a dot, pickle would look for a package.
     name = name or f"sluice-pipeline:{file.absolute()}".replace(".", "_")
     if name in sys.modules:
         return sys.modules[name]

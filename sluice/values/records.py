@@ -12,21 +12,21 @@ METADATA = {
     "_timestamp": "TIMESTAMP",
     "_headers": "MAP<STRING, STRING>",
 }
-"""The columns that SQL can read beside a record's value, each with its Spark SQL type."""
+"""The columns that SQL can read in addition to a record's value, each with its Spark SQL type."""
 
 CHANGE_METADATA = {"_key": "STRING", "_window_start": "TIMESTAMP", "_window_end": "TIMESTAMP"}
-"""The columns that SQL can read beside a table's value; the window's times are null if the table is not windowed."""
+"""The columns that SQL can read in addition to a table's value; window times are null if the table is not windowed."""
 
 TEXT_FIELD = "value"
-"""SQL's name for a value that is not an object."""
+"""The column name of a value that is not an object."""
 
 MOST_KEY_BYTES = 1024
-"""The longest key, in bytes of UTF-8: databases do not index longer ones."""
+"""The maximum length of a key in UTF-8 bytes; PostgreSQL cannot index much longer ones."""
 
 How = Literal["inner", "left", "outer"]
 OnNull = Literal["dead_letter", "keep"]
 OnError = Literal["dead_letter", "skip", "fail"]
-"""What happens to a record that cannot be read, processed or written."""
+"""Policy for a record that cannot be read, processed or written."""
 OnTime = Literal["dead_letter", "skip", "fail", "clock"]
-"""What happens to a record without a valid event time; `clock` gives it the time of processing."""
+"""Policy for a record without a valid event time; `clock` gives it the time of processing."""
 Delivery = Literal["exactly_once", "at_least_once"]

@@ -8,18 +8,18 @@ from sluice.values.fingerprint import fingerprint
 
 
 class Loader(Protocol):
-    """Finds a function or class again, in the process that a pickle has come to."""
+    """Finds a function or class in the process that unpickles a reference to it."""
 
     @property
     def value(self) -> Any: ...
 
 
 class Reference:
-    """A function, class or instance of an author.
+    """A reference to an author's function, class or instance.
 
-    The engine decides how to pickle it (`engine.steps.pickling`): Spark's tasks may be unable to import its module.
-    What has come out of a pickle is looked up when `value` is first read. Two references are equal if they refer to
-    the same object, or to functions with the same code.
+    The engine decides how to pickle the reference (`engine.steps.pickling`), because Spark's tasks may be unable to
+    import the object's module. After unpickling, the object is loaded when `value` is first read. Two references are
+    equal if they refer to the same object, or to functions with the same code.
     """
 
     def __init__(self, value: Any = None, loader: Loader | None = None) -> None:
@@ -38,7 +38,7 @@ class Reference:
         return getattr(self.value, "__qualname__", type(self.value).__qualname__)
 
     def fingerprint(self) -> str:
-        """A hash of its code."""
+        """A hash of the object's code."""
         return fingerprint(self.value)
 
     def __eq__(self, other: object) -> bool:
@@ -56,5 +56,5 @@ class Reference:
 
 
 def reference(value: Any) -> Reference | None:
-    """A reference, or None for None."""
+    """A reference to `value`; None for None."""
     return None if value is None else Reference(value)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from sluice.values.records import TEXT_FIELD
 
 TO_JSON = "to_json({}, map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
-"""JSON of a struct. Without the format, Spark cuts times to milliseconds."""
+"""SQL template for the JSON of a struct. Without the format, Spark truncates times to milliseconds."""
 _WRAPPED = TO_JSON.format("named_struct('v', {0})")
 VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
-"""JSON of any value. Spark only writes structs, so the value is wrapped in one and cut out."""
+"""SQL template for the JSON of any value. `to_json` takes only structs, so the value is wrapped in one and cut out."""
 
 
 def quoted(name: str) -> str:
@@ -25,7 +25,7 @@ def literal(text: str) -> str:
 
 
 def typed_json(text: str, fields: Mapping[str, str]) -> str:
-    """SQL that parses JSON as a struct of these fields, or as one `value`, a VARIANT if its type is unknown."""
+    """SQL that parses JSON as a struct of these fields, or as a single `value`, a VARIANT if its type is unknown."""
     if list(fields) == [TEXT_FIELD]:
         kind = fields[TEXT_FIELD]
         wrapped = f"concat('{{\"v\":', {text}, '}}')"

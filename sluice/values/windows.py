@@ -1,4 +1,4 @@
-"""Windows of event time, in milliseconds, as values; `topology.windows` makes them for authors."""
+"""Window definitions over event time, in ms. Authors create them with `tumbling`, `hopping`, `sliding`, `session`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Window:
-    """Windows `[start, start + size)`, start a multiple of the advance; each takes records until `end + grace`."""
+    """Windows `[start, start + size)`, each start a multiple of the advance; they accept records until end + grace."""
 
     size_ms: int
     grace_ms: int
 
     advance_ms: int = 0
-    """From one start to the next; 0 for windows one after the other."""
+    """Time between the starts of hopping windows; 0 for tumbling windows."""
 
     @property
     def every_ms(self) -> int:
-        """From one window's start to the next one's."""
+        """Time between the starts of consecutive windows."""
         return self.advance_ms or self.size_ms
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class Window:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """A window for every distinct set of records within `size`: ends with a record, or begins right after one."""
+    """One window for every distinct set of records within `size`; it ends at a record or begins right after one."""
 
     size_ms: int
     grace_ms: int
@@ -40,14 +40,14 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """A window of records with no more than `gap` between each and the next; both ends belong to it."""
+    """Sessions of records with at most `gap` between neighbours; start and end are inclusive."""
 
     gap_ms: int
     grace_ms: int
 
     @property
     def size_ms(self) -> None:
-        """A session has no size of its own."""
+        """None: sessions have no fixed size."""
         return
 
     def __str__(self) -> str:
@@ -70,5 +70,5 @@ class JoinWindow:
 
 
 def open_for(window: AnyWindow) -> int:
-    """How long after its end a window takes records, in ms of stream time."""
+    """How long after its end a window accepts records, in ms of stream time."""
     return window.grace_ms + (window.gap_ms if isinstance(window, SessionWindow) else 0)

@@ -1,4 +1,4 @@
-"""Functions around an author's functions, so that the engine calls all of them alike."""
+"""Wrappers that give authors' functions a common signature."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Wrapper:
-    """A function around an author's function, under the author's name.
+    """Wraps an author's function and keeps its name.
 
-    `__wrapped__` leads pickling and fingerprints to the author's own module and code.
+    Pickling and fingerprints follow `__wrapped__` to the author's own module and code.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -20,12 +20,14 @@ class Wrapper:
 
 
 class WithoutKey(Wrapper):
+    """Drops the key argument."""
+
     def __call__(self, key: str | None, *arguments: Any) -> Any:
         return self.function(*arguments)
 
 
 class Not(Wrapper):
-    """The opposite of a condition."""
+    """Negates a condition."""
 
     def __call__(self, *arguments: Any) -> bool:
         return not self.function(*arguments)

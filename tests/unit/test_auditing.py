@@ -43,10 +43,10 @@ def test_an_audit_lists_partitions_and_balances(states: States) -> None:
     )
     fine, text = said(states)
     assert fine
-    assert "passed over by minutes, late: 2 of orders partition 0" in text
+    assert "skipped by minutes, late: 2 of orders partition 0" in text
     assert "Every record read is accounted for" in text
     assert "written to out: 3" in text
-    assert "state of worker 0: 00ff" in text
+    assert "checksums of worker 0: state rows 00ff" in text
     for name in ("r", "1.0"):
         assert said(states, name)[0]
     with pytest.raises(NotFound, match="no audit of other"):
