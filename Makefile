@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JARS := .sluice/jars/.provided
 
-# Without bytecode files, every process would compile all of its imports again.
+# Without bytecode files, every process would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Set-up should also work on slow networks.
@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1mmake %-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1mmake %-16s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(JARS) ## Create .venv and download the jars; does nothing if both are up to date
@@ -27,7 +27,7 @@ demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the re
 	@$(BIN)/sluice demo $(if $(EXIT),--exit)
 
 .PHONY: test
-test: $(JARS) ## Run every test in PROCESSES=2; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
+test: $(JARS) ## Run every test, in PROCESSES=2; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
 	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),2) --durations=15)
 
 .PHONY: lint
@@ -72,15 +72,15 @@ test-namespaces: $(INSTALLED) ## Test queries over state servers in separate net
 
 .PHONY: conformance
 conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=one|each|random, FEATURES=a,b
-	@test -n "$(CASES)" || { echo "Say which cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }
+	@test -n "$(CASES)" || { echo "Name the file of cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES))
 
 .PHONY: topologies
-topologies: $(JARS) ## Compare random chains of operators over one batch and over random ones: COUNT=100 SEED=1
+topologies: $(JARS) ## Compare the output of random chains of operators in one batch and in random batches: COUNT=100 SEED=1
 	@$(BIN)/python -m tests.conformance.topologies --count $(or $(COUNT),100) --seed $(or $(SEED),1)
 
 .PHONY: faults
-faults: $(JARS) ## Kill, pause and starve every process, and compare with the expected results; ARGS='F1 F7' KILLS= PIPELINE= SHARDS=
+faults: $(JARS) ## Kill, pause and starve processes, and compare the results; ARGS='F1 F7' KILLS= PIPELINE= SHARDS=
 	@KILLS="$(or $(KILLS),100)" PIPELINE="$(or $(PIPELINE),orders words)" SHARDS="$(or $(SHARDS),sqlite postgres)" \
 		$(BIN)/python -m tests.faults $(ARGS)
 
@@ -95,7 +95,7 @@ clean: ## Remove .venv, .sluice and every cache
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# --- Set-up: each stamp file is written again when its dependencies change ---
+# --- Set-up: each step touches a stamp file, and runs again when its dependencies are newer than the file ---
 
 # The first Python of 3.11 or newer, unless PYTHON= names one.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -111,7 +111,7 @@ $(BIN)/python:
 	else "$(PYTHON)" -m venv $(VENV) || \
 	{ rm -rf $(VENV); echo "Python's venv module is missing: on Debian, apt-get install python3-venv." >&2; exit 2; }; fi
 
-# uv installs the lock three times as fast as pip. If it is not on the PATH, the locked version is installed into the venv.
+# uv installs the lock three times as fast as pip. If uv is not on the PATH, the locked version is installed into the venv.
 # Compile bytecode now, as pip does: if Python must not write it later, each Airflow process would compile everything.
 $(INSTALLED): requirements.txt pyproject.toml | $(BIN)/python
 	@command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "$$(grep -o '^uv==[^ ]*' requirements.txt)"
