@@ -1,6 +1,6 @@
-"""Plans: a topology as jobs, each one streaming query, which the engine runs without knowing the topology.
+"""Plans: a topology split into jobs, each one streaming query. The engine runs a plan without using the topology.
 
-`jobs`, `steps` and `operators` are what a plan is made of, plain values; the other modules make it of a topology.
+`jobs`, `steps` and `operators` define the values of a plan; the other modules derive them from a topology.
 """
 
 from sluice.plan.explain import explain

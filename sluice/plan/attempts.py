@@ -1,7 +1,7 @@
-"""Find the author's expressions that can fail for some record, and the part that causes the failure.
+"""Find the author's expressions that can fail for some record, and the parts that cause the failure.
 
-Spark's arithmetic is strict: a division by zero, a failed CAST or a number out of range ends the query. Expressions
-that can fail are wrapped (`jobs.Attempt`), so that they fail for their record only. All others are computed directly.
+In Spark's ANSI mode, a division by zero, a failed CAST or a number out of range ends the query. Expressions that can
+fail are therefore wrapped (`jobs.Attempt`), so that only their record fails. All others are computed directly.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _is_safe_itself(node: exp.Expr, types: Types) -> bool:
         case exp.Like():
             return isinstance(node.expression, exp.Literal) and "\\" not in node.expression.name
     if isinstance(node, _COMPARISONS):
-        # To compare a text with a number, Spark casts the text to a number.
+        # Spark compares a text with a number by casting the text to a number, which can fail.
         return len({_group(child, types) for child in node.iter_expressions()} - {"null"}) == 1 and (
             "" not in {_group(child, types) for child in node.iter_expressions()}
         )
@@ -91,7 +91,7 @@ def _is_widening(node: exp.Cast, types: Types) -> bool:
 
 
 def _group(node: exp.Expr, types: Types) -> str:
-    """`number` for numeric types, else the type itself: values of one kind can be compared. Empty if unknown."""
+    """The group of types that can be compared safely: `number` for numeric types, else the type. Empty if unknown."""
     if isinstance(node, exp.Null):
         return "null"
     kind = kind_of(node, types)
@@ -115,9 +115,10 @@ def _why(node: exp.Expr) -> str:
 
 
 def without_risk(text: str, types: Types) -> tuple[str, dict[str, str]]:
-    """An aggregate with some arguments replaced by names, and the expressions behind these names.
+    """Replace some arguments of an aggregate by names; return the new text and the expression of each name.
 
-    Replaced are arguments that can fail, and summed integers: they become decimals, whose sum cannot overflow 64 bits.
+    Replaces arguments that can fail, and summed integers, which become decimals so that their sum cannot overflow 64
+    bits.
     """
     tree = tree_of(text).copy()
     arguments: dict[str, str] = {}
@@ -162,7 +163,7 @@ def _adds_up(kind: str) -> bool:
 
 
 _SUM_DIGITS = 10
-"""A sum has this many more digits than its argument, enough for 10^10 of the largest values."""
+"""A sum has this many more digits than its argument, enough for 10^10 values."""
 
 
 def _arguments(function: exp.Expr) -> Iterator[exp.Expr]:

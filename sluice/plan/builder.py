@@ -1,4 +1,4 @@
-"""Mutable state while a job is planned: its columns so far, and the scope after each node."""
+"""Mutable state of planning a job: the columns so far, and the scope after each node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Layers = dict[int, list[Column | Attempt] | Transformation]
 
 @dataclass
 class PlanBuilder:
-    """A job while it is planned."""
+    """The state of planning one job."""
 
     pipeline: Pipeline
     steps: tuple[Step, ...]
@@ -33,9 +33,9 @@ class PlanBuilder:
     metadata: set[str] = field(default_factory=set)
     scopes: dict[tuple[int, bool], Scope] = field(default_factory=dict)
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Column → the source and field that it contains."""
+    """Column → its source and field."""
     results: dict[str, str] = field(default_factory=dict)
-    """SQL of a field of an operator's results → the column of these results."""
+    """SQL of a field of an operator's results → the column of the results."""
     results_read: set[str] = field(default_factory=set)
     """The columns of operators' results that expressions read."""
     functions: list[PythonFunction] = field(default_factory=list)
@@ -45,16 +45,16 @@ class PlanBuilder:
     explosions: dict[int, list[int]] = field(default_factory=dict)
     """Stage → its nodes that turn one record into several."""
     explosion_depths: dict[int, int] = field(default_factory=dict)
-    """Such a node → its layer."""
+    """Node that turns one record into several → its layer."""
     operators: dict[int, int] = field(default_factory=dict)
     """Number of an ordered operator → its stage."""
     inline: set[int] = field(default_factory=set)
-    """The operators that take another operator's results directly, in the same stage."""
+    """Operators that get another operator's results directly, in the same stage."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The columns after a node: stage, layer, the condition for a record to get here, and each field's column."""
+    """The columns after a node: stage, layer, the condition for a record to reach this point, and fields' columns."""
 
     stage: int
     depth: int
@@ -66,11 +66,11 @@ class Scope:
     exploded: tuple[int, ...] = ()
     """Upstream nodes that turn one record into several."""
     raw: str | None = None
-    """The column of an operator's results, if the value is such a result unchanged (JSON in `value`)."""
+    """The column of an operator's results, if the value is an unchanged result (JSON in `value`)."""
     path: tuple[str, ...] = ()
-    """SQL of the elements of the path (`values.paths`) from the stage's record or result to here."""
+    """SQL of the elements of the path (`values.paths`) from the stage's record or result to this scope."""
     rekeyed: bool = False
-    """Whether a step since then has changed the key."""
+    """Whether a step since the start of the stage has changed the key."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class Scope:
         return tuple(name for name in self.columns if name not in METADATA and not name.startswith("_window_"))
 
     def value(self, builder: PlanBuilder) -> str:
-        """SQL of the value: a struct of its fields, or the scalar itself. Marks its fields as used."""
+        """SQL of the value: a struct of its fields, or the scalar itself. Marks the fields as used."""
         if self.scalar:
             return column_read(builder, self, TEXT_FIELD)
         pairs = ", ".join(f"{literal(name)}, {column_read(builder, self, name)}" for name in self.fields)
@@ -96,7 +96,7 @@ class Scope:
 
 
 def turned(builder: PlanBuilder, scope: Scope, parent: nodes.Node, child: nodes.Node, side: int = 0) -> Scope:
-    """The scope on the way from a node to one of its children, which may take it on several sides."""
+    """The scope between a node and one of its children; `side` is the child's input."""
     turns = [
         (node.number, number)
         for node in builder.pipeline.nodes
@@ -109,14 +109,17 @@ def turned(builder: PlanBuilder, scope: Scope, parent: nodes.Node, child: nodes.
 
 
 def masked(builder: PlanBuilder, scope: Scope) -> str:
-    """The condition for a consumer to take a row: true for one row of a record that other nodes turned into several."""
+    """The condition for a consumer to take a row.
+
+    If nodes that are not upstream of the consumer turned a record into several rows, only one of them meets it.
+    """
     others = [number for number in builder.explosions.get(scope.stage, []) if number not in scope.exploded]
     conditions = [scope.passed, *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
     return " AND ".join(conditions)
 
 
 def sql_of(builder: PlanBuilder, scope: Scope, text: str) -> str:
-    """`text` over the job's columns. Marks the fields it reads as used."""
+    """`text` as an expression over the job's columns. Marks the fields that it reads as used."""
     expression = parse(text)
     return expression.on({name: column_read(builder, scope, name) for name in expression.fields})
 
@@ -124,9 +127,9 @@ def sql_of(builder: PlanBuilder, scope: Scope, text: str) -> str:
 def tried(
     builder: PlanBuilder, scope: Scope, node: nodes.Node, before: nodes.Node, texts: Mapping[str, str], *, key: str = ""
 ) -> tuple[Scope, dict[str, str]]:
-    """SQL of a step's expressions, and the scope after it, which only passes records for which none failed.
+    """SQL of a step's expressions, and the scope after the step, which passes records for which no expression failed.
 
-    `before` is the node whose fields the expressions read; `key` names the expression that becomes a key.
+    The expressions read the fields of the node `before`; `key` is the name of the expression that becomes a key.
     """
     sqls = {name: sql_of(builder, scope, text) for name, text in texts.items()}
     types = types_after(before) | METADATA | CHANGE_METADATA
@@ -159,7 +162,7 @@ def tried(
 def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: str) -> None:
     """Register that a step can fail; `error` is the SQL of the error message."""
     if any(failure.step.number == node.number and failure.stage != scope.stage for failure, _ in builder.failing):
-        return  # a topic's table is mapped before its store and after it: the same records fail in both places
+        return  # a topic's table is mapped both before and after its store, and the same records fail in both
     if not scope.stage:
         builder.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}
     key, value = ("", "") if not scope.stage else (column_read(builder, scope, "_key"), scope.json(builder))
@@ -168,13 +171,13 @@ def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: s
 
 
 def failures(builder: PlanBuilder) -> tuple[Failure, ...]:
-    """The places where steps can fail. A record that a step turned into several fails only once."""
+    """The places where steps can fail. A record that a step turned into several rows fails only once."""
     return tuple(replace(failure, once=_once(builder, failure, scope)) for failure, scope in builder.failing)
 
 
 def _once(builder: PlanBuilder, failure: Failure, scope: Scope) -> str:
     others = [number for number in builder.explosions.get(scope.stage, []) if number not in scope.exploded]
-    # A table's old value already failed when it was the new one.
+    # A table's old value already failed when it was the new value.
     conditions = [*(["NOT old"] if scope.stage else []), *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]
     return " AND ".join([f"{failure.error} IS NOT NULL", *conditions])
 
@@ -205,14 +208,14 @@ def column_read(builder: PlanBuilder, scope: Scope, name: str) -> str:
 
 
 def null_read(builder: PlanBuilder, scope: Scope) -> str:
-    """The condition that the value is null. Marks the results it reads as used."""
+    """The condition that the value is null. Marks the results that the condition reads as used."""
     if scope.is_null in builder.results:
         builder.results_read.add(builder.results[scope.is_null])
     return scope.is_null
 
 
 def column_name(prefix: str, field: str) -> str:
-    """The job's column for a field: a name that SQL does not need to quote."""
+    """The name of the job's column for a field, which needs no quotes in SQL."""
     return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
 
 
@@ -228,7 +231,7 @@ _FINAL = 1_000_000
 
 
 def below(builder: PlanBuilder, stage: int) -> int:
-    """A new last layer, for a step that turns one row into several; a layer can have only one such step."""
+    """The depth of a new last layer, for a step that turns one row into several: a layer can have only one of them."""
     return max((depth for depth in builder.stages.get(stage, {}) if depth != _FINAL), default=0) + 1
 
 
@@ -238,7 +241,7 @@ def final(builder: PlanBuilder, name: str, sql: str, step: int) -> None:
 
 
 def column_of(builder: PlanBuilder, scope: Scope, name: str, sql: str, step: int) -> str:
-    """The column of the last layer that computes `sql`; added on first use."""
+    """The column of the last layer that computes `sql`. Adds it on first use."""
     if sql.isidentifier() and sql != "false":
         return sql
     layer = builder.stages.setdefault(scope.stage, {}).setdefault(_FINAL, [])

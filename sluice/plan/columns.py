@@ -6,11 +6,12 @@ Names of columns:
 - `n5`: whether a record passed node 5; `n7_total`: field `total` of node 7; `r8`: the result of function 8;
 - `t5_0`: results of node 5's expressions that can fail; `t5_0_error`: their error;
 - `v9`: the value that operator 9 emitted; `x6_pos`, `x6`: index and value of an array element in node 6;
-  characters that a column name cannot contain are escaped: field `order-id` is `s3_order_x2d_id`;
 - `k5_0`: the first key by which records that passed node 5 are grouped; `o9_key`, `o9_value`: output of sink 9.
 
+Characters that a column name cannot contain are escaped: field `order-id` is `s3_order_x2d_id`.
+
 Columns belong to stages: one before the first ordered operators and one after each set of them. A stage has layers,
-each computed from the previous ones, so that each step is computed once however many steps follow.
+each computed from the previous ones, so that a step is computed only once even if several steps follow it.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from sluice.values.sql import literal, quoted, typed_json
 
 
 def scope_of(builder: PlanBuilder, node: nodes.Node, *, old: bool = False) -> Scope:
-    """The scope after a node. Adds its columns on first use.
+    """The scope after a node. Adds the node's columns on first use.
 
-    With `old`, a table's rows include the values they replace, which requires an operator that stores them. The results
-    of any operator include them where a later step needs them; only a topic's table has two scopes.
+    With `old`, a table's rows include the old values that they replace, which requires an operator that stores them.
+    Results of operators include old values if a later step needs them; only a topic's table has two scopes.
     """
     old = old and _latest(node)
     if (node.number, old) not in builder.scopes:
@@ -55,7 +56,7 @@ def scope_of(builder: PlanBuilder, node: nodes.Node, *, old: bool = False) -> Sc
 
 
 def _latest(node: nodes.Node) -> bool:
-    """Whether a node gives the latest values of a stream's records, at most mapped and filtered."""
+    """Whether a node is a table of a stream's latest values, possibly mapped and filtered."""
     while isinstance(node, nodes.Filter | nodes.Select | nodes.MapValues):
         node = node.parent
     return isinstance(node, nodes.ToTable)
@@ -128,12 +129,12 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
 
 
 def _rows(builder: PlanBuilder, scope: Scope) -> Scope:
-    """The records that change a row of a table: without a key, a record has no row."""
+    """The scope of a table's records: those without a key are excluded."""
     return replace(scope, passed=f"({scope.passed} AND {column_read(builder, scope, '_key')} IS NOT NULL)")
 
 
 def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
-    """The scope after an ordered operator: its value is one column, which the engine types."""
+    """The scope after an ordered operator. The value is a single column, whose type the engine determines."""
     scope = Scope(builder.operators[node.number], 0, f"(emitted AND target <=> {node.number})", RESULT_METADATA)
     column = result_column(node.number)
     while node.number in builder.inline:
@@ -149,7 +150,7 @@ def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
 
 
 def _is_rekeyed(builder: PlanBuilder, node: nodes.Node) -> bool:
-    """Whether results have another key than the operator's input, or the input's key was changed before it."""
+    """Whether results have another key than the operator's input, or an earlier step changed the key."""
     match node:
         case nodes.Process():
             return True
@@ -160,7 +161,7 @@ def _is_rekeyed(builder: PlanBuilder, node: nodes.Node) -> bool:
 
 
 def _noted(builder: PlanBuilder, scope: Scope, column: str) -> Scope:
-    """The same scope, with its fields registered as parts of the operator's results in that column."""
+    """Register the scope's fields as parts of the operator's results in `column`; return the scope."""
     builder.results |= {scope.columns[name]: column for name in scope.fields}
     if scope.is_null != "false":
         builder.results[scope.is_null] = column
@@ -168,7 +169,10 @@ def _noted(builder: PlanBuilder, scope: Scope, column: str) -> Scope:
 
 
 def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
-    """An ordered aggregate's columns over the results `a0`, `a1`, ... of its functions; None if equal."""
+    """An ordered aggregate's columns as expressions over the results `a0`, `a1`, ... of its functions.
+
+    Empty if each column is one function's result.
+    """
     parts = {name: in_order(text) for name, text in node.columns.items()}
     functions: dict[tuple[str, str | None, int], None] = {}
     columns = []
@@ -244,16 +248,16 @@ def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scop
             columns[name] = sql
         else:
             columns[name] = column_name(f"n{node.number}", name)
-            # Do not evaluate the expression for records that an earlier filter removed.
+            # Skip the expression for records that an earlier filter removed.
             column = Column(columns[name], f"IF({scope.passed}, {sql}, NULL)", node.number, field=name)
             add(builder, scope.stage, scope.depth + 1, column)
-    # In a stream, a null value becomes a value; in a table, it remains a deletion.
+    # A stream's null value becomes a value; in a table, null is still a deletion.
     is_null = scope.is_null if nodes.is_table(node) else "false"
     return replace(scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
 
 
 def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, fields: Mapping[str, str]) -> Scope:
-    """One record per array element. Other consumers of the stage only take rows where `pos` is 0 or null."""
+    """The scope with a row per array element. Other consumers of the stage take only rows whose `pos` is 0 or null."""
     name, depth = f"x{node.number}", below(builder, scope.stage)
     sql = f"posexplode_outer(IF({scope.passed}, {items}, NULL))"
     add(builder, scope.stage, depth, Column(name, sql, node.number, position=f"{name}_pos"))
@@ -269,9 +273,9 @@ def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, 
 
 
 def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scope:
-    """One row per merged stream that the record passes through."""
+    """The scope with a row for each merged stream that contains the record."""
     first = scopes[0]
-    # A record that an earlier step turned into several rows goes once through each stream that does not follow it.
+    # If an earlier step turned a record into several rows, streams that do not follow that step take only one of them.
     depth = below(builder, first.stage)
     ways = ", ".join(f"IF({masked(builder, scope)}, {number}, NULL)" for number, scope in enumerate(scopes))
     column = f"m{node.number}_ways"
@@ -306,7 +310,7 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
 
 
 def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
-    """A Python function as a SQL function: takes key and value as JSON, returns JSON or an error."""
+    """Call a Python function as an SQL function that takes key and value as JSON and returns JSON or an error."""
     takes, returns = reference(node.takes), reference(node.returns)
     builder.functions.append(PythonFunction(node.number, Reference(node.function), node.gives, takes, returns))
     key = column_read(builder, scope, "_key")
@@ -318,7 +322,7 @@ def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
         if number not in scope.exploded
     }
     depth = scope.depth + 1
-    while depth in others:  # there, Spark would call it for every row of this record
+    while depth in others:  # in such a layer, Spark would call the function for every row of this record
         depth += 1
     once = [scope.passed, *(f"coalesce(x{number}_pos, 0) = 0" for layer, number in others.items() if layer < depth)]
     passed = f"({' AND '.join(once)})" if len(once) > 1 else scope.passed
@@ -339,7 +343,7 @@ def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
 
 
 def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> Scope:
-    """A function of the whole DataFrame, in its own layer, with its input and output columns."""
+    """Add a layer for a function of the whole DataFrame, with its input and output columns."""
     depth = below(builder, scope.stage)
     given = tuple((name, f"IF({scope.passed}, {column_read(builder, scope, name)}, NULL)") for name in scope.fields)
     made = {name: column_name(f"n{node.number}", name) for name in node.fields}
@@ -351,7 +355,7 @@ def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> S
 
 
 def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str) -> Scope:
-    """The scope after a function: the value it returned and, if it returns both, the key."""
+    """The scope after a function, with the returned value and, if the function returns it, the key."""
     column = result_column(node.number)
     add(builder, scope.stage, scope.depth + 1, Column(column, typed_json(f"{result}.value", node.fields), node.number))
     typed = _typed(replace(scope, depth=scope.depth + 1), column, scope.passed, node.fields)

@@ -1,4 +1,4 @@
-"""Describe a plan as text."""
+"""Describe a plan as text, for `sluice explain`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluice.plan.jobs import FusedJob, Job, OrderedJob, Plan
 
 
 def explain(plan: Plan) -> str:
-    """The jobs as text: what each reads, stores and writes, and why its operators are ordered."""
+    """Describe what each job reads, stores and writes, and why its operators are ordered."""
     jobs = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
     lines = [f"pipeline {plan.pipeline.name}: {jobs}, {plan.pipeline.workers} workers"]
     for job in plan.jobs:

@@ -1,6 +1,6 @@
 """The parts of a plan: jobs, their aggregation groups and operators, and the topics they read and write.
 
-All of it is data that can be pickled and says what the engine needs to know: the topology itself is not in it.
+A plan is picklable data and contains everything that the engine needs, so it does not refer to the topology.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Column:
     name: str
     sql: str
     step: int | None
-    """Number of the step that it belongs to; None if several steps share it."""
+    """Number of the column's step; None if several steps share the column."""
     field: str = ""
-    """The author's name for its content, if there is one."""
+    """The author's name for the column, if any."""
     position: str = ""
-    """For a column that turns an array into rows: the column of the element's index."""
+    """For a column that turns an array into rows: the column with the element's index."""
 
 
 @dataclass(frozen=True)
 class Attempt:
     """A column with a step's expressions that can fail: a struct `c0`, `c1`, ..., or null if one of them failed.
 
-    Beside it stands `error`: what is wrong with a record for which the step fails, else null.
+    The column `error` has the error message if the step failed for the record, else null.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Attempt:
     columns: tuple[str, ...]
     """SQL of the expressions."""
     keys: frozenset[int]
-    """Indexes of those that become keys of records or stores."""
+    """Indexes of the expressions that become keys of records or stores."""
     causes: tuple[tuple[str, str], ...]
     """SQL of the parts that can fail, innermost first, each with its error message."""
 
     @property
     def error(self) -> str:
-        """Name of the column with a record's error."""
+        """Name of the column with the error message."""
         return f"{self.name}_error"
 
     def result(self, number: int) -> str:
-        """SQL of an expression's result."""
+        """SQL for the result of the expression with this index."""
         return f"{self.name}.c{number}"
 
 
@@ -70,11 +70,11 @@ class Transformation:
     at: str
     given: tuple[tuple[str, str], ...]
     made: tuple[tuple[str, str], ...]
-    """Field → the job's column."""
+    """Field and column of the job for each output."""
 
 
 Layer: TypeAlias = tuple[Column | Attempt, ...] | Transformation
-"""Columns that are computed together from those of the previous layers; or a function of the whole DataFrame."""
+"""Columns that are computed together from the columns of previous layers; or a function of the whole DataFrame."""
 Layers: TypeAlias = tuple[Layer, ...]
 
 
@@ -88,13 +88,13 @@ class Failure:
     stage: int
     error: str
     once: str
-    """Condition: this row represents the record, which other steps may have turned into several rows."""
+    """Condition that is true for one row per record, because other steps may have turned the record into several."""
     key: str
     """SQL of the record's key at the step."""
     value: str
     """SQL of the value, as JSON."""
     tried_elsewhere: bool = False
-    """Whether another job of the pipeline has the same step, and writes the dead letters."""
+    """Whether another job of the pipeline has the same step and writes its dead letters."""
 
 
 @dataclass(frozen=True)
@@ -110,35 +110,35 @@ class StoreColumn:
 
 @dataclass(frozen=True)
 class AggregationGroup:
-    """The stores with the same stream, key and window. They share one state row per key and window."""
+    """Stores with the same stream, key and window, which share one state row per key and window."""
 
     number: int
     topics: tuple[str, ...]
-    """The topics of its records."""
+    """The topics of the group's records."""
     passed: str
-    """Column: whether the group counts a record."""
+    """Column: whether the group aggregates the record."""
     key: str
     """Column: the record's key in the group, as text."""
     grouped_by: str
-    """The author's expression of the key."""
+    """The author's expression for the key."""
     window: Window | None
     inputs: tuple[str, ...]
     """Columns that the aggregates read."""
     store_columns: tuple[StoreColumn, ...]
     mergeable: Mapping[str, tuple[str, str | None]]
-    """The aggregates that can be combined from partial ones, as function and column (None for `count(*)`)."""
+    """Aggregates whose partial results can be combined, each as function and column (None for `count(*)`)."""
     null: str
-    """Column: whether the record's value is null; empty if it never is."""
+    """Column: whether the record's value is null; empty if values are never null."""
     late: Sink | None
     """The topic of records that are late for every window."""
     retention_ms: int | None
-    """How long after its end a window is kept; None: forever."""
+    """How long a window is kept after its end; None means forever."""
     made: str
-    """The upstream steps as the author wrote them: state stays valid while they are equal."""
+    """The upstream steps as the author wrote them; stored state stays valid as long as this text is the same."""
 
     @property
     def name(self) -> str:
-        """Name of the first store, used in messages and for stream times."""
+        """The name of the first store, for messages and stream times."""
         return self.store_columns[0].store
 
     @property
@@ -159,50 +159,50 @@ class AggregationGroup:
 
 @dataclass(frozen=True)
 class TableInput:
-    """A global table. Its latest values form a group of their own, on every worker."""
+    """A global table. Its latest values form a separate group, which every worker has in full."""
 
     source: Source
     group: int
     value: str
-    """The Spark SQL type of its values."""
+    """The Spark SQL type of the values."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """The path of rows into one side of an ordered operator, or into a store or sink after one: columns of a stage."""
+    """The columns of the rows that enter a side of an ordered operator, or a store or sink after one."""
 
     target: int
     side: int
     stage: int
-    """The stage of the columns: 0 for records right after the stateless steps."""
+    """The stage of the columns; 0 for records right after the stateless steps."""
     topics: tuple[str, ...]
-    """The topics of its records."""
+    """The topics of the rows' records."""
     passed: str
-    """Condition: a row takes this path."""
+    """Condition: the row belongs to this edge."""
     key: str
     values: tuple[str, ...]
     """SQL of the value, or of an aggregate's arguments."""
     is_null: str
     foreign: str | None = None
-    """SQL of the record's original key, if `key` differs; for an aggregate with late records, of the whole value."""
+    """SQL of the record's original key if `key` differs; for an aggregate with late records, SQL of the value."""
     scalar: bool = False
     """Whether the value is not an object."""
     raw: str | None = None
-    """The column of an operator's result that is the unchanged value, already JSON."""
+    """The column of an operator's result, if the value is that result unchanged and therefore already JSON."""
     arguments: bool = False
     """Whether the values are an aggregate's arguments; the JSON is then an array."""
     old: bool = False
-    """Whether a table's old values take this path too."""
+    """Whether the edge includes a table's old values."""
     valued: bool = False
-    """Whether records without a value leave stream time unchanged, as records without a key always do."""
+    """Whether records without a value do not advance stream time; records without a key never do."""
     path: tuple[str, ...] = ()
     """SQL of the elements of the path (`values.paths`) from the stage's record or result to the target."""
     rekeyed: bool = False
-    """Whether the target takes the rows by another key than the record's or result's."""
+    """Whether the rows' key for the target differs from the record's or result's key."""
 
     @property
     def column(self) -> str:
-        """Column: whether a row takes this path."""
+        """Column: whether a row belongs to this edge."""
         return f"f{self.target}_{self.side}"
 
     @property
@@ -211,7 +211,7 @@ class Edge:
 
     @property
     def value_column(self) -> str:
-        """Column of the value as JSON, null for a tombstone."""
+        """Column: the value as JSON; null for a tombstone."""
         return f"{self.column}_value"
 
     @property
@@ -220,66 +220,66 @@ class Edge:
 
     @property
     def path_column(self) -> str | None:
-        """Column of the path from the record; None if it is the same for all records."""
+        """Column: the path from the record; None if the path is the same for all records."""
         return f"{self.column}_path" if self.constant_path is None else None
 
     @property
     def constant_path(self) -> bytes | None:
-        """The path from the record, if it is the same for all records."""
+        """The path from the record if it is the same for all records, else None."""
         return paths.constant(self.path, rekeyed=self.rekeyed)
 
     def path_from(self, base: str) -> str:
-        """SQL of the path, if that of the stage's record or result is `base`."""
+        """SQL of the path, where `base` is SQL of the path of the stage's record or result."""
         return paths.sql(base, self.path, rekeyed=self.rekeyed)
 
 
 @dataclass(frozen=True)
 class OrderedOperator:
-    """An operator that processes each key's records in order and keeps a state per key."""
+    """An operator that processes each key's records in order and has a state per key."""
 
     step: Step
     stage: int
     action: Action
     edges: tuple[Edge, ...]
     topics: tuple[str, ...]
-    """The topics of its rows."""
+    """The topics of the operator's rows."""
     retracts: bool
     """Whether a later step needs the old value of each change."""
     inline: int | None
-    """The operator of the same stage whose results it takes directly."""
+    """The operator of the same stage that passes its results directly to this operator."""
     clock: str
     """Operator whose stream time applies: itself, or the upstream operator it is chained to."""
     waits: bool
-    """Whether it, or an operator chained to it, waits for stream time."""
+    """Whether this operator, or an operator chained to it, waits for stream time."""
     store: str | None
     grouped_by: str
-    """The author's expression of the store's key."""
+    """The author's expression for the store's key."""
     window: AnyWindow | None
     """The windows of the store's keys."""
     late: Sink | None
-    """The topic for late records. If several aggregates share it, only one of them sends."""
+    """The topic for late records. If several aggregates share it, only one of them has it."""
     made: str
-    """The upstream steps as the author wrote them: state stays valid while they are equal."""
+    """The upstream steps as the author wrote them; stored state stays valid as long as this text is the same."""
     why_ordered: str
-    """Why it needs each key's records in order, in words."""
+    """The reason why the operator needs each key's records in order, for `sluice explain`."""
     does: str
-    """Its own definition, as the author wrote it and with the declared types."""
+    """The operator's definition as the author wrote it, with the declared types."""
     read: frozenset[str] = frozenset()
-    """The columns of its results that expressions after it read."""
+    """The columns of the operator's results that later expressions read."""
 
     @property
     def number(self) -> int:
-        """The number of its step."""
+        """The number of the operator's step."""
         return self.step.number
 
     @property
     def name(self) -> str:
-        """For counts and stream times."""
+        """The operator's name in counts and stream times."""
         return self.step.name
 
     @property
     def result(self) -> str:
-        """The column of its results, if it has one output."""
+        """The column of the results, for an operator with one output."""
         return result_column(self.number)
 
     @property
@@ -289,17 +289,17 @@ class OrderedOperator:
 
     @property
     def joint(self) -> bool:
-        """Whether it joins two streams, whose records have one stream time in common and one for each side."""
+        """Whether the operator joins two streams, with a stream time for each side and one for both."""
         return isinstance(self.action, StreamJoin)
 
     @property
     def timed(self) -> bool:
-        """Whether it has a stream time of its own."""
+        """Whether the operator has its own stream time."""
         return self.waits and self.clock == self.name
 
     @property
     def timed_by_source(self) -> bool:
-        """Whether all its rows come straight from one topic: each partition's task then knows the stream time."""
+        """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
         return not self.joint and len(self.topics) == 1 and all(edge.stage == 0 for edge in self.edges)
 
     @property
@@ -311,7 +311,7 @@ class OrderedOperator:
 
     @property
     def retention_ms(self) -> int | None:
-        """How long after its end a window of its store is kept; None: for ever."""
+        """How long a window of the store is kept after its end; None means forever."""
         return self.action.retention_ms if isinstance(self.action, Aggregate | PythonAggregate) else None
 
 
@@ -326,7 +326,7 @@ def result_column(operator: int, output: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A step for a table's changes: the value becomes `{left, right}`, with `right` looked up in a global table."""
+    """A step after a table: replaces the value with `{left, right}`, where `right` comes from a global table."""
 
     table: TableInput
     how: How
@@ -334,17 +334,17 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Select:
-    """A step for a table's changes: the value becomes this expression over `_key` and `v`."""
+    """A step after a table: replaces the value with an expression over `_key` and the old value `v`."""
 
     sql: str
     step: int
     causes: tuple[tuple[str, str], ...] = ()
-    """For a step that can fail: SQL of the parts that can fail, each with its error message."""
+    """SQL of the parts that can fail, each with its error message; empty if none can."""
 
 
 @dataclass(frozen=True)
 class TableSink:
-    """An output of a store's changes, after `steps`."""
+    """Writes a store's changes to a topic, after `steps`."""
 
     sink: Sink
     group: int
@@ -355,7 +355,7 @@ class TableSink:
 
 @dataclass(frozen=True)
 class PlannedPipeline:
-    """What the jobs of a pipeline share: its name, its settings for all steps, and its descriptions."""
+    """The data that all jobs of a pipeline share: its name, its settings, and its descriptions."""
 
     name: str
     workers: int
@@ -363,15 +363,15 @@ class PlannedPipeline:
     max_failures: float
     file: Path | None
     dead_letters: str
-    """The topic of the records that could not be read, processed or written."""
+    """The topic for records that could not be read, processed or written."""
     markers: str
-    """The topic that says which batches' output is out."""
+    """The topic that records which batches' output is committed."""
     steps: tuple[Step, ...]
     text: str
     mermaid: str
     svg: str
-    asks_the_moment: bool
-    """Whether an expression asks for the time of day, or for chance."""
+    is_nondeterministic: bool
+    """Whether an expression depends on the current time or on random numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,37 +383,37 @@ class BaseJob:
     streams: tuple[Source, ...]
     tables: tuple[TableInput, ...]
     metadata: tuple[str, ...]
-    """Those of `_key`, `_topic`, ... that any step reads."""
+    """The metadata columns (`_key`, `_topic`, ...) that any step reads."""
     layers: Layers
     """Columns computed from the records, each layer from the previous ones."""
     functions: tuple[PythonFunction, ...]
     """The Python functions that the layers call."""
     failures: tuple[Failure, ...]
     stream_sinks: tuple[Sink, ...]
-    """The topics that single records are written to."""
+    """The topics to which single records are written."""
     state_functions: tuple[tuple[str, Reference], ...]
-    """The author's functions that the job's state depends on, each with a name for messages."""
+    """The author's functions on which the job's state depends, each with a name for messages."""
     read_elsewhere: frozenset[str] = frozenset()
-    """Topics that another job reads too. That job writes the dead letters; this one only counts them."""
+    """Topics that another job also reads. That job writes the dead letters; this job only counts them."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Every topic the job reads."""
+        """All topics that the job reads."""
         return tuple(source.topic for source in (*self.streams, *(table.source for table in self.tables)))
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """Every topic the job writes, without dead letters."""
+        """All topics that the job writes, except dead letters."""
         raise NotImplementedError
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of these topics."""
+        """The names of the topics that the job writes, except dead letters."""
         return tuple(sink.topic for sink in self.sinks)
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """The stores that can be queried, global tables left out."""
+        """The stores that can be queried, except global tables."""
         raise NotImplementedError
 
     @property
@@ -428,11 +428,11 @@ class BaseJob:
 
     @property
     def first_failures(self) -> tuple[Failure, ...]:
-        """Where steps before any ordered operator may fail."""
+        """The failures of steps before any ordered operator."""
         return tuple(failure for failure in self.failures if not failure.stage)
 
     def step_of(self, column: str) -> Step | None:
-        """The step that a column belongs to, or that writes the topic or fills the store with this name."""
+        """The step that computes the column, or that writes the topic with this name; None if several or none do."""
         for each in self.columns:
             if column in (each.name, each.error if isinstance(each, Attempt) else None):
                 return None if each.step is None else self.pipeline.steps[each.step]
@@ -440,32 +440,32 @@ class BaseJob:
         return None if number is None else self.pipeline.steps[number]
 
     def step_named(self, name: str) -> Step | None:
-        """The step that has that name in counts."""
+        """The step with this name in counts."""
         return next((step for step in self.pipeline.steps if step.name == name), None)
 
     @property
     def field_names(self) -> dict[str, str]:
-        """Column → the author's name for its content, if there is one."""
+        """Column → the author's name for it, for columns that have one."""
         made = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
         return made | {field.column: field.name for source in self.streams for field in source.fields}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedJob(BaseJob):
-    """One streaming query whose stores Spark computes in any order, all in one stateful operator."""
+    """A job that updates all of its stores in one stateful Spark operator, in any order of records."""
 
     groups: tuple[AggregationGroup, ...]
     table_sinks: tuple[TableSink, ...]
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """Every topic the job writes, without dead letters."""
+        """All topics that the job writes, except dead letters."""
         late = [group.late for group in self.groups if group.late is not None]
         return (*self.stream_sinks, *(table.sink for table in self.table_sinks), *late)
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """The stores that can be queried, global tables left out."""
+        """The stores that can be queried, except global tables."""
         return tuple(store_column.store for group in self.groups for store_column in group.store_columns)
 
     @property
@@ -477,7 +477,7 @@ class FusedJob(BaseJob):
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedJob(BaseJob):
-    """One streaming query whose operators, if any, process each key's records in order."""
+    """A job whose operators, if any, process each key's records in order."""
 
     operators: tuple[OrderedOperator, ...]
     edges: tuple[Edge, ...]
@@ -485,22 +485,22 @@ class OrderedJob(BaseJob):
     later_layers: Mapping[int, Layers]
     """Stage → the columns computed from its operators' results."""
     ordered_sinks: tuple[Sink, ...]
-    """The topics that operators' results are written to."""
+    """The topics to which operators' results are written."""
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """Every topic the job writes, without dead letters."""
+        """All topics that the job writes, except dead letters."""
         return (*self.stream_sinks, *self.ordered_sinks)
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """The stores that can be queried, global tables left out."""
+        """The stores that can be queried, except global tables."""
         own = (operator.store for operator in self.operators if operator.store is not None)
         return (*own, *(name for operator in self.operators for name in operator.stores))
 
     @property
     def stages(self) -> int:
-        """Number of stages of ordered operators."""
+        """The number of stages of ordered operators."""
         return max((operator.stage for operator in self.operators), default=0)
 
     @property
@@ -511,7 +511,7 @@ class OrderedJob(BaseJob):
             yield from columns_of(layers)
 
     def step_of(self, column: str) -> Step | None:
-        """The step that a column belongs to, or that writes the topic or fills the store with this name."""
+        """The step that computes the column, or that writes the topic with this name; None if several or none do."""
         edges = [*self.edges, *(edge for operator in self.operators for edge in operator.edges)]
         for edge in edges:
             if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
@@ -519,7 +519,7 @@ class OrderedJob(BaseJob):
         return super().step_of(column)
 
     def step_named(self, name: str) -> Step | None:
-        """The step that has that name in counts."""
+        """The step with this name in counts."""
         own = next((operator.step for operator in self.operators if operator.name == name), None)
         return own or super().step_named(name)
 
@@ -533,7 +533,7 @@ Job: TypeAlias = FusedJob | OrderedJob
 
 
 def columns_of(layers: Layers) -> Iterator[Column | Attempt]:
-    """The columns of layers; those from a function of the whole DataFrame have no SQL."""
+    """The columns of layers, except those from a function of the whole DataFrame, which have no SQL."""
     for layer in layers:
         if not isinstance(layer, Transformation):
             yield from layer
@@ -547,7 +547,7 @@ class Plan:
     jobs: tuple[Job, ...]
 
     def job(self, name: str) -> Job:
-        """The job with this name; TopologyError lists the existing jobs."""
+        """The job with this name. Raises TopologyError, which lists the existing jobs, if there is none."""
         job = next((job for job in self.jobs if job.name == name), None)
         if job is None:
             names = ", ".join(job.name for job in self.jobs)

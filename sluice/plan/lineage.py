@@ -1,4 +1,4 @@
-"""Definitions of stores and operators as text: state stays valid while its definition is equal."""
+"""Definitions of stores and operators as text. Stored state stays valid as long as its definition is the same."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sluice.values.references import Reference
 
 
 def made_by(node: nodes.Node) -> str:
-    """The steps before an operator, in the author's words; of a contract only the fields that are used matter."""
+    """The steps before an operator as the author wrote them. Of a contract, only the fields that are used count."""
     steps = [*_ancestors(node)]
     texts = " ".join(drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source))
     return " > ".join(
         _source(step, texts) if isinstance(step, nodes.Source) else does(step)
         for step in steps
-        if not (isinstance(step, nodes.Apply) and step.gives == "nothing")  # a peek changes no result
+        if not (isinstance(step, nodes.Apply) and step.gives == "nothing")  # a peek does not affect results
     )
 
 
 def _source(source: nodes.Source, texts: str) -> str:
-    """How a source defines the fields that the expressions in `texts` read."""
+    """A source's definition, with the fields that the expressions in `texts` read."""
     kind = source.kind.replace("_", " ")
     key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
     time = f"event time {source.event_time or 'of the record'} {source.zone}"
@@ -41,20 +41,20 @@ def _source(source: nodes.Source, texts: str) -> str:
 
 
 def does(node: nodes.Node) -> str:
-    """The definition of a step, as the author wrote it and with the declared types."""
+    """The definition of a step as the author wrote it, with the declared types."""
     types = ""
     match node:
         case nodes.Apply(takes=takes, fields=fields):
             types = f"({declared(takes)}) gives {', '.join(f'{name} {sql}' for name, sql in fields.items())}"
         case nodes.Process(takes=takes, stores=stores, queryable=queryable):
-            # Stores that can be queried are compared by themselves.
+            # Stores that can be queried are compared separately.
             kept = {} if queryable else stores
             types = f"({declared(takes)}) {', '.join(f'{name} {declared(kind)}' for name, (kind, _) in kept.items())}"
     return " ".join(text.strip() for text in (drawing.title(node), drawing.detail(node), types) if text)
 
 
 def declared(kind: Any) -> str:
-    """The type of a processor's values, as far as Spark SQL has one for it."""
+    """The Spark SQL type of a processor's values; `variant` if there is none."""
     try:
         fields = {} if kind is Any else fields_of(kind)
     except TopologyError:
@@ -65,7 +65,7 @@ def declared(kind: Any) -> str:
 
 
 def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference], ...]:
-    """The author's functions that these operators' states depend on, with unique names."""
+    """The author's functions on which these operators' states depend, with unique names."""
     steps = dict.fromkeys(step for node in stateful for step in (*_ancestors(node), node))
     counts: dict[str, int] = {}
     functions = []

@@ -1,4 +1,4 @@
-"""Ordered operators as values, from which the engine builds the operators of `sluice.operators`."""
+"""The parameters of ordered operators, from which the engine builds the operators of `sluice.operators`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sluice.values.references import Reference
 from sluice.values.windows import AnyWindow, JoinWindow
 
 AggregateFunction = tuple[str, str | None, int]
-"""A function's name, its argument's SQL (None of `count(*)`), and a number (of `top`; else 0)."""
+"""A function's name, the SQL of its argument (None for `count(*)`), and a number (for `top`; else 0)."""
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Records of each key, and window if there are any, aggregated by functions that Sluice has."""
+    """Aggregates the records of each key, and window if any, with functions that Sluice implements."""
 
     window: AnyWindow | None
     functions: tuple[AggregateFunction, ...]
@@ -27,17 +27,17 @@ class Aggregate:
     plain: bool
     """Whether each column is one function's result, without further computation."""
     subtracts: bool
-    """Whether it aggregates a table, whose old values are subtracted."""
+    """Whether the input is a table, whose old values are subtracted."""
     retention_ms: int | None
 
 
 @dataclass(frozen=True)
 class PythonAggregate:
-    """Records of each key, and window if there are any, aggregated by the author's functions."""
+    """Aggregates the records of each key, and window if any, with the author's functions."""
 
     window: AnyWindow | None
     initializer: Reference | None
-    """None for `reduce`: the first value is the first aggregate."""
+    """None for `reduce`, where the first value is the first aggregate."""
     adder: Reference
     subtractor: Reference | None
     merger: Reference | None
@@ -56,12 +56,12 @@ class Merge:
 
 @dataclass(frozen=True)
 class Latest:
-    """A stream's records as a table: the latest value of each key."""
+    """Keeps the latest value of each key as a table."""
 
 
 @dataclass(frozen=True)
 class Suppress:
-    """A table's results held back for `wait_ms`: after their window's end, or after a key's first update."""
+    """Holds a table's results back for `wait_ms` after their window's end or after a key's first update."""
 
     until: Literal["window_close", "time_limit"]
     wait_ms: int
@@ -69,12 +69,12 @@ class Suppress:
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     filtered: bool = False
-    """Whether its table is an aggregate's, filtered: it takes old values to know which deletions are updates."""
+    """Whether the input is a filtered aggregate; old values then show which deletions are updates."""
 
 
 @dataclass(frozen=True)
 class StreamJoin:
-    """Two streams, by key, within a time of each other."""
+    """Joins two streams by key within a window."""
 
     how: How
     window: JoinWindow
@@ -82,7 +82,7 @@ class StreamJoin:
 
 @dataclass(frozen=True)
 class TableJoin:
-    """A stream with a table, or two tables, by key, by a foreign key, or with a global table (`lookup`)."""
+    """Joins a stream with a table, or two tables: by key, by a foreign key, or with a global table (`lookup`)."""
 
     how: How
     kind: Literal["stream-table", "table-table", "foreign-key", "lookup"]
@@ -92,7 +92,7 @@ class TableJoin:
 
 @dataclass(frozen=True)
 class Deduplicate:
-    """The first record of each id within a time."""
+    """Passes on the first record of each id within `within_ms`."""
 
     within_ms: int
 
@@ -104,9 +104,9 @@ class ProcessorStore:
     type: Reference
     ttl_ms: int | None
     sql_type: str
-    """The type of its values as queries show it."""
+    """The type of the values as shown by queries."""
     group_id: int | None
-    """The number of its state rows, if it can be queried."""
+    """The group number of the store's state rows; None if the store cannot be queried."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ class ProcessorOutput:
 
     type: Reference | None
     column: str
-    """The column of its values."""
+    """The column of the values."""
     fields: Mapping[str, str]
-    """The values' fields with their Spark SQL types."""
+    """The fields of the values with their Spark SQL types."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """An author's processor, with stores and timers."""
+    """Runs an author's processor, with stores and timers."""
 
     processor: Reference
     stores: Mapping[str, ProcessorStore]

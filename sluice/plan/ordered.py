@@ -39,7 +39,7 @@ from sluice.values.references import Reference, reference
 from sluice.values.windows import JoinWindow, SlidingWindow, Window, open_for
 
 SUBTRACTABLE = frozenset({"count", "sum", "avg", "collect_list"})
-"""Aggregates from which a value can be subtracted."""
+"""Aggregate functions that can subtract a value."""
 
 
 def children(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
@@ -61,7 +61,7 @@ def is_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
 
 
 def after_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether this node or one upstream of it is ordered."""
+    """Whether this node or an upstream node is ordered."""
     return is_ordered(pipeline, node) or any(after_ordered(pipeline, parent) for parent in nodes.parents(node))
 
 
@@ -87,7 +87,7 @@ def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
     if node.python is not None:
         return "Python functions need records in order"
     if window is not None and len(topics_of(node)) > 1:
-        return "windows over several topics close by the stream time of all"
+        return "windows over several topics close by the stream time of all topics"
     if window is not None and not isinstance(window, Window):
         return f"{str(window).split('(')[0]} windows depend on the records"
     if nodes.is_table(node.parent):
@@ -97,7 +97,7 @@ def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
     if _orders(node.columns.values()):
         return "its functions depend on the order of records, or on all values"
     if _sums_in_order(node):
-        return "sums of doubles and of long decimals are only exact record by record"
+        return "sums of doubles and of long decimals are exact only record by record"
     if _result_may_fail(node):
         return "an expression over its aggregates can fail"
     return "a later step needs every change"
@@ -117,7 +117,7 @@ def _is_fused(pipeline: Pipeline, node: nodes.Aggregate) -> bool:
 
 
 def _sums_in_order(node: nodes.Aggregate) -> bool:
-    """Whether sums are only exact record by record. Aggregates with functions that only Spark has stay in Spark."""
+    """Whether sums are exact only record by record; False if Spark must compute them with functions of its own."""
     if any(isinstance(in_order(text), str) for text in node.columns.values()):
         return False
     types = types_after(node.parent) | METADATA
@@ -138,19 +138,19 @@ def _orders(texts: Iterable[str]) -> bool:
 
 
 def _ends_plainly(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether the table's changes only go to topics from here, at most mapped and joined with global tables."""
+    """Whether the table's changes go only to topics, after no other steps than maps and joins with global tables."""
     plain = isinstance(node, nodes.Sink | nodes.Select) or (isinstance(node, nodes.Join) and node.kind == "lookup")
     return plain and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
 
 
 class Planner:
-    """Assigns a pipeline's ordered operators to stages, and adds the columns they need to `builder`."""
+    """Assigns a pipeline's ordered operators to stages, and adds their columns to `builder`."""
 
     def __init__(self, builder: PlanBuilder) -> None:
         self.builder = builder
         self.pipeline = builder.pipeline
         self.scopes: dict[str, Scope] = {}
-        """Edge's name → the scope it starts from."""
+        """Edge's column → the scope at its start."""
         self.nodes = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node) or self._may_differ(node)]
         self.retracting = {node.number for node in self.nodes if self._is_retracted(node)}
         self.operators: list[OrderedOperator] = []
@@ -169,9 +169,9 @@ class Planner:
         for operator in self.operators:
             if alike := [name for name, store in operator.stores.items() if numbers[store.group_id] > 1]:
                 raise TopologyError(
-                    f"{self.pipeline.name}: process at {operator.step.at}: store {alike[0]!r} gets the same number as "
-                    "another one.",
-                    next_step="Give it another name.",
+                    f"{self.pipeline.name}: process at {operator.step.at}: the name of store {alike[0]!r} has the same "
+                    "hash as the name of another store.",
+                    next_step="Rename the store.",
                 )
             if operator.store is not None:
                 node = self.pipeline.nodes[operator.number]
@@ -184,14 +184,17 @@ class Planner:
         return edge
 
     def peek(self, node: nodes.Apply) -> None:
-        """Call a function after an ordered operator: its edge depends on the result, which is always null."""
+        """Call a function after an ordered operator.
+
+        The edge's condition reads the function's result, which is always null, so that Spark computes it.
+        """
         scope = scope_of(self.builder, node)
         edge = self._edge(node, LEFT, scope, node)
         self.scopes[edge.column] = replace(scope, passed=f"({scope.passed} AND r{node.number}.value IS NOT NULL)")
         self.edges.append(edge)
 
     def finish(self) -> tuple[tuple[OrderedOperator, ...], tuple[Edge, ...]]:
-        """The operators and edges, once all columns exist. A row that a step turned into several counts once."""
+        """The operators and edges, with their conditions, which can be built only after all columns exist."""
         clocks = {operator.number: operator.name for operator in self.operators}
         waited_for = {operator.inline for operator in self.operators}
         operators = (
@@ -274,7 +277,7 @@ class Planner:
         else:
             values = (scope.value(builder) if scope.raw is None else "value",)
         if isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT:
-            # The join reads the table's store, which has the change before any step after the table gets it.
+            # The join reads the table's store, which is updated before any step after the table gets the change.
             scope = replace(scope, path=())
         elif parent is not node:
             scope = turned(builder, scope, parent, node, side)
@@ -289,7 +292,7 @@ class Planner:
 
     @staticmethod
     def _key_text(node: nodes.Node, side: int) -> Iterable[tuple[str, str]]:
-        """The expression for the key of the node's input; None if it is the record's key."""
+        """Yield the expression for the key of the node's input, unless it is the record's key."""
         match node:
             case nodes.Aggregate(key=key) if side == LEFT:
                 yield "key", key
@@ -299,12 +302,12 @@ class Planner:
                 yield "key", by
 
     def _key(self, node: nodes.Node, scope: Scope, made: str | None) -> tuple[str, str | None]:
-        """SQL of the key of the node's input, and of the record's original key (or its value, for late records)."""
+        """SQL of the key of the node's input, and of the record's original key, or value for late records."""
         own = column_read(self.builder, scope, "_key")
         if made is None:
             return own, None
         if isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
-            # Late records are written as they arrived here.
+            # Late records are written with the value that they have before the aggregate.
             return _text(made), None if node.late is None else scope.json(self.builder)
         return _text(made), own
 
@@ -324,7 +327,7 @@ class Planner:
         return tuple(functions)
 
     def _is_retracted(self, node: nodes.Node) -> bool:
-        """Whether any consumer of the node's results needs the old values too."""
+        """Whether any consumer of the node's results also needs the old values."""
         return any(
             (takes_old(child) and node is nodes.parents(child)[0])
             or (isinstance(child, _PASSING_ON_OLD) and self._is_retracted(child))
@@ -332,7 +335,7 @@ class Planner:
         )
 
     def _takes_old(self, node: nodes.Node) -> bool:
-        """Whether the node takes the old values of its input table: also to pass them on, if it holds updates back."""
+        """Whether the node takes the old values of its input table; a suppress step takes them to pass them on."""
         return takes_old(node) or (isinstance(node, nodes.Suppress) and node.number in self.retracting)
 
 
@@ -373,7 +376,7 @@ def waits(node: nodes.Node) -> bool:
 
 
 def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Action:
-    """The operator of a node as a value."""
+    """The operator of a node, as a value of the plan."""
     match node:
         case nodes.Aggregate(python=None):
             plain = not functions or not made_of(node)
@@ -404,12 +407,12 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.Process():
             return _process(node)
         case _:
-            raise AssertionError(f"{node.name} is no ordered operator")
+            raise AssertionError(f"{node.name} is not an ordered operator")
 
 
 def _process(node: nodes.Process) -> Process:
     stores = {
-        # Group numbers depend on the stores' names only, since stores may be added or removed.
+        # Group numbers depend only on the stores' names, because stores can be added and removed.
         name: ProcessorStore(
             Reference(kind), ttl_ms, f"map<string,{declared(kind)}>",
             _FIRST_ENTRIES + zlib.crc32(name.encode()) % _ENTRIES if node.queryable else None,
@@ -450,7 +453,7 @@ def _is_valued(node: nodes.Node) -> bool:
 
 
 def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
-    """Whether the node's input goes by another key, so that Kafka Streams would send it through a topic."""
+    """Whether the node's input has a new key, so that Kafka Streams would send it through a repartition topic."""
     match node:
         case nodes.Aggregate(parent=parent, key=key) if side == LEFT:
             return nodes.is_table(parent) or key != "_key" or scope.rekeyed

@@ -1,4 +1,4 @@
-"""Turn a topology into jobs, each one streaming query."""
+"""Split a topology into jobs, each one streaming query."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from sluice.values.windows import Window
 def plan(pipeline: Pipeline) -> Plan:
     """Plan a pipeline with as few jobs as its operators allow.
 
-    Aggregations that Spark can compute in any order form one job. Operators that need each key's records in order form
-    another, if there are any.
+    Aggregations that Spark can compute in any order of records form one job. Operators that need each key's records in
+    order form another.
     """
     if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in pipeline.nodes):
         raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
@@ -66,7 +66,7 @@ def plan(pipeline: Pipeline) -> Plan:
 
 
 def load_plan(folder: Path, name: str) -> Plan:
-    """The plan of the pipeline of that name in a folder of pipelines' files."""
+    """Load the pipeline with this name from a folder of pipelines' files, and plan it."""
     return plan(load_pipeline(folder, name))
 
 
@@ -88,12 +88,12 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         text=drawing.text(pipeline),
         mermaid=drawing.mermaid(pipeline),
         svg=drawing.svg(pipeline),
-        asks_the_moment=_VARIES.search(" ".join(step.detail for step in steps)) is not None,
+        is_nondeterministic=_VARIES.search(" ".join(step.detail for step in steps)) is not None,
     )
 
 
 def _fused_job(pipeline: Pipeline, planned: PlannedPipeline, fused: list[nodes.Aggregate]) -> FusedJob:
-    """The job of the stores that are added up in any order, and of all that needs no operator."""
+    """The job of the stores that can be computed in any order, and of all stateless outputs."""
     builder = PlanBuilder(pipeline, planned.steps)
     plain = [sink for sink in _sinks(pipeline) if not after_operators(pipeline, sink)]
     for sink in plain:
@@ -101,7 +101,7 @@ def _fused_job(pipeline: Pipeline, planned: PlannedPipeline, fused: list[nodes.A
     peeks = _last_peeks(pipeline)
     for peek in peeks:
         if not after_operators(pipeline, peek):
-            scope_of(builder, peek)  # adds its column to every record
+            scope_of(builder, peek)  # adds the column that calls the function
     for node in fused:
         scope_of(builder, node.parent)
     groups = _groups(builder, fused)
@@ -122,7 +122,7 @@ def _fused_job(pipeline: Pipeline, planned: PlannedPipeline, fused: list[nodes.A
 
 
 def _ordered_job(pipeline: Pipeline, planned: PlannedPipeline, name: str, *, ordered: bool, rest: bool) -> OrderedJob:
-    """The job of the ordered operators, if there are any; `rest`: and of all that needs no operator."""
+    """The job of the ordered operators, if `ordered`, and of all stateless outputs, if `rest`."""
     builder = PlanBuilder(pipeline, planned.steps)
     planner = Planner(builder)
     if ordered:
@@ -136,7 +136,7 @@ def _ordered_job(pipeline: Pipeline, planned: PlannedPipeline, name: str, *, ord
     peeks = _last_peeks(pipeline)
     for peek in peeks:
         if rest and not after_operators(pipeline, peek):
-            scope_of(builder, peek)  # adds its column to every record
+            scope_of(builder, peek)  # adds the column that calls the function
         elif ordered and after_operators(pipeline, peek):
             planner.peek(peek)
     operators, edges = planner.finish()
@@ -166,7 +166,7 @@ def _of_every_job(
     *,
     rest: bool,
 ) -> dict[str, Any]:
-    """The common part of all jobs, once all columns exist; `ends` are the nodes whose sources the job reads."""
+    """The fields that all jobs have, after all columns exist. The job reads the sources of the nodes in `ends`."""
     read = {source for node in ends for source in nodes.sources_of(node)}
     streams = [
         source_of(source, builder.used.get(source.number, {}), builder.key_fields.get(source.number, ()))
@@ -190,7 +190,7 @@ def _sinks(pipeline: Pipeline) -> list[nodes.Sink]:
 
 
 def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether a node follows an aggregation or an ordered operator, and so does not process single records."""
+    """Whether a node follows an aggregation or an ordered operator, and therefore does not process single records."""
     return any(
         isinstance(parent, nodes.Aggregate)
         or (is_ordered(pipeline, parent) and not isinstance(parent, nodes.ToTable))
@@ -200,7 +200,7 @@ def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
 
 
 def _last_peeks(pipeline: Pipeline) -> list[nodes.Apply]:
-    """The functions called for their side effects whose output no later step uses."""
+    """The peeks whose output no later step uses."""
     peeks = [node for node in pipeline.nodes if isinstance(node, nodes.Apply) and node.gives == "nothing"]
     return [node for node in peeks if not _is_used(pipeline, node)]
 
@@ -216,7 +216,7 @@ def _is_used(pipeline: Pipeline, node: nodes.Node) -> bool:
 
 
 def _stage(builder: PlanBuilder, sink: nodes.Sink) -> int:
-    """The stage before a sink: 0 if no ordered operator precedes it, or if it follows a fused aggregate."""
+    """The stage before a sink; 0 if no ordered operator precedes the sink, or if it follows a fused aggregate."""
     if not after_operators(builder.pipeline, sink) or _follows_fused(builder.pipeline, sink):
         return 0
     return scope_of(builder, sink.parent).stage
@@ -234,7 +234,7 @@ def _sources(pipeline: Pipeline) -> list[nodes.Source]:
 
 
 def _tables(pipeline: Pipeline, groups: int) -> tuple[TableInput, ...]:
-    """The global tables. Their group numbers follow those of the aggregation groups, and are not node numbers."""
+    """The global tables. Their group numbers follow the other groups' numbers, or all node numbers in ordered jobs."""
     sources = [source for source in _sources(pipeline) if source.kind == "global_table"]
     first = groups or len(pipeline.nodes)
     return tuple(
@@ -251,7 +251,7 @@ def _layers(builder: PlanBuilder, stage: int) -> Layers:
 def _groups(builder: PlanBuilder, fused: list[nodes.Aggregate]) -> list[AggregationGroup]:
     groups: dict[tuple[Any, ...], list[nodes.Aggregate]] = {}
     for node in fused:
-        # A record that fails for one store still counts in the others: a group contains stores that fail together.
+        # A record that fails in one store must still count in others, so a group has only stores that fail together.
         alike = (node.parent.number, node.key, node.window, node.late, node.retention_ms, node.on_error, _risk(node))
         groups.setdefault(alike, []).append(node)
     return [_group(builder, number, members) for number, members in enumerate(groups.values())]
@@ -264,7 +264,7 @@ def _risk(node: nodes.Aggregate) -> tuple[str, ...]:
 
 
 def _arguments(members: list[nodes.Aggregate]) -> list[str]:
-    """The expressions computed before the aggregates of stores of one stream."""
+    """The arguments of the aggregates that are computed first, for stores of the same stream."""
     types = types_after(members[0].parent) | METADATA
     texts = [text for node in members for text in node.columns.values()]
     return list(dict.fromkeys(sql for text in texts for sql in without_risk(text, types)[1].values()))
@@ -321,7 +321,7 @@ def _stream_sink(builder: PlanBuilder, node: nodes.Sink) -> Sink:
 
 
 def _table_chain(sink: nodes.Sink, fused: list[nodes.Aggregate]) -> list[nodes.Node] | None:
-    """The nodes from a fused aggregate to the sink; None if the sink follows none."""
+    """The nodes from a fused aggregate to the sink; None if the sink does not follow a fused aggregate."""
     chain: list[nodes.Node] = [sink.parent]
     while nodes.parents(chain[0]) and chain[0] not in fused:
         chain.insert(0, nodes.parents(chain[0])[0])

@@ -1,4 +1,4 @@
-"""Topics that a job reads and writes, as values made of a topology's nodes."""
+"""Convert a topology's nodes to the steps, sources and sinks of a plan."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sluice.values.references import Reference, reference
 
 
 def step_of(node: nodes.Node) -> Step:
-    """A node as messages and counts name it."""
+    """A node's number, name and description, for messages and counts."""
     return Step(node.number, node.name, drawing.title(node), drawing.detail(node), node.at, node.on_error)
 
 
 def topics_of(node: nodes.Node) -> tuple[str, ...]:
-    """The topics of a node's records."""
+    """The topics from which a node's records come."""
     return tuple(source.topic for source in nodes.sources_of(node))
 
 
 def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[str] = ()) -> Source:
-    """A topic of whose values the fields `read` are read; `keys` are those that are keys as they stand."""
+    """A source topic of which the job reads the fields `read`; the fields in `keys` are used unchanged as keys."""
     serde = node.serde
     return Source(
         number=node.number, topic=node.topic, kind=node.kind,
@@ -36,7 +36,7 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
 
 
 def sink_of(node: nodes.Sink) -> Sink:
-    """A topic that is written."""
+    """The topic that a sink writes."""
     return Sink(
         number=node.number, topic=node.topic, encode=reference(node.encode), encode_key=reference(node.encode_key),
         delivery=node.delivery, is_windowed=nodes.window_of(node.parent) is not None, on_error=node.on_error,

@@ -1,4 +1,4 @@
-"""A topology's steps, sources and sinks as values of a plan."""
+"""The steps, sources and sinks of a plan."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sluice.values.references import Reference
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the topology, as messages, counts and dead letters name it."""
+    """A step of the topology, as described in messages, counts and dead letters."""
 
     number: int
-    """Its place among the pipeline's steps."""
+    """Index among the pipeline's steps."""
     name: str
-    """Its name in counts and stream times: the store's or topic's, where it has one."""
+    """The name in counts and stream times: that of the step's store or topic, or a generated one."""
     title: str
-    """Title, such as `store orders` or `filter`."""
+    """The kind of step, such as `store orders` or `filter`."""
     detail: str
-    """Detail: the author's expressions."""
+    """The author's expressions."""
     at: str
     """The author's `file:line`."""
     on_error: OnError
@@ -32,18 +32,18 @@ class Step:
 
 @dataclass(frozen=True)
 class SourceField:
-    """A field of a topic's values that something reads."""
+    """A field of a topic's values that the job reads."""
 
     name: str
     column: str
-    """The job's column for it."""
+    """The job's column for the field."""
     is_key: bool
-    """Whether it is a key unchanged, so that the decoder checks its length."""
+    """Whether the field is used unchanged as a key; the decoder then checks its length."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A topic that a job reads, and how its values are decoded."""
+    """A topic that a job reads, and how to decode its records."""
 
     number: int
     topic: str
@@ -54,12 +54,12 @@ class Source:
     is_object: bool
     """Whether values have fields."""
     decode: Reference | None
-    """The author's own decoder."""
+    """The author's decoder, if any."""
     key: str | None
-    """The field that is the record's key; None: the Kafka key."""
+    """The field with the record's key; None for the Kafka key."""
     key_decode: Reference | None
     event_time: str | None
-    """The field that holds the event's time; None: the record's own time."""
+    """The field with the event time; None for the Kafka timestamp."""
     zone: str
     """Time zone of event times without a zone."""
     max_future_skew_ms: int
@@ -67,14 +67,14 @@ class Source:
     on_time: OnTime
     on_error: OnError
     types: Mapping[str, str]
-    """Every field of the values with its Spark SQL type."""
+    """All fields of the values with their Spark SQL types."""
     fields: tuple[SourceField, ...] = ()
-    """The fields that something reads."""
+    """The fields that the job reads."""
 
 
 @dataclass(frozen=True)
 class Sink:
-    """A topic that a job writes. Of single records the job has columns named by `passed`, `key` and `value`."""
+    """A topic that a job writes. For single records, `passed`, `key` and `value` are the names of the job's columns."""
 
     number: int
     topic: str
@@ -82,23 +82,23 @@ class Sink:
     encode_key: Reference | None
     delivery: Delivery
     is_windowed: bool
-    """Whether its records' keys have windows."""
+    """Whether the records' keys have windows."""
     on_error: OnError
     at: str
 
     @property
     def passed(self) -> str:
-        """Whether a record goes to the topic."""
+        """Column: whether the record is written."""
         return f"o{self.number}"
 
     @property
     def key(self) -> str:
-        """The key that is written."""
+        """Column: the key to write."""
         return f"o{self.number}_key"
 
     @property
     def value(self) -> str:
-        """The value that is written, as JSON."""
+        """Column: the value to write, as JSON."""
         return f"o{self.number}_value"
 
 
@@ -110,5 +110,5 @@ class PythonFunction:
     function: Reference
     gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
     takes: Reference | None
-    """Type of the value that it receives; None: as decoded from JSON."""
+    """The type of the value passed to the function; None for plain JSON data."""
     returns: Reference | None

@@ -1,4 +1,4 @@
-"""Spark SQL types of expressions, as far as they follow from contracts and the text, without Spark."""
+"""Spark SQL types of expressions, derived from the declared types and the text, without Spark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def type_of(text: str, types: Types) -> str:
 
 @cache
 def tree_of(text: str) -> exp.Expr:
-    """The parsed expression, cached; copy it before changing it."""
+    """The parsed expression. It is cached, so copy it before changing it."""
     return sqlglot.parse_one(text, dialect="spark")
 
 
@@ -69,14 +69,14 @@ def kind_of(tree: exp.Expr, types: Types) -> str:
 
 
 def types_after(node: nodes.Node) -> dict[str, str]:
-    """The fields after a step with their types."""
+    """The fields after a node, with their types."""
     if node not in _TYPES:
         _TYPES[node] = _types_after(node)
     return _TYPES[node]
 
 
 _TYPES: WeakKeyDictionary[nodes.Node, dict[str, str]] = WeakKeyDictionary()
-"""Cache: each step needs the types before it, and several steps can follow one."""
+"""Cache, because every step needs the types of all steps before it."""
 
 
 def _types_after(node: nodes.Node) -> dict[str, str]:
@@ -166,7 +166,7 @@ def _calculated(tree: exp.Binary, types: Types) -> str:
 
 
 def decimal_digits(tree: exp.Binary, types: Types) -> tuple[int, int] | None:
-    """Precision and scale that fit any result of this decimal arithmetic; None for divisions and other types."""
+    """Precision and scale that fit every result of this decimal operation; None for divisions and other types."""
     kinds = kind_of(tree.left, types), kind_of(tree.right, types)
     if not any(kind.startswith("DECIMAL") for kind in kinds) or not all(
         kind.startswith(("DECIMAL", *_DIGITS_OF)) for kind in kinds
@@ -184,7 +184,7 @@ def decimal_digits(tree: exp.Binary, types: Types) -> tuple[int, int] | None:
 
 
 def _digits(node: exp.Expr, kind: str) -> tuple[int, int]:
-    """Precision and scale of a number as a decimal; for an integer literal, of its digits only."""
+    """Precision and scale of a number as a decimal; an integer literal has only as many digits as its text."""
     if kind in _DIGITS_OF:
         return (len(node.name), 0) if isinstance(node, exp.Literal) else _DIGITS_OF[kind]
     return precision_and_scale(kind)
