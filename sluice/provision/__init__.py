@@ -1,1 +1,1 @@
-"""Set-up: checks of the machine, and the jars for Spark and the broker."""
+"""Set-up: checks of this machine, and the jars for Spark and the broker."""

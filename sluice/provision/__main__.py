@@ -1,4 +1,4 @@
-"""`python -m sluice.provision jars | lock-jars | checks`: the set-up steps that the Makefile runs."""
+"""`python -m sluice.provision jars | lock-jars | checks`: the steps of set-up, which the Makefile runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from sluice.provision import checks, jars
 from sluice.provision.jars import Bundle
 from sluice.settings import settings
 
-app = typer.Typer(add_completion=False, help="The steps of set-up.")
+app = typer.Typer(add_completion=False, help="Set up this machine for Sluice.")
 console = Console(stderr=True)
 
 
 @app.command("jars")
-def provide_jars(only: Annotated[Bundle | None, typer.Option(help="One bundle instead of all.")] = None) -> None:
+def provide_jars(only: Annotated[Bundle | None, typer.Option(help="Only this bundle.")] = None) -> None:
+    """Download missing jars and verify their checksums."""
     root = settings().home / "jars"
     bundles = [only] if only else list(Bundle)
     missing = jars.count_missing(root, bundles)
@@ -36,7 +37,7 @@ def provide_jars(only: Annotated[Bundle | None, typer.Option(help="One bundle in
 
 @app.command("lock-jars")
 def lock_jars() -> None:
-    """Resolve the jars again and write their checksums to the lock."""
+    """Resolve the jars again and write their checksums to the lock file."""
     with console.status("Resolving jars"):
         count = jars.write_lock(checks.find_java().path)
     console.print(f"{count} jars in {jars.LOCK.name}")
@@ -44,7 +45,7 @@ def lock_jars() -> None:
 
 @app.command("checks")
 def run_checks() -> None:
-    """Check that this machine has what the demo needs."""
+    """Check that this machine has Java and enough memory for the demo."""
     java = checks.find_java()
     checks.check_memory()
     console.print(
@@ -53,7 +54,7 @@ def run_checks() -> None:
 
 
 def main() -> None:
-    """Run a command; print a SluiceError as one sentence and exit with status 1."""
+    """Run a command. Print a SluiceError without a traceback and exit with status 1."""
     try:
         app()
     except SluiceError as problem:

@@ -1,4 +1,4 @@
-"""Checks of this machine: Java, a free port, memory. A failed check raises an error of one sentence."""
+"""Checks of this machine: Java, a free port, memory. A failed check raises PreflightError."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sluice.errors import PreflightError
 LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
 DEMO_MEMORY_MIB = 4096
-"""What Kafka, Airflow and one Spark application use together, plus a margin."""
+"""The memory that Kafka, Airflow and one Spark application use together, plus a margin."""
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 @dataclass(frozen=True)
 class Java:
-    """A Java launcher and its feature release, 17 or newer."""
+    """The path of a `java` command and its feature release, 17 or newer."""
 
     path: Path
     release: int
@@ -40,12 +40,14 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     version = _VERSION.search(text)
     if version is None:
         line = text.strip().partition("\n")[0]
-        raise PreflightError(f"{path} -version prints no version but {line!r}.", next_step=f"{next_step}.")
+        raise PreflightError(
+            f"Cannot find a version in the output of {path} -version: {line!r}.", next_step=f"{next_step}."
+        )
     release = int(version[1])
     if release < OLDEST_JAVA:
         raise PreflightError(
             f"{path} is Java {release}, but Spark and Kafka need {OLDEST_JAVA} or newer.",
-            next_step=f"{next_step}, or set JAVA_HOME to one.",
+            next_step=f"{next_step}, or set JAVA_HOME to a newer Java.",
         )
     return Java(path, release)
 
@@ -72,20 +74,20 @@ def _version_text(path: Path) -> str:
 
 
 def free_port() -> int:
-    """An unused port of the loopback address."""
+    """Return an unused port of the loopback address."""
     with socket.create_server((LOOPBACK, 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
 def check_port(port: int, *, purpose: str = "", next_step: str = "") -> None:
-    """Raise PreflightError if `port` is not available; `purpose` names its user in the message."""
+    """Raise PreflightError if `port` is not available. `purpose` is the component that needs it, for the message."""
     if (reason := _why_not(port)) is None:
         return
     wanted = f", which {purpose} needs," if purpose else ""
     raise PreflightError(
         f"Port {port} of {LOOPBACK}{wanted} {reason}.",
-        next_step=next_step or "Stop the program that uses it, or choose another port.",
+        next_step=next_step or "Stop the program that uses the port, or choose another port.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Download modules with Apache Ivy, which is part of PySpark and needs no installation."""
+"""Download jars with Apache Ivy, which is part of PySpark."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from xml.sax.saxutils import quoteattr
 from sluice.errors import PreflightError
 
 SETTINGS = "SLUICE_IVY_SETTINGS"
-"""Environment variable that names an ivysettings.xml, for another repository than Maven Central."""
+"""Environment variable with the path of an ivysettings.xml, for repositories other than Maven Central."""
 
 _TREE = "[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
-# Short-lived JVM: it starts faster with C1 only and the serial collector.
+# A short-lived JVM starts faster with C1 only and the serial collector.
 _JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
 
 
@@ -38,7 +38,7 @@ class Module:
 
     @classmethod
     def parse(cls, text: str) -> Module:
-        """Parse `organisation:name:revision`; ValueError if it has another form."""
+        """Parse `organisation:name:revision`. Raises ValueError for any other form."""
         organisation, name, revision = text.split(":")
         return cls(organisation, name, revision)
 
@@ -46,10 +46,10 @@ class Module:
 def fetch(
     java: Path, modules: Iterable[Module], work: Path, *, transitive: bool, on_jar: Callable[[], None] = lambda: None
 ) -> dict[Module, Path]:
-    """Download `modules`, with their dependencies if `transitive`, into `work`. PreflightError names what is missing.
+    """Download `modules`, with their dependencies if `transitive`, into `work`.
 
     Each call needs its own `work` folder, because two Ivy processes corrupt a shared cache. `on_jar` is called for each
-    downloaded jar.
+    downloaded jar. Raises PreflightError with the missing module or the cause.
     """
     work.mkdir(parents=True)
     description = work / "ivy.xml"
@@ -95,11 +95,11 @@ def _ivy_jar() -> Path:
 def _settings() -> list[str]:
     path = os.environ.get(SETTINGS)
     if path and not Path(path).is_file():
-        raise PreflightError(f"{SETTINGS} is {path}, which does not exist.", next_step="Correct or unset it.")
+        raise PreflightError(f"{SETTINGS} is {path}, which does not exist.", next_step="Correct or unset the variable.")
     return ["-settings", path] if path else []
 
 
 def _reason(output: list[str]) -> str:
-    """The first line of Ivy's output about a missing module or the network."""
+    """The first line of Ivy's output about a missing module or a network error."""
     errors = [line for line in output if "not found" in line or "Exception" in line or "Host" in line]
     return (errors or output or ["Ivy printed nothing"])[0].strip(":. ")

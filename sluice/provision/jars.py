@@ -1,7 +1,7 @@
-"""The jars of Spark's Kafka connector and of the broker: downloaded once and verified.
+"""Download and verify the jars of Spark's Kafka connector and of the broker.
 
-`jars.lock` lists every jar of both bundles with its SHA-256; nothing else is downloaded. A bundle's folder only appears
-once all its jars are verified, so an existing folder is complete.
+`jars.lock` lists every jar of both bundles with its SHA-256; nothing else is downloaded. A bundle's folder is created
+only after all of its jars are verified, so an existing folder is complete.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sluice.provision.ivy import Module
 
 LOCK = Path(__file__).with_name("jars.lock")
 _MARK = ".verified"
-_LANES = 4  # mostly network latency: four in parallel take 16 s, one takes 42 s, eight take 14 s
+_LANES = 4  # parallel downloads: four take 16 s, one takes 42 s, eight take 14 s
 
 
 class Bundle(StrEnum):
-    """The jars of one class path, in one folder."""
+    """The jars of one class path, stored in one folder."""
 
     SPARK = "spark"
     BROKER = "broker"
 
 
-# Exactly these four: more of the connector's dependencies would replace Spark's own versions.
+# The connector's other dependencies are left out, because they would replace Spark's own versions.
 _ROOTS = {
     Bundle.SPARK: [
         Module("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
@@ -38,7 +38,7 @@ _ROOTS = {
         Module("org.apache.kafka", "kafka-clients", "3.9.1"),
         Module("org.apache.commons", "commons-pool2", "2.12.0"),
     ],
-    # Without a binding for slf4j, the broker logs no reason when it fails.
+    # Without a binding for slf4j, the broker does not log why it fails.
     Bundle.BROKER: [
         Module("org.apache.kafka", "kafka_2.13", "4.1.1"),
         Module("org.slf4j", "slf4j-simple", "1.7.36"),
@@ -48,7 +48,7 @@ _ROOTS = {
 
 @dataclass(frozen=True, order=True)
 class Jar:
-    """One line of the lock."""
+    """One line of the lock file."""
 
     bundle: Bundle
     module: Module
@@ -59,7 +59,7 @@ class Jar:
 
 
 def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
-    """Read the lock; ValueError quotes a line that is not `sha256 bundle organisation:name:revision`."""
+    """Read the lock file. Raises ValueError for a line that is not `sha256 bundle organisation:name:revision`."""
     return tuple(_parse(line) for line in path.read_text().splitlines() if line and not line.startswith("#"))
 
 
@@ -68,11 +68,11 @@ def _parse(line: str) -> Jar:
         sha256, bundle, module = line.split()
         return Jar(Bundle(bundle), Module.parse(module), sha256)
     except ValueError:
-        raise ValueError(f"Invalid line in the jars' lock: {line!r}") from None
+        raise ValueError(f"Invalid line in jars.lock: {line!r}") from None
 
 
 def folder(bundle: Bundle, root: Path) -> Path:
-    """The folder of `bundle` below `root`; PreflightError if it does not exist or is incomplete."""
+    """The folder of `bundle` below `root`. Raises PreflightError if the folder is missing or incomplete."""
     path = root / bundle
     if not is_ready(path, _jars_of(bundle, read_lock())):
         raise PreflightError(f"{path} does not contain the {bundle} jars.", next_step="Run make setup.")
@@ -80,7 +80,7 @@ def folder(bundle: Bundle, root: Path) -> Path:
 
 
 def is_ready(path: Path, jars: Iterable[Jar]) -> bool:
-    """Whether `path` was created for exactly these `jars` and all still exist. Fast: reads no checksums."""
+    """Whether `path` was created for exactly these `jars` and all of them still exist. Does not verify checksums."""
     jars = tuple(jars)
     mark = path / _MARK
     return (
@@ -96,7 +96,7 @@ def provide(
     lock: Path = LOCK,
     on_jar: Callable[[], None] = lambda: None,
 ) -> None:
-    """Download missing bundles to `root`. PreflightError if a jar is missing or has the wrong checksum."""
+    """Download missing bundles to `root`. Raises PreflightError if a jar is missing or has the wrong checksum."""
     jars = read_lock(lock)
     missing = [bundle for bundle in bundles if not is_ready(root / bundle, _jars_of(bundle, jars))]
     if not missing:
@@ -112,13 +112,13 @@ def provide(
 
 
 def count_missing(root: Path, bundles: Iterable[Bundle] = tuple(Bundle), lock: Path = LOCK) -> int:
-    """How many jars `provide` would download."""
+    """The number of jars that `provide` would download."""
     wanted = {bundle: _jars_of(bundle, read_lock(lock)) for bundle in bundles}
     return sum(len(jars) for bundle, jars in wanted.items() if not is_ready(root / bundle, jars))
 
 
 def write_lock(java: Path, path: Path = LOCK) -> int:
-    """Resolve both bundles from their roots and rewrite the lock; returns the number of jars."""
+    """Resolve both bundles from their roots, rewrite the lock file, and return the number of jars."""
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor() as pool:
         lines = pool.map(lambda bundle: _resolve(java, bundle, Path(work, bundle)), Bundle)
         jars = sorted(jar for bundle in lines for jar in bundle)
@@ -168,7 +168,7 @@ def _gather(jars: tuple[Jar, ...], fetched: dict[Module, Path], into: Path) -> N
 
 def _put_in_place(new: Path, path: Path) -> None:
     if path.exists():
-        # Rename first, so that no process ever sees a partial folder.
+        # Rename instead of deleting, so that no process sees a partial folder.
         path.rename(new.with_name(f"{new.name}-before"))
     new.rename(path)
 

@@ -173,7 +173,7 @@ def test_java_is_found_on_the_path_and_in_java_home(tmp_path: Path, text: str, r
     [
         ('java version "1.8.0_402"', "is Java 8, but Spark and Kafka need 17 or newer"),
         ('openjdk version "11.0.2" 2019-01-15', "is Java 11, but Spark and Kafka need 17 or newer"),
-        ("The operation could not be completed.", "prints no version but 'The operation"),
+        ("The operation could not be completed.", "Cannot find a version in the output of .*: 'The operation"),
     ],
 )
 def test_an_unusable_java_is_rejected(tmp_path: Path, text: str, error: str) -> None:
