@@ -1,1 +1,1 @@
-"""Commands of `sluice` that are many lines."""
+"""The larger commands of `sluice`, and the output of all commands."""

@@ -1,4 +1,4 @@
-"""How commands print rows and errors."""
+"""Output of commands: rows and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FormOption = Annotated[Form, typer.Option("--format", help="The output format.")
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """End the command with the message of a SluiceError instead of a traceback."""
+    """Print a SluiceError as a message instead of a traceback, and end the command with status 1."""
     try:
         yield
     except SluiceError as error:
@@ -55,7 +55,7 @@ def show(error: SluiceError) -> None:
 
 
 def print_rows(rows: list[dict[str, Any]], form: Form) -> None:
-    """Print rows; a column for each name that occurs."""
+    """Print rows, with a column for each name that occurs."""
     {Form.TABLE: _print_table, Form.JSON: print_json, Form.CSV: _print_csv}[form](rows)
 
 
@@ -65,7 +65,7 @@ def print_json(value: Any) -> None:
 
 
 def printable(text: str) -> Text:
-    """The text itself, never markup, without the characters that control a terminal."""
+    """The text without control characters, and never interpreted as markup."""
     from rich.text import Text
 
     return Text("".join(letter if letter.isprintable() else "�" for letter in text))
@@ -87,7 +87,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         table.add_column(printable(name), justify="right" if is_number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(printable(_text(row.get(name))) for name in names))
-    # At its full width: a narrow terminal wraps lines, and a pipe loses nothing.
+    # Print the table at its full width, so that nothing is cut in a narrow terminal or in a pipe.
     width = out.measure(table, options=out.options.update(max_width=1_000_000)).maximum
     Console(width=max(width, 1), highlight=False, emoji=False).print(table)
 

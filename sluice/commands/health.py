@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def status() -> None:
-    """Print the health of each pipeline; status 1 if a file cannot be loaded or the last run of a job failed."""
+    """Print the health of each pipeline. Exit with status 1 if a file cannot be loaded or a job's last run failed."""
     from rich.table import Table
     from rich.text import Text
 

@@ -24,22 +24,22 @@ app = typer.Typer(
 
 Store = Annotated[str, typer.Argument(help="The store's name.", metavar="STORE")]
 Field = Annotated[
-    str, typer.Option(help="A field of the value, with dots for nested fields; by default the value itself.")
+    str, typer.Option(help="A field of the value, with dots for nested fields; default: the value itself.")
 ]
 Pipeline = Annotated[str | None, typer.Option(help="The pipeline, if several have a store of this name.")]
 AsOf = Annotated[str | None, typer.Option(help="A snapshot 1.42, run:NAME, or a time; default: the newest snapshot.")]
 Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is unavailable.")]
-Prefix = Annotated[str | None, typer.Option(help="Keys with this prefix.")]
-First = Annotated[str | None, typer.Option(help="The smallest key.")]
-Last = Annotated[str | None, typer.Option(help="The largest key.")]
-From = Annotated[str | None, typer.Option("--from", help="Windows that start at this time or later.")]
-To = Annotated[str | None, typer.Option("--to", help="Windows that start at this time or earlier.")]
+Prefix = Annotated[str | None, typer.Option(help="Only keys with this prefix.")]
+First = Annotated[str | None, typer.Option(help="Only this key and larger ones.")]
+Last = Annotated[str | None, typer.Option(help="Only this key and smaller ones.")]
+From = Annotated[str | None, typer.Option("--from", help="Only windows that start at this time or later.")]
+To = Annotated[str | None, typer.Option("--to", help="Only windows that start at this time or earlier.")]
 Limit = Annotated[int, typer.Option(min=1, help="Maximum number of entries.")]
 
 
 @app.command("stores")
 def list_stores(form: FormOption = Form.TABLE) -> None:
-    """List all stores you may read."""
+    """List all stores that you may read."""
     with errors_as_messages(), _client() as client:
         rows = [
             {
@@ -58,16 +58,18 @@ def list_stores(form: FormOption = Form.TABLE) -> None:
 @app.command()
 def get(
     store: Store,
-    keys: Annotated[list[str], typer.Argument(help="One key or several.", metavar="KEY...")],
+    keys: Annotated[list[str], typer.Argument(help="One or more keys.", metavar="KEY...")],
     pipeline: Pipeline = None,
     as_of: AsOf = None,
     complete: Complete = False,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """Look up keys; in a store with windows, the windows of one key."""
-    moment: Any = _part(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
+    """Look up keys; in a windowed store, the windows of one key."""
+    read_point: Any = _part(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
     with errors_as_messages(), _client() as client:
-        answer = client.get(store, keys[0], **moment) if len(keys) == 1 else client.multi_get(store, keys, **moment)
+        answer = (
+            client.get(store, keys[0], **read_point) if len(keys) == 1 else client.multi_get(store, keys, **read_point)
+        )
         _print_entries(answer.entries, form)
         _warn(answer)
 
@@ -111,7 +113,7 @@ def scan(
                 _print_entries(entries, form)
                 _warn(page)
         if has_more:
-            err.print(f"There are more than {limit:,} entries: raise --limit to print them.")
+            err.print(f"There are more than {limit:,} entries. Raise --limit to print them.")
 
 
 @app.command()
@@ -147,7 +149,7 @@ def top(
     as_of: AsOf = None,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """Print the entries with the largest numbers."""
+    """Print the entries with the largest numbers in a field."""
     part = _part(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
         answer = client.top(store, field, limit=limit, smallest=smallest, **part)
@@ -159,8 +161,8 @@ def top(
 def combine(
     store: Store,
     field: Field = "",
-    group_by: Annotated[str, typer.Option(help="A field; _key; _start of the window; _all for one group.")] = "_all",
-    order: Annotated[str, typer.Option(help="group, entries, sum, min or max.")] = "group",
+    group_by: Annotated[str, typer.Option(help="A field, _key, the window's _start, or _all for one group.")] = "_all",
+    order: Annotated[str, typer.Option(help="Sort by group, entries, sum, min or max.")] = "group",
     limit: Limit = 1_000,
     prefix: Prefix = None,
     start: From = None,
@@ -169,7 +171,7 @@ def combine(
     as_of: AsOf = None,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """Aggregate the entries by group: their number, and sum, minimum and maximum of a field."""
+    """Print for each group the number of entries, and the sum, minimum and maximum of a field."""
     part = _part(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
         answer = client.combine(store, field, group_by=group_by, order=order, limit=limit, **part)
@@ -181,9 +183,9 @@ def combine(
 def changes(
     store: Store,
     pipeline: Pipeline = None,
-    since: Annotated[str | None, typer.Option(help="Start after this snapshot.")] = None,
+    since: Annotated[str | None, typer.Option(help="Start with the changes after this snapshot.")] = None,
 ) -> None:
-    """Print every new snapshot and the changed keys as a line of JSON, until Ctrl-C."""
+    """Print every new snapshot with its changed keys as a line of JSON, until Ctrl-C."""
     with errors_as_messages(), _client() as client:
         for change in client.changes(store, pipeline=pipeline, since=since):
             print_json(change)
@@ -205,7 +207,7 @@ def _print_entries(entries: Iterable[Entry], form: Form) -> None:
 
 
 def _row(entry: Entry) -> dict[str, Any]:
-    """Key, window, and the fields of the value; a field with the name of another column becomes `value.NAME`."""
+    """The key, the window, and the fields of the value. A field named like another column becomes `value.NAME`."""
     row: dict[str, Any] = {"key": entry.key}
     if entry.start and entry.end:
         row |= {"start": _time(entry.start), "end": _time(entry.end)}
@@ -224,4 +226,4 @@ def _time(moment: datetime) -> str:
 def _warn(answer: Answer) -> None:
     if answer.partial:
         reasons = [f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.status != "ok"]
-        err.print("[yellow]Something is missing:[/]", printable("; ".join(reasons)), soft_wrap=True)
+        err.print("[yellow]The answer is incomplete:[/]", printable("; ".join(reasons)), soft_wrap=True)

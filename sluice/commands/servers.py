@@ -21,16 +21,16 @@ Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPEL
 
 
 def serve(
-    workers: Annotated[str, typer.Option(help="Workers to take over that have no server yet, such as 0,1.")] = "",
+    workers: Annotated[str, typer.Option(help="Workers without a server to serve from now on, such as 0,1.")] = "",
     pipeline: Annotated[
-        list[str] | None, typer.Option(help="The pipeline of these workers; by default all in the ledger.")
+        list[str] | None, typer.Option(help="The pipeline of these workers; default: all in the ledger.")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 7070,
     bind: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     host: Annotated[
-        str, typer.Option(help="The host name that others use; by default the address it listens on.")
+        str, typer.Option(help="The host name under which callers reach the server; default: the address of --bind.")
     ] = "",
-    certificate: Annotated[Path | None, typer.Option(help="Its TLS certificate, PEM.", exists=True)] = None,
+    certificate: Annotated[Path | None, typer.Option(help="The server's TLS certificate, PEM.", exists=True)] = None,
     key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.", exists=True)] = None,
     rest: Annotated[bool, typer.Option("--rest", help="Also serve the REST API to callers with the token.")] = False,
 ) -> None:
@@ -51,10 +51,10 @@ def serve(
 def move(
     pipeline: Name,
     worker: Annotated[int, typer.Argument(min=0, help="The worker's number.")],
-    address: Annotated[str, typer.Argument(help="HOST:PORT of the state server it moves to.", metavar="HOST:PORT")],
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the new state server.", metavar="HOST:PORT")],
     tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
 ) -> None:
-    """Move a worker to another state server without interrupting queries. Safe to repeat after an interruption."""
+    """Move a worker to another state server without interrupting queries. Repeat the command if it is interrupted."""
     from sluice.remote.server.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
 
@@ -62,11 +62,11 @@ def move(
         placement = place_of(pipeline, worker, address, tls)
         copied = move_worker(ledger, placement, status.update)
         status.stop()
-        out.print(f"Worker {worker} of {pipeline} is at {address} now; {copied:,} versions copied", soft_wrap=True)
+        out.print(f"Worker {worker} of {pipeline} is now at {address}; {copied:,} versions copied", soft_wrap=True)
 
 
 def workers(pipeline: Name) -> None:
-    """List a pipeline's workers: their state servers and stores."""
+    """List a pipeline's workers with their state servers and stores."""
     from rich.table import Table
 
     from sluice.state.ledger.ledger import Ledger
@@ -90,7 +90,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Placement:
-    """A worker at HOST:PORT; SettingsError if the address is anything else."""
+    """The placement of a worker at HOST:PORT. Raises SettingsError for any other form of address."""
     from sluice.state.ledger.placement import Placement
 
     host, _, port = address.rpartition(":")

@@ -27,7 +27,7 @@ def create(
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of each topic.")] = 1,
     replication: Annotated[int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")] = 0,
 ) -> None:
-    """Create the topics that a pipeline reads and writes, and its dead letters' topic, where they do not exist."""
+    """Create the missing topics that a pipeline reads and writes, including the topic for dead letters."""
     from sluice.plan import plan
     from sluice.topics import Topic, create_topics
     from sluice.topology import load_pipeline
@@ -65,11 +65,11 @@ def read(topic: TopicName) -> None:
 
 def dead_letters(
     pipeline: Pipeline,
-    reason: Annotated[str, typer.Option(help="Only those with this reason, such as contract.")] = "",
+    reason: Annotated[str, typer.Option(help="Only dead letters with this reason, such as contract.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 20,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """List a pipeline's newest dead letters: reason, place of the record, error, key and value."""
+    """List a pipeline's newest dead letters: reason, position of the record, error, key and value."""
     from sluice.topics import read_topic
     from sluice.topology import load_pipeline
 

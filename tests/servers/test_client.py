@@ -242,7 +242,7 @@ def test_a_mistake_gets_a_sentence(sluice: CliRunner) -> None:
 def test_what_is_missing_is_said(sluice: CliRunner, hosts: list[Host]) -> None:
     hosts[1].stop()
     result = query(sluice, "combine", COUNT)
-    assert "Something is missing: worker 1" in result.stderr
+    assert "The answer is incomplete: worker 1" in result.stderr
 
 
 def test_what_a_store_holds_does_not_reach_the_terminal_as_it_is(sluice: CliRunner, states: States) -> None:

@@ -196,7 +196,7 @@ def test_the_commands_say_and_change_where_workers_are(
         [SLUICE, "move", "orders", "1", there], env=variables, capture_output=True, text=True, check=False
     )
     assert (moved.returncode, moved.stderr) == (0, "")
-    assert f"Worker 1 of orders is at {there} now" in moved.stdout
+    assert f"Worker 1 of orders is now at {there}" in moved.stdout
     told = subprocess.run([SLUICE, "workers", "orders"], env=variables, capture_output=True, text=True, check=True)
     assert told.stdout.count(there) == 2
     assert TOKEN not in moved.stdout + told.stdout
