@@ -1,4 +1,4 @@
-"""Retention: once a day, delete old snapshots of every pipeline, and the versions that only these snapshots need."""
+"""Retention: once a day, delete old snapshots of every pipeline, and row versions that no other snapshot includes."""
 
 from datetime import timedelta
 

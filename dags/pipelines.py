@@ -1,4 +1,4 @@
-"""Airflow's DAGs of all pipelines in SLUICE_PIPELINES, one for each file there."""
+"""The DAGs of all pipelines in SLUICE_PIPELINES, one for each file."""
 
 from sluice.orchestration.dags import pipeline_dags
 from sluice.settings import settings

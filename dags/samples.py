@@ -1,4 +1,4 @@
-"""Airflow's DAG of the orders example; remove this file where the example is not wanted."""
+"""The DAG of the orders example. Delete this file if you do not want the example."""
 
 from sluice.examples.orders.dag import dag
 

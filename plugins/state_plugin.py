@@ -1,4 +1,4 @@
-"""Airflow plugin: mounts the REST view and adds the page to the navigation."""
+"""Airflow plugin that mounts the REST view and adds the page to the navigation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ROOT = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
 
 
 class StatePlugin(AirflowPlugin):
-    """Queryable state of the pipelines."""
+    """Adds the REST view of the pipelines' state, custom routes, and the page."""
 
     name = "sluice"
-    fastapi_apps = [  # noqa: RUF012 - as Airflow declares it
+    fastapi_apps = [  # noqa: RUF012 - declared like this by Airflow
         {"name": "Sluice", "app": Mounted("generic_app"), "url_prefix": "/sluice"},
-        {"name": "Sluice routes of one's own", "app": Mounted("own_routes_app"), "url_prefix": "/v1"},
+        {"name": "Sluice custom routes", "app": Mounted("own_routes_app"), "url_prefix": "/v1"},
     ]
-    external_views = [  # noqa: RUF012 - as Airflow declares it
+    external_views = [  # noqa: RUF012 - declared like this by Airflow
         {
             "name": "Sluice",
             "href": f"{_ROOT}/sluice/",

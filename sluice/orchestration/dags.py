@@ -1,4 +1,4 @@
-"""A DAG for each pipeline. It starts when there are unread records, and can be started by hand."""
+"""A DAG for each pipeline, which starts when there are unread records and can also be triggered by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RETRY_DELAY = timedelta(seconds=10)
 _NOTE_SECONDS = 3.0
 LONGEST_RUN = timedelta(hours=2)
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
-"""`client` in the DAG processor. Elsewhere, as in `airflow dags reserialize`, an import error ends the process."""
+"""`client` in the DAG processor. Elsewhere, for example in `airflow dags reserialize`, an import error is fatal."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 
@@ -36,7 +36,7 @@ def pipeline_dags(folder: Path) -> dict[str, DAG]:
     """The DAGs of all pipelines in `folder`, by id.
 
     A file that cannot be used gets a DAG that shows the error, an entry in the ledger and, in the DAG processor, an
-    import error. A task's process gets its own pipeline's DAG only.
+    import error. In a task's process, only the DAG of the task's pipeline is created.
     """
     if (only := _only_dag(folder)) is not None:
         return {only.dag_id: only}
@@ -58,14 +58,14 @@ def pipeline_dags(folder: Path) -> dict[str, DAG]:
 
 
 def _note(broken: dict[str, SluiceError]) -> None:
-    """Note broken files in the ledger. A ledger that does not answer soon must not cost Airflow the DAGs."""
+    """Record broken files in the ledger. Wait only a short time, so that an unreachable ledger does not delay DAGs."""
     noting = Thread(target=note_files, args=(settings(), broken), daemon=True)
     noting.start()
     noting.join(_NOTE_SECONDS)
 
 
 def _only_dag(folder: Path) -> DAG | None:
-    """The DAG of the task that this process runs; None if it runs none, or if the pipeline cannot be loaded."""
+    """The DAG of this process's task; None if the process runs no task, or if the pipeline cannot be loaded."""
     wanted = get_parsing_context().dag_id
     try:
         return pipeline_dag(load_pipeline(folder, wanted)) if wanted else None
@@ -78,7 +78,7 @@ def _as_ours(error: Exception) -> SluiceError:
 
 
 def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
-    """Broken files by DAG id: the pipeline's name if the file's text contains it, else the file's name."""
+    """Broken files by DAG id, which is the pipeline's name if the file's text contains it, else the file's name."""
     files: dict[str, Broken] = {}
     for file in broken:
         name = file.name if _ID.fullmatch(file.name) and file.name not in taken else ""
@@ -93,7 +93,7 @@ def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
 
 
 def pipeline_dag(pipeline: Pipeline) -> DAG:
-    """The DAG of one pipeline, with its name: a task for each job, one run at a time."""
+    """The DAG of a pipeline. It has the pipeline's name and a task for each job, and runs once at a time."""
     jobs = plan(pipeline).jobs
     topics = sorted({topic for job in jobs for topic in job.topics})
     trigger = KafkaEndOffsetTrigger(pipeline.name, topics)
@@ -116,7 +116,7 @@ def pipeline_dag(pipeline: Pipeline) -> DAG:
 
 
 def broken_dag(name: str, broken: Broken) -> DAG:
-    """The DAG of a pipeline that cannot be loaded: it keeps the history, and nothing starts it."""
+    """The DAG of a pipeline that cannot be loaded. It keeps the history of runs visible, and has no schedule."""
     from airflow.providers.standard.operators.python import PythonOperator
 
     message = "\n".join(f"    {line}" for line in str(broken.error).splitlines())
@@ -133,10 +133,10 @@ def broken_dag(name: str, broken: Broken) -> DAG:
 
 
 class ImportErrorDag(DAG):
-    """An import error of a pipeline's file, in the form of a DAG that never becomes visible.
+    """A DAG that never becomes visible, and that Airflow reports as an import error of a pipeline's file.
 
-    Airflow records import errors per DAG file, and removes all DAGs of such a file. The one exception is a DAG that
-    cannot be serialized: its error is filed under the file that the DAG names, and the other DAGs stay.
+    Airflow records import errors per DAG file, and removes all DAGs of a file with an error. The only exception is a
+    DAG that cannot be serialized: Airflow records its error for the DAG's `relative_fileloc` and keeps the other DAGs.
     """
 
     def __init__(self, name: str, broken: Broken) -> None:
@@ -145,7 +145,7 @@ class ImportErrorDag(DAG):
 
     @property
     def relative_fileloc(self) -> str:
-        """The pipeline's file instead of the DAG file."""
+        """The pipeline's file, not the DAG file."""
         return self.broken.file.name
 
     @relative_fileloc.setter
@@ -161,7 +161,7 @@ def _fail(why: str) -> None:
 
 
 def defaults() -> dict[str, object]:
-    """Default arguments of every task."""
+    """Default arguments of all tasks."""
     return {
         "owner": OWNER,
         "retries": RETRIES,

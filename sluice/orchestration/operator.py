@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class SluiceJobOperator(SparkSubmitOperator):
-    """Submits jobs of one pipeline, by default all, to the Spark and with the Kafka of two connections.
+    """Submits jobs of a pipeline, by default all, with the Spark master and the Kafka settings of Airflow connections.
 
-    A run's parameters do not change what is submitted.
+    The parameters of a run are not used.
     """
 
     template_fields: Sequence[str] = ()
@@ -52,7 +52,7 @@ class SluiceJobOperator(SparkSubmitOperator):
         self.pipeline_jobs = list(jobs)
 
     def execute(self, context: Context) -> None:
-        """Submit, and wait until the jobs have read everything. Mistakes in the set-up fail without retries."""
+        """Submit the jobs and wait until they have read everything. A wrong configuration fails without retries."""
         started_at = now()
         try:
             master = spark_master(self._conn_id)
@@ -63,7 +63,7 @@ class SluiceJobOperator(SparkSubmitOperator):
                 self.driver_class_path = submitted.driver_class_path
                 java_options = submitted.driver_java_options
                 self.conf = {"spark.driver.extraJavaOptions": java_options} if java_options else {}
-                # Not by the parameter env_vars: for some masters the hook turns those into arguments.
+                # The parameter env_vars is not used, because the hook turns it into arguments for some masters.
                 with added_to_environment(submitted.environment | {"SLUICE_RUN": _run(context)}):
                     super().execute(context)
         except (SettingsError, PreflightError) as error:
@@ -73,7 +73,7 @@ class SluiceJobOperator(SparkSubmitOperator):
             self._note_failure(context, started_at, error.detail)
             raise AirflowException(str(error)) from None
         except BaseException:
-            self._note_failure(context, started_at, "The driver ended without an error message: see the task's log.")
+            self._note_failure(context, started_at, "The driver ended without an error message. See the task's log.")
             raise
 
     def _get_hook(self) -> SparkSubmitHook:
@@ -92,14 +92,14 @@ class SluiceJobOperator(SparkSubmitOperator):
 
 
 def _run(context: Context) -> str:
-    """The run and its task, the same for every try: a retry recognizes the driver that an earlier try left behind."""
+    """DAG, run and task. All tries share this name, so that a retry recognizes a driver left by an earlier try."""
     task = context["ti"]
     return f"{task.dag_id}/{task.run_id}/{task.task_id}"
 
 
 @contextmanager
 def added_to_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process within the block."""
+    """Set environment variables of this process during the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

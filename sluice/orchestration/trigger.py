@@ -1,4 +1,4 @@
-"""Starts a pipeline when its topics hold unread records: one event per burst, none when idle."""
+"""Starts a pipeline when its topics have unread records, with one event per burst of records."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Burst:
     """Decides when new records cause an event.
 
     An event is due when the end offsets have not changed for `settle_s`, or `max_wait_s` after the first new record.
-    The next one is due when the pipeline has read up to the offsets of the last event. If that run failed, it is due
-    after `patience_s`, once there are more records.
+    The next event can be due after the pipeline has read up to the offsets of the last event. If the pipeline does not
+    get that far, because its run failed, the next event can be due after `patience_s` if there are more records.
     """
 
     settle_s: float
@@ -75,11 +75,11 @@ def _reaches(positions: Offsets, ends: Offsets) -> bool:
 
 
 class KafkaEndOffsetTrigger(BaseEventTrigger):
-    """Fires when `topics` end beyond the offsets that `pipeline` has read according to the ledger.
+    """Fires when `topics` have records beyond the offsets that `pipeline` has read according to the ledger.
 
-    It only asks the broker for offsets: it reads no record and commits nothing. As the ledger holds what has been
-    read, a restarted triggerer fires for unread records only. It waits for a broker, topic or ledger that cannot be
-    reached, and logs that once.
+    The trigger gets only end offsets from the broker; it reads no records and commits nothing. The ledger stores the
+    offsets that have been read, so a restarted triggerer fires only for unread records. If the broker, a topic or the
+    ledger cannot be reached, the trigger logs this once and waits.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.trouble = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and the arguments to create this trigger again."""
+        """The class and the arguments from which Airflow recreates this trigger."""
         names = ("pipeline", "topics", "kafka_config_id", "poll_seconds", "settle_seconds", "max_wait_seconds")
         arguments = {name: getattr(self, name) for name in (*names, "patience_seconds")}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield an event for each burst of records. Endless."""
+        """Yield an event for each burst of records, forever."""
         burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds)
         pause = self.poll_seconds
         while True:
@@ -131,10 +131,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             self._ledger = None
 
     async def _look(self) -> Lag | None:
-        """The lag; None, logged once, while the broker, a topic or the ledger cannot be reached."""
+        """The lag; None while the broker, a topic or the ledger cannot be reached, which is logged once."""
         try:
             if self._admin is None:
-                # Airflow gets connections from its supervisor through this thread's event loop, which asgiref finds.
+                # Airflow gets connections from its supervisor through this thread's event loop, which asgiref uses.
                 config = await sync_to_async(kafka_config)(self.kafka_config_id)
                 self._admin = await asyncio.to_thread(AdminClient, quiet(config) | {"error_cb": _ignore})
                 self._address = config.get("bootstrap.servers", "")
@@ -157,11 +157,11 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     def _lag(self, admin: AdminClient) -> Lag:
         if self._ledger is None:
             self._ledger = Ledger.open(settings().ledger)
-        # Positions first: read after the ends, they could lie beyond them, as if the topic had been created again.
+        # Get positions before end offsets: positions beyond the end would look like a topic that was created again.
         return read_lag(admin, self.topics, self._ledger.positions(self.pipeline))
 
     def _wait(self, trouble: str, kind: str = "") -> None:
-        """Log why the trigger waits, once per kind: librdkafka has many messages for the same problem."""
+        """Log why the trigger waits, once per kind, because librdkafka has many messages for the same problem."""
         kind = kind or trouble
         if kind != self.trouble:
             log.warning("waiting", pipeline=self.pipeline, trouble=trouble)
@@ -169,4 +169,4 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
 
 def _ignore(_error: object) -> None:
-    """The trigger itself logs errors, once."""
+    """Ignore errors in librdkafka's callback: the trigger logs them itself."""
