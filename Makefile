@@ -23,8 +23,8 @@ help: ## List these targets
 setup: $(JARS) ## Create .venv and download the jars; does nothing if both are up to date
 
 .PHONY: demo
-demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the results; EXIT=1 stops after the queries
-	@$(BIN)/sluice demo $(if $(EXIT),--exit)
+demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the results; EXIT=1 stops after the queries; PIPELINE=words
+	@$(BIN)/sluice demo $(PIPELINE) $(if $(EXIT),--exit)
 
 .PHONY: test
 test: $(JARS) ## Run every test, in PROCESSES=2; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
@@ -44,7 +44,7 @@ fmt: $(INSTALLED) ## Format the code and sort imports
 
 .PHONY: docs
 docs: $(INSTALLED) ## Generate docs/reference.md and the drawings from the code
-	@$(BIN)/python docs/make_reference.py
+	@$(BIN)/python -m docs.make_reference
 
 .PHONY: bench
 bench: $(JARS) ## Time a million orders; PEER=folder also times the Kafka Streams program in that folder

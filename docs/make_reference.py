@@ -13,7 +13,8 @@ from typing import Any
 import typer
 from typing_extensions import TypeVar
 
-from sluice import Client, Routes, Stores, client, errors, query, read_store, settings, topology
+from docs import timelines
+from sluice import Client, Routes, Stores, client, errors, examples, query, read_store, settings, topology
 from sluice.cli import app
 from sluice.operators import processor
 from sluice.query import Reader
@@ -59,7 +60,9 @@ def page() -> str:
 
 def drawings() -> dict[str, str]:
     """File name and content of each drawing."""
-    return {"orders.svg": drawing.svg(load_pipeline(HERE.parent / "spark_jobs", "orders")) + "\n"}
+    pictures = {f"{name}.svg": drawing.svg(load_pipeline(HERE.parent / "spark_jobs", name)) for name in examples.NAMES}
+    pictures |= {f"windows-{picture.__name__}.svg": picture() for picture in timelines.PICTURES}
+    return {name: f"{picture}\n" for name, picture in pictures.items()}
 
 
 def _extras() -> str:

@@ -29,6 +29,7 @@ from sluice.topology import (
     tumbling,
     within,
 )
+from sluice.values.records import WALL_CLOCK
 
 if TYPE_CHECKING:
     from sluice.api.views.own import Routes, Stores
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from sluice.query.local import read_store
 
 __all__ = [
+    "WALL_CLOCK",
     "AsyncClient",
     "Client",
     "Column",

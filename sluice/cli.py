@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sluice.commands import health, queries, servers, topics
+from sluice.commands import health, queries, samples, servers, topics
 from sluice.commands.console import errors_as_messages, out, show
-from sluice.errors import SettingsError, SluiceError, TopologyError
+from sluice.errors import SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
 
@@ -23,13 +22,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # pretty tracebacks show the values of variables
     help="Stream processing with Airflow, Spark and Kafka.",
 )
-produce = typer.Typer(no_args_is_help=True, help="Send sample records to Kafka.")
 kafka = typer.Typer(no_args_is_help=True, help="A Kafka broker on this machine.")
-app.add_typer(produce, name="produce")
+app.add_typer(samples.app, name="produce")
 app.add_typer(kafka, name="kafka")
 app.add_typer(topics.app, name="topics")
 app.add_typer(queries.app, name="query")
 app.command("dead-letters")(topics.dead_letters)
+app.command()(samples.demo)
 app.command()(health.status)
 app.command()(servers.serve)
 app.command()(servers.move)
@@ -37,51 +36,6 @@ app.command()(servers.workers)
 
 Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 Folder = Annotated[Path | None, typer.Option(help="The broker's data folder; default: kafka in SLUICE_HOME.")]
-
-
-@produce.command("orders")
-def produce_orders(
-    count: Annotated[int, typer.Option(min=1, help="Number of orders.")] = 10_000,
-    stores: Annotated[int, typer.Option(min=1, help="Number of stores; one of them is store_1234.")] = 50,
-    seed: Annotated[int, typer.Option(help="Random seed: the same seed generates the same orders.")] = 7,
-    bad: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are not valid orders.")] = 0.01,
-    late: Annotated[float, typer.Option(min=0, max=1, help="Share of orders that are two minutes old.")] = 0.0,
-    start: Annotated[str, typer.Option(help="Time of the first order in UTC, or now.")] = "2022-12-05T08:55:27",
-    topic: Annotated[str, typer.Option(help="The topic for the orders.")] = "orders",
-    bootstrap: Annotated[str, typer.Option(help="HOST:PORT of the broker; default: from SLUICE_KAFKA.")] = "",
-) -> None:
-    """Send sample stores and orders. Creates missing topics of the orders pipeline."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from sluice.examples.orders import produce_orders
-
-    columns = (TextColumn("orders"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with errors_as_messages(), Progress(*columns) as progress:
-        bar = progress.add_task("orders", total=count)
-        produced = produce_orders(
-            settings().kafka | ({"bootstrap.servers": bootstrap} if bootstrap else {}),
-            count=count,
-            stores=stores,
-            seed=seed,
-            bad_share=bad,
-            late_share=late,
-            start_ms=_epoch_ms(start),
-            topic=topic,
-            progress=lambda sent: progress.update(bar, completed=sent),
-        )
-    created = f", created the topics {', '.join(produced.created_topics)}" if produced.created_topics else ""
-    counts = f"{produced.orders:,} orders ({produced.bad:,} bad) and {produced.stores:,} stores"
-    out.print(f"{counts} in {produced.seconds:.1f} s{created}")
-
-
-def _epoch_ms(text: str) -> int:
-    try:
-        time = datetime.now(UTC) if text == "now" else datetime.fromisoformat(text)
-    except ValueError:
-        raise SettingsError(
-            f"--start {text!r} is not a time.", next_step="Write for example 2022-12-05T08:55:27."
-        ) from None
-    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()) * 1000
 
 
 @kafka.command("start")
@@ -105,22 +59,6 @@ def kafka_stop(folder: Folder = None) -> None:
     with errors_as_messages():
         broker = stop(folder or settings().home / "kafka")
         out.print("No broker is running." if broker is None else f"Stopped the broker on {broker.bootstrap}")
-
-
-@app.command()
-def demo(
-    leave: Annotated[
-        bool, typer.Option("--exit", help="Exit after the queries, with status 1 if an answer is wrong.")
-    ] = False,
-    port: Annotated[int | None, typer.Option(help="Airflow's port; default: 8080, or any free one.")] = None,
-) -> None:
-    """Start Kafka and Airflow, send orders, let the pipeline run, and query it."""
-    from sluice.examples.orders.demo import Options
-    from sluice.examples.orders.demo import demo as show
-
-    with errors_as_messages():
-        status = show(Options(leave, port), out)
-    raise typer.Exit(status)
 
 
 @app.command()

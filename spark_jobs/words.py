@@ -23,9 +23,10 @@ def with_word(key: str, letter: DeadLetter, word: str) -> DeadLetter:
 
 pipeline = Pipeline("words", workers=2)
 
-# The latest value of each key, and those of them that are words.
+# The latest value of each key, and those of them that are words. A key is written once per batch, with its last value.
 latest = pipeline.table("words", value=str, store="words_latest")
-latest.filter("value RLIKE '^[A-Za-z]{3,}$'").to_stream().to_table(store="words_clean").to("words_clean", value=str)
+clean = latest.filter("value RLIKE '^[A-Za-z]{3,}$'").to_stream().to_table(store="words_clean")
+clean.to("words_clean", value=str, emit="latest")
 
 alphabet = pipeline.stream("alphabet", value=str)
 by_letter = alphabet.group_by_key()

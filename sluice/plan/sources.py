@@ -39,6 +39,6 @@ def sink_of(node: nodes.Sink) -> Sink:
     """The topic that a sink writes."""
     return Sink(
         number=node.number, topic=node.topic, encode=reference(node.encode), encode_key=reference(node.encode_key),
-        delivery=node.delivery, is_windowed=nodes.window_of(node.parent) is not None, on_error=node.on_error,
-        at=node.at,
+        delivery=node.delivery, emit=node.emit, is_windowed=nodes.window_of(node.parent) is not None,
+        on_error=node.on_error, at=node.at,
     )  # fmt: skip

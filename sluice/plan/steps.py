@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sluice.values.records import Delivery, OnError, OnNull, OnTime
+from sluice.values.records import Delivery, Emit, OnError, OnNull, OnTime
 from sluice.values.references import Reference
 
 
@@ -59,7 +59,7 @@ class Source:
     """The field with the record's key; None for the Kafka key."""
     key_decode: Reference | None
     event_time: str | None
-    """The field with the event time; None for the Kafka timestamp."""
+    """The field with the event time, or WALL_CLOCK; None for the Kafka timestamp."""
     zone: str
     """Time zone of event times without a zone."""
     max_future_skew_ms: int
@@ -81,6 +81,7 @@ class Sink:
     encode: Reference | None
     encode_key: Reference | None
     delivery: Delivery
+    emit: Emit
     is_windowed: bool
     """Whether the records' keys have windows."""
     on_error: OnError

@@ -62,6 +62,8 @@ def _detail(node: nodes.Node) -> str:
             return f"{', '.join(node.columns.values()) or 'Python functions'} {by}"
         case nodes.Join():
             return " ".join([str(node.window or ""), f"on {node.on}" if node.on else ""])
+        case nodes.Sink(emit="latest"):
+            return "the latest change of each key and batch"
         case nodes.Deduplicate():
             return f"{node.by} within {node.within_ms} ms"
         case _:

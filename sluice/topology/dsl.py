@@ -21,10 +21,10 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, fields_of, is_object, serde_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, kept_for, milliseconds
-from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD, Delivery, How, OnError
+from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD, Delivery, Emit, How, OnError
 from sluice.values.sql import quoted
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
-from sluice.values.wrappers import Not
+from sluice.values.wrappers import Not, Print
 
 V = TypeVar("V")
 """The type of a stream's or a table's values."""
@@ -149,6 +149,7 @@ class Handle(Generic[V]):
             if function is not None:
                 require_callable(where, function, name)
         arguments.choice(where, "delivery", options["delivery"], Delivery)
+        arguments.choice(where, "emit", options.get("emit", "every"), Emit)
         self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, **options)
 
     def _encoder(self, where: str, serde: Serde[Any]) -> Function:
@@ -187,6 +188,23 @@ class Stream(Handle[V]):
         `on_error` applies to records that cannot be encoded or are too large for the topic.
         """
         self._sink(topic, value, key, delivery=delivery, on_error=on_error)
+
+    def through(
+        self,
+        topic: str,
+        *,
+        value: type[str] | Serde[Any] | None = None,
+        key: Callable[[str], bytes] | None = None,
+        delivery: Delivery = "exactly_once",
+        on_error: OnError | None = None,
+    ) -> Stream[V]:
+        """Write every record to `topic`, as `to` does, and return the stream of these records.
+
+        Grouping and joining shuffle by key on their own, so the records are not read back from the topic. Those that
+        others write to it are not in the stream.
+        """
+        self.to(topic, value=value, key=key, delivery=delivery, on_error=on_error)
+        return self
 
     @overload
     def filter(self, where: str | Callable[[V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
@@ -405,6 +423,13 @@ class Stream(Handle[V]):
     def foreach(self, function: Function, *, on_error: OnError | None = None) -> None:
         """Call a Python function for every record, like `peek`, as the stream's last step."""
         self._apply("foreach", function, "nothing", self.shape, on_error=on_error)
+
+    def print(self, label: str | None = None) -> None:
+        """Print every record as `[label]: key, value`, as a stream's last step; `label` defaults to the step's name.
+
+        Spark's tasks print, so the lines are in the run's log, or on a cluster in those of the executors.
+        """
+        self.foreach(Print(label or self.node.name))
 
     def repartition(self) -> Stream[V]:
         """Return the same stream: grouping and joining always shuffle by key."""
@@ -654,15 +679,18 @@ class Table(Handle[V]):
         *,
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | None = None,
+        emit: Emit = "every",
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
         """Write every change to `topic`, the key as text and the value as JSON; a deletion is a tombstone.
 
-        The records of a windowed table have the headers `window_start` and `window_end`, in epoch ms.
+        `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka Streams' record
+        cache does; a fused aggregation always does so. The records of a windowed table have the headers `window_start`
+        and `window_end`, in epoch ms.
         `on_error` applies to records that cannot be encoded or are too large for the topic.
         """
-        self._sink(topic, value, key, delivery=delivery, on_error=on_error)
+        self._sink(topic, value, key, emit=emit, delivery=delivery, on_error=on_error)
 
     def to_stream(self) -> Stream[V]:
         """Turn the changes into records; a deletion is a record with a null value."""

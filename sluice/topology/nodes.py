@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from sluice.topology.serdes import Serde
 from sluice.values.records import Delivery as Delivery
+from sluice.values.records import Emit as Emit
 from sluice.values.records import How as How
 from sluice.values.records import OnError as OnError
 from sluice.values.records import OnNull as OnNull
@@ -41,7 +42,7 @@ class Source(Node):
     key: str | None
     key_decode: Callable[[bytes], str] | None
     event_time: str | None
-    """The field with the event time; None for the Kafka timestamp."""
+    """The field with the event time, or WALL_CLOCK; None for the Kafka timestamp."""
     zone: str
     max_future_skew_ms: int
     nulls: OnNull
@@ -255,6 +256,7 @@ class Sink(Node):
     encode: Callable[..., bytes] | None = None
     encode_key: Callable[[str], bytes] | None = None
     delivery: Delivery = "exactly_once"
+    emit: Emit = "every"
 
     @property
     @override

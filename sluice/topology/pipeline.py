@@ -16,7 +16,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import V, Value, fields_of, serde_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, milliseconds
-from sluice.values.records import METADATA, OnError, OnNull, OnTime
+from sluice.values.records import METADATA, WALL_CLOCK, OnError, OnNull, OnTime
 
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
@@ -95,9 +95,11 @@ class Pipeline(Graph):
 
         `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
         the record's key, or a function from the Kafka key's bytes to text (default: the Kafka key as text).
-        `event_time` is the field that holds the event time (default: the Kafka timestamp). `invalid_time` is the policy
-        for a record without a valid event time: one of the `on_error` policies, or "clock" to use the time of
-        processing. `nulls="keep"` passes records with a null value on; Python functions receive None as their value.
+        `event_time` is the field that holds the event time (default: the Kafka timestamp), or `WALL_CLOCK` for the time
+        of processing: all records of a batch get the time at which the batch began, and a rebuild repeats it.
+        `invalid_time` is the policy for a record without a valid event time: one of the `on_error` policies, or "clock"
+        to use the time of processing. `nulls="keep"` passes records with a null value on; Python functions receive None
+        as their value.
         """
         source = self._source(
             topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time, on_error=on_error
@@ -152,7 +154,8 @@ class Pipeline(Graph):
         where = f"{self.name}: {topic} at {source_line()}"
         serde = serde_of(value)
         arguments.choice(where, "nulls", nulls, OnNull)
-        on_time = on_time or on_error or self.on_error
+        is_timed_by_clock = event_time == WALL_CLOCK
+        on_time = "clock" if is_timed_by_clock else on_time or on_error or self.on_error
         arguments.choice(where, "invalid_time", on_time, OnTime)
         if key is not None and not isinstance(key, str):
             require_callable(where, key, "key")
@@ -163,12 +166,12 @@ class Pipeline(Graph):
         except TopologyError as error:
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
         key_field = key if isinstance(key, str) else None
-        for name in (key_field, event_time):
+        for name in (key_field, None if is_timed_by_clock else event_time):
             if name is not None and name not in fields:
                 raise TopologyError(
                     f"{where}: {serde.name} has no field {name!r}.", next_step=f"Its fields: {', '.join(fields)}."
                 )
-        if event_time is not None and fields[event_time] != "TIMESTAMP":
+        if event_time is not None and not is_timed_by_clock and fields[event_time] != "TIMESTAMP":
             raise TopologyError(f"{where}: event_time={event_time!r} is {fields[event_time]}, not a datetime.")
         if reserved := fields.keys() & METADATA.keys():
             raise TopologyError(f"{where}: the names {', '.join(sorted(reserved))} are reserved by Sluice.")

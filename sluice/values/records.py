@@ -29,4 +29,8 @@ OnError = Literal["dead_letter", "skip", "fail"]
 """Policy for a record that cannot be read, processed or written."""
 OnTime = Literal["dead_letter", "skip", "fail", "clock"]
 """Policy for a record without a valid event time; `clock` gives it the time of processing."""
+WALL_CLOCK = "(wall clock)"
+"""As `event_time`: a record's time is the time of processing, whatever the record says. No field has this name."""
 Delivery = Literal["exactly_once", "at_least_once"]
+Emit = Literal["every", "latest"]
+"""Which of a key's changes within a batch are written."""

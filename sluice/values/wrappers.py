@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -24,6 +25,16 @@ class WithoutKey(Wrapper):
 
     def __call__(self, key: str | None, *arguments: Any) -> Any:
         return self.function(*arguments)
+
+
+@dataclass(frozen=True)
+class Print:
+    """Writes a record to standard output, as Kafka Streams' `Printed` does."""
+
+    label: str
+
+    def __call__(self, key: str | None, value: Any) -> None:
+        print(f"[{self.label}]: {key}, {value}", flush=True)
 
 
 class Not(Wrapper):

@@ -67,7 +67,7 @@ def test_every_row_of_the_tables_is_in_the_pipeline(page: Pipeline) -> None:
     assert rows
     assert [row for row in rows if not _ROW.match(row)] == []
     written = {topic for job in plan(page).jobs for topic in job.outputs}
-    assert written == set(re.findall(r'\.to\("(\w+)"', code()))
+    assert written == set(re.findall(r'\.(?:to|through)\("(\w+)"', code()))
 
 
 def test_topics(driver: TopologyTestDriver) -> None:
@@ -90,13 +90,20 @@ def test_stateless_steps(driver: TopologyTestDriver) -> None:
     assert records(driver, "tags") == records(driver, "tags_too") == [("s1", b"hot"), ("s1", b"wet")]
     assert records(driver, "tagged") == [("hot", b"s1"), ("wet", b"s1")]
     assert [key for key, _ in records(driver, "sales_by_item")] == ["tea", "pot", "tea"]
-    assert len(records(driver, "seen")) == len(records(driver, "repartitioned")) == 3
+    assert (
+        len(records(driver, "seen"))
+        == len(records(driver, "repartitioned"))
+        == len(records(driver, "sales_checked"))
+        == 3
+    )
+    assert records(driver, "largest") == []
     assert {value for _, value in records(driver, "merged")} == {b"quiet", b"rain", b"sun", b"hot", b"wet"}
 
 
 def test_tables(driver: TopologyTestDriver) -> None:
     assert driver.store("newest_note") == {"s1": "rain", "Goa": "sun"}
     assert driver.store("cities") == {"tea": "a city"}
+    assert records(driver, "shop_changes_per_batch") == records(driver, "shop_changes")
     assert [key for key, value in records(driver, "tall_shops") if value] == ["s1", "s3"]
     assert driver.store("shops_in_city") == {"Pune": 2, "Goa": 1}
     assert driver.store("floors_in_city") == {"Pune": {"floors": 3}, "Goa": {"floors": 3}}

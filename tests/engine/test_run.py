@@ -12,11 +12,11 @@ import pytest
 from sluice import Pipeline, session
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import EngineError
-from sluice.examples.orders.demo_answers import letter_headers
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.model import JobRef, owner
 from sluice.state.shard.checksums import NO_CHECKSUM
+from sluice.topics import text_headers
 from sluice.topology.loading.file import load_file
 from sluice.values.records import OnError
 from sluice.values.windows import AnyWindow
@@ -218,7 +218,7 @@ def test_a_record_for_which_an_expression_has_no_result_is_a_dead_letter(start: 
     assert running.run() == 2
     assert len(running.output("shares")) == 1
     (letter,) = running.dead_letters()
-    assert letter_headers(letter)["sluice.detail"] == "DIVIDE_BY_ZERO in 1 / amount"
+    assert text_headers(letter)["sluice.detail"] == "DIVIDE_BY_ZERO in 1 / amount"
 
 
 def test_or_it_ends_the_run_where_the_step_says_so(start: Start) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from sluice import Pipeline, Serde
 from sluice.errors import EngineError
-from sluice.examples.orders.demo_answers import letter_headers
+from sluice.topics import text_headers
 from sluice.values.records import OnError
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Build, Names, sale, sales_of
@@ -61,7 +61,7 @@ def test_a_record_too_large_for_its_topic_is_a_dead_letter_if_the_author_says_so
     assert running.run() == 4
     assert [len(value["note"]) for _, value in running.output("copies")] == [1, LIMIT - 1_000, 1]
     (letter,) = running.dead_letters()
-    said = letter_headers(letter)
+    said = text_headers(letter)
     assert said["sluice.reason"] == "too_large"
     assert said["sluice.output"] == running.names("copies")
     assert said["sluice.detail"].endswith(f"accepts at most {LIMIT}")
@@ -121,7 +121,7 @@ def test_what_an_encoder_cannot_take_is_a_dead_letter_whoever_writes(start: Star
     assert [key for key, _ in running.output("copies")] == ["a", "c"]
     (letter,) = running.dead_letters()
     assert letter.key() == b"b"
-    headers = letter_headers(letter)
+    headers = text_headers(letter)
     assert (headers["sluice.reason"], headers["sluice.output"]) == ("not_encoded", running.names("copies"))
     assert headers["sluice.detail"].startswith("ValueError: 3")
     assert headers["sluice.at"].startswith("test_write_errors.py:")

@@ -12,14 +12,13 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from sluice.examples.orders.demo_answers import letter_headers
 from sluice.examples.orders.records import START_MS
 from sluice.examples.orders.totals import TYPES, Totals, read
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
-from sluice.topics import read_topic
+from sluice.topics import read_topic, text_headers
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
 
@@ -169,7 +168,7 @@ def _letters(world: World, messages: list[Message]) -> int:
             expected[message.partition() or 0, message.offset() or 0] = str(bad)
     found = []
     for letter in read_topic(world.config, "orders_dead_letters"):
-        headers = letter_headers(letter)
+        headers = text_headers(letter)
         if headers["sluice.topic"] == "orders":
             place = int(headers["sluice.partition"]), int(headers["sluice.offset"])
             found.append((place, headers["sluice.reason"]))

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from sluice import Pipeline, tumbling
-from sluice.examples.orders.demo_answers import letter_headers
 from sluice.state.model import JobRef
+from sluice.topics import text_headers
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, millis, sale, sales_of, shop
 from tests.faults.conftest import Seen
@@ -34,7 +34,7 @@ BAD: dict[bytes | None, str] = {
 
 
 def reasons_by_place(running: Running) -> dict[int, str]:
-    letters = [letter_headers(letter) for letter in running.dead_letters()]
+    letters = [text_headers(letter) for letter in running.dead_letters()]
     return {int(one["sluice.offset"]): one["sluice.reason"] for one in letters}
 
 

@@ -18,11 +18,10 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from sluice.examples.orders.demo_answers import letter_headers
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
-from sluice.topics import produce, read_topic
+from sluice.topics import produce, read_topic, text_headers
 from tests.faults.found import Found, batches, difference, gapless, verify_shards
 from tests.faults.world import World
 
@@ -325,7 +324,7 @@ def _letters(world: World, records: list[Seen]) -> int:
     }
     found = []
     for letter in read_topic(world.config, "words_dead_letters"):
-        headers = letter_headers(letter)
+        headers = text_headers(letter)
         place = headers["sluice.topic"], int(headers["sluice.partition"]), int(headers["sluice.offset"])
         found.append((place, headers["sluice.reason"]))
     assert len(found) == len(dict(found)), "a dead letter twice"

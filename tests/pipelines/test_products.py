@@ -14,6 +14,10 @@ def test_each_delivery_adds_to_its_products_stock(drive: Drive) -> None:
         "p2": {"quantity": 3, "deliveries": 2},
     }
 
+    assert {one.key: one.value["quantity"] for one in driver.read("products_stock")} == {"p1": 17, "p2": 3}, (
+        "and published"
+    )
+
     driver.pipe("products", {"productId": "p1", "name": "P1", "quantity": 1})
     driver.pipe("products", {"productId": "p1", "name": "P1", "quantity": "many"})
     assert driver.store("products_stock")["p1"] == {"quantity": 18, "deliveries": 3}

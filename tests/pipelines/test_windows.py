@@ -1,4 +1,4 @@
-"""Windows of every kind, grace, suppress, and where a record's time comes from."""
+"""The pipeline windows: windows of every kind, grace, suppress, and where a record's time comes from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import pytest
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
-from sluice import Pipeline, hopping, session, sliding, tumbling
+from sluice import Pipeline, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
-from tests.pipelines.conftest import Drive
+from sluice.topology import load_pipeline
+from tests.pipelines.conftest import PIPELINES, Drive
 from tests.postgres import new_database
+
+MINUTE = 60_000
 
 
 class Event(Struct):
@@ -25,130 +28,129 @@ class Event(Struct):
     at: datetime | None = None
 
 
-def at(clock: str) -> int:
-    """A time of the first day of 1970, in ms."""
-    hours, minutes, seconds = clock.split(":")
-    return 1_000 * (3_600 * int(hours) + 60 * int(minutes) + int(seconds))
-
-
-def seconds(*given: float) -> tuple[int, ...]:
-    return tuple(int(1_000 * one) for one in given)
-
-
-def windows() -> Pipeline:
-    """A story for each topic: stream time belongs to a topic."""
-    pipeline = Pipeline("windows", workers=1)
-
-    by_minute = pipeline.stream("visits", value=str).group_by_key().windowed_by(tumbling("60 s", grace="15 s"))
-    by_minute.count(store="minutes")
-    held = by_minute.count(store="minutes_held")
-    held.suppress_until_window_closes().to("minutes_closed")
-
-    pipeline.stream("slides", value=str).group_by_key().windowed_by(sliding("5 s")).count(store="slid")
-    hops = hopping("10 s", advance="5 s")
-    pipeline.stream("hops", value=str).group_by_key().windowed_by(hops).count(store="hopped")
-
-    clicks = pipeline.stream("clicks", value=str).group_by_key().windowed_by(session("5 s", grace="10 s"))
-    sessions = clicks.count(store="sessions")
-    sessions.to("session_changes")
-    sessions.suppress_until_window_closes().to("sessions_closed")
-
-    counted = pipeline.stream("chatter", value=str).group_by_key().count(store="said")
-    counted.suppress_until_time_limit("10 s").to("said_by_then")
-    counted.suppress_until_time_limit("1 hour", max_records=1).to("said_by_then_or_full")
-
-    for policy in ("dead_letter", "skip", "clock"):
-        events = pipeline.stream(f"events_{policy}", value=Event, event_time="at", invalid_time=policy)
-        events.group_by_key().windowed_by(tumbling("1 s")).count(store=f"in_time_{policy}")
-    return pipeline
-
-
 @pytest.fixture(scope="module")
 def driver(spark: SparkSession, server: str) -> Iterator[TopologyTestDriver]:
+    """One driver for all stories: each has pages and an hour of its own."""
     database = new_database(server) if server else ""
-    with TopologyTestDriver(windows(), spark=spark, database=database) as made:
+    with TopologyTestDriver(load_pipeline(PIPELINES, "windows"), spark=spark, database=database) as made:
         yield made
 
 
-def read(driver: TopologyTestDriver, topic: str) -> list[tuple[Any, ...]]:
-    """Key, window and value of the new records of a topic."""
+def ms(clock: str) -> int:
+    """A time of the first day of 1970, in ms."""
+    hours, minutes, seconds = clock.split(":")
+    return round(1_000 * (3_600 * int(hours) + 60 * int(minutes) + float(seconds)))
+
+
+def span(start: str, end: str) -> tuple[int, int]:
+    return ms(start), ms(end)
+
+
+def visit(driver: TopologyTestDriver, page: str, *times: str, topic: str = "visits") -> None:
+    """Visits of a page at these times; the records are written at noon."""
+    for clock in times:
+        driver.pipe(topic, {"page": page, "at": f"1970-01-01T{clock}"}, timestamp=ms("12:00:00"))
+
+
+def stored(driver: TopologyTestDriver, store: str, page: str) -> dict[tuple[int, int], int]:
+    """A page's windows and their counts."""
+    return {(start, end): count for (key, start, end), count in driver.store(store).items() if key == page}
+
+
+def read(driver: TopologyTestDriver, topic: str, page: str) -> list[tuple[Any, ...]]:
+    """Window and value of a page's new records of a topic."""
     return [
-        (one.key, int(one.headers["window_start"]), int(one.headers["window_end"]), one.value)
+        (int(one.headers["window_start"]), int(one.headers["window_end"]), one.value)
         for one in driver.read(topic)
+        if one.key == page
     ]
 
 
-def test_a_late_record_is_taken_until_the_windows_grace_is_over(driver: TopologyTestDriver) -> None:
-    eight, one_past, two_past = at("08:00:00"), at("08:01:00"), at("08:02:00")
-    for clock in ("08:00:04", "08:00:54", "08:01:05", "08:00:58", "08:01:13"):
-        driver.pipe("visits", "a visit", key="page", timestamp=at(clock))
-    assert driver.store("minutes") == {("page", eight, one_past): 3, ("page", one_past, two_past): 2}
-    assert read(driver, "minutes_closed") == [], "at 08:01:13 the first minute is still open"
+def test_a_late_visit_counts_until_the_grace_of_its_minute_is_over(driver: TopologyTestDriver) -> None:
+    eight, one_past = span("08:00:00", "08:01:00"), span("08:01:00", "08:02:00")
+    visit(driver, "home", "08:00:04", "08:00:54", "08:01:05", "08:00:58", "08:01:13")
+    assert stored(driver, "minutes", "home") == {eight: 3, one_past: 2}
+    assert read(driver, "minutes_closed", "home") == [], "at 08:01:13 the first minute is still open"
 
-    driver.pipe("visits", "a visit", key="another page", timestamp=at("08:01:15"))
-    assert read(driver, "minutes_closed") == [("page", eight, one_past, 3)], "whichever key brings the time"
+    visit(driver, "cart", "08:01:15")
+    assert read(driver, "minutes_closed", "home") == [(*eight, 3)], "whichever page brings the time"
 
-    driver.pipe("visits", "a visit", key="page", timestamp=at("08:00:59"))
-    assert driver.store("minutes")["page", eight, one_past] == 3
+    visit(driver, "home", "08:00:59")
+    assert stored(driver, "minutes", "home")[eight] == 3
     assert driver.counts()["late/minutes"] == 1
-    assert read(driver, "minutes_closed") == [], "a window has one result"
-    assert driver.store("minutes_held") == driver.store("minutes")
+    assert [one.value["page"] for one in driver.read("visits_late")] == ["home"]
+    assert read(driver, "minutes_closed", "home") == [], "a window has one result"
+    assert driver.store("visits_total")["home"] == 6, "without a window nothing is late"
 
 
-def test_a_sliding_window_ends_with_a_record_or_begins_right_after_one(driver: TopologyTestDriver) -> None:
-    for time_of in seconds(6, 7, 13):
-        driver.pipe("slides", "here", key="k", timestamp=time_of)
-    assert driver.store("slid") == {
-        ("k", *seconds(1, 6)): 1,
-        ("k", *seconds(2, 7)): 2,
-        ("k", *seconds(6.001, 11.001)): 1,
-        ("k", *seconds(8, 13)): 1,
+def test_a_visit_is_in_every_hopping_window_that_holds_its_time(driver: TopologyTestDriver) -> None:
+    visit(driver, "help", "09:00:10", "09:00:40", "09:01:05")
+    assert stored(driver, "overlapping_minutes", "help") == {
+        span("08:59:30", "09:00:30"): 1,
+        span("09:00:00", "09:01:00"): 2,
+        span("09:00:30", "09:01:30"): 2,
+        span("09:01:00", "09:02:00"): 1,
     }
 
 
-def test_a_record_is_in_every_hopping_window_that_holds_its_time(driver: TopologyTestDriver) -> None:
-    for time_of in seconds(3, 7, 12):
-        driver.pipe("hops", "here", key="k", timestamp=time_of)
-    assert driver.store("hopped") == {
-        ("k", *seconds(0, 10)): 2,
-        ("k", *seconds(5, 15)): 2,
-        ("k", *seconds(10, 20)): 1,
+def test_a_sliding_window_ends_with_a_visit_or_begins_right_after_one(driver: TopologyTestDriver) -> None:
+    visit(driver, "news", "10:00:36", "10:00:42", "10:01:20")
+    assert stored(driver, "bursts", "news") == {
+        span("10:00:06", "10:00:36"): 1,
+        span("10:00:12", "10:00:42"): 2,
+        span("10:00:36.001", "10:01:06.001"): 1,
+        span("10:00:50", "10:01:20"): 1,
     }
 
 
-def test_sessions_merge_when_a_record_comes_between_them(driver: TopologyTestDriver) -> None:
-    driver.pipe("clicks", "click", key="k", timestamp=10_000)
-    driver.pipe("clicks", "click", key="k", timestamp=18_000)
-    assert driver.store("sessions") == {("k", 10_000, 10_000): 1, ("k", 18_000, 18_000): 1}
+def test_sessions_merge_when_a_visit_comes_between_them(driver: TopologyTestDriver) -> None:
+    visit(driver, "shop", "11:00:10", "11:00:50")
+    first, second = span("11:00:10", "11:00:10"), span("11:00:50", "11:00:50")
+    assert stored(driver, "sessions", "shop") == {first: 1, second: 1}
     driver.read("session_changes")
 
-    driver.pipe("clicks", "click", key="k", timestamp=14_000)
-    assert driver.store("sessions") == {("k", 10_000, 18_000): 3}
-    assert read(driver, "session_changes") == [
-        ("k", 10_000, 10_000, None),
-        ("k", 18_000, 18_000, None),
-        ("k", 10_000, 18_000, 3),
-    ]
-    assert read(driver, "sessions_closed") == [], "there may be more of it until 33 s: its end, the gap and the grace"
+    visit(driver, "shop", "11:00:30")
+    merged = span("11:00:10", "11:00:50")
+    assert stored(driver, "sessions", "shop") == {merged: 3}
+    assert read(driver, "session_changes", "shop") == [(*first, None), (*second, None), (*merged, 3)]
+    assert read(driver, "sessions_closed", "shop") == [], "more can come until 11:01:35: its end, the gap, the grace"
 
-    driver.pipe("clicks", "click", key="other", timestamp=33_000)
-    assert read(driver, "sessions_closed") == [("k", 10_000, 18_000, 3)]
+    visit(driver, "cart", "11:01:35")
+    assert read(driver, "sessions_closed", "shop") == [(*merged, 3)]
 
 
-def test_a_keys_results_come_at_most_once_in_a_time_limit(driver: TopologyTestDriver) -> None:
-    def results(topic: str) -> list[tuple[str | None, Any]]:
-        return [(one.key, one.value) for one in driver.read(topic)]
+def test_a_pages_total_comes_once_a_minute_or_when_too_many_wait(driver: TopologyTestDriver) -> None:
+    def totals(topic: str) -> list[Any]:
+        return [one.value for one in driver.read(topic) if one.key == "jobs"]
 
-    for time_of in seconds(0, 4, 9):
-        driver.pipe("chatter", "hello", key="a", timestamp=time_of)
-    assert results("said_by_then") == []
+    visit(driver, "jobs", "14:00:00", "14:00:20", "14:00:59")
+    assert totals("visits_total_per_minute") == []
+    visit(driver, "cart", "14:01:00")
+    assert totals("visits_total_per_minute") == [3], "a minute after the first that was held back, the latest"
+    assert totals("visits_total_when_full") == []
+    visit(driver, "help", "14:01:01")
+    assert totals("visits_total_when_full") == [3], "two may wait: the oldest comes out early"
 
-    driver.pipe("chatter", "hello", key="b", timestamp=10_000)
-    assert results("said_by_then") == [("a", 3)], "ten seconds after the first that was held back, the latest"
-    assert results("said_by_then_or_full") == [("a", 3)], "only one may wait there: the oldest comes out early"
+
+def test_a_visits_time_is_that_of_its_field_of_its_record_or_of_the_clock(driver: TopologyTestDriver) -> None:
+    before = int(time.time() * 1_000)
+    for topic in ("visits", "visits_recorded", "visits_processed"):
+        visit(driver, "blog", "15:00:00", topic=topic)
+    driver.advance(2 * MINUTE)
+    visit(driver, "blog", "15:00:00", topic="visits_processed")
+    assert stored(driver, "minutes", "blog") == {span("15:00:00", "15:01:00"): 1}
+    assert stored(driver, "minutes_recorded", "blog") == {span("12:00:00", "12:01:00"): 1}
+    (first, _), (second, end) = sorted(stored(driver, "minutes_processed", "blog"))
+    assert before - MINUTE < first <= time.time() * 1_000
+    assert first + 2 * MINUTE <= second < end == second + MINUTE, "the driver's clock was moved by two minutes"
 
 
-def test_a_record_without_a_valid_time_is_dealt_with_as_its_source_says(driver: TopologyTestDriver) -> None:
+def test_a_record_without_a_valid_time_is_dealt_with_as_its_source_says(drive: Drive) -> None:
+    pipeline = Pipeline("timeless", workers=1)
+    for policy in ("dead_letter", "skip", "clock"):
+        events = pipeline.stream(f"events_{policy}", value=Event, event_time="at", invalid_time=policy)
+        events.group_by_key().windowed_by(tumbling("1 s")).count(store=f"in_time_{policy}")
+    driver = drive(pipeline)
     fine, none = {"name": "fine", "at": "1970-01-01T00:00:05"}, {"name": "timeless", "at": None}
     early = {"name": "early", "at": "1969-12-31T23:59:59"}
     before = time.time() * 1_000

@@ -34,6 +34,8 @@ def test_a_table_has_the_latest_word_of_each_key(words: TopologyTestDriver) -> N
     words.pipe("words", "Anaconda", key="a")
     assert words.store("words_latest") == {"a": "Anaconda", "b": "Bus", "c": "C3PO"}
     assert words.store("words_clean") == {"a": "Anaconda", "b": "Bus"}, "what does not match is not in the table"
+    clean = [("b", b"Bus"), ("c", None), ("a", b"Anaconda")]
+    assert read(words, "words_clean") == clean, "a batch's updates of a key are written as one"
 
     words.pipe("words", None, key="b")
     words.pipe("words", "x", key="a")

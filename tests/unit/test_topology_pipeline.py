@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Decimal2, Pipeline, session, struct, tumbling
+from sluice import WALL_CLOCK, Decimal2, Pipeline, session, struct, tumbling
 from sluice.errors import TopologyError
 from sluice.topology import nodes
 from sluice.topology.dsl import Stream
@@ -394,3 +394,31 @@ FUNCTIONS: list[tuple[Callable[..., object], object]] = [
 def test_a_function_takes_the_value_or_key_and_value(function: Callable[..., object], result: object) -> None:
     assert with_key("here", function, "value")("k", "v") == result
     assert Not(with_key("here", function, "value"))("k", "v") is False
+
+
+def test_print_writes_each_record_with_a_label(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = sales()
+    stream.print()
+    stream.print("a label")
+    printing = [node.function for node in pipeline_of(stream).nodes if isinstance(node, nodes.Apply)]
+    for function in printing:
+        function("north", 3)
+    assert capsys.readouterr().out == "[sales]: north, 3\n[a label]: north, 3\n"
+
+
+def test_through_writes_the_records_and_goes_on_with_them() -> None:
+    stream = sales()
+    stream.through("checked").to("out")
+    sinks = [node for node in pipeline_of(stream).nodes if isinstance(node, nodes.Sink)]
+    assert [(sink.topic, sink.parent) for sink in sinks] == [("checked", stream.node), ("out", stream.node)]
+
+
+def test_a_source_may_be_timed_by_the_wall_clock() -> None:
+    clicks = Pipeline("p").stream("sales", value=Sale, event_time=WALL_CLOCK, invalid_time="skip")
+    assert isinstance(clicks.node, nodes.Source)
+    assert (clicks.node.event_time, clicks.node.on_time) == (WALL_CLOCK, "clock"), "no record is without a time"
+
+
+def test_which_of_a_tables_changes_are_written_is_checked() -> None:
+    with pytest.raises(TopologyError, match=r"unknown emit='last'\. Choose 'every', 'latest'"):
+        sales().to_table(store="newest").to("out", emit="last")  # type: ignore[arg-type]

@@ -62,6 +62,8 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
     JSON is written unchanged, unless the author passed an encoder, which receives the decoded value. Records that
     cannot be encoded are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
+    if sink.emit == "latest":
+        table = _latest(table)
     columns = {name: table.column(name) for name in ("key", "value")}
     errors: dict[int, str] = {}
     if sink.encode is not None:
@@ -76,6 +78,16 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
             columns["timestamp"] = table.column(name)
     records = pa.table(columns)
     return _without_errors(sink, table, records, errors, rejected) if errors else records
+
+
+def _latest(changes: pa.Table) -> pa.Table:
+    """The last change of each key and window. The rows without a key, which are no table's, stay."""
+    names = [name for name in ("key", "window_start", "window_end") if name in changes.column_names]
+    last: dict[Any, int] = {}
+    for row, name in enumerate(zip(*(changes.column(name).to_pylist() for name in names), strict=True)):
+        last.pop(name, None)  # the order is that of the last changes
+        last[name if name[0] is not None else row] = row
+    return changes.take(pa.array(last.values(), pa.int64()))
 
 
 def _each(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str]) -> pa.Array:

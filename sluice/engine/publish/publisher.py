@@ -27,7 +27,7 @@ from sluice.engine.publish.shard_writer import WRITTEN, ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
 from sluice.engine.publish.window_retention import Retention
 from sluice.errors import SluiceError
-from sluice.plan import FusedJob, OrderedJob
+from sluice.plan import FusedJob, OrderedJob, Sink
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
@@ -72,6 +72,14 @@ def ordered_records(job: OrderedJob, returned: pa.Table, rejected: RejectedOutpu
         rows = returned.filter(pc.equal(returned.column("group_id"), sink.number))
         if rows.num_rows:
             yield sink.topic, encoded(sink, rows.take(pa.array(in_order(rows))), rejected)
+
+
+def _tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
+    """A sink's records of a batch, in one table if only each key's latest is written."""
+    if sink.emit == "every":
+        return records
+    tables = [*records]
+    return [pa.concat_tables(tables)] if tables else []
 
 
 @dataclass
@@ -219,7 +227,7 @@ class Publisher:
         records = [
             (sink.topic, encoded(sink, table, rejected))
             for sink in job.stream_sinks
-            for table in side_outputs.records(batch.number, sink.topic)
+            for table in _tables(sink, side_outputs.records(batch.number, sink.topic))
         ]
         match job:
             case FusedJob():

@@ -23,6 +23,7 @@ from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.side_outputs import no_garbage_collection
 from sluice.plan import Source
 from sluice.values import contracts
+from sluice.values.records import WALL_CLOCK
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,13 @@ class ValueDecoder:
         (field,) = self.column([value], name).to_pylist()
         return None if field is None else _text(field)
 
-    def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array) -> pa.Array:
-        """Event times in ms, from the declared field. Without a field or a value, the record's timestamp."""
+    def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array, clock: int) -> pa.Array:
+        """Event times in ms, from the declared field. Without a field or a value, the record's timestamp.
+
+        A source that is timed by the wall clock gets the batch's, `clock`.
+        """
+        if self.source.event_time == WALL_CLOCK:
+            return pa.repeat(pa.scalar(clock, pa.int64()), len(values))
         column = record_times if self.source.event_time is None else self.column(values, self.source.event_time)
         if self.keeps_nulls and self.source.event_time is not None:
             empty = pa.array([value is None for value in values], pa.bool_())

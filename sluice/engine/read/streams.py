@@ -162,12 +162,12 @@ class StreamReader(Reader):
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         latest = clock + decoder.source.max_future_skew_ms
         try:
-            columns = self._columns(decoder, kept, values, share)
+            columns = self._columns(decoder, kept, values, share, clock)
             problems = _invalid_times(columns["_time"], latest)
         except (pa.ArrowException, OverflowError, ValueError):
             # Convert the records one by one to find those that do not fit.
             problems = [
-                self._problem(decoder, kept.slice(i, 1), [value], share, latest) for i, value in enumerate(values)
+                self._problem(decoder, kept.slice(i, 1), [value], share, clock) for i, value in enumerate(values)
             ]
             columns = {}
         if any(problems):
@@ -179,7 +179,7 @@ class StreamReader(Reader):
             ]
             valid = [i for i, problem in enumerate(problems) if problem is None]
             kept = kept.take(pa.array(valid, pa.int64()))
-            columns = self._columns(decoder, kept, [values[i] for i in valid], share, clock)
+            columns = self._columns(decoder, kept, [values[i] for i in valid], share, clock, replace_invalid=True)
         self._reject(batch, share, dead_letters)
         schema = pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
         return pa.RecordBatch.from_arrays(
@@ -205,9 +205,14 @@ class StreamReader(Reader):
         kept: pa.RecordBatch,
         values: Sequence[Any],
         share: Share,
-        clock: int | None = None,
+        clock: int,
+        *,
+        replace_invalid: bool = False,
     ) -> dict[str, pa.Array]:
-        """The rows' columns. If the source's policy says so, `clock` replaces invalid event times."""
+        """The rows' columns. With `replace_invalid` and if the source's policy says so, `clock` replaces invalid times.
+
+        `clock` is the time at which the batch began, in epoch ms.
+        """
         source = decoder.source
         columns = {field.column: decoder.column(values, field.name) for field in source.fields}
         columns["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
@@ -215,8 +220,8 @@ class StreamReader(Reader):
         for read in source.fields:
             if read.is_key:
                 _require_short(read.name, columns[read.column])
-        columns["_time"] = decoder.times(values, kept.column("timestamp"))
-        if clock is not None and decoder.source.on_time == "clock":
+        columns["_time"] = decoder.times(values, kept.column("timestamp"), clock)
+        if replace_invalid and source.on_time == "clock":
             is_valid = pc.fill_null(pc.greater_equal(columns["_time"], 0), False)
             columns["_time"] = pc.if_else(is_valid, columns["_time"], pa.scalar(clock, pa.int64()))
         for name in self.metadata:
@@ -267,18 +272,19 @@ class StreamReader(Reader):
         return [(SKIPPED, "") if problem and problem[0] == "event_time" else problem for problem in problems]
 
     def _problem(
-        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], share: Share, latest: int
+        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], share: Share, clock: int
     ) -> tuple[str, str] | None:
         """The reason why a single record is rejected, or None."""
         (key,) = decoder.keys(record.column("key").to_pylist())
         if "_key" in self.metadata and isinstance(key, Exception):
             return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", str(key)
         try:
-            columns = self._columns(decoder, record, value, share)
+            columns = self._columns(decoder, record, value, share, clock)
         except KeyTooLongError as error:
             return "key_too_long", str(error)
         except (pa.ArrowException, OverflowError, ValueError) as error:
             return "out_of_range", str(error).splitlines()[0]
+        latest = clock + decoder.source.max_future_skew_ms
         return next(iter(_invalid_times(columns["_time"], latest)), None)
 
 

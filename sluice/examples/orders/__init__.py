@@ -1,13 +1,15 @@
-"""The orders example: sample orders from a seed, the demo, and expected totals computed without the product's code.
+"""The orders example: sample orders from a seed, and expected totals computed without the product's code.
 
 The pipeline is `spark_jobs/orders.py`, its REST view `spark_jobs/orders_routes.py`.
 """
 
+from sluice.examples.orders.example import EXAMPLE
 from sluice.examples.orders.records import START_MS, STORE_1234, Sample, orders, store_ids, stores
 from sluice.examples.orders.topics import Produced, create_order_topics, produce_orders
 from sluice.examples.orders.totals import Totals, totals, totals_of_topic
 
 __all__ = [
+    "EXAMPLE",
     "START_MS",
     "STORE_1234",
     "Produced",

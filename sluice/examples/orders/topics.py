@@ -12,7 +12,7 @@ from sluice.topics import Topic, create_topics, produce
 
 PARTITIONS = 4
 _FOREVER = {"retention.ms": "-1"}
-_OUTPUTS = ("general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue")
+OUTPUTS = ("general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue")
 _REPORT_EVERY = 1_000
 
 
@@ -34,7 +34,7 @@ def create_order_topics(kafka: Mapping[str, str], topic: str = "orders") -> tupl
     return create_topics(
         kafka,
         [
-            *(Topic(name, PARTITIONS, 1, _FOREVER) for name in (topic, *_OUTPUTS)),
+            *(Topic(name, PARTITIONS, 1, _FOREVER) for name in (topic, *OUTPUTS)),
             Topic("orders_dead_letters", 1, 1, _FOREVER),
             Topic("stores", 1, 1, {"cleanup.policy": "compact"}),
         ],

@@ -1,33 +1,32 @@
-"""The demo: sets up Kafka and Airflow, runs the orders pipeline, and compares its answers with the topic."""
+"""The demo: sets up Kafka and Airflow, runs an example's pipeline, and compares its results with plain Python's."""
 
 from __future__ import annotations
 
 import fcntl
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Console
 from rich.markup import escape
 
+from sluice.client import Client
 from sluice.errors import EngineError, PreflightError
-from sluice.examples.orders import Totals, produce_orders, totals_of_topic
-from sluice.examples.orders.demo_answers import Question, dead_letters, differences, questions, served
-from sluice.examples.orders.steps import Steps
+from sluice.examples.example import Example, Results, create_example_topics, produce_samples, read_samples
+from sluice.examples.steps import Steps
 from sluice.provision.checks import check_memory, check_port, find_java, free_port
 from sluice.settings import settings
 from sluice.testing.airflow import Airflow
 from sluice.testing.platform import ROOT, LocalPlatform, clear, write_secret
 from sluice.topology import drawing, load_pipeline
 
-ORDERS, STORES, SEED, BAD_SHARE = 10_000, 50, 7, 0.01
-PIPELINE = "orders"
+SEED = 7
 USUAL_PORT = 8080
 RUN_SECONDS = 300.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -45,34 +44,30 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result: what the topic implies, and what the REST view answered."""
+    """The result: the expected results, how many entries differ from them by store and topic, and a few answers."""
 
-    totals: Totals
-    answers: list[tuple[Question, str, bool]]
+    expected: Results
     differences: dict[str, int]
-    dead_letters: Counter[str]
+    answers: list[tuple[str, str, bool | None]]
+    """Path, text of the answer, and whether it is the expected one; None if only the stores tell."""
 
     @property
     def is_right(self) -> bool:
-        """Whether every answer matches the topic."""
-        return (
-            all(right for _, _, right in self.answers)
-            and not any(self.differences.values())
-            and self.dead_letters == self.totals.dead_letters
-        )
+        """Whether the pipeline's results are those that its topics' records imply."""
+        return not self.differences and not any(right is False for *_, right in self.answers)
 
 
-def demo(options: Options, console: Console) -> int:
-    """Run the demo. Returns 0 if all answers are right, 1 if not, and 130 if it was interrupted before."""
+def demo(example: Example, options: Options, console: Console) -> int:
+    """Run an example's demo. Returns 0 if all results are right, 1 if not, and 130 if it was interrupted before."""
     home = settings().home / "demo"
     try:
         with _alone(home), _stoppable():
-            return _demo(options, home, console)
+            return _demo(example, options, home, console)
     except KeyboardInterrupt:
         return 130
 
 
-def _demo(options: Options, home: Path, console: Console) -> int:
+def _demo(example: Example, options: Options, home: Path, console: Console) -> int:
     began = time.monotonic()
     with Steps(console) as steps, steps.step("Check this machine") as step:
         clear(home)
@@ -80,11 +75,11 @@ def _demo(options: Options, home: Path, console: Console) -> int:
         step.say(f"Java {find_java().release}, Airflow on port {platform.port}, Kafka on {platform.kafka.port}")
     try:
         with Steps(console) as steps:
-            _start(platform, steps)
+            _start(example, platform, steps)
             with platform.as_user() as airflow:
-                _wait_for_run(platform, airflow, steps)
-                outcome = _compare(platform, airflow, steps)
-        _tell(platform, outcome, time.monotonic() - began, console)
+                _wait_for_run(example.name, platform, airflow, steps)
+                outcome = _compare(example, platform, airflow, steps)
+        _tell(example, platform, outcome, time.monotonic() - began, console)
         if not options.leave:
             _stay(platform, console)
         return 0 if outcome.is_right else 1
@@ -107,20 +102,15 @@ def _usual_port() -> int:
     return USUAL_PORT
 
 
-def _start(platform: LocalPlatform, steps: Steps) -> None:
+def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
     def kafka() -> None:
         with steps.step("Start Kafka"):
             platform.start_kafka()
-        with steps.step(f"Send {ORDERS:,} orders from {STORES} stores, some of them invalid") as step:
-            done = produce_orders(
-                platform.kafka_config,
-                count=ORDERS,
-                stores=STORES,
-                seed=SEED,
-                bad_share=BAD_SHARE,
-                progress=lambda sent: step.say(f"{sent:,} of {ORDERS:,}"),
-            )
-            step.say(f"{done.bad} are invalid")
+        with steps.step(f"Send sample records to {' and '.join(example.topics)}") as step:
+            create_example_topics(platform.kafka_config, example)
+            samples = example.samples(example.count, SEED, example.start_ms)
+            sent = produce_samples(platform.kafka_config, example, samples)
+            step.say(", ".join(f"{number:,} {topic}" for topic, number in sent.items()))
 
     def database() -> None:
         with steps.step("Create Airflow's database"):
@@ -135,21 +125,19 @@ def _start(platform: LocalPlatform, steps: Steps) -> None:
         step.say(platform.url)
 
 
-def _wait_for_run(platform: LocalPlatform, airflow: Airflow, steps: Steps) -> None:
+def _wait_for_run(dag: str, platform: LocalPlatform, airflow: Airflow, steps: Steps) -> None:
     """Follow the run that the records start."""
-    with steps.step(f"Wait for the DAG {PIPELINE} to start by itself") as step:
-        for _ in platform.ticks(RUN_SECONDS, f"The DAG {PIPELINE} has not started"):
-            if runs := airflow.runs(PIPELINE):
+    with steps.step(f"Wait for the DAG {dag} to start by itself") as step:
+        for _ in platform.ticks(RUN_SECONDS, f"The DAG {dag} has not started"):
+            if runs := airflow.runs(dag):
                 break
             step.say("its trigger compares the topics' end offsets with the ledger")
         step.say(runs[0]["run_type"].replace("_", " "))
     run = runs[0]["dag_run_id"]
     with steps.step("Run the pipeline with spark-submit until all records are read") as step:
         for _ in platform.ticks(RUN_SECONDS, f"The run {run} has not ended"):
-            state = next(dag_run["state"] for dag_run in airflow.runs(PIPELINE) if dag_run["dag_run_id"] == run)
-            tasks = ", ".join(
-                f"task {task['task_id']} {task['state'] or 'waits'}" for task in airflow.tasks(PIPELINE, run)
-            )
+            state = next(dag_run["state"] for dag_run in airflow.runs(dag) if dag_run["dag_run_id"] == run)
+            tasks = ", ".join(f"task {task['task_id']} {task['state'] or 'waits'}" for task in airflow.tasks(dag, run))
             step.say(tasks or state)
             if state in ("success", "failed"):
                 break
@@ -157,54 +145,56 @@ def _wait_for_run(platform: LocalPlatform, airflow: Airflow, steps: Steps) -> No
             raise EngineError(f"The run {run} failed.", next_step=f"Its log is below {platform.home}/airflow/logs.")
 
 
-def _compare(platform: LocalPlatform, airflow: Airflow, steps: Steps) -> Outcome:
-    with steps.step("Compute the totals without Sluice, and compare all eight stores") as step:
-        totals = totals_of_topic(platform.kafka_config)
-        different = differences(totals.stores(), served(airflow))
-        answers = [_ask(airflow, question) for question in questions(totals)]
-        letters = dead_letters(platform.kafka_config)
-        keys = sum(len(rows) for rows in totals.stores().values())
-        step.say(f"{keys:,} keys and windows, {sum(different.values())} differences")
-    return Outcome(totals, answers, different, letters)
+def _compare(example: Example, platform: LocalPlatform, airflow: Airflow, steps: Steps) -> Outcome:
+    with steps.step("Compute the results without Sluice, and compare every store and output") as step:
+        expected = example.expected(read_samples(platform.kafka_config, example))
+        actual = example.actual(platform.kafka_config, expected)
+        with Client(platform.url, token=airflow.token) as client:
+            for store in expected.stores:
+                rows = (
+                    ((entry.key, _ms(entry.start), _ms(entry.end)) if entry.start else entry.key, entry.value)
+                    for entry in client.range(store, pipeline=example.name)
+                )
+                actual.stores[store] = example.actual_store(store, rows)
+        differences = expected.differences(actual)
+        step.say(f"{expected.size:,} entries and records, {sum(differences.values())} differences")
+    known = example.answers(expected)
+    answers: list[tuple[str, str, bool | None]] = []
+    for path in example.paths:
+        right = airflow.json(path) == known[path] if path in known else None
+        answers.append((path, airflow.ask(path).text, right))
+    return Outcome(expected, differences, answers)
 
 
-def _ask(airflow: Airflow, question: Question) -> tuple[Question, str, bool]:
-    answer: Any = airflow.json(question.path)
-    return question, airflow.ask(question.path).text, question.is_right(answer)
+def _ms(time: datetime | None) -> int:
+    return 0 if time is None else round(time.timestamp() * 1_000)
 
 
-def _tell(platform: LocalPlatform, outcome: Outcome, seconds: float, console: Console) -> None:
+def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, seconds: float, console: Console) -> None:
     with platform.as_user() as airflow:
         write_secret(platform.home / "authorization", f"Authorization: Bearer {airflow.token}\n")
     console.rule("Queries and answers")
-    for question, text, right in outcome.answers:
-        command = f"curl -s -H @{_short(platform.home)}/authorization '{platform.url}{question.path}'"
+    for path, text, right in outcome.answers:
+        command = f"curl -s -H @{_short(platform.home)}/authorization '{platform.url}{path}'"
         console.print(f"[bold]{escape(command)}[/]", soft_wrap=True)
-        mark = "" if question.expected is None else "  [green]✓ matches the topic[/]" if right else "  [red]✗ wrong[/]"
+        mark = {None: "", True: "  [green]✓ matches the topic[/]", False: "  [red]✗ wrong[/]"}[right]
         console.print(escape(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…") + mark + "\n", soft_wrap=True)
-    _tell_wrong(outcome, console)
+    for name, count in outcome.differences.items():
+        console.print(f"[red]✗ {escape(name)}: {count} keys or records differ from those that the topics imply[/]")
     console.rule("Dead letters, by reason")
-    for reason, count in sorted(outcome.dead_letters.items()):
+    for reason, count in sorted(outcome.expected.dead_letters.items()):
         console.print(f"{count:6}  {reason}")
     console.rule("Look around")
-    for name, value in _places(platform).items():
+    for name, value in _places(example, platform).items():
         console.print(f"[bold]{name:>9}[/]  {escape(value)}", soft_wrap=True)
-    verdict = "[green]all answers are right[/]" if outcome.is_right else "[red]some answers are wrong[/]"
+    verdict = "[green]all results are right[/]" if outcome.is_right else "[red]some results are wrong[/]"
     console.print(f"\n{verdict}, {seconds:.0f} s after the start\n")
 
 
-def _tell_wrong(outcome: Outcome, console: Console) -> None:
-    for store, count in outcome.differences.items():
-        if count:
-            console.print(f"[red]✗ store {store}: {count} keys or windows differ from the topic[/]")
-    if outcome.dead_letters != outcome.totals.dead_letters:
-        console.print(f"[red]✗ dead letters: the topic holds {dict(outcome.totals.dead_letters)}[/]")
-
-
-def _places(platform: LocalPlatform) -> dict[str, str]:
+def _places(example: Example, platform: LocalPlatform) -> dict[str, str]:
     """Addresses and files to look at; writes the drawings of the topology."""
-    pipeline = load_pipeline(ROOT / "spark_jobs", PIPELINE)
-    picture, flowchart = platform.home / f"{PIPELINE}.svg", platform.home / f"{PIPELINE}.mmd"
+    pipeline = load_pipeline(ROOT / "spark_jobs", example.name)
+    picture, flowchart = platform.home / f"{pipeline.name}.svg", platform.home / f"{pipeline.name}.mmd"
     picture.write_text(drawing.svg(pipeline))
     flowchart.write_text(drawing.mermaid(pipeline))
     return {
@@ -213,7 +203,7 @@ def _places(platform: LocalPlatform) -> dict[str, str]:
         "page": f"{platform.url}/plugin/sluice",
         "drawing": f"{_short(picture)} and, as Mermaid, {_short(flowchart)}; also on the page and in the DAG's docs",
         "Kafka": platform.kafka.bootstrap,
-        "more": f"the DAG produce_sample_orders sends more orders; logs are in {_short(platform.logs)}",
+        "logs": _short(platform.logs),
     }
 
 

@@ -1,54 +1,17 @@
-"""The queries of the demo, and whether the answers match the topic."""
+"""The orders pipeline's stores as its REST view returns them, and its dead letters."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from confluent_kafka import Message
-
-from sluice.examples.orders import START_MS, STORE_1234, Totals
 from sluice.testing.airflow import Airflow
 from sluice.topics import read_topic, text_headers
 
 KINDS = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
-_FROM = datetime.fromtimestamp(START_MS // 15_000 * 15, UTC)
-
-
-@dataclass(frozen=True)
-class Question:
-    """A path of the REST view, and the expected answer if it is known."""
-
-    path: str
-    expected: Any = None
-
-    def is_right(self, answer: Any) -> bool:
-        """Whether the answer is the expected one."""
-        return self.expected is None or self.expected == answer
-
-
-def questions(totals: Totals) -> list[Question]:
-    """A few queries about store_1234, with the answers that the topic's records imply."""
-    count, revenue = totals.running["GENERAL", STORE_1234]
-    answer = {
-        "locationId": STORE_1234,
-        "orderType": "GENERAL",
-        "totalRevenue": {"locationId": STORE_1234, "runnuingOrderCount": count, "runningRevenue": revenue},
-    }
-    window = _FROM.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return [
-        Question(
-            f"/v1/orders/count/general_orders?location_id={STORE_1234}", {"locationId": STORE_1234, "orderCount": count}
-        ),
-        Question(f"/v1/orders/revenue/general_orders?location_id={STORE_1234}", answer),
-        Question(f"/v1/orders/windows/count?from_time={window}&to_time={window}"),
-        Question(f"/v1/metadata/general_orders/{STORE_1234}"),
-        Question(f"/sluice/v1/stores/restaurant_orders_revenue/keys/{STORE_1234}"),
-    ]
 
 
 def served(airflow: Airflow) -> dict[str, dict[Any, Any]]:
@@ -74,13 +37,8 @@ def dead_letters(kafka: Mapping[str, str], topic: str = "orders_dead_letters") -
     """The number of dead letters by reason."""
     reasons: Counter[str] = Counter()
     for message in read_topic(kafka, topic):
-        reasons[letter_headers(message).get("sluice.reason", "none")] += 1
+        reasons[text_headers(message).get("sluice.reason", "none")] += 1
     return reasons
-
-
-def letter_headers(letter: Message) -> dict[str, str]:
-    """The headers of a dead letter as text."""
-    return text_headers(letter)
 
 
 def _count(row: dict[str, Any]) -> int:

@@ -1,0 +1,210 @@
+"""An example: sample records for a pipeline of `spark_jobs`, and the results that plain Python computes from them.
+
+None of the product's operators takes part in the expected results: the pipeline's stores and output topics are compared
+with these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from sluice.topics import Topic, create_topics, read_topic, text_headers
+from sluice.topics import produce as send
+
+START_MS = 1_740_988_800_000
+"""The time of the first sample record: 2025-03-03T08:00:00Z."""
+_FOREVER = {"retention.ms": "-1"}
+
+
+class Sample(NamedTuple):
+    """A record as a producer sends it. No two samples of an example have the same timestamp."""
+
+    topic: str
+    key: str | None
+    value: bytes | None
+    timestamp_ms: int
+
+
+Window = tuple[str, int, int]
+"""A key, and its window's start and end in epoch ms."""
+
+
+@dataclass
+class Results:
+    """What a pipeline makes of its topics' records. Numbers with a decimal point are Decimal."""
+
+    stores: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    """Store → key or `Window` → value."""
+    tables: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    """Topic of a table's changes → key or `Window` → last value; without deleted keys."""
+    streams: dict[str, Counter[tuple[str | None, str]]] = field(default_factory=dict)
+    """Topic of a stream → its records, in any order: key and the value as canonical text."""
+    dead_letters: Counter[str] = field(default_factory=Counter)
+    """Reason → number of dead letters."""
+
+    def write(self, topic: str, key: str | None, value: Any) -> None:
+        """Add a record of a stream."""
+        self.streams.setdefault(topic, Counter())[key, canonical(value)] += 1
+
+    @property
+    def size(self) -> int:
+        """The number of entries, keys and records."""
+        parts = [*self.stores.values(), *self.tables.values()]
+        return sum(map(len, parts)) + sum(records.total() for records in self.streams.values())
+
+    def differences(self, actual: Results) -> dict[str, int]:
+        """For each store and topic, the number of keys or records that differ; only those that do."""
+        counts: dict[str, int] = {}
+        for kind, name, mine, others in self._pairs(actual):
+            different = sum(mine.get(key) != others.get(key) for key in mine.keys() | others.keys())
+            if different:
+                counts[f"{kind} {name}"] = different
+        return counts
+
+    def _pairs(self, actual: Results) -> Iterator[tuple[str, str, Mapping[Any, Any], Mapping[Any, Any]]]:
+        for kind in ("stores", "tables", "streams"):
+            for name, mine in getattr(self, kind).items():
+                yield ("store" if kind == "stores" else "topic"), name, mine, getattr(actual, kind)[name]
+        yield "dead letters", "by reason", self.dead_letters, actual.dead_letters
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example pipeline."""
+
+    name: str
+    """The pipeline's name, and that of its file in `spark_jobs`."""
+    topics: Mapping[str, int]
+    """The topics it reads, each with its number of partitions."""
+    outputs: Mapping[str, int]
+    """The topics it writes."""
+    count: int
+    """The default number of samples."""
+    samples: Callable[[int, int, int], Iterator[Sample]]
+    """`samples(count, seed, start_ms)`: about `count` records; the same arguments make the same bytes."""
+    expected: Callable[[Iterable[Sample]], Results]
+    """The expected results, from the samples in the order of their timestamps."""
+    paths: Sequence[str]
+    """A few paths of the REST API to ask."""
+    start_ms: int = START_MS
+    """The time of the first sample."""
+    answers: Callable[[Results], Mapping[str, Any]] = lambda _: {}
+    """Of the `paths`, those whose whole answer the expected results tell, with that answer."""
+    normal: Callable[[Any], Any] = lambda value: value
+    """A value as `expected` has it; for values that have several equal forms, such as sets."""
+    by_clock: frozenset[str] = frozenset()
+    """Windowed stores whose windows depend on when the run was: their counts are added up by key."""
+
+    def actual_store(self, store: str, entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        """A store's entries, in the form of `Results.stores`."""
+        values: dict[Any, Any] = {}
+        for key, value in entries:
+            if store in self.by_clock:
+                values[key[0]] = values.get(key[0], 0) + value
+            else:
+                values[key] = self.normal(value)
+        return values
+
+    def actual(self, kafka: Mapping[str, str], expected: Results) -> Results:
+        """The pipeline's results in Kafka: its output topics and dead letters, without stores."""
+        results = Results()
+        for topic in expected.tables:
+            results.tables[topic] = {}
+            for message in read_topic(kafka, topic):
+                headers = text_headers(message)
+                key: Any = _text(message.key())
+                if "window_start" in headers:
+                    key = key, int(headers["window_start"]), int(headers["window_end"])
+                results.tables[topic].pop(key, None)
+                if (value := message.value()) is not None:
+                    results.tables[topic][key] = self.normal(decoded(value))
+        for topic in expected.streams:
+            results.streams[topic] = Counter()
+            for message in read_topic(kafka, topic):
+                results.write(topic, _text(message.key()), self.normal(decoded(message.value())))
+        for message in read_topic(kafka, f"{self.name}_dead_letters"):
+            results.dead_letters[text_headers(message).get("sluice.reason", "none")] += 1
+        return results
+
+
+def create_example_topics(kafka: Mapping[str, str], example: Example) -> tuple[str, ...]:
+    """Create the topics of an example that do not exist; returns their names.
+
+    They keep records forever: the samples' timestamps are years ago, and Kafka deletes by timestamp.
+    """
+    topics = {**example.topics, **example.outputs, f"{example.name}_dead_letters": 1}
+    return create_topics(kafka, [Topic(name, partitions, 1, _FOREVER) for name, partitions in topics.items()])
+
+
+def produce_samples(kafka: Mapping[str, str], example: Example, samples: Iterable[Sample]) -> dict[str, int]:
+    """Send samples, and wait until the broker has them all. Returns the number of records per topic."""
+    by_topic: dict[str, list[tuple[str | None, bytes | None, int]]] = {topic: [] for topic in example.topics}
+    for sample in samples:
+        by_topic[sample.topic].append((sample.key, sample.value, sample.timestamp_ms))
+    for topic, records in by_topic.items():
+        send(kafka, topic, records)
+    return {topic: len(records) for topic, records in by_topic.items()}
+
+
+def read_samples(kafka: Mapping[str, str], example: Example) -> list[Sample]:
+    """The records of an example's topics, in the order of their timestamps."""
+    samples = [
+        Sample(topic, _text(message.key()), _bytes(message.value()), message.timestamp()[1])
+        for topic in example.topics
+        for message in read_topic(kafka, topic)
+    ]
+    return sorted(samples, key=lambda sample: sample.timestamp_ms)
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON; a Decimal is written as a number with its own digits."""
+    return _json(value).encode()
+
+
+def _json(value: Any) -> str:
+    match value:
+        case Decimal():
+            return f"{value:f}"
+        case dict():
+            return "{" + ",".join(f"{json.dumps(name)}:{_json(part)}" for name, part in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(_json, value)) + "]"
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+def canonical(value: Any) -> str:
+    """A value as text that is the same for equal values."""
+    match value:
+        case dict():
+            return "{" + ",".join(f"{name}:{canonical(part)}" for name, part in sorted(value.items())) + "}"
+        case list():
+            return "[" + ",".join(map(canonical, value)) + "]"
+        case int() | Decimal() if not isinstance(value, bool):
+            return format(Decimal(value).normalize(), "f")
+        case _:
+            return repr(value)
+
+
+def decoded(value: str | bytes | None) -> Any:
+    """A record's value: that of its JSON, or the text itself."""
+    if value is None:
+        return None
+    text = value.decode() if isinstance(value, bytes) else value
+    try:
+        return json.loads(text, parse_float=Decimal)
+    except json.JSONDecodeError:
+        return text
+
+
+def _text(key: str | bytes | None) -> str | None:
+    return key.decode() if isinstance(key, bytes) else key
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,162 @@
+"""Sample visits of pages, and the windows that they make."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from sluice.examples.example import Example, Results, Sample, Window, json_bytes
+
+Visit = tuple[str, int]
+"""A page, and when it was visited, in epoch ms."""
+
+_TOPICS = ("visits", "visits_recorded", "visits_processed")
+_OUTPUTS = (
+    "session_changes", "sessions_closed", "minutes_closed", "visits_late", "visits_total_per_minute",
+    "visits_total_when_full",
+)  # fmt: skip
+_PAGES = ("cart", "help", "home", "news")
+_BAD_EVERY = 100
+_DISORDER_MS = 10_000
+"""How much older than its predecessors a visit may be: less than the grace."""
+_LATE_MS = 600_000
+"""How old a late visit is: too old for every window."""
+_SIZE_MS, _ADVANCE_MS, _GRACE_MS, _GAP_MS = 60_000, 30_000, 15_000, 30_000
+
+
+def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
+    """Visits of four pages in three topics, one every few seconds; a few out of order, late or invalid."""
+    random = Random(seed)
+    time_ms = start_ms + _LATE_MS
+    for number in range(count // len(_TOPICS)):
+        time_ms += random.randint(1_000, 20_000)
+        luck = random.random()
+        at = time_ms - (_LATE_MS if luck < 0.02 else random.randrange(_DISORDER_MS) if luck < 0.2 else 0)
+        # In UTC, to the second, as most producers write it.
+        text = datetime.fromtimestamp(at // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        page: str | int = random.choice(_PAGES)
+        value = json_bytes({"page": number if number % _BAD_EVERY == _BAD_EVERY - 1 else page, "at": text})
+        for place, topic in enumerate(_TOPICS):
+            yield Sample(topic, str(page), value, time_ms + place)
+
+
+def expected(records: Iterable[Sample]) -> Results:
+    """The windows by the visits' own times and by the records' timestamps, and each page's total."""
+    results = Results()
+    visits, timely = list[Visit](), list[Visit]()
+    by_clock = Counter[str]()
+    recorded = Counter[Window]()
+    stream_time = 0
+    for record in records:
+        visit = json.loads(record.value or b"{}")
+        if type(visit["page"]) is not str:
+            results.dead_letters["contract"] += 1
+            continue
+        page = visit["page"]
+        if record.topic == "visits_recorded":
+            recorded[_minute(page, record.timestamp_ms)] += 1
+        elif record.topic == "visits_processed":
+            by_clock[page] += 1
+        else:
+            time_ms = int(datetime.fromisoformat(visit["at"]).replace(tzinfo=UTC).timestamp() * 1_000)
+            visits.append((page, time_ms))
+            stream_time = max(stream_time, time_ms)
+            if time_ms > stream_time - _LATE_MS // 2:
+                timely.append((page, time_ms))
+            else:
+                results.write("visits_late", page, _in_utc(visit))
+    by_minute, by_session = minutes(timely), sessions(timely)
+    results.stores = {
+        "minutes": by_minute,
+        "overlapping_minutes": overlapping_minutes(timely),
+        "bursts": bursts(timely),
+        "sessions": by_session,
+        "minutes_recorded": dict(recorded),
+        "minutes_processed": dict(by_clock),
+        "visits_total": dict(Counter(page for page, _ in visits)),
+    }
+    closed = stream_time - _GRACE_MS
+    results.tables = {
+        "minutes_closed": {window: count for window, count in by_minute.items() if window[2] <= closed},
+        "sessions_closed": {window: count for window, count in by_session.items() if window[2] + _GAP_MS <= closed},
+        "session_changes": by_session,
+    }
+    return results
+
+
+def minutes(visits: Iterable[Visit]) -> dict[Window, int]:
+    """The number of visits in each tumbling window."""
+    return dict(Counter(_minute(*visit) for visit in visits))
+
+
+def overlapping_minutes(visits: Iterable[Visit]) -> dict[Window, int]:
+    """The number of visits in each hopping window."""
+    counts = Counter[Window]()
+    for page, time_ms in visits:
+        for start in range(time_ms - time_ms % _ADVANCE_MS, time_ms - _SIZE_MS, -_ADVANCE_MS):
+            counts[page, start, start + _SIZE_MS] += 1
+    return dict(counts)
+
+
+def bursts(visits: Iterable[Visit]) -> dict[Window, int]:
+    """The number of visits in each sliding window.
+
+    For each visit, one window ends with it, and another begins right after it if any visit is in that.
+    """
+    windows: dict[Window, int] = {}
+    for page, times in _by_page(visits).items():
+        for start in {start for time_ms in times for start in (time_ms - _GAP_MS, time_ms + 1)}:
+            if inside := [time_ms for time_ms in times if start <= time_ms <= start + _GAP_MS]:
+                windows[page, start, start + _GAP_MS] = len(inside)
+    return windows
+
+
+def sessions(visits: Iterable[Visit]) -> dict[Window, int]:
+    """The number of visits in each session."""
+    windows: dict[Window, int] = {}
+    for page, times in _by_page(visits).items():
+        ends = [number for number, (one, two) in enumerate(pairwise(times), start=1) if two - one > _GAP_MS]
+        for first, last in pairwise([0, *ends, len(times)]):
+            windows[page, times[first], times[last - 1]] = last - first
+    return windows
+
+
+def _minute(page: str, time_ms: int) -> Window:
+    start = time_ms - time_ms % _SIZE_MS
+    return page, start, start + _SIZE_MS
+
+
+def _by_page(visits: Iterable[Visit]) -> dict[str, list[int]]:
+    times = defaultdict[str, list[int]](list)
+    for page, time_ms in visits:
+        times[page].append(time_ms)
+    return {page: sorted(of_page) for page, of_page in times.items()}
+
+
+def _in_utc(value: Any) -> Any:
+    """A visit with its time in one format, as different programs write a time in different ones; or a count."""
+    if not isinstance(value, dict):
+        return value
+    return value | {"at": datetime.fromisoformat(value["at"]).replace(tzinfo=UTC).isoformat()}
+
+
+EXAMPLE = Example(
+    name="windows",
+    # One partition: what is late in a partition depends on its other records.
+    topics=dict.fromkeys(_TOPICS, 1),
+    outputs=dict.fromkeys(_OUTPUTS, 1),
+    count=900,
+    samples=samples,
+    expected=expected,
+    paths=(
+        "/sluice/v1/stores/minutes/keys/home?from=2025-03-03T08:11:00&to=2025-03-03T08:12:00",
+        "/sluice/v1/stores/sessions/keys/cart?to=2025-03-03T08:15:00",
+    ),
+    normal=_in_utc,
+    by_clock=frozenset({"minutes_processed"}),
+)

@@ -1,0 +1,46 @@
+"""Page visits in windows of every kind; results at every change, when a window closes, or once in a while.
+
+The visits come over three topics. They are timed by a field, by the record and by the clock.
+"""
+
+from datetime import datetime
+
+from msgspec import Struct
+
+from sluice import WALL_CLOCK, Pipeline, hopping, session, sliding, tumbling
+
+
+class Visit(Struct):
+    """A visitor opens a page."""
+
+    page: str
+    at: datetime
+
+
+pipeline = Pipeline("windows", workers=1)
+
+# Three timestamp extractors: the field `at`, the record's Kafka timestamp, the clock when the visit is processed.
+visits = pipeline.stream("visits", value=Visit, key="page", event_time="at")
+visits_recorded = pipeline.stream("visits_recorded", value=Visit, key="page")
+visits_processed = pipeline.stream("visits_processed", value=Visit, key="page", event_time=WALL_CLOCK)
+
+# Four kinds of windows. A record is late once stream time has passed its window's end by the grace.
+by_page = visits.group_by_key()
+minute = tumbling("1 minute", grace="15 seconds")
+minutes = by_page.windowed_by(minute, late="visits_late").count(store="minutes")
+overlapping = hopping("1 minute", advance="30 seconds", grace="15 seconds")
+by_page.windowed_by(overlapping).count(store="overlapping_minutes")
+by_page.windowed_by(sliding("30 seconds", grace="15 seconds")).count(store="bursts")
+sessions = by_page.windowed_by(session("30 seconds", grace="15 seconds")).count(store="sessions")
+
+visits_recorded.group_by_key().windowed_by(minute).count(store="minutes_recorded")
+visits_processed.group_by_key().windowed_by(minute).count(store="minutes_processed")
+
+# Results: at every change; once, when the window is closed; at most once in a time.
+sessions.to("session_changes")
+sessions.suppress_until_window_closes().to("sessions_closed")
+minutes.suppress_until_window_closes(max_records=10_000).to("minutes_closed")
+
+total = by_page.count(store="visits_total")
+total.suppress_until_time_limit("1 minute").to("visits_total_per_minute")
+total.suppress_until_time_limit("1 hour", max_records=2).to("visits_total_when_full")

@@ -1,0 +1,98 @@
+"""The example pipelines on a real broker: every store and output is what plain Python makes of the same records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.run import JobRun
+from sluice.errors import EngineError, StateError
+from sluice.examples import example
+from sluice.examples.example import START_MS, Example, create_example_topics, decoded, produce_samples, read_samples
+from sluice.plan import plan
+from sluice.remote.opening import open_shard
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import StoreInfo
+from sluice.testing.kafka import EmbeddedKafka
+from sluice.topology import Pipeline, load_pipeline
+
+COUNT = 150
+PIPELINES = Path(__file__).parents[2] / "spark_jobs"
+
+
+@pytest.fixture
+def settings(kafka: EmbeddedKafka, tmp_path: Path) -> Settings:
+    brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
+    return Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_KAFKA": brokers})
+
+
+def run(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
+    """Run every job, on the generation that readers see."""
+    for job in plan(pipeline).jobs:
+        with Ledger.open(settings.ledger) as ledger:
+            generation = ledger.jobs.generation(pipeline.name, job.name) or 1
+        JobRun(spark, job, settings, generation).run()
+
+
+def held(settings: Settings, pipeline: Pipeline) -> dict[str, dict[Any, Any]]:
+    """Every store, by key, or by key and the window's start and end."""
+    found: dict[str, dict[Any, Any]] = {}
+    with Ledger.open(settings.ledger) as ledger:
+        for store in ledger.jobs.stores(pipeline.name):
+            snapshot = ledger.snapshots.latest(pipeline.name, store.job)
+            assert snapshot is not None
+            places = [worker.location for worker in ledger.jobs.workers(pipeline.name, store.job)]
+            found[store.name] = {
+                key: value for place in places for key, value in _entries(place, store, snapshot.batch)
+            }
+    return found
+
+
+def _entries(location: str, store: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:
+    with open_shard(location) as shard:
+        for row in shard.scan(store.group_id, batch, limit=1_000_000):
+            key = (row.key, row.window_start, row.window_end) if store.kind == "window" else row.key
+            yield key, decoded((row.value or "").encode())[store.store_column]
+
+
+def differences(one: Example, settings: Settings) -> dict[str, int]:
+    """What differs between the pipeline's results and those that its topics' records imply."""
+    expected = one.expected(read_samples(settings.kafka, one))
+    actual = one.actual(settings.kafka, expected)
+    for store, entries in held(settings, load_pipeline(PIPELINES, one.name)).items():
+        actual.stores[store] = one.actual_store(store, entries.items())
+    return expected.differences(actual)
+
+
+# The orders are run end to end.
+@pytest.mark.parametrize("name", ["greetings", "pos", "words", "windows", "products"])
+def test_stores_and_outputs_are_those_of_plain_python_and_come_back_when_lost(
+    name: str, spark: SparkSession, settings: Settings
+) -> None:
+    one, pipeline = example(name), load_pipeline(PIPELINES, name)
+    create_example_topics(settings.kafka, one)
+    samples = list(one.samples(COUNT, 7, START_MS))
+    for part in (samples[: COUNT // 2], samples[COUNT // 2 :]):
+        produce_samples(settings.kafka, one, part)
+        run(spark, pipeline, settings)
+    assert differences(one, settings) == {}
+
+    if name in ("windows", "products"):
+        before = held(settings, pipeline)
+        shutil.rmtree(settings.checkpoints)
+        for shard in settings.home.rglob("worker-*.sqlite*"):
+            shard.unlink()
+        with pytest.raises((EngineError, StateError), match="rebuild"):
+            run(spark, pipeline, settings)
+        for job in plan(pipeline).jobs:
+            Rebuild(spark, job, settings).run()
+        assert held(settings, pipeline) == before, "also where the wall clock gave the times"
+        assert differences(one, settings) == {}, "nothing is written again"

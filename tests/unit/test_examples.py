@@ -1,0 +1,66 @@
+"""The examples' samples, and the results that plain Python expects of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.errors import SettingsError
+from sluice.examples import NAMES, example
+from sluice.examples.example import Results, Sample, canonical, decoded
+from sluice.examples.windows import expected as expected_windows
+
+START = 1_740_988_800_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_makes_the_same_samples_and_every_result_has_some(name: str) -> None:
+    one = example(name)
+    samples = list(one.samples(one.count, 7, START))
+    assert samples == list(one.samples(one.count, 7, START)) != list(one.samples(one.count, 8, START))
+    assert {sample.topic for sample in samples} == {*one.topics}
+    if name != "orders":  # whose samples are out of order, and whose results do not depend on the order
+        times = [sample.timestamp_ms for sample in samples]
+        assert sorted(set(times)) == times
+
+    results = one.expected(samples)
+    assert all(results.stores.values())
+    assert {*results.tables, *results.streams} <= {*one.outputs}
+    assert name == "words" or results.dead_letters
+
+
+def test_an_unknown_example_is_rejected() -> None:
+    with pytest.raises(SettingsError, match="no example 'shop'"):
+        example("shop")
+
+
+def test_results_differ_where_a_key_or_a_record_does() -> None:
+    expected = Results(stores={"stock": {"p1": 1, "p2": 2}})
+    expected.write("copies", "a", {"amount": 1})
+    actual = Results(stores={"stock": {"p1": 1, "p3": 2}})
+    actual.write("copies", "a", decoded(b'{"amount": 1.00}'))
+    assert expected.differences(actual) == {"store stock": 2}
+    actual.write("copies", "a", {"amount": 1})
+    assert expected.differences(actual) == {"store stock": 2, "topic copies": 1}
+
+
+def test_equal_values_have_one_canonical_text() -> None:
+    assert canonical(decoded(b'{"b": [1.50, true], "a": null}')) == canonical({"a": None, "b": [decoded(b"1.5"), True]})
+    assert canonical("1") != canonical(1)
+
+
+def test_the_expected_windows_of_three_visits() -> None:
+    def visit(clock: str) -> Sample:
+        value = f'{{"page":"home","at":"1970-01-01T{clock}"}}'
+        return Sample("visits", "home", value.encode(), 0)
+
+    stores = expected_windows([visit("08:00:36"), visit("08:00:42"), visit("08:01:20")]).stores
+    eight = 8 * 3_600_000
+    assert {(start - eight, end - eight): n for (_, start, end), n in stores["bursts"].items()} == {
+        (6_000, 36_000): 1, (12_000, 42_000): 2, (36_001, 66_001): 1, (50_000, 80_000): 1,
+    }  # fmt: skip
+    assert {(start - eight, end - eight): n for (_, start, end), n in stores["sessions"].items()} == {
+        (36_000, 42_000): 2, (80_000, 80_000): 1,
+    }  # fmt: skip
+    assert {(start - eight, end - eight): n for (_, start, end), n in stores["overlapping_minutes"].items()} == {
+        (0, 60_000): 2, (30_000, 90_000): 3, (60_000, 120_000): 1,
+    }  # fmt: skip
