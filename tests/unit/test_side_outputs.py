@@ -65,11 +65,11 @@ def test_a_batch_starts_from_its_stream_times(side_outputs: SideOutputs) -> None
 
 
 def test_missing_stream_times_are_an_error(side_outputs: SideOutputs, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="batch 1 starts from cannot be read"):
+    with pytest.raises(EngineError, match="Cannot read the stream times of batch 1"):
         side_outputs.times(1)
     side_outputs.start(1, {"w/a/0": 5})
     (tmp_path / "side_outputs" / "1" / "times.json").write_text("{")
-    with pytest.raises(EngineError, match="Run again"):
+    with pytest.raises(EngineError, match="then run again"):
         side_outputs.times(1)
 
 

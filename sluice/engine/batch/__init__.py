@@ -1,1 +1,1 @@
-"""Parts of a batch that all rooms share: side outputs, checkpoint, stream time, dead letters, accounting, topics."""
+"""Parts of a batch that the whole engine uses: side outputs, checkpoint, stream time, dead letters, accounting."""

@@ -1,4 +1,4 @@
-"""Bookkeeping of the task after the stateless steps, for both kinds of job: output records, counts, stream times."""
+"""The task after the stateless steps, in both kinds of job: collects output records, counts and stream times."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Part = tuple[str, int]
 
 
 class Fate:
-    """What happens to each row of a batch. A record that had any effect is applied, whatever else happened to it."""
+    """The outcome of each row of a batch, as masks. A record with any effect counts as applied."""
 
     def __init__(self, records: npt.NDArray[np.int64] | None, applied: Mask, rejected: Mask, skipped: Mask) -> None:
         self.records = records
-        """Each row's record (its offset), if steps may have made several rows of one record."""
+        """Each row's record, as its offset, if steps may have turned one record into several rows."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
         self.late = np.zeros_like(applied)
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
@@ -42,7 +42,7 @@ _FATES = (
 
 @dataclass
 class PartFacts:
-    """One partition's share of a batch, as it accumulates."""
+    """The facts of one partition of a batch so far."""
 
     counts: Counter[str] = field(default_factory=Counter)
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class PartFacts:
     rejected: dict[str, int] = field(default_factory=dict)
     """Column of a step's errors → the last record for which it failed."""
     last_dead_letter: int = -1
-    """The last record that has a dead letter."""
+    """The last record with a dead letter."""
     _last: tuple[int, int] | None = None
-    """Record and fate of the last row; the next rows may be of the same record."""
+    """Record and fate of the last row; the next rows may belong to the same record."""
 
     def count(self, fate: Fate) -> None:
-        """Count each record once, by its best fate: the first of `_FATES` that applies to any of its rows."""
+        """Count each record once, under the first of `_FATES` that applies to any of its rows."""
         kinds = [fate.applied, fate.late, *fate.dropped.values(), fate.rejected, fate.skipped]
         best = np.select(kinds, range(len(kinds)), default=len(kinds))
         if fate.records is None:
@@ -83,12 +83,12 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class StreamTimeReader:
-    """Reads in tasks the stream times that a batch starts from."""
+    """Reads, in tasks, the stream times at the start of a batch."""
 
     side_outputs: SideOutputs
     batches: BatchClock
     partitions: Mapping[str, int]
-    """Number of partitions of each stream's topic."""
+    """Topic of each stream → its number of partitions."""
     idle_timeout_ms: int | None
 
     @classmethod
@@ -104,10 +104,10 @@ class StreamTimeReader:
 
 @dataclass
 class Task:
-    """One task's share of a batch, as it accumulates."""
+    """The facts of one task of a batch so far."""
 
     before: StreamTimes
-    """As of the batch's start."""
+    """The stream times at the start of the batch."""
     parts: dict[Part, PartFacts] = field(default_factory=dict)
 
     def write(self, sinks: RecordSinks, number: int) -> None:
@@ -137,7 +137,7 @@ class RecordSinks:
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Part, Mask | None]]:
         """The partitions of a batch's records, each with the mask of its records; None means all records.
 
-        From Kafka a task reads one partition. Records of a test driver come in one task, in their order.
+        A task reads one partition from Kafka, but all partitions from a test driver.
         """
         sources, partitions = batch.column("_source").to_numpy(), batch.column("_partition").to_numpy()
         if (sources == sources[0]).all() and (partitions == partitions[0]).all():
@@ -147,7 +147,7 @@ class RecordSinks:
             yield (self.topics[source], partition), (sources == source) & (partitions == partition)
 
     def collect(self, batch: pa.RecordBatch, facts: PartFacts) -> Fate:
-        """Collect the output records of one partition's records in `facts`, and return the records' fates so far."""
+        """Add the output records of one partition's records to `facts`, and return the fates of the records."""
         count = batch.num_rows
         applied = np.zeros(count, bool)
         for sink in self.sinks:
@@ -166,7 +166,7 @@ class RecordSinks:
     def _failed(
         self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, facts: PartFacts
     ) -> tuple[Mask, Mask]:
-        """Masks of the rows that a step rejected or skipped. A record has one dead letter, of the first failed step."""
+        """Masks of the rows that a step rejected or skipped. A record has one dead letter, for its first failure."""
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
         dead_letters: dict[int, DeadLetter] = {}
         of_other_jobs: set[int] = set()
@@ -182,7 +182,7 @@ class RecordSinks:
                 skipped |= failed
             else:
                 rejected |= failed
-            # Count a record once, however many rows other steps made of it.
+            # Count a record once, even if other steps have turned it into several rows.
             if records is not None:
                 last, of_rows = facts.rejected.get(failure.column, -1), records[rows]
                 rows = rows[np.diff(of_rows, prepend=last) != 0]
@@ -198,7 +198,7 @@ class RecordSinks:
                     )
         own = [dead_letter for record, dead_letter in sorted(dead_letters.items()) if record not in of_other_jobs]
         if own:
-            # The records as they were read.
+            # Dead letters contain the records as they were read.
             names = ("topic", "partition", "offset", "timestamp")
             columns = {name: batch.column(f"_{name}") for name in names}
             columns |= {name: batch.column(f"_raw_{name}") for name in ("key", "value", "headers")}
@@ -225,11 +225,11 @@ def _failed(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
     return EngineError(
         f"{failure.step} failed for the record of {batch.column('_topic')[row].as_py()}, {position}: "
         f"{batch.column(failure.column)[row].as_py()}",
-        next_step='Correct the step or the topic, or replace the step\'s on_error="fail" by "dead_letter" or "skip".',
+        next_step='Correct the step or the topic, or set the step\'s on_error to "dead_letter" or "skip".',
     )
 
 
 def truth(booleans: pa.Array) -> Mask:
-    """A Boolean column as an array, in which null is false."""
+    """Convert a Boolean column to a NumPy array, with nulls as false."""
     filled: Any = pc.fill_null(booleans, False)
     return np.asarray(filled.to_numpy(zero_copy_only=False), bool)

@@ -21,7 +21,7 @@ _SIMPLE = {
 
 @cache
 def arrow_type(sql: str) -> pa.DataType:
-    """The Arrow type of a DDL type in the form of `contracts.fields`."""
+    """The Arrow type of a DDL type as written by `contracts.fields`."""
     if sql in _SIMPLE:
         return _SIMPLE[sql]
     if match := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", sql):
@@ -35,7 +35,7 @@ def arrow_type(sql: str) -> pa.DataType:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
+    """Split at commas that are not inside brackets."""
     parts, depth, start = [], 0, 0
     for i, sign in enumerate(text):
         depth += (sign in "<(") - (sign in ">)")

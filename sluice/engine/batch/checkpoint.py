@@ -1,4 +1,4 @@
-"""Spark's logs in a checkpoint: the batches that were begun and done, when they began, and their end offsets."""
+"""Reads Spark's logs in a checkpoint: which batches were begun and done, when they began, and their end offsets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def current_batch() -> int:
 
 
 def batch_log(checkpoint: str, batch: int) -> list[str]:
-    """Spark's log of a batch, written before it runs: version, metadata, then each source's end offsets.
+    """Spark's log of a batch, which Spark writes before the batch runs: version, metadata, each source's end offsets.
 
-    Raises EngineError if it is missing or damaged.
+    Raises EngineError if the log is missing or damaged.
     """
     filesystem, path = open_path(checkpoint)
     try:
@@ -36,7 +36,7 @@ def batch_log(checkpoint: str, batch: int) -> list[str]:
     except (OSError, ValueError) as error:
         raise EngineError(
             f"The checkpoint is damaged: {path}/offsets/{batch} cannot be read: {error}.",
-            next_step="Restore it, or rebuild the state from the topics: sluice rebuild PIPELINE.",
+            next_step="Restore the checkpoint, or rebuild the state from the topics: sluice rebuild PIPELINE.",
         ) from error
     return [version, *lines]
 
@@ -49,7 +49,7 @@ def last_batch(checkpoint: str, log: str) -> int:
 
 
 def copy_identity(checkpoint: str, to: str) -> None:
-    """Give a checkpoint that has none the identity of another one's query: Spark recovers no batch without it."""
+    """Copy the query's id from one checkpoint to another that has none: Spark cannot recover a batch without it."""
     filesystem, path = open_path(to)
     if filesystem.get_file_info(f"{path}/metadata").type == fs.FileType.NotFound:
         filesystem.create_dir(path)
@@ -57,7 +57,7 @@ def copy_identity(checkpoint: str, to: str) -> None:
 
 
 def forget_stray_checksums(checkpoint: str) -> None:
-    """Delete Hadoop's checksums of log files that no longer exist: Spark would refuse to write these files again."""
+    """Delete Hadoop's checksums of log files that no longer exist, because Spark could not write these files again."""
     for log in ("offsets", "commits"):
         filesystem, path = open_path(f"{checkpoint}/{log}")
         files = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
@@ -68,28 +68,28 @@ def forget_stray_checksums(checkpoint: str) -> None:
 
 
 def batch_clock(checkpoint: str, batch: int) -> int:
-    """When the batch was first begun, epoch ms; a retry does not change it."""
+    """The time at which the batch was first begun, epoch ms; a retry does not change it."""
     return int(json.loads(batch_log(checkpoint, batch)[1])["batchTimestampMs"])
 
 
 @dataclass(frozen=True)
 class BatchClock:
-    """When the batches of a checkpoint were begun. Tests advance the clock by the ms in the file `moved`."""
+    """Tells when the batches of a checkpoint were begun. Tests advance the clock by the ms in the file `moved`."""
 
     checkpoint: str
     moved: str = ""
 
     def begun(self, batch: int) -> int:
-        """When the batch was first begun, epoch ms; a retry does not change it."""
+        """The time at which the batch was first begun, epoch ms; a retry does not change it."""
         ahead = int(Path(self.moved).read_text()) if self.moved else 0
         return batch_clock(self.checkpoint, batch) + ahead
 
 
 def batch_positions(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
-    """By topic and partition the offset after the batch's last record, over all sources."""
+    """Topic → partition → the offset after the batch's last record."""
     positions: dict[str, dict[str, int]] = {}
     for line in batch_log(checkpoint, batch)[2:]:
         offsets = None if line == "-" else json.loads(line)
-        if isinstance(offsets, dict):  # a test driver's source has a plain number
+        if isinstance(offsets, dict):  # the offset of a test driver's source is a plain number
             positions |= offsets
     return positions

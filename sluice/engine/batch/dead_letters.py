@@ -1,4 +1,4 @@
-"""Dead letters: records that could not be read, processed or written, with headers for their origin and the reason."""
+"""Dead letters: records that could not be read, processed or written, with their origin and the reason as headers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class DeadLetter:
     reason: str
     detail: str
     step: str = ""
-    """The failed step and its `file:line`, if the record could be read."""
+    """The failed step; empty if the record could not be read."""
     at: str = ""
+    """The step's `file:line`."""
 
 
 def dead_letter_records(batch: pa.RecordBatch, dead_letters: list[DeadLetter]) -> pa.RecordBatch:
-    """The rejected records' original bytes and headers, and the headers `sluice.*`."""
+    """The rejected records with their original bytes and headers, and additional headers `sluice.*`."""
     records = batch.take(pa.array([dead_letter.row for dead_letter in dead_letters]))
     headers = [
         [
@@ -51,7 +52,7 @@ def dead_letter_records(batch: pa.RecordBatch, dead_letters: list[DeadLetter]) -
 
 
 def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
-    """Decode a record's headers from JSON, in which Spark hands them over with values in base64."""
+    """Decode a record's headers from Spark's JSON, in which values are base64."""
     headers = json.loads(text) if text else []
     return [
         {"key": header["key"], "value": b64decode(header["value"]) if "value" in header else None} for header in headers

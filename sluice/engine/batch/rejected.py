@@ -1,4 +1,4 @@
-"""Rows that steps of an ordered job rejected, on their way to the driver, which makes dead letters of them."""
+"""Rows that steps of an ordered job have rejected. The driver converts them to dead letters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluice.state.model import NO_WINDOW
 
 
 class Rejected(msgspec.Struct, omit_defaults=True):
-    """The `value` of a row whose target is `rows.REJECTED`. Its key, time, window and origin are the row's own."""
+    """The `value` of a row whose target is `rows.REJECTED`. The row has the key, time, window and origin."""
 
     node: int
     """Number of the step's node in the pipeline."""
@@ -28,7 +28,7 @@ class Rejected(msgspec.Struct, omit_defaults=True):
     value: str | None = None
     """The step's input value, as JSON text."""
     timer: str | None = None
-    """Name of the rejected timer, whose time is the row's; None for a record."""
+    """Name of the rejected timer, whose time is in the row; None for a record."""
     reason: str = "processing"
 
 
@@ -50,16 +50,16 @@ def step_failed(step: str, key: str | None, detail: str, timer: str = "") -> Eng
     subject = f"timer {timer!r} of key {key!r}" if timer else f"key {key!r}"
     return EngineError(
         f"{step} failed for {subject}: {detail}.",
-        next_step="Nothing of the batch is visible. Correct the step and run again, or let the run continue without "
-        'such records: on_error="dead_letter".',
+        next_step="Nothing from the batch was published. Correct the step and run again, or let the run continue "
+        'without such records: on_error="dead_letter".',
     )
 
 
 Row = Mapping[str, Any]
-"""A rejected row: `key`, `value` (JSON of `Rejected`), and its time, window and origin as far as they are known."""
+"""A rejected row: `key`, `value` (JSON of `Rejected`), and its time, window and origin if known."""
 
 REJECTED_PART = "stage-rejected"
-"""The part whose facts count the rejected rows, by step and by the partition of their records."""
+"""The name of the part whose facts count rejected rows by step and by partition."""
 
 
 def rejected_rows(returned: pa.Table) -> list[Row]:
@@ -83,7 +83,7 @@ def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
         name = f"failed/{step.name}"
         facts.counts[name] = facts.counts.get(name, 0) + 1
         origin: tuple[str, int, int] | None = None
-        if has_origin(row.get("sequence")) and rejected.timer is None:  # a timer and a store's change have none
+        if has_origin(row.get("sequence")) and rejected.timer is None:  # timers and stores' changes have no origin
             source, partition = partition_of(row["origin"])
             origin = topics[source], partition, offset_of(row["origin"])
             partition_counts = facts.by_partition.setdefault(f"{topics[source]}-{partition}", {})

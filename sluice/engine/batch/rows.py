@@ -1,4 +1,4 @@
-"""The rows between a job's tasks: ordered rows on their way to operators, state rows on their way to shards."""
+"""The schemas of the rows between a job's tasks: ordered rows for operators, and state rows for shards."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ ROW = {
     "advances": "BINARY",
     "worker": "INT",
 }
-"""Columns of an ordered row: on its way to operator, store or sink `target`, or `emitted` by operator `target`.
+"""Columns of an ordered row. `target` is the operator, store or sink for the row, or the operator that `emitted` it.
 
 Rows are sorted by position: `sequence` (the record's order among all records), `origin` (the record's source, partition
-and offset) and `path` (the way from the record to the row; `values.paths` says how paths sort).
+and offset) and `path` (the steps from the record to the row; see `values.paths`).
 """
 
 ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW.items())
 SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW.items()])
 STREAM_TIME = -1
-"""`side` of a row that reports, in `advances`, where a task's rows advance the stream time of operator `target`."""
+"""The `side` of a row whose `advances` report where a task's rows advance the stream time of operator `target`."""
 
 REJECTED = 2**31 - 2
-"""`target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`, and every stage passes it on."""
+"""The `target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`. All stages pass it on."""
 
 LAST = 2**62
-"""`sequence` of results that come after the last row and from no record: those of timers, for example."""
+"""The `sequence` of results after the last row that do not come from a record, such as those of timers."""
 
 OFFSET_BITS = 40
 PARTITION_BITS = 13
@@ -66,7 +66,7 @@ END: Position = (LAST, 0, b"")
 """A position after all rows that come from a record."""
 
 OWNER = "pmod(crc32(CAST(coalesce(key, '') AS BINARY)), {workers})"
-"""SQL of a key's worker, the same as `state.model.owner`. Output records without a key may go to any worker."""
+"""SQL for a key's worker, equal to `state.model.owner`. Output records without a key may go to any worker."""
 
 _DEFAULTS = {"side": 0, "emitted": False, "old": False, "window_start": NO_WINDOW, "window_end": NO_WINDOW, "path": b""}
 
@@ -74,7 +74,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) -> pa.RecordBatch:
-    """Rows with these columns. A scalar applies to every row; missing columns have their default or null."""
+    """Create `count` rows. A scalar applies to every row; missing columns get their default or null."""
     arrays = []
     for field in SCHEMA:
         value = columns.get(field.name, _DEFAULTS.get(field.name))
@@ -88,7 +88,7 @@ def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) ->
 
 
 def origins(source: int, partition: int, offsets: Integers) -> Integers:
-    """Source, partition and offset in one number each, which sorts as they do."""
+    """Encode source, partition and offset in one number each, with the same sort order."""
     return np.int64((source << PARTITION_BITS | partition) << OFFSET_BITS) + offsets
 
 
@@ -97,13 +97,13 @@ def partition_of(origin: int) -> tuple[int, int]: ...
 @overload
 def partition_of(origin: Integers) -> tuple[Integers, Integers]: ...
 def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers]:
-    """Source and partition of an origin, or of each of several."""
+    """Source and partition of one origin, or of an array of origins."""
     source_and_partition = origin >> OFFSET_BITS
     return source_and_partition >> PARTITION_BITS, source_and_partition & ((1 << PARTITION_BITS) - 1)
 
 
 def has_origin(sequence: int | None) -> bool:
-    """Whether a row with that sequence was made of a record, or released with one."""
+    """Whether a row with this sequence comes from a record or was released together with one."""
     return sequence is not None and BEGIN[0] < sequence < END[0]
 
 
@@ -112,5 +112,5 @@ def offset_of(origin: int) -> int:
 
 
 def in_order(table: pa.Table) -> npt.NDArray[np.intp]:
-    """The indices that sort rows."""
+    """The indices that sort the rows by position."""
     return np.asarray(pc.sort_indices(table, [(name, "ascending") for name in SORT_KEY]), np.intp)

@@ -1,4 +1,4 @@
-"""Opening workers' shards, with errors that name the worker."""
+"""Opens workers' shards, with the worker's number in errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def worker_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]
 
 
 def damaged_state(shards: Mapping[int, tuple[str, str]]) -> DamagedState:
-    """The error for damaged shards: worker → the shard's address and the reason."""
+    """The error for damaged shards; `shards` maps a worker to its shard's address and the reason."""
     addresses = {worker: shown(location) for worker, (location, _) in shards.items()}
     reasons = {worker: reason.removeprefix("The shard is damaged: ") for worker, (_, reason) in shards.items()}
     sentences = [
-        f"Worker {worker}'s shard is damaged: {reason} It is at {addresses[worker]}."
+        f"Worker {worker}'s shard is damaged: {reason} Its address is {addresses[worker]}."
         for worker, reason in reasons.items()
     ]
     return DamagedState(" ".join(sentences), workers=addresses)

@@ -1,8 +1,8 @@
-"""Side outputs of tasks: counts, stream times, output records and dead letters, spooled as files beside the checkpoint.
+"""Side outputs of tasks: counts, stream times, output records and dead letters, spooled to files near the checkpoint.
 
-Each batch has a folder, on storage that all executors share, and needs no other batch's folder. A task writes each file
-atomically, under a name that only its part of the input has. A retried task replaces its files with the same content,
-so a batch's folder does not depend on the number of attempts.
+Each batch has its own folder on storage that all executors share. A task writes each file atomically, with a name that
+is unique to its part of the input. A retried task replaces its files with the same content, so a batch's folder does
+not depend on the number of attempts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pyarrow import fs
 from sluice.errors import EngineError
 
 KEPT_BATCHES = 1
-"""A driver may not know yet that it has lost its lease, so it keeps the folder that its successor may have begun."""
+"""Number of earlier batches whose folders are kept. A driver that has lost its lease without noticing must not delete
+the folder of a batch that the new holder has begun."""
 
 _FACTS = ".facts.json"
 _TIMES = "times.json"
@@ -34,16 +35,16 @@ class Facts(msgspec.Struct):
     counts: dict[str, int] = {}
     stream_times: dict[str, int] = {}
     by_partition: dict[str, dict[str, int]] = {}
-    """For a task with rows of several partitions: `TOPIC-PARTITION` → its share of the counts."""
+    """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that partition."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The result of a task's own writing to a topic."""
+    """The result when a task has written records to a topic itself."""
 
     counts: Mapping[str, int]
     records: Mapping[str, pa.Table]
-    """Records for other topics, which the driver writes: dead letters."""
+    """Records for other topics, such as dead letters, which the driver writes."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,15 @@ class SideOutputs:
 
     root: str
     direct: Callable[[str, pa.Table], Written | None] | None = None
-    """Writes a topic's records from the task instead of spooling them; returns None for other topics."""
+    """If set, writes a topic's records from the task instead of spooling them; returns None for other topics."""
 
     def write_facts(self, batch: int, part: str, facts: Facts) -> None:
         self._put(f"{batch}/{part}{_FACTS}", msgspec.json.encode(facts))
 
     def write_records(self, batch: int, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
-        """Spool records for a topic, in order: columns `key`, `value`, and perhaps `headers` and `timestamp`.
+        """Spool records for a topic, in order, with columns `key`, `value`, and optionally `headers` and `timestamp`.
 
-        Returns the counts of the records that `direct` has written instead.
+        Returns the counts of records that `direct` has written instead.
         """
         if self.direct is not None and (written := self.direct(topic, records)) is not None:
             for other, table in written.records.items():
@@ -73,7 +74,7 @@ class SideOutputs:
         return {}
 
     def facts(self, batch: int) -> Facts:
-        """The facts of all parts of the batch, added up."""
+        """The sum of the facts of all parts of the batch."""
         counts: Counter[str] = Counter()
         times: dict[str, int] = {}
         for _, data in self._read(batch, _FACTS):
@@ -103,9 +104,9 @@ class SideOutputs:
             yield pa.ipc.open_file(pa.BufferReader(data)).read_all()
 
     def times(self, batch: int) -> dict[str, int]:
-        """The stream times that the batch starts from, as `start` wrote them.
+        """The stream times at the start of the batch, as written by `start`.
 
-        Raises EngineError if they are missing: without them a task would count late records.
+        Raises EngineError if they are missing, because a task would otherwise aggregate late records.
         """
         filesystem, path = self._at(f"{batch}/{_TIMES}")
         try:
@@ -113,14 +114,14 @@ class SideOutputs:
                 return msgspec.json.decode(file.read(), type=dict[str, int])
         except (OSError, msgspec.DecodeError) as error:
             raise EngineError(
-                f"The stream times that batch {batch} starts from cannot be read: {path}: {error}.",
-                next_step="Run again: each run writes them anew. All executors must share that folder.",
+                f"Cannot read the stream times of batch {batch}: {path}: {error}.",
+                next_step="Check that all executors share this folder, then run again.",
             ) from None
 
     def start(self, batch: int, times: Mapping[str, int]) -> None:
-        """Create the batch's folder with the stream times that it starts from, and delete the folders of old batches.
+        """Create the batch's folder with the stream times at its start, and delete the folders of old batches.
 
-        Files of an earlier attempt are deleted too: it may have read further.
+        Files of an earlier attempt are deleted too, because that attempt may have read other records.
         """
         filesystem, path = self._at("")
         if filesystem.get_file_info(f"{path}/{batch}").type != fs.FileType.NotFound:
@@ -174,7 +175,7 @@ def delete_folder(location: str) -> None:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection: thousands of short-lived values trigger it often, and they have no cycles."""
+    """Pause garbage collection, which thousands of short-lived values without cycles would trigger often."""
     gc.disable()
     try:
         yield

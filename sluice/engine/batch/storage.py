@@ -1,4 +1,4 @@
-"""The storage of a job's generation between batches: checkpoint, side outputs, shards."""
+"""The persistent storage of a job's generation: checkpoint, side outputs, shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sluice.state.shard.protocol import Checksums, Shard
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a job's generation keeps its data."""
+    """The locations of a generation's data."""
 
     job: Job
     generation: int
@@ -35,7 +35,7 @@ class Storage:
     locations: tuple[str, ...] = field(repr=False)
     """Addresses of the workers' shards."""
     moved: str = ""
-    """In tests, a file with the ms by which the clock is ahead."""
+    """In tests, a file with the number of ms by which the clock is advanced."""
 
     @property
     def batches(self) -> BatchClock:
@@ -54,18 +54,18 @@ class Storage:
         return JobRef(self.job.pipeline.name, self.job.name, self.generation)
 
     def placed(self, placements: Placements) -> Storage:
-        """The same storage, with the addresses of shards that state servers keep."""
+        """The same storage, with the addresses of shards on state servers."""
         return replace(self, locations=placements.written_at(self.ref, self.locations))
 
     def positions(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-        """End offsets by topic and partition: of the last batch that is done, and of the last one that was begun."""
+        """End offsets by topic and partition of the last batch that is done, and of the last batch that was begun."""
         batches = (last_batch(self.checkpoint, log) for log in ("commits", "offsets"))
         done, begun = (batch_positions(self.checkpoint, batch) if batch >= 0 else {} for batch in batches)
         return done, begun
 
     @property
     def next_batch(self) -> int:
-        """The batch that Spark runs next: the last one again if it was begun and not done."""
+        """The number of the batch that Spark runs next, which is the last begun batch if it is not done."""
         begun, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
         return begun if begun > done else done + 1
 
@@ -84,12 +84,12 @@ class Storage:
     def prepare(self, published: int | None, written: int, ledger: Ledger, epoch: int) -> None:
         """Create the shards before the first batch. Later, raise EngineError or DamagedState if data has been lost.
 
-        From then on, holders of the job's lease before `epoch` can no longer write to any shard.
+        Afterwards, earlier holders of the job's lease, with an epoch below `epoch`, can no longer write to any shard.
 
-        `published` is the ledger's last batch; `written` is the last batch whose output records are written, or -1.
-        With a checkpoint behind either, Spark would count records twice or leave out their output.
+        `published` is the ledger's last batch; `written` is the last batch whose output records were written, or -1.
+        If the checkpoint were older than either, Spark would count records twice or omit their output.
         """
-        if "://" not in self.folder:  # elsewhere the storage controls access
+        if "://" not in self.folder:  # remote storage controls access itself
             make_folder(Path(self.folder))
             close_folders(Path(self.folder), levels=3)
         forget_stray_checksums(self.checkpoint)
@@ -122,35 +122,37 @@ class Storage:
         for batch in {snapshot.batch, max(snapshot.batch, last_batch(self.checkpoint, "commits"))}:
             if (positions := batch_positions(self.checkpoint, batch)) != snapshot.positions:
                 raise EngineError(
-                    f"The checkpoint {self.checkpoint} is damaged: batch {batch} ends at {positions} there, and at "
-                    f"{snapshot.positions} in the ledger.",
-                    next_step=f"Restore it, or rebuild the state from the topics: sluice rebuild {self.ref.pipeline}.",
+                    f"The checkpoint {self.checkpoint} is damaged: according to the checkpoint, batch {batch} ends at "
+                    f"{positions}, but according to the ledger at {snapshot.positions}.",
+                    next_step="Restore the checkpoint, or rebuild the state from the topics: "
+                    f"sluice rebuild {self.ref.pipeline}.",
                 )
 
     def _check_shards(self, published: int, ledger: Ledger, epoch: int) -> None:
-        """Quarantine the shards that are lost or differ from what was published, and raise DamagedState for them.
+        """Quarantine shards that are lost or do not match the published checksums, and raise DamagedState for them.
 
         Queries do not read a quarantined shard until it is rebuilt.
         """
         audit = ledger.audits.newest(self.ref)
         for worker, address in enumerate(self.locations):
-            checksums = {} if audit is None else {"state rows": audit.checksums, "operators' states": audit.states}
+            checksums = {} if audit is None else {"state rows": audit.checksums, "operator states": audit.states}
             expected = {name: by_worker.get(str(worker)) for name, by_worker in checksums.items()}
             if reason := damage(address, published, expected, epoch):
                 ledger.quarantine.add(self.ref, worker, reason)
         if quarantined := ledger.quarantine.get(self.ref):
             error = damaged_state({worker: (self.locations[worker], why) for worker, why in quarantined.items()})
             error.next_step = (
-                f"Queries leave this state out and say so. Restore or rebuild it: sluice rebuild {self.ref.pipeline}."
+                "Queries omit this state and mark their answers as partial. Restore the shard, or rebuild the state: "
+                f"sluice rebuild {self.ref.pipeline}."
             )
             raise error
 
 
 def damage(location: str, published: int, expected: Mapping[str, str | None], epoch: int) -> str:
-    """Why the shard at a location differs from what was published up to a batch; empty if it does not.
+    """Describe how a shard differs from the state published up to a batch; empty if it does not differ.
 
-    `expected` has the published checksums of its state rows and of its operators' states, in this order, where known.
-    Raises StateError if the shard cannot be reached: it may be intact.
+    `expected` has the published checksums of the state rows and of the operator states, in this order, or None if
+    unknown. Raises StateError if the shard cannot be reached, because it may be intact.
     """
     try:
         with open_shard(location, to_write=True) as shard:
@@ -159,5 +161,5 @@ def damage(location: str, published: int, expected: Mapping[str, str | None], ep
         return error.detail
     for (name, published_sum), actual in zip(expected.items(), (checksums.state_rows, checksums.states), strict=False):
         if published_sum not in (None, actual):
-            return f"The checksum of its {name} is {actual}, and {published_sum} was published."
+            return f"The checksum of its {name} is {actual}, but {published_sum} was published."
     return ""

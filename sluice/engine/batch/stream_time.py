@@ -1,7 +1,7 @@
 """Stream time: the largest event time that an operator has seen in a partition of a topic.
 
-An operator's windows close when all partitions of its topics have reached their end. A partition without any record
-yet may still bring any event time, so it holds all others up, unless the pipeline declares an idle timeout.
+An operator's windows close when all partitions of its topics have reached their end. A partition that has no record yet
+can still get records of any event time, so windows wait for it, unless the pipeline has an idle timeout.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ BEFORE_ALL = -1
 """Stream time before the first record."""
 
 CLOSED = ":closed"
-"""A name among the stream times: the time up to which everything is closed."""
+"""Name of the stream time up to which everything is closed."""
 
 SEEN = ":seen"
-"""A name among the stream times: when a partition last had a record, by the clock of the batches.
+"""Name of the time at which a partition last had a record, by the clock of the batches.
 
-No store or step has such a name, since an author's names have no colon.
+No store or step can have this name, because authors' names contain no colon.
 """
 
 ORDER = ":order"
-"""A name among the stream times: the largest Kafka timestamp that was read in a partition."""
+"""Name of the largest Kafka timestamp that was read from a partition."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class StreamTimes:
     """A snapshot of stream times."""
 
     times: Mapping[str, int]
-    """By `OPERATOR/TOPIC/PARTITION`, ms."""
+    """`OPERATOR/TOPIC/PARTITION` → stream time, ms."""
     partitions: Mapping[str, int]
-    """Number of partitions of each topic."""
+    """Topic → its number of partitions."""
     now: int
-    """When the batch was begun, epoch ms."""
+    """The time at which the batch was begun, epoch ms."""
     idle_timeout_ms: int | None = None
 
     def of(self, operator: str, topic: str, partition: int) -> int:
         return self.times.get(f"{operator}/{topic}/{partition}", BEFORE_ALL)
 
     def closed(self, operator: str, topics: Iterable[str]) -> int:
-        """The stream time that all partitions of the topics have reached, idle ones left out."""
+        """The stream time that all partitions of the topics have reached, except idle ones."""
         active = [
             self.of(operator, topic, partition)
             for topic in topics
@@ -58,7 +58,7 @@ class StreamTimes:
         return min(active, default=BEFORE_ALL)
 
     def closed_together(self, operator: str, topics: Collection[str]) -> int:
-        """The same where partitions of several topics with the same number have one stream time."""
+        """Like `closed`, if partitions of several topics with the same number share a stream time."""
         numbers = range(max(self.partitions[topic] for topic in topics))
         active = [
             max(self.of(operator, topic, number) for topic in topics)
@@ -76,19 +76,20 @@ class StreamTimes:
 
 
 def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:
-    """Stream time before and with each of an operator's rows, in their order, of which `advancing` rows advance it.
+    """Stream time before and after each of an operator's rows, in their order.
 
-    Late rows advance it too; rows without a key do not, nor do rows without a value if the operator drops them.
+    Only `advancing` rows advance stream time. They include late rows, but not rows without a key, nor rows without a
+    value if the operator drops them.
     """
     after = np.maximum(np.maximum.accumulate(np.where(advancing, times, BEFORE_ALL)), begin)
     return np.concatenate(([begin], after[:-1])), after
 
 
 def advance_joint(times: Times, passed: Mask, complete: Mask, begin: int, closed: int) -> tuple[Times, Times, Times]:
-    """The same for a join of two streams, whose sides share a stream time; third, the time up to which it is closed.
+    """Like `advance`, for a join of two streams whose sides share a stream time; third, the closed time after each row.
 
-    Every row that has `passed` advances stream time. But unmatched records are sent only with a `complete` row, which
-    has a key and a value, that is not out of order: `before` is the stream time of the last such row before this one.
+    Every row that has `passed` advances stream time. But unmatched records are sent only with a row that is `complete`
+    (has a key and a value) and not out of order; `before` is the stream time of the last such row before each row.
     """
     _, after = advance(times, passed, begin)
     before, closed_after = advance(times, complete & (times == after), closed)

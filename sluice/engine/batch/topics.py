@@ -1,4 +1,4 @@
-"""Topics as the broker has them: partitions, largest records, creation; and Kafka's errors as EngineErrors."""
+"""Topics on the broker: partitions, maximum record sizes, creation; and Kafka's errors as EngineErrors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sluice.errors import EngineError
 
 TIMEOUT_S = 30
 _KAFKA_DEFAULT = 1_048_588
-"""Largest record or batch of a topic, in bytes, unless the topic or its broker has another limit."""
+"""Kafka's default maximum size of a record batch, in bytes."""
 _NO_CONFIG = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
 @contextlib.contextmanager
 def kafka_errors(action: str) -> Iterator[None]:
-    """Raise Kafka's errors as EngineErrors that begin with the action, such as "Reading the markers"."""
+    """Convert Kafka's errors to EngineErrors whose message begins with the action, such as "Reading the markers"."""
     try:
         yield
     except KafkaException as error:
@@ -29,17 +29,17 @@ def kafka_errors(action: str) -> Iterator[None]:
 
 
 def next_step_for(reason: str) -> str:
-    """The next step of the EngineError for an error of Kafka's client."""
+    """The next step for an error of Kafka's client."""
     if "size too large" in reason:
         return (
-            "Nothing of the batch is visible. Raise max.message.bytes of the output's topic, let the pipeline write "
-            'smaller records, or make dead letters of such records: to(topic, on_error="dead_letter").'
+            "Nothing from the batch was published. Raise max.message.bytes of the output's topic, let the pipeline "
+            'write smaller records, or turn such records into dead letters: to(topic, on_error="dead_letter").'
         )
-    return "Is the broker up and reachable?"
+    return "Check that the broker is running and reachable."
 
 
 def message_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
-    """Each topic's maximum record size in bytes; Kafka's default if access to the configuration is denied."""
+    """Each topic's maximum record size in bytes, or Kafka's default if access to the configuration is denied."""
     admin = AdminClient(quiet(kafka))
     limits = dict.fromkeys(topics, _KAFKA_DEFAULT)
     configurations = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in limits])
@@ -56,7 +56,7 @@ def message_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str,
 def ensure_topics(
     kafka: Mapping[str, str], wanted: Mapping[str, int], settings: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Create the missing topics with their `wanted` number of partitions, and with `settings` where given."""
+    """Create missing topics with the `wanted` number of partitions, and with their `settings`, if any."""
     admin = AdminClient(quiet(kafka))
     with kafka_errors("Listing the topics"):
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
@@ -77,6 +77,7 @@ def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[st
     missing = sorted(set(topics) - existing.keys())
     if missing:
         raise EngineError(
-            f"There is no topic {', '.join(missing)}.", next_step="Create it, or correct its name in the pipeline."
+            f"There is no topic {', '.join(missing)}.",
+            next_step="Create the topic, or correct its name in the pipeline.",
         )
     return {topic: len(existing[topic].partitions) for topic in topics}

@@ -1,1 +1,1 @@
-"""Operators that need each key's records in order: ingest, stages, and the runner of an operator."""
+"""Runs operators that need each key's records in order: ingest, stages, and the runner of one operator."""

@@ -1,7 +1,7 @@
-"""Where the stream time of an operator advances in a batch.
+"""The positions in a batch at which an operator's stream time advances.
 
-The tasks that make rows for an operator report where these rows advance its stream time. Every worker gets all reports,
-so it knows the operator's stream time at any position, although it has only some of the keys.
+The tasks that create an operator's rows report where these rows advance its stream time. Every worker gets all reports,
+and therefore knows the operator's stream time at any position, although it has only some of the keys.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _Ranks = npt.NDArray[np.intp]
 
 @dataclass
 class Advances:
-    """The rows of one task, as they come, that may advance the stream time of operators."""
+    """The rows of one task that may advance the stream time of operators."""
 
     batches: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
-    """By operator."""
+    """Operator → its rows."""
 
     def add(self, operator: OrderedOperator, side: int, complete: Mask, columns: Mapping[str, pa.Array]) -> None:
-        """Add rows for a side of an operator, of which `complete` rows have all that the operator needs.
+        """Add rows of one side of an operator; `complete` rows have a key and, if the operator needs it, a value.
 
-        Only complete rows advance stream time, but for that which the sides of a join share. `columns` are those of
-        the position, and `time`.
+        Only complete rows advance stream time, except the stream time that both sides of a join share. `columns` are
+        the columns of the position, and `time`.
         """
         if operator.joint or complete.all():
             chosen = [columns[name] for name in (*SORT_KEY, "time")]
@@ -73,7 +73,7 @@ class Advances:
             self.batches.setdefault(operator.number, []).append(batch)
 
     def reports(self, operators: Iterable[OrderedOperator], workers: int) -> Iterator[pa.RecordBatch]:
-        """Rows that take what was added for these operators to every worker, even if it is nothing."""
+        """Rows that report the added rows of these operators to every worker, even if there are none."""
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), _SCHEMA)
             table = _reduced(_sorted(added), joint=operator.joint)
@@ -87,10 +87,10 @@ class Advances:
 
 @dataclass(frozen=True)
 class Gather:
-    """The task after a stage's operators: passes their results on, and reports which of them advance stream times."""
+    """The task after a stage's operators: passes their results on, and reports which results advance stream times."""
 
     operators: tuple[OrderedOperator, ...]
-    """The operators that take results of the stage, if they have a stream time."""
+    """The operators that take results of the stage and have their own stream time."""
     stage: int
     workers: int
 
@@ -125,7 +125,7 @@ class Gather:
             return
         keyed, valued = (truth(given.column(name).is_valid()) for name in ("key", "value"))
         old = truth(given.column("old"))
-        # A table's old value comes right before the new one, which has the same time.
+        # A table's old value directly precedes the new one and has the same time.
         complete = keyed & ~old & (valued if edge.valued else True)
         if isinstance(operator.action, Suppress) and operator.action.filtered:
             replaces = old & valued
@@ -140,7 +140,7 @@ def _sorted(table: pa.Table) -> pa.Table:
 
 
 def _reduced(table: pa.Table, *, joint: bool) -> pa.Table:
-    """Only the rows that advance a stream time of their partition within this task."""
+    """The rows that advance a stream time of their partition within this task."""
     times, numbers = table.column("time").to_numpy(), _numbers(table)
     sides, complete = table.column("side").to_numpy(), truth(table.column("complete"))
     advancing = np.zeros(len(times), bool)
@@ -154,7 +154,7 @@ def _reduced(table: pa.Table, *, joint: bool) -> pa.Table:
 
 
 def _numbers(table: pa.Table) -> npt.NDArray[np.int64]:
-    """The number of the partition from which each row's record was read."""
+    """The partition number of each row's record."""
     origins: npt.NDArray[np.int64] = table.column("origin").to_numpy()
     _, numbers = partition_of(origins)
     return numbers
@@ -162,16 +162,16 @@ def _numbers(table: pa.Table) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _Partition:
-    """The stream times of the partitions with one number: before the batch, and after every advance.
+    """The stream times of the partitions with the same number, before the batch and after every advance.
 
-    Each is four times: that of all rows; that up to which everything is closed; those of a join's two sides.
+    There are four kinds of stream time: of all rows; the closed time; and one for each side of a join.
     """
 
     begin: tuple[int, ...]
     running: tuple[Times, ...]
 
     def at(self, kind: int, ranks: _Ranks) -> Times:
-        """A stream time after so many advances."""
+        """The stream time of a kind after `ranks` advances."""
         return np.concatenate(([self.begin[kind]], self.running[kind]))[ranks]
 
     def last(self, kind: int) -> int:
@@ -187,8 +187,8 @@ _SUFFIXES = (".any", "", ".0", ".1")
 class Timeline:
     """An operator's stream time at every position of a batch.
 
-    It is kept for each partition number: partitions of several topics with the same number are read together. The time
-    up to which everything is closed is the smallest of all partition numbers, idle ones left out.
+    Partitions of several topics with the same number share a stream time. The closed time, up to which all windows are
+    closed, is the smallest stream time of all partition numbers, except idle ones.
     """
 
     def __init__(self, operator: OrderedOperator, reports: Iterable[bytes], before: StreamTimes) -> None:
@@ -202,7 +202,7 @@ class Timeline:
         sides, complete = self._table.column("side").to_numpy(), truth(self._table.column("complete"))
         carried = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
         self.closed_before = max(carried, before.closed_together(operator.clock, operator.topics))
-        """It never goes back, even if an idle partition has records again."""
+        """The closed time before the batch. It never decreases, even if an idle partition has records again."""
         self._partitions = {
             number: self._partition(number, sides, complete)
             for number in range(max(before.partitions[topic] for topic in operator.topics))
@@ -216,23 +216,23 @@ class Timeline:
         closed = np.maximum(closed, self.closed_before)
         before_each = np.concatenate(([self.closed_before], closed[:-1])) if len(closed) else closed
         self.closings = np.flatnonzero(closed > before_each)
-        """The advances with which more is closed than before."""
+        """The advances that increase the closed time."""
         self.closed = closed[self.closings]
-        """The time up to which everything is closed then."""
+        """The closed time after each of these advances."""
         self.closed_after = int(closed[-1]) if len(closed) else self.closed_before
         self.looks = self._looks(sides, complete) if operator.joint else ()
-        """For each side of a join: the advances at which it may look for unmatched records, and their times."""
+        """For each side of a join, the advances at which the join may look for unmatched records, and their times."""
 
     def _partition(self, number: int, sides: npt.NDArray[np.int8], complete: Mask) -> _Partition:
-        times, mine = self._times, self._numbers == number
+        times, of_number = self._times, self._numbers == number
         begins = tuple(self._begin(suffix, number) for suffix in _SUFFIXES)
         begins = (begins[_ANY], max(begins[_CLOSED], self.closed_before), *begins[_LEFT:])
         if not self._operator.joint:
-            _, running = advance(times, mine, begins[_CLOSED])
+            _, running = advance(times, of_number, begins[_CLOSED])
             return _Partition(begins, (running,) * len(_SUFFIXES))
-        _, every, closed = advance_joint(times, mine, mine & complete, begins[_ANY], begins[_CLOSED])
+        _, every, closed = advance_joint(times, of_number, of_number & complete, begins[_ANY], begins[_CLOSED])
         left, right = (
-            advance(times, mine & complete & (sides == side), begins[kind])[1]
+            advance(times, of_number & complete & (sides == side), begins[kind])[1]
             for side, kind in ((LEFT, _LEFT), (RIGHT, _RIGHT))
         )
         return _Partition(begins, (every, closed, left, right))
@@ -265,7 +265,7 @@ class Timeline:
         return max(p.last(_LEFT) for p in partitions), max(p.last(_RIGHT) for p in partitions)
 
     def closing(self, due: int) -> Position:
-        """The position at which everything up to a time is closed first."""
+        """The first position at which the closed time has reached `due`."""
         if due <= self.closed_before:
             return BEGIN
         closing = int(np.searchsorted(self.closed, due))
@@ -276,9 +276,9 @@ class Timeline:
         return int(self._sequences[advance]), int(self._origins[advance]), self._paths[advance].as_py()
 
     def columns(self, table: pa.Table) -> dict[str, list[int]]:
-        """Stream times before and with each of the operator's rows; for a join also those of both sides."""
+        """Stream times before and after each of the operator's rows; for a join also those of both sides."""
         count = len(table)
-        # Each row is sorted in twice: before the advances at its own position, and after them.
+        # Each row is inserted twice: before the advances at its own position, and after them.
         parts = [
             part.select(SORT_KEY).append_column("at", pa.repeat(pa.scalar(at, pa.int8()), len(part)))
             for part, at in ((self._table, 1), (table, 0), (table, 2))
@@ -291,10 +291,10 @@ class Timeline:
         numbers = _numbers(table)
         columns = {name: np.full(count, BEFORE_ALL) for name in ("before", "after", "left", "right")}
         for number, partition in self._partitions.items():
-            mine = numbers == number
-            columns["before"][mine] = partition.at(_CLOSED, exclusive[mine])
-            columns["after"][mine] = partition.at(_ANY if self._operator.joint else _CLOSED, inclusive[mine])
+            of_number = numbers == number
+            columns["before"][of_number] = partition.at(_CLOSED, exclusive[of_number])
+            columns["after"][of_number] = partition.at(_ANY if self._operator.joint else _CLOSED, inclusive[of_number])
             if self._operator.joint:
-                columns["left"][mine] = partition.at(_LEFT, inclusive[mine])
-                columns["right"][mine] = partition.at(_RIGHT, inclusive[mine])
+                columns["left"][of_number] = partition.at(_LEFT, inclusive[of_number])
+                columns["right"][of_number] = partition.at(_RIGHT, inclusive[of_number])
         return {name: values.tolist() for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""Builds the operators of an ordered job from its plan, the author's functions and the types resolved by Spark."""
+"""Builds the operators of an ordered job from the plan, the author's functions, and the types that Spark resolved."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Make = Callable[[], Operator[Any]]
 def stage_operator(
     operator: OrderedOperator, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool
 ) -> StageOperator:
-    """The operator for its stage. `arguments` are the types of each aggregate's arguments, by operator.
+    """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
-    `is_read`: later expressions read the fields of its results by their types.
+    `is_read`: later expressions read fields of the results, so the results must fit the resolved types.
     """
     return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read))
 
@@ -90,7 +90,7 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
     except FAILURES as error:
         raise EngineError(
             f"The processor {action.processor.value.__name__} at {at} cannot be started: {describe(error)}.",
-            next_step="Correct its __init__ or init, and run again.",
+            next_step="Correct the processor's __init__ or init, then run again.",
         ) from error
 
 
@@ -148,7 +148,7 @@ _SUM_DIGITS, _AVG_DIGITS, _MOST = 10, 4, 38
 
 
 def result_type(function: str, argument: spark.DataType) -> str:
-    """The DDL type of a function's result, the same as that of Spark's aggregate function of the same name."""
+    """The DDL type of a function's result, as in Spark's aggregate function with the same name."""
     name = argument.simpleString()
     if function in ("count", "count_distinct"):
         return "bigint"

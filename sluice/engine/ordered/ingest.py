@@ -1,8 +1,8 @@
-"""The task after the stateless steps of an ordered job: makes of each record a row for each operator that takes it.
+"""The task after the stateless steps of an ordered job: creates a row of each record for each operator that takes it.
 
-Stream time belongs to an operator and a partition of its source. Where all rows of an operator come from one topic, a
-partition's task knows the stream time, and every row carries the stream time before its record and with it. Every task
-also reports where its rows advance the stream time of an operator (`advances`).
+Each operator has a stream time per partition. If all rows of an operator come from one topic, a partition's task knows
+the stream time, and each row includes the stream time before and after its record. Every task also reports where its
+rows advance the stream time of an operator (`advances`).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from sluice.plan import Edge, OrderedJob, OrderedOperator
 
 @dataclass
 class _Task(Task):
-    """One task's share of a batch, as it accumulates."""
+    """The facts and advances of one task of a batch so far."""
 
     advances: Advances = field(default_factory=Advances)
 
     def time(self, name: str, part: Part) -> int:
-        """Current stream time of an operator in a partition."""
+        """The current stream time of an operator in a partition."""
         time = self.parts[part].times.get(f"{name}/{part[0]}/{part[1]}") if part in self.parts else None
         return self.before.of(name, *part) if time is None else time
 
 
 @dataclass(frozen=True)
 class Ingest:
-    """Makes rows of one task's records."""
+    """Creates the operators' rows from one task's records."""
 
     stream_times: StreamTimeReader
     sinks: RecordSinks
@@ -47,7 +47,7 @@ class Ingest:
 
     @classmethod
     def of(cls, job: OrderedJob, side_outputs: SideOutputs, batches: BatchClock, partitions: Mapping[str, int]) -> Self:
-        """The ingest of a job. `partitions` has each topic's number of partitions."""
+        """The ingest of a job. `partitions`: topic → number of partitions."""
         stream_times = StreamTimeReader.of(job, side_outputs, batches, partitions)
         return cls(stream_times, RecordSinks.of(job, side_outputs), job.operators, job.pipeline.workers)
 
@@ -59,7 +59,7 @@ class Ingest:
                 task = task or _Task(self.stream_times.before(number))
                 yield from self._rows(batch, task)
         if task is not None:
-            # All workers run an operator when its topics had records: a timer or an idle partition may be due.
+            # All workers run an operator whose topics had records, because a timer may be due or a partition be idle.
             topics = {topic for topic, _ in task.parts}
             timed = [each for each in self.operators if each.timed and not topics.isdisjoint(each.topics)]
             yield from task.advances.reports(timed, self.workers)
@@ -81,7 +81,7 @@ class Ingest:
 
     @staticmethod
     def _positions(batch: pa.RecordBatch) -> dict[str, Times]:
-        """Sequence and origin of every record."""
+        """The sequence and origin of every record."""
         sources, partitions = batch.column("_source").to_numpy(), batch.column("_partition").to_numpy()
         offsets = batch.column("_offset").to_numpy()
         origin = np.zeros(len(offsets), np.int64)
@@ -124,7 +124,7 @@ class Ingest:
 
     @staticmethod
     def _advancing(batch: pa.RecordBatch, side: Edge) -> Mask:
-        """The records that advance stream time: those that have all that the operator needs."""
+        """Mask of the records that advance stream time: those with a key and, if the operator needs it, a value."""
         keyed = truth(batch.column(side.column)) & truth(batch.column(side.key_column).is_valid())
         return keyed & truth(batch.column(side.value_column).is_valid()) if side.valued else keyed
 
@@ -136,14 +136,14 @@ class Ingest:
         parts: list[tuple[Part, Mask | None]],
         task: _Task,
     ) -> tuple[Times, Times]:
-        """Stream time before and with every record."""
+        """Stream time before and after every record."""
         times = batch.column("_time").to_numpy()
         all_before, all_after = np.full(len(times), BEFORE_ALL), np.full(len(times), BEFORE_ALL)
         for part, mask in parts:
             if part[0] not in operator.topics:
                 continue
             in_part = np.ones(len(times), bool) if mask is None else mask
-            # Stream time never falls behind the closed time, even if an idle partition has records again.
+            # Stream time is never earlier than the closed time, even if an idle partition has records again.
             closed = task.before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
             before, after = advance(times, advancing & in_part, max(task.time(operator.clock, part), closed))
             all_before[in_part], all_after[in_part] = before[in_part], after[in_part]

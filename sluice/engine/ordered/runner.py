@@ -1,4 +1,4 @@
-"""Runs an operator for one batch: loads the states of its keys, passes it rows in order, collects its results."""
+"""Runs an operator for one batch: loads the states of keys, passes rows in order, and collects results."""
 
 from __future__ import annotations
 
@@ -43,63 +43,63 @@ class StageOperator:
 
     @property
     def late(self) -> int | None:
-        """The sink of records that are late for every window."""
+        """The number of the sink for records that are late for every window, if any."""
         return None if self.plan.late is None else self.plan.late.number
 
     @property
     def inline(self) -> int | None:
-        """The operator of the same stage whose results it takes directly."""
+        """The operator of the same stage that passes its results directly to this operator, if any."""
         return self.plan.inline
 
     @property
     def answers(self) -> bool:
-        """Whether its results go back to the key of another row, as the answers of a foreign-key join do."""
+        """Whether results have another key than their row, as in a foreign-key join."""
         action = self.plan.action
         return isinstance(action, plan.TableJoin) and action.kind == "foreign-key"
 
     @property
     def entries(self) -> tuple[int, ...]:
-        """The groups of a processor's stores that can be queried."""
+        """The group numbers of a processor's stores that can be queried."""
         return tuple(store.group_id for store in self.plan.stores.values() if store.group_id is not None)
 
 
 class Released(NamedTuple):
-    """What an operator sends because stream time has advanced."""
+    """Results of a key that an operator sends because stream time has advanced."""
 
     due: int
-    """The stream time at which it was due."""
+    """The stream time at which the results were due."""
     key: str
     before_row: bool
-    """Whether it comes before the results of the row that advances stream time."""
+    """Whether the results sort before those of the row that advances stream time."""
 
 
 @dataclass
 class StageOutput:
-    """The results of a stage's operators: rows that sort where the row sorts from which they come."""
+    """The results of a stage's operators. A result has the position of the row that caused it."""
 
     counts: Counter[str] = field(default_factory=Counter)
     by_partition: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
-    """Source and partition → its records' share of the counts."""
+    """Source and partition → the counts of its records."""
     operator: StageOperator | None = None
     position: Position = (LAST, 0, b"")
     stream_time: int = BEFORE_ALL
-    """With the current row."""
+    """Stream time after the current row."""
     listeners: dict[int, list[OperatorRun]] = field(default_factory=dict)
-    """Operator → the operators that take its results directly."""
+    """Operator → the operators that get its results directly."""
     row: Row | None = None
     """The current row."""
     released: Released | None = None
-    """What is released at the position; None while a row is processed."""
+    """The release at the position; None while a row is processed."""
     _results: int = 0
     """Number of results of the current row."""
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
-    """Values in the order of the schema."""
+    """Rows, with values in the order of the schema."""
     _held: list[tuple[Any, ...]] | None = None
-    """Results since `hold`, which listeners take on `release`."""
+    """Results since `hold`, which listeners get on `release`."""
     _mark: int = 0
 
     def begin(self, position: Position, stream_time: int, released: Released | None = None) -> None:
-        """Begin with the next row, or with what is released at a position."""
+        """Start the results of the next row or release."""
         self.position, self.stream_time, self.released, self._results = position, stream_time, released, 0
 
     def emit(
@@ -214,14 +214,14 @@ class BatchStates:
     batch: int
     epoch: int
     before: StreamTimes
-    """The stream times that the batch starts from."""
+    """The stream times at the start of the batch."""
 
     def read(self, operator: int, keys: list[str]) -> dict[str, StoredState]:
-        """The states of keys. A key without a state is left out."""
+        """The states of keys. Keys without a state are omitted."""
         return self.shard.read_states(operator, keys, self.batch, self.epoch)
 
     def shared(self, operator: int) -> StoredState | None:
-        """The state that the operator keeps for all keys of the worker."""
+        """The operator's state that all keys of the worker share, if any."""
         return self.shard.read_states(operator, [""], self.batch, self.epoch, shared=True).get("")
 
     def due(self, operator: int, until: int) -> list[str]:
@@ -234,9 +234,9 @@ class BatchStates:
 
 
 class Releases:
-    """The keys for which an operator has results to send once stream time has reached a time, in the order of these.
+    """The keys whose results an operator sends when stream time reaches a certain time, ordered by this time.
 
-    `before_row`: results are sent before the row that advances stream time is processed, not after it.
+    `before_row`: results are sent before the row that advances stream time is processed, not afterwards.
     """
 
     def __init__(self, timeline: Timeline, *, before_row: bool) -> None:
@@ -246,7 +246,10 @@ class Releases:
         self._due: dict[str, tuple[int, Position]] = {}
 
     def schedule(self, key: str, due: int | None, position: Position) -> None:
-        """Note when the key's next result is due. Nothing is sent before `position`, or after the batch."""
+        """Set the time at which the key's next result is due. It is sent at `position` at the earliest.
+
+        Results that are due after the batch are ignored.
+        """
         if due is None or due > self.timeline.closed_after:
             self._due.pop(key, None)
         elif key not in self._due or self._due[key][0] != due:
@@ -254,7 +257,7 @@ class Releases:
             heappush(self._heap, (due, key))
 
     def next(self, position: Position, *, inclusive: bool) -> tuple[Position, int, str] | None:
-        """The next key with a result that is due before a position, or at it: where, when and for which key."""
+        """The next result that is due before a position, or at it if `inclusive`: its position, time and key."""
         head = self._head()
         if head is None:
             return None
@@ -277,15 +280,15 @@ class Releases:
 
 
 class Looks(Releases):
-    """The unmatched records of a join that looks for them only now and then, as a task of Kafka Streams does."""
+    """The unmatched records of a join that looks for them at the same times as a Kafka Streams task (see `Watch`)."""
 
     def __init__(self, timeline: Timeline, join: StreamJoin) -> None:
         super().__init__(timeline, before_row=True)
         self._join = join
         self._looked: tuple[Position, int] | None = None
-        """Where it looks now, and the stream time there."""
+        """Position of the current look, and its stream time."""
         self._from = 0
-        """The number of advances that are over."""
+        """The number of advances that have been processed."""
 
     def next(self, position: Position, *, inclusive: bool) -> tuple[Position, int, str] | None:
         while True:
@@ -305,14 +308,14 @@ class Looks(Releases):
             self._looked = at, time
 
     def _next(self) -> tuple[int, int, int] | None:
-        """The next advance at which the join looks, the stream time there, and the side."""
-        found: list[tuple[int, int, int]] = []
+        """The next advance at which the join looks, with its stream time and side."""
+        looks: list[tuple[int, int, int]] = []
         for side, (advances, times) in enumerate(self.timeline.looks):
             late_enough = np.searchsorted(times, self._join.looks_after(side), "right")
             first = max(late_enough, np.searchsorted(advances, self._from))
             if first < len(times):
-                found.append((int(advances[first]), int(times[first]), side))
-        return min(found, default=None)
+                looks.append((int(advances[first]), int(times[first]), side))
+        return min(looks, default=None)
 
 
 class OperatorRun:
@@ -331,7 +334,7 @@ class OperatorRun:
         self._shared_digest = 0
         self._shown: dict[str, list[str | None]] = {}
         self._touched: dict[str, None] = {}
-        """The keys that were processed since the last release."""
+        """The keys processed since the last release."""
         is_one_task = all(states.before.partitions[topic] == 1 for topic in spec.plan.topics)
         if isinstance(self.operator, StreamJoin) and is_one_task:
             self.operator.watch()
@@ -342,7 +345,7 @@ class OperatorRun:
         self.releases = self._releases()
 
     def _releases(self) -> Releases | None:
-        """What the operator sends as stream time advances; None if it only drops states then."""
+        """The results that the operator sends as stream time advances; None if it sends none."""
         if self.timeline is None:
             return None
         match self.operator:
@@ -366,7 +369,7 @@ class OperatorRun:
         return self.operator.release_due(self._held[key])
 
     def release(self, output: StageOutput, position: Position, *, with_row: bool) -> None:
-        """Send what is due before a row at `position` is processed; `with_row`: after that."""
+        """Send the results that are due before a row at `position` is processed, or after it if `with_row`."""
         releases = self.releases
         assert releases is not None
         for key in self._touched:
@@ -390,7 +393,7 @@ class OperatorRun:
         self.releases.schedule(key, self._release_due(key), position)
 
     def load(self, keys: list[str]) -> None:
-        """Load the states of keys, all in one read."""
+        """Load the states of keys in one read."""
         states = self._states.read(self.spec.number, keys)
         for key in keys:
             stored = states.get(key)
@@ -408,11 +411,11 @@ class OperatorRun:
         if self.releases is not None and row.key is not None:
             self._touched[row.key] = None
         if isinstance(self.operator, Suppress):
-            row.before = row.after = BEFORE_ALL  # what is due is released behind the row, whichever key has it
+            row.before = row.after = BEFORE_ALL  # due results, of any key, are released after the row
         self.operator.process(self._state(row.key), row, output)
 
     def change(self, old: Row, new: Row, output: StageOutput) -> None:
-        """Process the old and the new value of a table's change, both or neither."""
+        """Process the old and the new value of a table's change as a unit."""
         assert isinstance(self.operator, TableAggregate)
         output.operator, output.row = self.spec, new
         self.operator.change(self._state(new.key), old, new, output)
@@ -425,7 +428,7 @@ class OperatorRun:
         return self._held[key]
 
     def close(self, output: StageOutput) -> None:
-        """Drop the state that is over, and fire wall-clock timers."""
+        """Drop expired state, and fire wall-clock timers."""
         if self.timeline is None:
             return
         due = self._states.due(self.spec.number, self.closed)

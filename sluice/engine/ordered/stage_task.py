@@ -1,7 +1,7 @@
 """The task of a stage: passes one worker's rows, in order, through the stage's operators.
 
-The worker's shard keeps states in versions by batch, so a retried batch starts from the same states. If the driver has
-lost its lease, reading and writing them fails.
+The worker's shard stores a version of each state per batch, so a retried batch starts from the same states. If the
+driver has lost its lease, reading and writing states fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _READ = ("target", "key", "value", "time", "before", "after", "side", "old", "wi
 
 @dataclass(frozen=True)
 class Stage:
-    """The task of a stage, sent to executors."""
+    """The task of a stage, which runs on executors."""
 
     number: int
     stream_times: StreamTimeReader
@@ -41,7 +41,7 @@ class Stage:
     """Addresses of the workers' shards."""
     operators: tuple[StageOperator, ...]
     topics: Mapping[int, str]
-    """Topics by the numbers of their sources."""
+    """Source number → its topic."""
     epoch: int
     """Epoch of the lease under which states are read and written."""
     token: str = field(default="", repr=False)
@@ -83,7 +83,7 @@ class Stage:
         yield from run.output.batches()
 
     def _timelines(self, reports: pa.Table, before: StreamTimes) -> dict[str, Timeline]:
-        """The stream times of the operators that have one, by the operator's name."""
+        """Operator name → its stream times in this batch, for operators with their own stream time."""
         by_target: dict[int, list[bytes]] = {}
         columns = (reports.column(name).to_pylist() for name in ("target", "advances"))
         for target, advances in zip(*columns, strict=True):
@@ -112,7 +112,7 @@ class StageRun:
         )
 
     def process(self, rows: pa.Table) -> None:
-        """Sort the rows and pass each to its operator, which releases what is due before and after it."""
+        """Sort the rows and pass each to its operator, which releases due results before and after the row."""
         ordered = rows.take(pa.array(in_order(rows)))
         self._load(ordered)
         columns = [ordered.column(name).to_pylist() for name in _READ]
@@ -146,7 +146,7 @@ class StageRun:
                 run.release(output, position, with_row=True)
 
     def _stream_times(self, rows: pa.Table) -> dict[int, tuple[int, int, int, int]]:
-        """Stream time before and with each row for which only the reports tell it, and that of both sides of a join."""
+        """Stream times of the rows that do not include them: before and after the row, and of both sides of a join."""
         times: dict[int, tuple[int, int, int, int]] = {}
         targets = rows.column("target").to_numpy()
         for number, run in self.operators.items():
@@ -158,7 +158,7 @@ class StageRun:
         return times
 
     def _changes(self, rows: pa.Table) -> frozenset[int]:
-        """Indices of the rows that change a table's value within one key: the old value, and the new one after it."""
+        """Indices of the rows that are the old and the new value of a change within one group."""
         subtracting = {number for number, run in self.operators.items() if isinstance(run.operator, TableAggregate)}
         if not subtracting:
             return frozenset()
@@ -186,7 +186,7 @@ class StageRun:
                 listener.load(list(of_target))
 
     def close(self) -> None:
-        """Close all operators after the last row. An operator's results may go to an operator that closes later."""
+        """Close all operators after the last row, in their order, because results may go to a later operator."""
         for operator in self.operators.values():
             if operator.releases is not None:
                 operator.release(self.output, END, with_row=True)

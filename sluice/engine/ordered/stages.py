@@ -1,4 +1,4 @@
-"""The DataFrames of an ordered job's stages: rows go to their workers, through operators, and become columns again."""
+"""The DataFrames of an ordered job's stages: rows are sent to workers, pass operators, and become columns again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
 
 @dataclass
 class Stages:
-    """Builds the DataFrames of a job's stages, one after the other, and collects the types of values on the way."""
+    """Builds the DataFrames of a job's stages in sequence, and collects the types of values."""
 
     job: OrderedJob
     storage: Storage
@@ -80,9 +80,9 @@ class Stages:
     """Epoch of the lease under which states are written."""
     arguments: dict[int, list[spark.DataType]] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
-    """Column of an operator's results, such as `v9` → its DDL type; empty if it is not known."""
+    """Column of an operator's results, such as `v9` → its DDL type; empty if unknown."""
     _values: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Target and side of an edge → the type of its values."""
+    """Target and side of an edge → the type of the edge's values."""
 
     def with_first_edges(self, records: DataFrame) -> DataFrame:
         """Add the columns of the edges from the stateless steps."""
@@ -92,7 +92,7 @@ class Stages:
         return frame.selectExpr("*", *paths) if paths else frame
 
     def rows(self, ingested: DataFrame) -> DataFrame:
-        """The rows for stores and sinks, computed from the ingested rows."""
+        """The rows for stores and sinks, computed from the ingested rows by all stages."""
         rows = ingested
         for number in range(1, self.job.stages + 1):
             rows = self._after(number, self._through(number, rows))
@@ -107,7 +107,7 @@ class Stages:
         }
 
     def input_types(self) -> dict[int, str]:
-        """Operator → the types of its inputs, one for each side."""
+        """Operator → the types of its inputs on all sides."""
         return {
             operator.number: "; ".join(
                 ", ".join(kind.simpleString() for kind in self.arguments[operator.number])
@@ -191,7 +191,7 @@ class Stages:
         return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in zip(names, results, strict=True))}>"
 
     def _after(self, number: int, rows: DataFrame) -> DataFrame:
-        """Read a stage's results as columns, apply the steps after it, and make rows for the next targets."""
+        """Convert a stage's results to columns, apply the steps after it, and create rows for the next targets."""
         edges = self.job.feeds_of(number)
         typed = [
             f"{_typed(operator, self.types[column])} AS {column}"
@@ -220,7 +220,7 @@ def _typed(operator: OrderedOperator, kind: str) -> str:
 
 
 def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
-    """The common type of a merge's streams; empty if the type of any stream is not known.
+    """The common type of a merge's streams; empty if the type of any stream is unknown.
 
     Raises TopologyError if the types differ.
     """
@@ -232,13 +232,13 @@ def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
         raise TopologyError(
             f"{operator.step}: one stream has values of type {first.simpleString()}, another of type "
             f"{other.simpleString()}.",
-            next_step="Bring them to one type with CAST in select or map_values.",
+            next_step="Convert them to the same type with CAST in select or map_values.",
         )
     return kinds[0]
 
 
 def _fields(kind: spark.DataType) -> frozenset[tuple[str, str]]:
-    """A struct's fields and their types, in any order; for another type the type itself, without a name."""
+    """A struct's fields and their types, regardless of order; for any other type, the type without a name."""
     fields = kind.fields if isinstance(kind, spark.StructType) else [spark.StructField("", kind)]
     return frozenset((field.name, field.dataType.simpleString()) for field in fields)
 
@@ -250,7 +250,7 @@ def _declared(fields: Mapping[str, str]) -> str:
 
 
 def _json(edge: Edge, kinds: list[spark.DataType]) -> str:
-    """SQL of an edge's value as JSON text."""
+    """SQL for an edge's value as JSON text."""
     if edge.raw is not None:
         return "value"
     if edge.arguments:
@@ -266,7 +266,7 @@ def _argument(sql: str, kind: spark.DataType) -> str:
 
 
 def _on(edge: Edge) -> str:
-    """SQL of the row that takes a result to an edge's target."""
+    """SQL for the row that carries a result to an edge's target."""
     changed = {
         "target": str(edge.target), "side": str(edge.side), "emitted": "false", "key": edge.key_column,
         "value": edge.value_column, "output": "NULL", "worker": "NULL",
@@ -276,7 +276,7 @@ def _on(edge: Edge) -> str:
 
 
 def _rejected(failure: Failure) -> str:
-    """SQL of the rejected row for a result for which a step fails."""
+    """SQL for the rejected row of a result for which a step fails."""
     value = rejection(failure.step.number, failure.error, failure.value)
     changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "output": "NULL"}
     return _struct(changed | {"foreign": "NULL", "worker": "NULL"})
