@@ -1,4 +1,4 @@
-"""Spark's Python daemon. It imports the modules that tasks need before it forks, so workers start in milliseconds."""
+"""Spark's Python daemon. It imports the modules that tasks need before it forks workers, which then start in ms."""
 
 import gc
 
@@ -9,6 +9,6 @@ import sluice.engine.publish.shard_writer
 import sluice.engine.read.streams  # noqa: F401
 
 if __name__ == "__main__":
-    # Workers collect garbage after every task. Unless frozen, scanning all imported modules takes longer than a task.
+    # Workers collect garbage after every task. Without freezing, that scans all modules and takes longer than a task.
     gc.freeze()
     manager()

@@ -1,4 +1,4 @@
-"""The program that spark-submit starts: `main.py PIPELINE [JOB ...]` runs jobs until they have read everything."""
+"""The program that spark-submit starts: `main.py PIPELINE [JOB ...]` runs jobs until they have read all records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REBUILD, FROM_TOPICS = "--rebuild", "--from-topics"
 
 
 def main(arguments: list[str]) -> int:
-    """Run a pipeline's jobs, all of them by default. Prints errors to standard error and returns the exit status."""
+    """Run a pipeline's jobs, by default all. Prints errors to standard error and returns the exit status."""
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [argument for argument in arguments if not argument.startswith("-")]
     if not names or not {*options} <= {REBUILD, FROM_TOPICS}:
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         with ThreadPoolExecutor(1) as background:
-            # The JVM takes seconds to start its session and the first Python worker. Import and plan in the meantime.
+            # Import and plan while the JVM starts the session and the first Python worker, which takes seconds.
             spark = background.submit(session, settings(), f"sluice {names[0]}")
             warm = background.submit(lambda: start_workers(spark.result()))
             try:
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
                 else:
                     run(settings(), spark, *names)
             finally:
-                wait([warm])  # if it still ran when Spark stops, Spark would log an error
+                wait([warm])  # Spark logs an error if it is stopped while this runs
                 spark.result().stop()
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str) -> None:
     """Run a pipeline's jobs one after another, each until it has read all records."""
-    # Imported here, while the session starts.
+    # These imports run while the session starts.
     import structlog
 
     from sluice.brokers import require_brokers

@@ -22,16 +22,16 @@ DEFAULTS = {
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-    # No limit: to enforce one, Spark computes the batch's size after every row, which costs more than writing the row.
+    # No limit: with one, Spark computes the batch's size after every row, which takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
-    # Spark would run another, empty batch to remove closed windows. The next batch with records removes them too.
+    # Otherwise Spark runs an empty batch to remove closed windows, which the next batch with records also does.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 
 
 def session(settings: Settings, name: str) -> SparkSession:
-    """The Spark session. spark-submit's settings take precedence over the pipeline's environment and DEFAULTS."""
+    """Create the Spark session. spark-submit's settings take precedence over SLUICE_SPARK_CONF and DEFAULTS."""
     # Python workers must use this interpreter, not the first `python3` on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
@@ -43,7 +43,7 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 
 def start_workers(spark: SparkSession) -> None:
-    """Start a local Spark's Python workers early: the first one takes seconds, and no batch should wait for it."""
+    """Start the Python workers of a local Spark early, because the first one takes seconds to start."""
     if (spark.sparkContext.master or "").startswith("local"):
         spark.range(1).mapInArrow(_identity, "id BIGINT").collect()
 

@@ -82,7 +82,7 @@ def test_two_drivers(orders: World, seen: Seen) -> None:
     with working(orders) as first:
         second = orders.start(SLUICE_RUN="orders/two/main")
         assert second.wait() == 1
-        refused = next(line for line in second.said.splitlines() if "is being worked on by another driver" in line)
+        refused = next(line for line in second.said.splitlines() if "Another driver is running job" in line)
         program = first.python()
         assert program is not None
         program.suspend()
@@ -190,7 +190,7 @@ def test_clocks(orders: World, tmp_path: Path, seen: Seen) -> None:
     ahead.step(1)
     second = orders.start(SLUICE_RUN="a/ahead/b", **ahead.environment)
     assert second.wait() == 1
-    assert "is being worked on by another driver" in second.said, second.said[-2000:]
+    assert "Another driver is running job" in second.said, second.said[-2000:]
     assert driver.runs, "it ended too soon to have been met by the second"
     assert driver.wait() == 0, driver.said[-3000:]
     with orders.ledger() as ledger:

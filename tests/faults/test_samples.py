@@ -101,7 +101,7 @@ def test_one_of_three_gets_the_lease(states: States, seen: Seen) -> None:
     said = [one.communicate("\n") for one in writers]
     assert sorted(out for out, _ in said) == ["", "", "holds it\nwritten\n"]
     refused = [error for out, error in said if not out]
-    assert all("is being worked on by another driver" in error for error in refused), refused
+    assert all("Another driver is running job" in error for error in refused), refused
     seen("one held it and wrote, two were refused")
 
 

@@ -193,7 +193,7 @@ def test_versions_of_a_pipeline(start: Start, seen: Seen) -> None:
     running.send("sales", sale("a", 1))
     for build in refused.values():
         running.pipeline = build(running.names)
-        with pytest.raises(CompatibilityError, match=r"has changed since.*Nothing was read.*sluice rebuild"):
+        with pytest.raises(CompatibilityError, match=r"has changed since.*No records were read.*sluice rebuild"):
             run(running)
     with pytest.raises(TopologyError):
         version(SaleWithoutQuantity, where="quantity > 1")(running.names)

@@ -59,6 +59,6 @@ def test_a_successful_run_prints_no_warnings(tmp_path: Path, kafka: EmbeddedKafk
             env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (ran.returncode, ran.stderr) == (0, "")
-        assert ran.stdout.count("job done" if command == ["run"] else "equal to the published one") == 2
+        assert ran.stdout.count("job done" if command == ["run"] else "equal to the published state") == 2
         for complaint in ("WARN", "ERROR", "Warning", "%3|", "%4|", "Traceback"):
             assert complaint not in ran.stdout

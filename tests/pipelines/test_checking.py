@@ -170,7 +170,7 @@ def test_a_function_whose_code_has_changed_is_named_and_not_refused(spark: Spark
     remember(spark, reduced(larger), tmp_path)
     assert check(spark, reduced(larger), tmp_path) == [""]
     (said,) = check(spark, reduced(changed), tmp_path)
-    assert said.startswith("The code of larger (store largest) has changed. The state that the old code made is kept")
+    assert said.startswith("The code of larger (store largest) has changed. The state computed by the old code is kept")
 
 
 def test_every_function_of_spark_is_known(spark: SparkSession) -> None:
@@ -207,7 +207,7 @@ def test_a_processors_stores_may_come_and_go_but_not_turn_queryable(spark: Spark
     remember(spark, processed(first=int), tmp_path)
     check(spark, processed(second=str, first=int), tmp_path)
     check(spark, processed(second=str), tmp_path)
-    with pytest.raises(CompatibilityError, match=r"store first: its value's type 'map<string,bigint>' became"):
+    with pytest.raises(CompatibilityError, match=r"store first: the type of its values 'map<string,bigint>' became"):
         check(spark, processed(first=str), tmp_path)
     with pytest.raises(CompatibilityError, match="step process-1 has changed or moved"):
         check(spark, processed(first=int, queryable=False), tmp_path)

@@ -1,1 +1,1 @@
-"""A job's run from start to end: lease, compatibility, the query's DataFrames, replay, rebuild, restore."""
+"""The run of a job: lease, compatibility, the query's DataFrames, replay, rebuild, restore."""

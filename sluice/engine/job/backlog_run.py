@@ -1,7 +1,7 @@
-"""Runs a job whose results depend on the order of several partitions, in batches that end at points of that order.
+"""Runs a job whose results depend on the order of records across partitions, in batches that respect this order.
 
-If everything fits into one batch, Spark runs that batch as it does for other jobs. Otherwise Sluice divides the backlog
-as it is when the run begins, writes Spark's log of each batch, and Spark recovers the batch from it.
+If all records fit into one batch, Spark runs the batch as for other jobs. Otherwise Sluice divides the backlog at the
+start of the run, writes Spark's log of each batch, and lets Spark recover the batch from its log.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sluice.plan import Job, OrderedJob
 
 
 def needs_order(job: Job, partitions: Mapping[str, int]) -> bool:
-    """Whether results depend on the order of records across partitions. `partitions` has each topic's number."""
+    """Whether results depend on the order of records across partitions. `partitions`: topic → number of partitions."""
     in_all = sum(partitions.get(source.topic, 0) for source in job.streams)
     return isinstance(job, OrderedJob) and bool(job.operators) and in_all > 1
 
 
 @dataclass(frozen=True)
 class BacklogRun:
-    """Runs a query until it has read its backlog, in batches of at most `most` records of streams."""
+    """Runs a query until it has read its backlog, in batches of at most `most` stream records."""
 
     query: JobQuery
     kafka: Mapping[str, str]
@@ -38,7 +38,7 @@ class BacklogRun:
     """Raises LeaseError if this driver may no longer work on the job."""
 
     def run(self, publisher: Publisher, firsts: Positions) -> None:
-        """Read everything. `firsts` are the partitions' first offsets."""
+        """Read the whole backlog. `firsts` are the partitions' first offsets."""
         now = int(time.time() * 1000)
         checkpoint = self.query.storage.checkpoint
         begun, done = (last_batch(checkpoint, log) for log in ("offsets", "commits"))
@@ -50,7 +50,7 @@ class BacklogRun:
             self.query.run(publisher)
             return
         if begun > done:
-            # Its effects may be visible already: it keeps its end.
+            # The unfinished batch keeps its end offsets, because its output may have been published already.
             self.query.run(publisher, once=True)
             times = publisher.begin()
         pattern = self.query.pattern()
@@ -65,7 +65,7 @@ class BacklogRun:
 
 
 def divided(job: Job, kafka: Mapping[str, str], begin: Positions, target: Positions, most: int) -> list[Step]:
-    """Batches of about `most` records each up to `target`, if the original batches are unknown."""
+    """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
     if not needs_order(job, {topic: len(partitions) for topic, partitions in target.items()}):
         return evenly(begin, target, most)
     starts, ends = _offsets(begin), _offsets(target)
@@ -78,7 +78,7 @@ def divided(job: Job, kafka: Mapping[str, str], begin: Positions, target: Positi
 
 
 def _streams(job: Job, partitions: Iterable[Part]) -> tuple[Part, ...]:
-    """The partitions of streams, in the order in which operators take records of the same time."""
+    """The partitions of streams, in the order in which operators process records with the same time."""
     numbers = {source.topic: source.number for source in job.streams}
     of_streams = (part for part in partitions if part[0] in numbers)
     return tuple(sorted(of_streams, key=lambda part: (numbers[part[0]], part[1])))

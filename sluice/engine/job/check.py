@@ -44,7 +44,7 @@ class Findings:
     """The results of a check, by pipeline.
 
     An error is a TopologyError for an expression that Spark cannot resolve, or a CompatibilityError for an incompatible
-    change. A warning is a compatible change after which the state may have a different meaning.
+    change. A warning describes a compatible change that may alter the meaning of the state.
     """
 
     errors: dict[str, SluiceError] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
 
 
 def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
-    """Check a job. Check a job. Returns a warning, or an empty string."""
+    """Check a job against Spark and its stored state. Returns a warning, or an empty string."""
     name = job.pipeline.name
     storage = Storage.of(job, ledger.jobs.generation(name, job.name) or 1, settings)
     source = NoRecords(spark)

@@ -1,4 +1,4 @@
-"""Checks, before anything is read, that a changed pipeline is compatible with its state."""
+"""Checks that a changed pipeline is compatible with its state, before any records are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, StoreInfo
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
-"""The properties of a store that give its state its meaning, and may not change."""
+"""The properties of a store that define the meaning of its state and therefore may not change."""
 
 
 class CompatibilityError(EngineError):
@@ -22,36 +22,36 @@ class CompatibilityError(EngineError):
 
 
 def require_compatible(before: JobInfo | None, now: JobInfo) -> None:
-    """Raise CompatibilityError if the state of `before` does not have the meaning that it would have for `now`."""
+    """Raise CompatibilityError if the state of the job `before` has another meaning for the job `now`."""
     if before is None:
         return
     _refuse(now.pipeline, list(_changes(before, now)))
 
 
 def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:
-    """The functions whose code has changed since the state was made. The state stays valid.
+    """The functions whose code has changed since the state was computed.
 
-    Whether changed code has a different meaning cannot be decided here: the author knows, and can rebuild.
+    The state stays valid. Only the author knows whether the new code gives other results, and can rebuild the state.
     """
     known = {} if before is None else before.functions
     return sorted(name for name, code in now.functions.items() if known.get(name, code) != code)
 
 
 def means_the_same(before: JobInfo, now: JobInfo) -> bool:
-    """Whether both make the same state of the same records."""
+    """Whether both jobs compute the same state from the same records."""
     return not [*_changes(before, now)] and not changed_functions(before, now)
 
 
 def functions_changed(pipeline: str, functions: list[str]) -> str:
-    """The warning that functions have changed."""
+    """The warning that the code of functions has changed."""
     return (
-        f"The code of {', '.join(functions)} has changed. The state that the old code made is kept; to rebuild it with "
-        f"the new code: sluice rebuild {pipeline}."
+        f"The code of {', '.join(functions)} has changed. The state computed by the old code is kept; to rebuild it "
+        f"with the new code: sluice rebuild {pipeline}."
     )
 
 
 def require_same_jobs(ledger: Ledger, planned: Plan) -> None:
-    """Raise CompatibilityError if a job with state is gone, or if a store moves to a job other than its state's."""
+    """Raise CompatibilityError if a job with state was removed, or if a store moves to another job."""
     name = planned.pipeline.name
     homes = {store: job.name for job in planned.jobs for store in job.stores}
     names = {job.name for job in planned.jobs}
@@ -62,15 +62,15 @@ def require_same_jobs(ledger: Ledger, planned: Plan) -> None:
         for store in info.stores
         if homes.get(store.name, info.job) != info.job
     ]
-    gone = [f"job {info.job} is gone ({_holds(info)})" for info in before if info.job not in names]
+    gone = [f"job {info.job} was removed ({_holds(info)})" for info in before if info.job not in names]
     _refuse(name, moved + gone)
 
 
 def _refuse(pipeline: str, changes: list[str]) -> None:
     if changes:
         raise CompatibilityError(
-            f"{pipeline} has changed since its state was made: {'; '.join(changes)}. Nothing was read.",
-            next_step="Rebuild the state from the topics, while readers use the old one: "
+            f"{pipeline} has changed since its state was computed: {'; '.join(changes)}. No records were read.",
+            next_step="Rebuild the state from the topics, while readers use the old state: "
             f"sluice rebuild {pipeline}. Or undo the change, or give the pipeline another name.",
         )
 
@@ -85,9 +85,9 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
     old, new = ({store.name: store for store in info.stores} for info in (before, now))
     for name in sorted((old.keys() | new.keys()).difference(_coming_and_going(old, new))):
         if name not in new:
-            yield f"store {name} is gone"
+            yield f"store {name} was removed"
         elif name not in old:
-            yield f"store {name} is new, and would lack earlier records"
+            yield f"store {name} is new and would lack earlier records"
         elif changed := _changed(old[name], new[name]):
             yield f"store {name}: {changed}"
     for name in sorted(before.operators.keys() | now.operators.keys()):
@@ -95,13 +95,13 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
             was, is_now = (info.operators.get(name, "nothing") for info in (before, now))
             yield f"step {name} has changed or moved: {_difference(was, is_now)}"
     if gone := sorted({*before.topics} - {*now.topics}):
-        yield f"{', '.join(gone)} is not read any more"
+        yield f"no longer reads {', '.join(gone)}"
     if added := sorted({*now.topics} - {*before.topics}):
-        yield f"{', '.join(added)} is read now"
+        yield f"now also reads {', '.join(added)}"
 
 
 def _coming_and_going(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]) -> Iterator[str]:
-    """The stores that a processor has gained or lost. A new one is empty for the processor too: compatible."""
+    """The stores that a processor has gained or lost: a compatible change, as a new store is empty in any case."""
     for stores, others in ((old, new), (new, old)):
         yield from (name for name, store in stores.items() if name not in others and is_of_processor(store.group_id))
 
@@ -110,17 +110,17 @@ def _changed(old: StoreInfo, new: StoreInfo) -> str:
     for name in _MEANING:
         was, is_now = getattr(old, name), getattr(new, name)
         if was != is_now and name == "made":
-            return f"made by {_difference(was, is_now)}"
+            return f"its definition changed: {_difference(was, is_now)}"
         if was != is_now:
             return f"{_NAMES.get(name, name)} {was!r} became {is_now!r}"
     return ""
 
 
 def _difference(was: str, is_now: str) -> str:
-    """The first step that differs."""
+    """Describe the first step that differs."""
     steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
     old, new = next((old, new) for old, new in steps if old != new)
     return f"{old!r} became {new!r}"
 
 
-_NAMES = {"group_id": "its group", "store_column": "its column in the group", "value": "its value's type"}
+_NAMES = {"group_id": "its group", "store_column": "its column in the group", "value": "the type of its values"}

@@ -31,7 +31,7 @@ class Input(Protocol):
     """The source of a job's records: Kafka, or a test driver."""
 
     interleaved: bool
-    """Whether all topics' records come in one task, in the order of the column `sequence`."""
+    """Whether one task gets the records of all topics, in the order of the column `sequence`."""
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Each topic's number of partitions."""
@@ -55,10 +55,10 @@ class Frames:
     types: dict[str, str] = field(default_factory=dict)
     """Store → the type of its values; set by `state_rows`."""
     input_types: dict[int, str] = field(default_factory=dict)
-    """Group or operator → the types of its inputs, on which the meaning of its state depends; set by `state_rows`."""
+    """Group or operator → the types of its inputs, which affect the meaning of its state; set by `state_rows`."""
 
     def state_rows(self) -> DataFrame:
-        """The changed state rows with their `worker`, one partition per worker.
+        """The changed state rows with their `worker`, in one partition per worker.
 
         Raises TopologyError for an expression that Spark cannot resolve.
         """
@@ -77,7 +77,7 @@ class Frames:
         return share_out(self.job, state_rows, self._tables())
 
     def _records(self) -> DataFrame:
-        """The streams' records, decoded and with the columns of the stateless steps."""
+        """The streams' decoded records with the columns of the stateless steps."""
         job, storage = self.job, self.storage
         interleaved = self.input.interleaved and isinstance(job, OrderedJob)
         reader = StreamReader.of(job, storage.side_outputs, storage.batches, interleaved=interleaved)
@@ -86,7 +86,7 @@ class Frames:
         return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers)
 
     def _columns(self) -> list[str]:
-        """The columns that the task after the stateless steps reads for both kinds of job."""
+        """The columns that the task after the stateless steps reads in both kinds of job."""
         columns = ["_source", "_partition", "_time"]
         if "_offset" in self.job.metadata:
             columns.append("_offset")
@@ -99,7 +99,7 @@ class Frames:
         return columns
 
     def _fused(self, job: FusedJob, records: DataFrame) -> DataFrame:
-        """State rows of the fused operator: records are windowed and combined in their task, then aggregated."""
+        """State rows of the fused operator. Tasks assign records to windows and combine them before the aggregation."""
         columns = self._columns()
         for group in job.groups:
             columns += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
@@ -140,7 +140,7 @@ class Frames:
         return rows.selectExpr("target AS group_id", "key", "window_start", "window_end", value, *order)
 
     def _tables(self) -> DataFrame | None:
-        """The global tables' changes as state rows. A batch reads all of them, without a limit."""
+        """The changes of global tables as state rows. Every batch reads all available changes."""
         if not self.job.tables:
             return None
         reader = TableReader.of(self.job, self.storage.side_outputs, self.storage.batches)

@@ -1,15 +1,15 @@
-"""The job's lease, which the Spark driver takes before it writes anything and renews while it works.
+"""The job's lease, which the Spark driver takes before it writes anything and renews until it has finished.
 
-A driver that finds the lease held
+If another driver holds the lease, a driver
 
-- takes it immediately if the holder was a process of this machine that has ended;
-- takes it if the holder has not renewed it for `silence_s`;
-- waits for a holder of the same run (a driver that outlived its killed task) until that is done, for at most
-  `orphan_s`, and then takes it over;
-- is refused if the holder is alive and works for another run.
+- takes the lease immediately if the holder was a process of this machine that has ended;
+- takes the lease if the holder has not renewed it for `silence_s`;
+- waits for at most `orphan_s` if the holder works for the same run (it outlived its killed task), and then takes the
+  lease over;
+- fails with LeaseError if the holder is alive and works for another run.
 
 A driver that has lost its lease can no longer publish: its epoch is too old for the ledger's transaction and for the
-workers' shards, and its successor's Kafka producer fences its own.
+workers' shards, and the new holder's Kafka producer fences its own.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a lease is renewed, and how long others wait, in seconds of the monotonic clock."""
+    """How often a lease is renewed, and how long other drivers wait, in seconds of the monotonic clock."""
 
     beat_s: float = 2.0
     silence_s: float = 20.0
     """A holder is presumed dead if it has not renewed the lease for this time, which must be several times `beat_s`."""
     orphan_s: float = 300.0
-    """How long a retry of a run waits for the driver that the previous attempt has left behind."""
+    """How long a retry of a run waits for a driver that the previous try has left behind."""
 
 
 PATIENCE = Patience()
 
 
 def this_process(run: str) -> Holder:
-    """This process as a holder that works for a run."""
+    """The description of this process as a holder that works for a run."""
     pid = os.getpid()
     return Holder(host=socket.gethostname(), pid=pid, process=f"{_machine()}/{_started(pid)}", run=run)
 
 
 @dataclass
 class Lease:
-    """The lease of one generation of a job. Use as a context manager: entering takes it, or raises LeaseError."""
+    """The lease of one generation of a job. As a context manager, it takes the lease or raises LeaseError."""
 
     leases: Leases
     ref: JobRef
@@ -72,12 +72,12 @@ class Lease:
 
     @property
     def epoch(self) -> int:
-        """Grows with every holder. Writes with an older epoch are refused."""
+        """A number that grows with every holder. Writes with an older epoch are refused."""
         return self.row.epoch
 
     @property
     def row(self) -> LeaseRow:
-        """The lease's row when it was taken."""
+        """The lease's row in the ledger when this driver took it."""
         assert self._row is not None
         return self._row
 
@@ -106,7 +106,7 @@ class Lease:
             if self._row is not None and not self._lost.is_set():
                 self.leases.release(self._row)
         except StateError as failed:
-            # The next driver takes the lease of a process that has ended; do not hide an error that is being raised.
+            # Do not raise, which would hide another error. The next driver can take the lease of an ended process.
             log.warning("lease not released", why=failed.detail)
 
     def _take(self) -> LeaseRow:
@@ -129,11 +129,11 @@ class Lease:
                 changed = time.monotonic()
 
     def _may_take(self, seen: LeaseRow | None, silent: float, waited: float) -> str:
-        """Why the lease may be taken now; empty if it may not."""
+        """The reason why the lease may be taken now; empty if it may not."""
         if seen is None or not seen.held:
             return "free"
         if is_gone(seen):
-            return "its process is gone"
+            return "its process has ended"
         if silent >= self.patience.silence_s:
             return f"silent for {silent:.0f} s"
         if self._is_orphan(seen) and waited >= self.patience.orphan_s:
@@ -141,7 +141,7 @@ class Lease:
         return ""
 
     def _is_refused(self, seen: LeaseRow, first: LeaseRow | None) -> bool:
-        """Whether the holder works for another run and is alive: it has renewed the lease since we first read it."""
+        """Whether the holder works for another run and is alive, because it has renewed the lease since `first`."""
         return seen.held and not self._is_orphan(seen) and seen != first
 
     def _is_orphan(self, seen: LeaseRow) -> bool:
@@ -152,9 +152,9 @@ class Lease:
 
     def _refused(self, seen: LeaseRow) -> LeaseError:
         return LeaseError(
-            f"Job {self.ref.job!r} of pipeline {self.ref.pipeline!r} is being worked on by another driver: {seen}.",
-            next_step="Let it finish, or end that process; its lease becomes free "
-            f"{self.patience.silence_s:.0f} s after its last renewal.",
+            f"Another driver is running job {self.ref.job!r} of pipeline {self.ref.pipeline!r}: {seen}.",
+            next_step="Wait until it has finished, or end that process. Its lease becomes free "
+            f"{self.patience.silence_s:.0f} s after the last renewal.",
         )
 
     def _renew(self) -> None:
@@ -166,7 +166,7 @@ class Lease:
                     log.error("lease lost", epoch=self.epoch)
                     return
             except StateError as failed:
-                # The ledger's database may be restarting. If this lasts, another driver takes the lease over.
+                # The ledger's database may be restarting. If it stays down, another driver takes the lease over.
                 log.warning("lease not renewed", why=failed.detail)
 
 
@@ -174,9 +174,9 @@ class Lease:
 def current_lease(
     ledger: Ledger, pipeline: str, job: str, holder: Holder, patience: Patience = PATIENCE, only: int | None = None
 ) -> Iterator[Lease]:
-    """The lease of the current generation, which stays current while the lease is held.
+    """The lease of the current generation, or of generation 1 if there is none yet.
 
-    Before the first generation exists, its lease. Raises LeaseError if `only` is not the current generation.
+    The generation stays current while the lease is held. Raises LeaseError if `only` is not the current generation.
     """
     while True:
         generation = only or ledger.jobs.generation(pipeline, job) or 1
@@ -191,17 +191,17 @@ def current_lease(
                 "rebuild.",
                 next_step="Run the job again.",
             )
-        # A rebuild has ended in the meantime, and has replaced this lease's generation.
+        # Meanwhile, a rebuild has replaced this lease's generation.
 
 
 def is_gone(row: LeaseRow) -> bool:
-    """Whether the holder was a process of this machine that has certainly ended."""
+    """Whether the holder was a process of this machine and has certainly ended."""
     machine, _, started = row.process.rpartition("/")
     return bool(machine) and machine == _machine() and _started(row.pid) != started
 
 
 def _machine() -> str:
-    """The machine's boot id and process-id namespace; empty where they are unknown."""
+    """The machine's boot id and process-id namespace; empty if they are unknown."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -214,5 +214,5 @@ def _started(pid: int) -> str:
         state, *after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    # A zombie has ended: only its parent has not collected its status yet.
+    # A zombie process has ended; its parent has not collected its status yet.
     return "" if state in ("Z", "X") else after[18]

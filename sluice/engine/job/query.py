@@ -1,4 +1,4 @@
-"""A job put together on a Spark session: a run, a rebuild, a check and a test differ only in its input and its ends."""
+"""The streaming query of a job. Runs, rebuilds, checks and tests all use it, with different inputs."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from sluice.state.model import JobInfo
 
 @dataclass
 class JobQuery:
-    """A job's dataframes from an input to its changed state rows; its publisher; its streaming query.
+    """Builds a job's DataFrames from an input to the changed state rows, its publisher, and its streaming query.
 
-    Raises TopologyError for an expression that Spark cannot take.
+    Raises TopologyError for an expression that Spark cannot resolve.
     """
 
     spark: SparkSession
     storage: Storage
     input: Input
     partitions: Mapping[str, int]
-    """Topic → how many partitions tasks take it to have."""
+    """Topic → its number of partitions, as assumed by tasks."""
     epoch: int = 0
-    """Of the lease under which state is written."""
+    """Epoch of the lease under which state is written."""
     max_records: int | None = 2_000_000
-    """The most records of the streams in a batch that Spark cuts; None: a batch has all that there are."""
+    """Maximum number of stream records in a batch; None for all available records."""
     frames: Frames = field(init=False)
     rows: DataFrame = field(init=False)
 
@@ -55,17 +55,17 @@ class JobQuery:
 
     @property
     def info(self) -> JobInfo:
-        """The job as readers will see it."""
+        """The job's description for readers."""
         return job_info(self.storage, self.frames)
 
     def repartition(self, partitions: Mapping[str, int]) -> None:
-        """Make the dataframes for topics with as many partitions."""
+        """Rebuild the DataFrames for topics with these numbers of partitions."""
         self.partitions = partitions
         self.frames = Frames(self.spark, self.job, self.storage, self.input, self.max_records, partitions, self.epoch)
         self.rows = self.frames.state_rows()
 
     def check_changes(self) -> None:
-        """Have Spark look at what is made of stores' changes, too, which otherwise happens in the first batch."""
+        """Let Spark resolve the steps after stores too, which otherwise happens in the first batch."""
         try:
             if isinstance(self.job, FusedJob):
                 check_changes(self.spark, self.job, self.frames.types)
@@ -85,7 +85,7 @@ class JobQuery:
         at_least_once: AtLeastOnce | None = None,
         silent: bool = False,
     ) -> Publisher:
-        """What publishes the batches after `published`, the last one that is; `silent`: without output."""
+        """The publisher of the batches after `published`, the last published batch; `silent` means without output."""
         tables = GlobalTables.load(self.job, self.storage.locations[0], published)
         retention = Retention.of(self.storage, self.partitions)
         return Publisher(
@@ -98,12 +98,12 @@ class JobQuery:
         return self._writer(sink, self.storage.checkpoint).start()
 
     def run(self, sink: Sink, *, once: bool = False) -> None:
-        """Run the streaming query until it has read what there is; `once`: for one batch."""
+        """Run the streaming query until it has read all available records, or for one batch if `once`."""
         writer = self._writer(sink, self.storage.checkpoint).queryName(f"{self.job.pipeline.name}.{self.job.name}")
         (writer.trigger(once=True) if once else writer.trigger(availableNow=True)).start().awaitTermination()
 
     def pattern(self) -> list[str]:
-        """Spark's log of a batch of this query: of the last one, or else of one that is begun elsewhere for that."""
+        """Spark's log of the query's last batch. Before the first batch, starts one with a temporary checkpoint."""
         checkpoint = self.storage.checkpoint
         if (last := last_batch(checkpoint, "offsets")) >= 0:
             return batch_log(checkpoint, last)
@@ -122,7 +122,7 @@ class JobQuery:
 
 @contextmanager
 def without_adaptive_execution(spark: SparkSession) -> Iterator[None]:
-    """Turn adaptive execution off, which computes a batch up to a shuffle before `foreachBatch` is called."""
+    """Disable adaptive execution, which computes a batch up to a shuffle before it calls `foreachBatch`."""
     name = "spark.sql.adaptive.enabled"
     before = str(spark.conf.get(name))
     spark.conf.set(name, "false")

@@ -1,8 +1,8 @@
-"""Rebuilds a job's state from its topics, in a new generation beside the one that readers use.
+"""Rebuilds a job's state from its topics, in a new generation, while readers use the old one.
 
-The new generation reads the topics up to the old one's last snapshot, and writes no output, which is written already.
-Then it is promoted, and the next run continues from there. This repairs a lost checkpoint and a lost or damaged shard,
-and applies a pipeline's changes to its whole history.
+The rebuild reads the topics up to the old generation's last snapshot, and writes no output, because it has been written
+already. Then the new generation is promoted, and the next run continues from it. A rebuild repairs a lost checkpoint
+and lost or damaged shards, and applies changes of the pipeline to its whole history.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Rebuilds a job's state. `from_topics` accepts the topics' current records, even if some are lost.
+    """Rebuilds a job's state. With `from_topics`, it may read fewer records than before, if some have been deleted.
 
-    With `only`, raises LeaseError if that generation is no longer current. `why` is the damage to be repaired, if any;
-    it is noted with the time that the rebuild took.
+    With `only`, raises LeaseError if that generation is no longer current. `why` is the damage to repair, if any; it is
+    stored in a note together with the duration of the rebuild.
     """
 
     spark: SparkSession
@@ -53,7 +53,7 @@ class Rebuild:
     why: str = ""
 
     def run(self) -> int:
-        """Build and promote a new generation. Returns its number.
+        """Build and promote a new generation. Returns the generation's number.
 
         Raises InputError if the topics no longer have all records that were read, unless `from_topics`; LeaseError
         while a driver works on the job; EngineError if the result differs from what was published.
@@ -82,7 +82,7 @@ class Rebuild:
         return new.generation
 
     def _begin(self, ledger: Ledger) -> int:
-        """Build the state of a job that is new in its pipeline, up to the positions of the other jobs."""
+        """Build the state of a new job of the pipeline, up to the positions of the other jobs."""
         name = self.job.pipeline.name
         others = [
             snapshot
@@ -96,7 +96,7 @@ class Rebuild:
             read |= {
                 topic: dict(positions) for topic, positions in snapshot.positions.items() if topic in self.job.topics
             }
-        drop_others(ledger, self.job, 0, self.settings)  # generations of rebuilds that were killed
+        drop_others(ledger, self.job, 0, self.settings)  # generations that killed rebuilds have left
         ref = JobRef(name, self.job.name, 1)
         self._build(ref, self._divided({}, read))
         ledger.jobs.promote(ref)
@@ -117,7 +117,7 @@ class Rebuild:
         if not self.from_topics and (lost := list(_lost(recorded, now, read))):
             raise InputError(
                 f"The topics no longer have all records that {old.pipeline} has read: {'; '.join(lost)}.",
-                next_step="Restore them, or rebuild from their current records: "
+                next_step="Restore the topics, or rebuild from their current records: "
                 f"sluice rebuild {old.pipeline} --from-topics.",
             )
         recorded_ids = {source.topic: source.topic_id for source in recorded}
@@ -136,11 +136,11 @@ class Rebuild:
         return History(published, steps[len(batches) :], complete=True)
 
     def _unpublished(self, latest: Snapshot | None, old: JobRef) -> list[Batch]:
-        """The batch whose output is written, if the driver ended before it published the batch's snapshot."""
+        """The batch whose output was written but whose snapshot was not published, because the driver ended."""
         markers = self.job.pipeline.markers
         ensure_topics(self.settings.kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
         writer = Writer(old, markers)
-        # Starting as a writer fences a driver that has lost its lease without noticing.
+        # Opening the output fences a driver that has lost its lease without noticing.
         with TransactionalOutput(self.settings.kafka, writer, message_limits(self.settings.kafka, [markers])) as output:
             last = output.last
         return [last] if last is not None and last.number > (latest.batch if latest else -1) else []
@@ -155,11 +155,11 @@ class Rebuild:
         if self.from_topics or not is_same_topology or not sums[0]:
             log.info("state rebuilt", generation=new.generation, checksums=sums[1])
         elif sums[0] == sums[1]:
-            log.info("state rebuilt, equal to the published one", generation=new.generation, checksums=sums[1])
+            log.info("state rebuilt, equal to the published state", generation=new.generation, checksums=sums[1])
         else:
             raise EngineError(
-                f"The rebuilt state of {new.pipeline} has the checksums {sums[1]}, but {sums[0]} were published; "
-                f"was changed.{'' if history.complete else f' {_NO_HISTORY}'}",
+                f"The rebuilt state of {new.pipeline} has the checksums {sums[1]}, but {sums[0]} were published. The "
+                f"old state is still in use.{'' if history.complete else f' {_NO_HISTORY}'}",
                 next_step=f"Generation {new.generation} is kept for inspection. To accept the rebuilt state: "
                 f"sluice rebuild {new.pipeline} --from-topics.",
             )
@@ -167,16 +167,16 @@ class Rebuild:
 
 @dataclass(frozen=True)
 class History:
-    """The batches to replay: the published ones, and perhaps one whose output is written without a snapshot."""
+    """The batches to replay: the published ones, and possibly one whose output was written without a snapshot."""
 
     published: Sequence[Step]
     unpublished: Sequence[Step]
     complete: bool
-    """Whether the ledger has all batches. If not, the records are the same, but not the batches."""
+    """Whether the ledger has all batches. If not, the same records are divided into other batches."""
 
 
 def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
-    """By worker, the checksum of the state rows; if the batches are the same, that of operators' states too."""
+    """Worker → the checksum of its state rows and, if the batches are the same, of its operator states."""
     if audit is None:
         return {}
     if not history.complete:
@@ -185,13 +185,13 @@ def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
 
 
 _NO_HISTORY = (
-    "The ledger does not have all batches: results that depend on the order of several topics, or on the time of "
-    "processing, may differ."
+    "The ledger does not have all batches. Results that depend on the order of records of several topics, or on the "
+    "time of processing, may differ."
 )
 
 
 def _within(ends: Mapping[str, Sequence[tuple[int, int]]], positions: Positions) -> Positions:
-    """The positions of existing partitions, limited to each partition's bounds (first offset, end)."""
+    """The positions of existing partitions, limited to each partition's range (first offset, end)."""
     return {
         topic: {
             str(number): min(max(int(positions.get(topic, {}).get(str(number), first)), first), end)
@@ -202,7 +202,7 @@ def _within(ends: Mapping[str, Sequence[tuple[int, int]]], positions: Positions)
 
 
 def _lost(recorded: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions) -> Iterable[str]:
-    """Descriptions of the records that were read and that the topics no longer have."""
+    """Describe the records that were read and that the topics no longer have."""
     for source in recorded:
         topic = now.get(source.topic)
         if topic is None or topic.id != source.topic_id:
@@ -211,13 +211,13 @@ def _lost(recorded: Iterable[SourcePartition], now: Mapping[str, Topic], read: P
             continue
         first, end = topic.ends[source.partition]
         if first > source.first:
-            yield f"{source.topic}, partition {source.partition}, offsets {source.first} to {first - 1} are gone"
+            yield f"{source.topic}, partition {source.partition}, has lost offsets {source.first} to {first - 1}"
         if (reached := int(read.get(source.topic, {}).get(str(source.partition), 0))) > end:
-            yield f"{source.topic}, partition {source.partition}, ends at {end}, and was read up to {reached}"
+            yield f"{source.topic}, partition {source.partition}, ends at {end} but was read up to {reached}"
 
 
 def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None:
-    """Remove all generations of a job except `kept`: older ones, and unfinished ones."""
+    """Remove all generations of a job except `kept`, including unfinished ones."""
     for generation in ledger.jobs.generations(job.pipeline.name, job.name):
         ref = JobRef(job.pipeline.name, job.name, generation)
         info = ledger.jobs.get(ref)
@@ -240,4 +240,4 @@ def forget_gone(planned: Plan, settings: Settings) -> None:
             delete_folder(f"{settings.checkpoints}/{name}/{info.job}")
         for job in {info.job for info in gone}:
             ledger.jobs.forget(name, job)
-            log.info("job forgotten", pipeline=name, job=job)
+            log.info("state of removed job deleted", pipeline=name, job=job)

@@ -1,4 +1,4 @@
-"""A job's entry in the ledger: stores, workers, topics, drawing."""
+"""Builds a job's entry in the ledger: stores, workers, topics, drawing."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def _processor_stores(job: OrderedJob) -> Iterator[StoreInfo]:
 
 
 def _operators(job: OrderedJob, input_types: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-    """Each ordered operator's name, with its number and the steps that give its states their meaning."""
+    """Each ordered operator's name and definition: its number, and the steps that define the meaning of its states."""
     for operator in job.operators:
         made = f"number {operator.number} > {operator.made} > {operator.does} > of {input_types[operator.number]}"
-        # A processor that becomes queryable needs a rebuild: its earlier changes were not published.
+        # A processor that becomes queryable needs a rebuild, because its earlier changes were not published.
         is_hidden = isinstance(operator.action, Process) and not operator.action.queryable
         yield operator.name, f"{made} > not queryable" if is_hidden else made
 

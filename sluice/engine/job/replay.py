@@ -1,4 +1,4 @@
-"""Runs batches with given ends and a given clock in a job's own query: a history again, or a backlog's batches."""
+"""Runs a job's query in batches with given end offsets and a given clock: to replay a history or divide a backlog."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass(frozen=True)
 class Step:
+    """A batch to run."""
+
     ends: Positions
-    """Its end offsets in the partitions that were known then."""
+    """The batch's end offsets, for the partitions that existed at that time."""
     begun: int | None = None
-    """When it was begun, epoch ms; None: now."""
+    """The time at which the batch began, epoch ms; None for now."""
     partitions: Mapping[str, int] | None = None
-    """Topic → its number of partitions then; None: the current numbers."""
+    """Topic → its number of partitions at that time; None for the current numbers."""
     by_clock: bool = False
-    """Whether its result depended on the clock."""
+    """Whether the batch's result depended on the clock."""
 
 
 def steps_of(history: Iterable[Batch]) -> Iterator[Step]:
-    """The batches of a generation, oldest first, to replay."""
+    """The steps that replay a history, whose batches are sorted from oldest to newest."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
         ends = {topic: ends.get(topic, {}) | batch.ends.get(topic, {}) for topic in {*ends, *batch.ends}}
@@ -49,7 +51,7 @@ def steps_of(history: Iterable[Batch]) -> Iterator[Step]:
 
 
 def evenly(begin: Positions, target: Positions, most: int) -> list[Step]:
-    """Batches of about `most` records each up to `target`, if the original batches are unknown."""
+    """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
     moves = [(topic, number, int(begin.get(topic, {}).get(number, 0)), end)
              for topic, partitions in target.items() for number, end in partitions.items()]  # fmt: skip
     count = math.ceil(sum(end - start for _, _, start, end in moves) / most)
@@ -63,9 +65,9 @@ def evenly(begin: Positions, target: Positions, most: int) -> list[Step]:
 
 
 def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Positions, most: int) -> list[Step]:
-    """Join steps to larger ones of at most `most` records if the results cannot depend on where batches end.
+    """Join steps to larger ones of at most `most` records, if results do not depend on where batches end.
 
-    `types` has the DDL type of each store's value. A history of many small batches replays much faster when joined.
+    Many small batches replay much faster when joined. `types` has the DDL type of each store's values.
     """
     if not _is_independent_of_batches(job, types):
         return list(steps)
@@ -106,9 +108,9 @@ def replay(
 ) -> None:
     """Run the steps that are not done yet, each as a batch.
 
-    `stream` runs one batch of the query; `firsts` are the partitions' first offsets. Spark decides the end offsets
-    and time. So each batch is stopped after Spark has logged it, the log is rewritten, and Spark then recovers the
-    batch as one that was begun.
+    `stream` runs one batch of the query; `firsts` are the partitions' first offsets. Spark chooses a batch's end
+    offsets and time itself. Therefore each batch is stopped after Spark has logged it, the log is rewritten, and Spark
+    recovers the batch from the rewritten log.
     """
     checkpoint = storage.checkpoint
     for step in steps:
@@ -144,14 +146,16 @@ def begin(start: Callable[[Sink], object]) -> None:
 
 
 def log_batch(checkpoint: str, batch: int, ends: Positions, begun: int, pattern: Sequence[str]) -> None:
-    """Write Spark's log of a batch that Spark will then recover: its end offsets, and its clock, in epoch ms.
+    """Write Spark's log of a batch, with end offsets and a time in epoch ms, from which Spark recovers the batch.
 
-    `pattern` is the log of the query's previous batch, or of a first one. The query must have no watermark, which
-    Spark would move from batch to batch. Raises LeaseError if the batch was begun: only another driver can have.
+    `pattern` is the log of the query's previous batch, or of a first batch. The query must not have a watermark, which
+    Spark would advance from batch to batch. Raises LeaseError if another driver has begun the batch.
     """
     filesystem, path = open_path(f"{checkpoint}/offsets/{batch}")
     if filesystem.get_file_info(path).type != fs.FileType.NotFound:
-        raise LeaseError(f"Another driver has begun batch {batch} in {checkpoint}.", next_step="Let it finish.")
+        raise LeaseError(
+            f"Another driver has begun batch {batch} in {checkpoint}.", next_step="Wait until that driver has finished."
+        )
     version, metadata, *lines = pattern
     lines = [line if line == "-" else json.dumps({topic: ends[topic] for topic in json.loads(line)}) for line in lines]
     _write(checkpoint, batch, [version, json.dumps(json.loads(metadata) | {"batchTimestampMs": begun}), *lines])
@@ -159,7 +163,7 @@ def log_batch(checkpoint: str, batch: int, ends: Positions, begun: int, pattern:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keep Spark and py4j from logging why a query ends: a user would take a planned stop for a failure."""
+    """Keep Spark and py4j from logging the end of a query, because users would mistake a planned stop for a failure."""
     clients = logging.getLogger("py4j.clientserver")
     jvm: Any = SparkContext._jvm
     log4j = jvm.org.apache.logging.log4j
@@ -178,7 +182,7 @@ _QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExec
 
 
 def _moved(begin: Positions, ends: Positions) -> int:
-    """Number of offsets between the positions."""
+    """The number of offsets between two positions."""
     return sum(
         max(end - int(begin.get(topic, {}).get(number, 0)), 0)
         for topic, partitions in ends.items()
@@ -205,7 +209,7 @@ def _change(checkpoint: str, batch: int, reached: Positions, step: Step) -> None
 
 
 def _write(checkpoint: str, batch: int, lines: Sequence[str]) -> None:
-    """Replace Spark's log of a batch, whole or not at all."""
+    """Replace Spark's log of a batch atomically."""
     filesystem, path = open_path(checkpoint)
     filesystem.create_dir(f"{path}/offsets")
     if filesystem.get_file_info(f"{path}/offsets/.{batch}.crc").type != fs.FileType.NotFound:

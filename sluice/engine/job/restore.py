@@ -1,8 +1,8 @@
 """Restores damaged state from the topics before a run, if they still have all records that were read.
 
-Restoring is a rebuild: a new generation is built beside the damaged one, compared with the published checksums, and
-promoted. Until then readers see the intact part of the old one, marked partial. If the driver is killed, the next run
-removes the unfinished generation and starts again.
+A restore is a rebuild: a new generation is built, compared with the published checksums, and promoted. Until then,
+readers get the intact part of the damaged generation, marked as partial. If the driver is killed, the next run removes
+the unfinished generation and starts again.
 """
 
 from __future__ import annotations
@@ -55,6 +55,6 @@ class RestoringRun:
             generation = Rebuild(self.spark, self.job, self.settings, only=damaged, why=why.detail).run()
         except InputError as lost:
             raise DamagedState(
-                f"{why.detail} It cannot be restored from the topics. {lost.detail}", next_step=lost.next_step
+                f"{why.detail} The state cannot be restored from the topics. {lost.detail}", next_step=lost.next_step
             ) from lost
         log.warning("state restored", **of, generation=generation, seconds=round(time.monotonic() - begun, 1))

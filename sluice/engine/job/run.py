@@ -45,11 +45,11 @@ class JobRun:
     job: Job
     settings: Settings
     generation: int | None = None
-    """None: the current one."""
+    """None for the current generation."""
     max_records: int = 2_000_000
     patience: Patience = PATIENCE
     steps: Sequence[Step] | None = None
-    """Run only these batches, without writing output, which is written already. Used to rebuild a generation."""
+    """For a rebuild: run only these batches, without output, because it has been written already."""
 
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read."""
@@ -60,7 +60,7 @@ class JobRun:
         pipeline, job, holder = self.job.pipeline.name, self.job.name, this_process(self.settings.run)
         if self.steps is not None and self.generation is not None:
             ref = JobRef(pipeline, job, self.generation)
-            return Lease(ledger.leases, ref, holder, self.patience)  # a generation that is not current yet
+            return Lease(ledger.leases, ref, holder, self.patience)  # the generation is not current yet
         return current_lease(ledger, pipeline, job, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> int:
@@ -105,7 +105,7 @@ class JobRun:
         partitions = query.partitions
 
         def again(sink: Sink, step: Step) -> None:
-            """Run one batch as one that took the topics to have as many partitions as they had then."""
+            """Run one batch with the numbers of partitions that the topics had when it first ran."""
             publisher.partitions = {**partitions, **(step.partitions or {})}
             publisher.retention = Retention.of(query.storage, publisher.partitions)
             publisher.begin()
@@ -124,7 +124,7 @@ class JobRun:
         ledger.jobs.register(info, hidden=self.steps is not None)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, int]:
-        """Create the missing topics. Returns the largest record of each output topic, in bytes."""
+        """Create the missing topics. Returns the maximum size of a record of each output topic, in bytes."""
         kafka, dead_letters = self.settings.kafka, self.job.pipeline.dead_letters
         widest = max(partitions[source.topic] for source in self.job.streams)
         ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
@@ -138,7 +138,7 @@ class JobRun:
 
 
 def send_to_executors(spark: SparkSession, file: Path) -> None:
-    """Copy a pipeline's file to the executors, once per session: Spark warns if it is added again."""
+    """Copy a pipeline's file to the executors, only once per session because Spark warns if it is added again."""
     files = spark.sparkContext.listFiles
     if not any(name.endswith((str(file), f"/files/{file.name}")) for name in files):
         spark.sparkContext.addPyFile(str(file))
@@ -146,11 +146,11 @@ def send_to_executors(spark: SparkSession, file: Path) -> None:
 
 @contextmanager
 def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
-    """Raise the publisher's own error if there is one, and otherwise an error with the cause of Spark's."""
+    """Raise the publisher's error, if there is one, or else an EngineError with the cause of Spark's error."""
     try:
         yield
     except StreamingQueryException as failed:
-        # If a successor works with the checkpoint, shards and output, the lost lease is the cause of any failure.
+        # If another driver has taken the lease over, it uses the checkpoint and shards, and causes any failure here.
         lease.require()
         if publisher.error is not None:
             raise publisher.error from None
@@ -159,7 +159,7 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
             raise error from None
         raise EngineError(
             f"The query of {storage.job.pipeline.name} failed: {_cause(message)}",
-            next_step="Nothing of the batch is visible; the next run tries it again. If the checkpoint "
+            next_step="Nothing from the batch was published; the next run retries it. If the checkpoint "
             f"{storage.checkpoint} is damaged: sluice rebuild {storage.job.pipeline.name}.",
         ) from failed
 
@@ -167,11 +167,11 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
 def _task_error(storage: Storage, message: str) -> SluiceError | None:
     """The error of a task whose driver has lost its lease, or whose worker's state is damaged."""
     if (lost := _LEASE_LOST.search(message)) is not None:
-        return LeaseError(lost[1], next_step="Let the other driver finish.")
+        return LeaseError(lost[1], next_step="Wait until the other driver has finished.")
     if (damaged := _DAMAGED.search(message)) is not None:
         worker = int(damaged[2])
         error = DamagedState(damaged[1], workers={worker: shown(storage.locations[worker])})
-        error.next_step = f"Restore it, or: sluice rebuild {storage.job.pipeline.name}."
+        error.next_step = f"Restore the shard, or rebuild the state: sluice rebuild {storage.job.pipeline.name}."
         return error
     return None
 
@@ -184,7 +184,7 @@ _DAMAGED = re.compile(
 
 
 def _cause(message: str) -> str:
-    """The innermost cause in Spark's message, without the stack."""
+    """The innermost cause in Spark's message, without the stack trace."""
     lines = [line.strip() for line in message.splitlines()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     raised = [line for line in lines if _PYTHON_ERROR.match(line)]

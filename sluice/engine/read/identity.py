@@ -81,7 +81,7 @@ class SourceIdentity:
     def _check_identity(self, current: Topic | None, topic: str, recorded: list[SourcePartition]) -> None:
         if current is None:
             problem = "was deleted" if recorded else "does not exist"
-            step = self._choices(topic) if recorded else "Create it, or correct its name in the pipeline."
+            step = self._choices(topic) if recorded else "Create the topic, or correct its name in the pipeline."
             raise InputError(f"Topic {topic} {problem}.", next_step=step)
         if recorded and recorded[0].topic_id != current.id:
             raise InputError(

@@ -107,7 +107,7 @@ class Reader:
                 offset = batch.column("offset")[first.row].as_py()
                 raise EngineError(
                     f"{share.topic}, partition {share.partition}, offset {offset}: {first.reason}: {first.detail}.",
-                    next_step='Correct the topic, or replace the source\'s on_error="fail" by "dead_letter" or "skip".',
+                    next_step='Correct the topic, or set the source\'s on_error to "dead_letter" or "skip".',
                 )
             case "skip":
                 share.counts.update(f"dropped/{dead_letter.reason}" for dead_letter in dead_letters)
@@ -264,7 +264,7 @@ class StreamReader(Reader):
         if decoder.source.on_time == "fail":
             raise EngineError(
                 f"{share.topic}, partition {share.partition}: {invalid[0][1]}.",
-                next_step="Correct the topic, or replace the source's invalid_time='fail' by another policy.",
+                next_step="Correct the topic, or set the source's invalid_time to another policy.",
             )
         if decoder.source.on_time == "clock":
             return [None if problem and problem[0] == "event_time" else problem for problem in problems]

@@ -98,7 +98,7 @@ class KafkaTimestamps:
             elif time.monotonic() - heard > TIMEOUT_S:
                 raise EngineError(
                     f"Reading the records' timestamps: no answer for {TIMEOUT_S} s.",
-                    next_step="Is the broker up and reachable?",
+                    next_step="Check that the broker is running and reachable.",
                 )
             for message in messages:
                 part = (str(message.topic()), int(message.partition() or 0))

@@ -102,7 +102,8 @@ def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
     """The error for a driver that lost its lease of `epoch`. `row` is the current lease."""
     by = f"It was taken over by {row}." if row and row.epoch != epoch else "It is no longer held."
     return LeaseError(
-        f"This driver has lost its lease and can no longer publish. {by}", next_step="Let the other driver finish."
+        f"This driver has lost its lease and can no longer publish. {by}",
+        next_step="Wait until the other driver has finished.",
     )
 
 
