@@ -63,7 +63,7 @@ def kafka_stop(folder: Folder = None) -> None:
 
 @app.command()
 def explain(pipeline: Name) -> None:
-    """Print the jobs of a pipeline, with the topics and stores that each reads and writes."""
+    """Print how a pipeline is run: what its query reads, stores and writes."""
     from sluice.plan import explain, plan
 
     with errors_as_messages():
@@ -92,9 +92,8 @@ def check(
                 errors.append(error)
         findings = check_with_spark(settings(), plans) if plans else Findings()
         for correct in (planned for planned in plans if planned.pipeline.name not in findings.errors):
-            jobs = f"{len(correct.jobs)} job{'s' if len(correct.jobs) > 1 else ''}"
-            out.print(f"{correct.pipeline.name}: {len(correct.pipeline.steps)} steps, {jobs}, no error")
-            for warning in findings.warnings.get(correct.pipeline.name, []):
+            out.print(f"{correct.pipeline.name}: {len(correct.pipeline.steps)} steps, no error")
+            if (warning := findings.warnings.get(correct.pipeline.name)) is not None:
                 out.print(f"{correct.pipeline.name}: {warning}", markup=False, soft_wrap=True)
         errors += findings.errors.values()
         if not pipeline:
@@ -134,7 +133,7 @@ def run(
     pipeline: Name,
     master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
 ) -> None:
-    """Run a pipeline's jobs with spark-submit, without Airflow, until they have read everything."""
+    """Run a pipeline with spark-submit, without Airflow, until it has read everything."""
     _submit(pipeline, master)
 
 
@@ -164,7 +163,7 @@ def _submit(pipeline: str, master: str, *options: str) -> None:
             status = submitted.run()
         if status and not options:
             detail = f"The driver ended with status {status} and without an error message."
-            note_killed(settings(), pipeline, "", "", started_at, detail)
+            note_killed(settings(), pipeline, "", started_at, detail)
     raise typer.Exit(status)
 
 

@@ -34,7 +34,8 @@ def create(
 
     with errors_as_messages():
         definition = load_pipeline(settings().pipelines, pipeline)
-        names = dict.fromkeys(topic for job in plan(definition).jobs for topic in (*job.topics, *job.outputs))
+        job = plan(definition).job
+        names = dict.fromkeys((*job.topics, *job.outputs))
         topics = [Topic(name, partitions, replication) for name in names]
         topics.append(Topic(definition.dead_letters, 1, replication))
         created = create_topics(settings().kafka, topics)

@@ -1,4 +1,4 @@
-"""The program that spark-submit starts: `main.py PIPELINE [JOB ...]` runs jobs until they have read all records."""
+"""The program that spark-submit starts: `main.py PIPELINE` runs a pipeline until it has read everything."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ REBUILD, FROM_TOPICS = "--rebuild", "--from-topics"
 
 
 def main(arguments: list[str]) -> int:
-    """Run a pipeline's jobs, by default all. Prints errors to standard error and returns the exit status."""
+    """Run or rebuild a pipeline. Prints errors to standard error and returns the exit status."""
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [argument for argument in arguments if not argument.startswith("-")]
-    if not names or not {*options} <= {REBUILD, FROM_TOPICS}:
-        print(f"usage: main.py [{REBUILD} [{FROM_TOPICS}]] PIPELINE [JOB ...]", file=sys.stderr)
+    if len(names) != 1 or not {*options} <= {REBUILD, FROM_TOPICS}:
+        print(f"usage: main.py [{REBUILD} [{FROM_TOPICS}]] PIPELINE", file=sys.stderr)
         return 2
     try:
         with ThreadPoolExecutor(1) as background:
@@ -29,9 +29,9 @@ def main(arguments: list[str]) -> int:
             warm = background.submit(lambda: start_workers(spark.result()))
             try:
                 if REBUILD in options:
-                    rebuild(settings(), spark, *names, from_topics=FROM_TOPICS in options)
+                    rebuild(settings(), spark, names[0], from_topics=FROM_TOPICS in options)
                 else:
-                    run(settings(), spark, *names)
+                    run(settings(), spark, names[0])
             finally:
                 wait([warm])  # Spark logs an error if it is stopped while this runs
                 spark.result().stop()
@@ -41,16 +41,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str) -> None:
-    """Run a pipeline's jobs one after another, each until it has read all records."""
+def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
+    """Run a pipeline until it has read all records."""
     # These imports run while the session starts.
     import structlog
 
     from sluice.brokers import require_brokers
-    from sluice.engine.job.compatibility import require_same_jobs
     from sluice.engine.job.restore import RestoringRun
     from sluice.plan import explain, load_plan
-    from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.run_ends import noted
 
     begun = time.monotonic()
@@ -58,30 +56,20 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str, *chosen
     with noted(configuration, name, run=configuration.run):
         planned = load_plan(configuration.pipelines, name)
         print(explain(planned), flush=True)
-        with Ledger.open(configuration.ledger) as ledger:
-            require_same_jobs(ledger, planned)
         require_brokers(configuration.kafka)
-        jobs = [planned.job(job) for job in chosen] or planned.jobs
-    for job in jobs:
-        with noted(configuration, name, job.name, configuration.run):
-            read = RestoringRun(spark.result(), job, configuration).run()
-        log.info("job done", pipeline=name, job=job.name, read=read, seconds=round(time.monotonic() - begun, 1))
+        read = RestoringRun(spark.result(), planned.job, configuration).run()
+    log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
 
 
-def rebuild(
-    configuration: Settings, spark: Future[SparkSession], name: str, *chosen: str, from_topics: bool = False
-) -> None:
-    """Rebuild the state of a pipeline's jobs from their topics."""
+def rebuild(configuration: Settings, spark: Future[SparkSession], name: str, *, from_topics: bool = False) -> None:
+    """Rebuild a pipeline's state from its topics."""
     from sluice.brokers import require_brokers
-    from sluice.engine.job.rebuild import Rebuild, forget_gone
+    from sluice.engine.job.rebuild import Rebuild
     from sluice.plan import load_plan
 
     planned = load_plan(configuration.pipelines, name)
     require_brokers(configuration.kafka)
-    for job in [planned.job(job) for job in chosen] or planned.jobs:
-        Rebuild(spark.result(), job, configuration, from_topics).run()
-    if not chosen:
-        forget_gone(planned, configuration)
+    Rebuild(spark.result(), planned.job, configuration, from_topics).run()
 
 
 if __name__ == "__main__":

@@ -93,9 +93,8 @@ def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
 
 
 def pipeline_dag(pipeline: Pipeline) -> DAG:
-    """The DAG of a pipeline. It has the pipeline's name and a task for each job, and runs once at a time."""
-    jobs = plan(pipeline).jobs
-    topics = sorted({topic for job in jobs for topic in job.topics})
+    """The DAG of one pipeline, with its name: a task that runs its job, one run at a time."""
+    topics = sorted(set(plan(pipeline).job.topics))
     trigger = KafkaEndOffsetTrigger(pipeline.name, topics)
     asset = Asset(f"{pipeline.name}.records", watchers=[AssetWatcher(f"{pipeline.name}.records", trigger)])
     dag = DAG(
@@ -109,9 +108,7 @@ def pipeline_dag(pipeline: Pipeline) -> DAG:
         default_args=defaults(),
         owner_links=owner_links(),
     )
-    for job in jobs:
-        only = [job.name] if len(jobs) > 1 else []
-        SluiceJobOperator(dag=dag, task_id=job.name, pipeline=pipeline.name, jobs=only)
+    SluiceJobOperator(dag=dag, task_id="main", pipeline=pipeline.name)
     return dag
 
 

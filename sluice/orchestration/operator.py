@@ -1,4 +1,4 @@
-"""The operator that runs a pipeline's jobs with spark-submit."""
+"""The operator that runs a pipeline with spark-submit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SluiceJobOperator(SparkSubmitOperator):
-    """Submits jobs of a pipeline, by default all, with the Spark master and the Kafka settings of Airflow connections.
+    """Submits a pipeline to the Spark and with the Kafka of two connections.
 
     The parameters of a run are not used.
     """
@@ -35,29 +35,27 @@ class SluiceJobOperator(SparkSubmitOperator):
         self,
         *,
         pipeline: str,
-        jobs: Sequence[str] = (),
         kafka_conn_id: str = KAFKA,
         conn_id: str = SPARK,
         **kwargs: Any,
     ) -> None:
         super().__init__(
             application=str(APPLICATION),
-            application_args=[pipeline, *jobs],
-            name=".".join(("sluice", pipeline, *jobs)),
+            application_args=[pipeline],
+            name=f"sluice.{pipeline}",
             conn_id=conn_id,
             **kwargs,
         )
         self.kafka_conn_id = kafka_conn_id
         self.pipeline = pipeline
-        self.pipeline_jobs = list(jobs)
 
     def execute(self, context: Context) -> None:
-        """Submit the jobs and wait until they have read everything. A wrong configuration fails without retries."""
+        """Submit, and wait until the pipeline has read everything. Mistakes in the set-up fail without retries."""
         started_at = now()
         try:
             master = spark_master(self._conn_id)
             kafka = kafka_config(self.kafka_conn_id)
-            with submission(settings(), kafka, master, [self.pipeline, *self.pipeline_jobs]) as submitted:
+            with submission(settings(), kafka, master, [self.pipeline]) as submitted:
                 require_brokers(kafka)
                 self.jars = submitted.jars
                 self.driver_class_path = submitted.driver_class_path
@@ -87,8 +85,7 @@ class SluiceJobOperator(SparkSubmitOperator):
         return hook
 
     def _note_failure(self, context: Context, started_at: datetime, detail: str) -> None:
-        job = self.pipeline_jobs[0] if len(self.pipeline_jobs) == 1 else ""
-        note_killed(settings(), self.pipeline, job, _run(context), started_at, detail)
+        note_killed(settings(), self.pipeline, _run(context), started_at, detail)
 
 
 def _run(context: Context) -> str:

@@ -8,15 +8,15 @@ from sluice.plan.jobs import FusedJob, Job, OrderedJob, Plan
 
 
 def explain(plan: Plan) -> str:
-    """Describe what each job reads, stores and writes, and why its operators are ordered."""
-    jobs = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
-    lines = [f"pipeline {plan.pipeline.name}: {jobs}, {plan.pipeline.workers} workers"]
-    for job in plan.jobs:
-        lines.append(f"job {job.name}: one streaming query, {_summary(job)}")
-        lines += [f"  reads   {source.topic} as {source.contract_name}" for source in job.streams]
-        lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
-        lines += _stores(job) if isinstance(job, FusedJob) else _operators(job)
-        lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
+    """The job as text: what it reads, stores and writes, and why its operators are ordered."""
+    job = plan.job
+    lines = [
+        f"pipeline {plan.pipeline.name}: {plan.pipeline.workers} workers, one streaming query with {_summary(job)}"
+    ]
+    lines += [f"  reads   {source.topic} as {source.contract_name}" for source in job.streams]
+    lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
+    lines += _stores(job) if isinstance(job, FusedJob) else _operators(job)
+    lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
     return "\n".join(lines)
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from sluice.errors import TopologyError
 from sluice.plan.operators import Action, Aggregate, Process, ProcessorStore, PythonAggregate, StreamJoin
 from sluice.plan.steps import PythonFunction, Sink, Source, Step
+from sluice.state.model import JOB
 from sluice.values import paths
 from sluice.values.records import How
 from sluice.values.references import Reference
@@ -93,8 +93,6 @@ class Failure:
     """SQL of the record's key at the step."""
     value: str
     """SQL of the value, as JSON."""
-    tried_elsewhere: bool = False
-    """Whether another job of the pipeline has the same step and writes its dead letters."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +353,7 @@ class TableSink:
 
 @dataclass(frozen=True)
 class PlannedPipeline:
-    """The data that all jobs of a pipeline share: its name, its settings, and its descriptions."""
+    """A pipeline's name, its settings for all steps, and its descriptions."""
 
     name: str
     workers: int
@@ -376,10 +374,9 @@ class PlannedPipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseJob:
-    """The common part of all jobs: input topics, columns of single records, output topics, one snapshot per batch."""
+    """The common part of both kinds: input topics, columns of single records, output topics, one snapshot per batch."""
 
     pipeline: PlannedPipeline
-    name: str
     streams: tuple[Source, ...]
     tables: tuple[TableInput, ...]
     metadata: tuple[str, ...]
@@ -392,9 +389,12 @@ class BaseJob:
     stream_sinks: tuple[Sink, ...]
     """The topics to which single records are written."""
     state_functions: tuple[tuple[str, Reference], ...]
-    """The author's functions on which the job's state depends, each with a name for messages."""
-    read_elsewhere: frozenset[str] = frozenset()
-    """Topics that another job also reads. That job writes the dead letters; this job only counts them."""
+    """The author's functions that the job's state depends on, each with a name for messages."""
+
+    @property
+    def name(self) -> str:
+        """The job's name among the ledger's."""
+        return JOB
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -541,17 +541,7 @@ def columns_of(layers: Layers) -> Iterator[Column | Attempt]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a pipeline."""
+    """The job of a pipeline."""
 
     pipeline: PlannedPipeline
-    jobs: tuple[Job, ...]
-
-    def job(self, name: str) -> Job:
-        """The job with this name. Raises TopologyError, which lists the existing jobs, if there is none."""
-        job = next((job for job in self.jobs if job.name == name), None)
-        if job is None:
-            names = ", ".join(job.name for job in self.jobs)
-            raise TopologyError(
-                f"Pipeline {self.pipeline.name!r} has no job {name!r}.", next_step=f"Its jobs are: {names}."
-            )
-        return job
+    job: Job

@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from sluice.errors import TopologyError
 from sluice.plan.attempts import result_may_fail, sums_depend_on_order
@@ -47,17 +48,41 @@ def children(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
     return [child for child in pipeline.nodes if node in nodes.parents(child)]
 
 
-def is_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether a node needs each key's records in order. Spark computes all other aggregations in any order."""
+def keeps_order(pipeline: Pipeline) -> bool:
+    """Whether any node needs each key's records in order. All of the pipeline's operators are then ordered.
+
+    Otherwise Spark computes its aggregations, in any order.
+    """
+    return _keeps_order(pipeline, len(pipeline.nodes))
+
+
+@lru_cache(maxsize=16)
+def _keeps_order(pipeline: Pipeline, size: int) -> bool:
+    """The same, remembered for a pipeline of as many nodes."""
+    return any(_needs_order(pipeline, node) for node in pipeline.nodes)
+
+
+def _needs_order(pipeline: Pipeline, node: nodes.Node) -> bool:
     match node:
         case nodes.Suppress() | nodes.Process() | nodes.Deduplicate() | nodes.ToTable():
             return True
-        case nodes.Join(kind=kind, left=left):
-            return kind != "lookup" or after_ordered(pipeline, left)
+        case nodes.Join(kind=kind):
+            return kind != "lookup"
         case nodes.Aggregate():
-            return not _is_fused(pipeline, node)
+            return _why_aggregated_in_order(pipeline, node) is not None
         case _:
             return False
+
+
+def is_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
+    """Whether a node is an operator that gets each key's records in order."""
+    match node:
+        case nodes.Aggregate():
+            return keeps_order(pipeline)
+        case nodes.Join(kind="lookup", left=left):
+            return after_ordered(pipeline, left)
+        case _:
+            return _needs_order(pipeline, node)
 
 
 def after_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
@@ -69,7 +94,7 @@ def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
     """The reason why a node is ordered, for `sluice explain`."""
     match node:
         case nodes.Aggregate():
-            return _why_aggregated_in_order(pipeline, node)
+            return _why_aggregated_in_order(pipeline, node) or "another step of the pipeline needs records in order"
         case nodes.Merge():
             return "merges streams from before and after a stateful step"
         case nodes.ToTable():
@@ -82,7 +107,8 @@ def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
             return "needs each key's records in order"
 
 
-def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
+def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str | None:
+    """Why this aggregate needs records in order; None if Spark could compute it in any order."""
     window = node.window
     if node.python is not None:
         return "Python functions need records in order"
@@ -92,28 +118,15 @@ def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str:
         return f"{str(window).split('(')[0]} windows depend on the records"
     if nodes.is_table(node.parent):
         return "subtracts a table's old values"
-    if after_ordered(pipeline, node.parent):
-        return "its input is ordered"
     if _orders(node.columns.values()):
         return "its functions depend on the order of records, or on all values"
     if _sums_in_order(node):
         return "sums of doubles and of long decimals are exact only record by record"
     if _result_may_fail(node):
         return "an expression over its aggregates can fail"
-    return "a later step needs every change"
-
-
-def _is_fused(pipeline: Pipeline, node: nodes.Aggregate) -> bool:
-    return (
-        node.python is None
-        and (node.window is None or (isinstance(node.window, Window) and len(topics_of(node)) == 1))
-        and not nodes.is_table(node.parent)
-        and not after_ordered(pipeline, node.parent)
-        and not _orders(node.columns.values())
-        and not _sums_in_order(node)
-        and not _result_may_fail(node)
-        and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
-    )
+    if not all(_ends_plainly(pipeline, child) for child in children(pipeline, node)):
+        return "a later step needs every change"
+    return None
 
 
 def _sums_in_order(node: nodes.Aggregate) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from sluice.plan.jobs import (
     Transformation,
 )
 from sluice.plan.lineage import functions_of, made_by
-from sluice.plan.ordered import Planner, children, is_ordered
+from sluice.plan.ordered import Planner, children, is_ordered, keeps_order
 from sluice.plan.sources import sink_of, source_of, step_of, topics_of
 from sluice.plan.steps import Sink
 from sluice.plan.value_types import types_after
@@ -40,29 +39,17 @@ from sluice.values.windows import Window
 
 
 def plan(pipeline: Pipeline) -> Plan:
-    """Plan a pipeline with as few jobs as its operators allow.
+    """Plan a pipeline as one job.
 
-    Aggregations that Spark can compute in any order of records form one job. Operators that need each key's records in
-    order form another.
+    If none of its operators needs each key's records in order, Spark aggregates them in any order.
     """
     if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in pipeline.nodes):
         raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
     planned = _planned(pipeline)
-    fused = [node for node in pipeline.nodes if isinstance(node, nodes.Aggregate) and not is_ordered(pipeline, node)]
-    ordered = any(is_ordered(pipeline, node) for node in pipeline.nodes)
-    if not fused:
-        return Plan(planned, (_ordered_job(pipeline, planned, "main", ordered=ordered, rest=True),))
-    main = _fused_job(pipeline, planned, fused)
-    if not ordered:
-        return Plan(planned, (main,))
-    second = _ordered_job(pipeline, planned, "ordered", ordered=True, rest=False)
-    tried = {failure.column for failure in main.failures}
-    second = replace(
-        second,
-        read_elsewhere=frozenset(second.topics).intersection(main.topics),
-        failures=tuple(replace(failure, tried_elsewhere=failure.column in tried) for failure in second.failures),
-    )
-    return Plan(planned, (main, second))
+    aggregates = [node for node in pipeline.nodes if isinstance(node, nodes.Aggregate)]
+    if aggregates and not keeps_order(pipeline):
+        return Plan(planned, _fused_job(pipeline, planned, aggregates))
+    return Plan(planned, _ordered_job(pipeline, planned))
 
 
 def load_plan(folder: Path, name: str) -> Plan:
@@ -117,30 +104,29 @@ def _fused_job(pipeline: Pipeline, planned: PlannedPipeline, fused: list[nodes.A
         table_sinks=tuple(table_sinks),
         stream_sinks=stream_sinks,
         state_functions=functions_of(fused),
-        **_of_every_job(builder, planned, "main", [*fused, *plain, *peeks], tables, rest=True),
+        **_of_every_job(builder, planned, [*fused, *plain, *peeks], tables),
     )
 
 
-def _ordered_job(pipeline: Pipeline, planned: PlannedPipeline, name: str, *, ordered: bool, rest: bool) -> OrderedJob:
-    """The job of the ordered operators, if `ordered`, and of all stateless outputs, if `rest`."""
+def _ordered_job(pipeline: Pipeline, planned: PlannedPipeline) -> OrderedJob:
+    """The job of the ordered operators, if there are any, and of all that needs no operator."""
     builder = PlanBuilder(pipeline, planned.steps)
     planner = Planner(builder)
-    if ordered:
-        planner.plan()
-    after = [sink for sink in _sinks(pipeline) if ordered and _stage(builder, sink)]
+    planner.plan()
+    after = [sink for sink in _sinks(pipeline) if _stage(builder, sink)]
     for sink in after:
         planner.sink(sink)
-    plain = [sink for sink in _sinks(pipeline) if rest and not after_operators(pipeline, sink)]
+    plain = [sink for sink in _sinks(pipeline) if not after_operators(pipeline, sink)]
     for sink in plain:
         scope_of(builder, sink.parent)
     peeks = _last_peeks(pipeline)
     for peek in peeks:
-        if rest and not after_operators(pipeline, peek):
-            scope_of(builder, peek)  # adds the column that calls the function
-        elif ordered and after_operators(pipeline, peek):
+        if after_operators(pipeline, peek):
             planner.peek(peek)
+        else:
+            scope_of(builder, peek)  # adds its column to every record
     operators, edges = planner.finish()
-    tables = _tables(pipeline, 0) if rest else ()
+    tables = _tables(pipeline, 0)
     stream_sinks = tuple(_stream_sink(builder, sink) for sink in plain)
     if operators:
         builder.metadata.add("_offset")
@@ -153,29 +139,25 @@ def _ordered_job(pipeline: Pipeline, planned: PlannedPipeline, name: str, *, ord
         ordered_sinks=(*map(sink_of, after), *late),
         stream_sinks=stream_sinks,
         state_functions=functions_of(stateful),
-        **_of_every_job(builder, planned, name, [*plain, *peeks, *stateful], tables, rest=rest),
+        **_of_every_job(builder, planned, [*plain, *peeks, *stateful], tables),
     )
 
 
 def _of_every_job(
     builder: PlanBuilder,
     planned: PlannedPipeline,
-    name: str,
     ends: list[nodes.Node],
     tables: tuple[TableInput, ...],
-    *,
-    rest: bool,
 ) -> dict[str, Any]:
-    """The fields that all jobs have, after all columns exist. The job reads the sources of the nodes in `ends`."""
+    """The common part of both kinds of job, once all columns exist; `ends` are the nodes that read sources."""
     read = {source for node in ends for source in nodes.sources_of(node)}
     streams = [
         source_of(source, builder.used.get(source.number, {}), builder.key_fields.get(source.number, ()))
         for source in _sources(builder.pipeline)
-        if source in read or (rest and source.kind == "stream")
+        if source in read or source.kind == "stream"
     ]
     return {
         "pipeline": planned,
-        "name": name,
         "streams": tuple(streams),
         "tables": tables,
         "metadata": tuple(sorted(builder.metadata)),
@@ -216,17 +198,8 @@ def _is_used(pipeline: Pipeline, node: nodes.Node) -> bool:
 
 
 def _stage(builder: PlanBuilder, sink: nodes.Sink) -> int:
-    """The stage before a sink; 0 if no ordered operator precedes the sink, or if it follows a fused aggregate."""
-    if not after_operators(builder.pipeline, sink) or _follows_fused(builder.pipeline, sink):
-        return 0
-    return scope_of(builder, sink.parent).stage
-
-
-def _follows_fused(pipeline: Pipeline, node: nodes.Node) -> bool:
-    return any(
-        (isinstance(parent, nodes.Aggregate) and not is_ordered(pipeline, parent)) or _follows_fused(pipeline, parent)
-        for parent in nodes.parents(node)
-    )
+    """The stage before a sink: 0 if no ordered operator precedes it."""
+    return scope_of(builder, sink.parent).stage if after_operators(builder.pipeline, sink) else 0
 
 
 def _sources(pipeline: Pipeline) -> list[nodes.Source]:

@@ -14,6 +14,9 @@ import msgspec
 
 StoreKind = Literal["key-value", "window", "global"]
 
+JOB = "main"
+"""The name of a pipeline's job: a pipeline is one streaming query."""
+
 NO_WINDOW = -1
 """`window_start` and `window_end` of a state row without a window. Real windows never start before 0."""
 

@@ -72,15 +72,14 @@ class TopologyTestDriver:
         atexit.register(shutil.rmtree, self._home, ignore_errors=True)
         where = {"SLUICE_LEDGER": database, "SLUICE_SHARDS": database} if database else {}
         self._settings = Settings.read({"SLUICE_HOME": str(self._home), **where})
-        self._topics = {source.topic for job in plan(pipeline).jobs for source in _sources(job)}
+        job = plan(pipeline).job
+        self._topics = {*job.topics}
         self._offsets: dict[tuple[str, int], int] = {}
         self._waiting: list[str] = []
         self._piped = 0
         self._time = 0
         self._read: dict[str, int] = {}
-        self._runs = [
-            PipedRun(spark or shared_session(), job, self._settings, partitions or {}) for job in plan(pipeline).jobs
-        ]
+        self._run = PipedRun(spark or shared_session(), job, self._settings, partitions or {})
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +87,7 @@ class TopologyTestDriver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for run in self._runs:
-            run.stop()
+        self._run.stop()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def pipe(
@@ -124,14 +122,12 @@ class TopologyTestDriver:
         """Process the records that were piped since the last batch, as one batch."""
         waiting, self._waiting = self._waiting, []
         if waiting:
-            for run in self._runs:
-                run.take(waiting)
+            self._run.take(waiting)
 
     def advance(self, milliseconds: int) -> None:
         """Advance the wall clock, for timers and idle partitions. The next snapshot shows the effect."""
         self.commit()
-        for run in self._runs:
-            run.advance(milliseconds)
+        self._run.advance(milliseconds)
 
     def read(self, topic: str) -> list[Output]:
         """The records written to a topic since the last `read`, in order."""
@@ -143,7 +139,7 @@ class TopologyTestDriver:
     def output(self, topic: str) -> list[Output]:
         """All records written to a topic, in order."""
         self.commit()
-        return [_output(record) for run in self._runs for record in run.output.records.get(topic, ())]
+        return [_output(record) for record in self._run.output.records.get(topic, ())]
 
     def dead_letters(self) -> list[Output]:
         """The dead letters; their headers give the reasons."""
@@ -156,21 +152,12 @@ class TopologyTestDriver:
             found = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
         if not found:
             raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
-        run = next(run for run in self._runs if run.job.name == found[0].job)
-        return dict(_read(run.storage.locations, found[0], run.batch))
+        return dict(_read(self._run.storage.locations, found[0], self._run.batch))
 
     def counts(self) -> dict[str, int]:
         """The number of records per outcome: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP` etc."""
         self.commit()
-        total: dict[str, int] = {}
-        for run in self._runs:
-            for name, number in run.counts.items():
-                total[name] = total.get(name, 0) + number
-        return total
-
-
-def _sources(job: Any) -> Sequence[Any]:
-    return [*job.streams, *(table.source for table in job.tables)]
+        return dict(self._run.counts)
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -49,7 +49,7 @@ def test_every_dag_loads(bag: DagBag) -> None:
     ("name", "tasks"),
     [
         ("orders", ["main"]),
-        ("words", ["main", "ordered"]),
+        ("words", ["main"]),
         ("produce_sample_orders", ["topics", "stores", "orders"]),
         ("sluice_retention", ["retain"]),
     ],

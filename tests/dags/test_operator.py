@@ -71,7 +71,7 @@ def submit(record: Path, *, given: dict[str, Any] | None = None, **arguments: An
     """The submission of a run triggered with the parameters `given`."""
     task = SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")
     context = {"ti": task, "params": given or {}, "dag_run": SimpleNamespace(conf=given or {}, run_id="manual__1")}
-    operator = SluiceJobOperator(task_id="main", pipeline="orders", **arguments)
+    operator = SluiceJobOperator(task_id="main", **({"pipeline": "orders"} | arguments))
     operator.render_template_fields(cast(Any, context))
     operator.execute(cast(Any, context))
     # Each submission has its own temporary folder.
@@ -83,7 +83,6 @@ def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkey
     said = submit(recorder)
     assert said.arguments[-2:] == [str(APPLICATION), "orders"]
     assert said.after("--master") == "local[2]"
-    assert submit(recorder, jobs=["one", "two"]).arguments[-3:] == ["orders", "one", "two"]
 
 
 HOSTILE = {
@@ -114,15 +113,15 @@ def test_parameters_of_a_run_do_not_change_the_submission(recorder: Path, monkey
 def test_nothing_of_a_job_is_a_template(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     assert SluiceJobOperator.template_fields == ()
-    assert submit(recorder, jobs=["{{ conn.kafka_default.extra }}"]).arguments[-1] == "{{ conn.kafka_default.extra }}"
+    assert submit(recorder, pipeline="{{ conn.kafka_default.extra }}").arguments[-1] == "{{ conn.kafka_default.extra }}"
 
 
-@pytest.mark.attack("S8", "shell words in the name of a job, and in the master of a connection")
+@pytest.mark.attack("S8", "shell words in the name of a pipeline, and in the master of a connection")
 def test_shell_syntax_is_not_interpreted(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     evil = tmp_path / "evil"
     connect(monkeypatch, f"local[2]; touch {evil}")
-    said = submit(recorder, jobs=[f"$(touch {evil})", f"`touch {evil}`"])
-    assert said.arguments[-2:] == [f"$(touch {evil})", f"`touch {evil}`"]
+    for name in (f"$(touch {evil})", f"`touch {evil}`"):
+        assert submit(recorder, pipeline=name).arguments[-1] == name
     assert not evil.exists()
 
 
@@ -205,7 +204,7 @@ def test_nothing_is_submitted_while_the_broker_is_down(recorder: Path, monkeypat
         submit(recorder)
     assert time.monotonic() - begun < 10
     assert not recorder.exists()
-    assert failures() == [("orders", "", "orders/manual__1/main", f"Kafka at {address} does not answer")]
+    assert failures() == [("orders", "main", "orders/manual__1/main", f"Kafka at {address} does not answer")]
 
 
 def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +212,7 @@ def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatc
     program = recorder.parent / "bin" / "spark2-submit"
     program.write_text("#!/bin/sh\nexit 137\n")
     with pytest.raises(AirflowException, match="137"):
-        submit(recorder, jobs=["main"])
+        submit(recorder)
     assert failures() == [("orders", "main", "orders/manual__1/main", "The driver ended without an error message")]
 
 

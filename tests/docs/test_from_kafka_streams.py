@@ -66,7 +66,7 @@ def test_every_row_of_the_tables_is_in_the_pipeline(page: Pipeline) -> None:
     rows = [line for table in tables for line in table.partition("\n\n")[0].splitlines() if "---" not in line]
     assert rows
     assert [row for row in rows if not _ROW.match(row)] == []
-    written = {topic for job in plan(page).jobs for topic in job.outputs}
+    written = {*plan(page).job.outputs}
     assert written == set(re.findall(r'\.(?:to|through)\("(\w+)"', code()))
 
 

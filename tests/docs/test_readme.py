@@ -54,7 +54,7 @@ def test_the_pipeline_runs(pages: Pipeline, spark: SparkSession, kafka: Embedded
     brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
     settings = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_KAFKA": brokers})
 
-    assert JobRun(spark, plan(pages).jobs[0], settings).run() == 4
+    assert JobRun(spark, plan(pages).job, settings).run() == 4
 
     assert held(settings, "views_count") == [("/", 2), ("/about", 1)]
     assert held(settings, "views_time") == [

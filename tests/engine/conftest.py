@@ -52,7 +52,7 @@ class Running:
 
     def run(self, **how: Any) -> int:
         """Run the pipeline's job until it has read what there is; the number of records read."""
-        (job,) = plan(self.pipeline).jobs
+        job = plan(self.pipeline).job
         return JobRun(self.spark, job, self.settings, **how).run()
 
     def store(self, name: str) -> dict[Any, Any]:
@@ -130,7 +130,7 @@ class Running:
         """All that anyone could see of the pipeline."""
         with self.ledger() as ledger:
             stores = [store.name for store in ledger.jobs.stores(self.pipeline.name)]
-        topics = plan(self.pipeline).jobs[0].outputs
+        topics = plan(self.pipeline).job.outputs
         outputs = {topic: [(m.key(), m.value()) for m in self.messages(topic)] for topic in topics}
         letters = [(letter.key(), letter.value(), letter.headers()) for letter in self.dead_letters()]
         return {
@@ -182,7 +182,7 @@ def start(spark: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str],
     def make(build: Build, **partitions: int) -> Running:
         names = Names(fresh_name("shop"))
         pipeline = build(names)
-        (job,) = plan(pipeline).jobs
+        job = plan(pipeline).job
         short = {topic: topic.removeprefix(f"{names.prefix}.") for topic in job.topics}
         kafka.create_topics({topic: partitions.get(name, 1) for topic, name in short.items()})
         # Clients outlive the broker by a moment, and would say so.

@@ -186,7 +186,7 @@ def test_a_batch_that_was_begun_keeps_its_end_after_a_crash(start: Start, monkey
     assert max(sizes(running)[3:]) <= 30
     assert results(running) == expected
     # The history has where each batch ended: a rebuild repeats them, and compares the checksums.
-    (job,) = plan(running.pipeline).jobs
+    job = plan(running.pipeline).job
     assert Rebuild(running.spark, job, running.settings).run() == 2
     assert results(running) == expected
 
@@ -231,7 +231,7 @@ def test_a_rebuild_without_the_history_divides_the_records_in_order(start: Start
     with running.ledger() as ledger, ledger.engine.connect() as connection:
         connection.exec_driver_sql("DELETE FROM history")
         connection.commit()
-    (job,) = plan(running.pipeline).jobs
+    job = plan(running.pipeline).job
     settings = replace(running.settings, max_records=60)
     assert Rebuild(running.spark, job, settings).run() == 2  # it compares the checksums
     assert results(running) == expected

@@ -35,11 +35,11 @@ def settings(kafka: EmbeddedKafka, tmp_path: Path) -> Settings:
 
 
 def run(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
-    """Run every job, on the generation that readers see."""
-    for job in plan(pipeline).jobs:
-        with Ledger.open(settings.ledger) as ledger:
-            generation = ledger.jobs.generation(pipeline.name, job.name) or 1
-        JobRun(spark, job, settings, generation).run()
+    """Run a pipeline, on the generation that readers see."""
+    job = plan(pipeline).job
+    with Ledger.open(settings.ledger) as ledger:
+        generation = ledger.jobs.generation(pipeline.name, job.name) or 1
+    JobRun(spark, job, settings, generation).run()
 
 
 def held(settings: Settings, pipeline: Pipeline) -> dict[str, dict[Any, Any]]:
@@ -92,7 +92,6 @@ def test_stores_and_outputs_are_those_of_plain_python_and_come_back_when_lost(
             shard.unlink()
         with pytest.raises((EngineError, StateError), match="rebuild"):
             run(spark, pipeline, settings)
-        for job in plan(pipeline).jobs:
-            Rebuild(spark, job, settings).run()
+        Rebuild(spark, plan(pipeline).job, settings).run()
         assert held(settings, pipeline) == before, "also where the wall clock gave the times"
         assert differences(one, settings) == {}, "nothing is written again"

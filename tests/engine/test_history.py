@@ -43,7 +43,7 @@ def counted(names: Names, **how: Any) -> Pipeline:
 
 
 def rebuild(running: Running, **how: Any) -> int:
-    (job,) = plan(running.pipeline).jobs
+    job = plan(running.pipeline).job
     return Rebuild(running.spark, job, running.settings, **how).run()
 
 
@@ -267,4 +267,4 @@ def test_a_history_that_is_lost_is_said_to_be(start: Start, capfd: pytest.Captur
     with pytest.raises(EngineError, match="does not have all batches"):
         rebuild(running)
     assert "history lost" in "".join(capfd.readouterr())
-    assert JobRun(running.spark, plan(running.pipeline).jobs[0], running.settings).run() == 0
+    assert JobRun(running.spark, plan(running.pipeline).job, running.settings).run() == 0

@@ -12,16 +12,15 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice import Pipeline, session
-from sluice.engine.job.compatibility import CompatibilityError, require_same_jobs
+from sluice.engine.job.compatibility import CompatibilityError
 from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.job.rebuild import Rebuild, forget_gone
+from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.replay import evenly
 from sluice.engine.job.run import JobRun
 from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.state.ledger.jobs import Jobs
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop
@@ -29,7 +28,7 @@ from tests.engine.test_replay import a_busy_day
 
 
 def rebuild(running: Running, **how: Any) -> int:
-    (job,) = plan(running.pipeline).jobs
+    job = plan(running.pipeline).job
     return Rebuild(running.spark, job, running.settings, **how).run()
 
 
@@ -97,7 +96,7 @@ def test_history_is_read_again_in_batches_of_bounded_size(start: Start, monkeypa
     a_busy_day(running)
     running.run()
     before = running.everything()
-    (job,) = plan(running.pipeline).jobs
+    job = plan(running.pipeline).job
     with running.ledger() as ledger:
         target = ledger.snapshots.latest(running.pipeline.name, "main").positions  # type: ignore[union-attr]
         JobRun(running.spark, job, running.settings, 2, 20, steps=evenly({}, target, 20)).run()
@@ -199,79 +198,25 @@ def test_expired_windows_are_missing_after_a_rebuild_too(start: Start) -> None:
     assert running.store("n_window") == {("a", millis("12:00:00")): 1}
 
 
-def visited(names: Names, *, counted: bool = False) -> Pipeline:
-    """One ordered job, main; if shops are `counted` too that is in main, and the visits are in a job of their own."""
+def counted(names: Names, *, visited: bool = False) -> Pipeline:
+    """Sales of each shop, which Spark counts in any order unless visits, which are ordered, are counted too."""
     pipeline = names.pipeline()
     groups = by_shop(pipeline, names)
-    groups.windowed_by(session("1 minute")).count(store="visits").to(names("visits"))
-    if counted:
-        groups.count(store="n")
+    groups.count(store="n")
+    if visited:
+        groups.windowed_by(session("1 minute")).count(store="visits").to(names("visits"))
     return pipeline
 
 
-def visited_and_counted(names: Names) -> Pipeline:
-    return visited(names, counted=True)
-
-
-def test_a_store_that_comes_into_another_job_is_refused_until_it_is_rebuilt_there(start: Start) -> None:
-    running = start(visited)
+def test_a_pipeline_that_gains_an_ordered_operator_is_refused_until_it_is_rebuilt(start: Start) -> None:
+    running = start(counted)
     running.send("sales", sale("a"))
     running.run()
-    running.pipeline = visited_and_counted(running.names)
-    planned = plan(running.pipeline)
-    with (
-        running.ledger() as ledger,
-        pytest.raises(CompatibilityError, match="store visits moves from job main to job ord"),
-    ):
-        require_same_jobs(ledger, planned)
-    for job in planned.jobs:
-        Rebuild(running.spark, job, running.settings).run()
-    with running.ledger() as ledger:
-        require_same_jobs(ledger, planned)
-        assert {(store.name, store.job) for store in ledger.jobs.stores(running.pipeline.name)} == {
-            ("n", "main"), ("visits", "ordered"),
-        }  # fmt: skip
-    running.send("sales", sale("b"))
-    for job, generation in zip(planned.jobs, (2, 1), strict=True):
-        assert JobRun(running.spark, job, running.settings, generation).run() == 1
-    assert [key for key, _ in running.output("visits")] == ["a", "b"]
-
-
-def test_a_new_jobs_state_is_seen_when_it_is_whole(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = start(visited)
-    running.send("sales", sale("a"), sale("b"))
-    running.run()
-    running.pipeline = visited_and_counted(running.names)
-    main, ordered = plan(running.pipeline).jobs
-    Rebuild(running.spark, main, running.settings).run()
-
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Jobs, "promote", killed)
-        with pytest.raises(KeyboardInterrupt):
-            Rebuild(running.spark, ordered, running.settings).run()
-    with running.ledger() as ledger:
-        assert ledger.jobs.generation(running.pipeline.name, "ordered") is None
-    assert Rebuild(running.spark, ordered, running.settings).run() == 1
-    assert JobRun(running.spark, ordered, running.settings).run() == 0
-    assert len(running.output("visits")) == 2
-
-
-def test_a_job_that_the_pipeline_has_no_more_is_refused_and_forgotten_once_it_is_rebuilt(start: Start) -> None:
-    running = start(visited)
-    running.pipeline = visited_and_counted(running.names)
-    running.send("sales", sale("a"))
-    for job in plan(running.pipeline).jobs:
-        JobRun(running.spark, job, running.settings).run()
-    running.pipeline = visited(running.names)
-    planned = plan(running.pipeline)
-    with running.ledger() as ledger, pytest.raises(CompatibilityError, match=r"job ordered was removed \(visits\)"):
-        require_same_jobs(ledger, planned)
+    running.pipeline = counted(running.names, visited=True)
+    with pytest.raises(CompatibilityError, match="store visits is new"):
+        running.run()
     assert rebuild(running) == 2
-    forget_gone(planned, running.settings)
-    with running.ledger() as ledger:
-        require_same_jobs(ledger, planned)
-        assert [(store.name, store.job) for store in ledger.jobs.stores(running.pipeline.name)] == [("visits", "main")]
-    assert not [path for path in running.settings.home.rglob("ordered/**/*") if path.is_file()]
+    running.send("sales", sale("b"))
+    assert JobRun(running.spark, plan(running.pipeline).job, running.settings, 2).run() == 1
+    assert running.store("n") == {"a": {"value": 1}, "b": {"value": 1}}
+    assert [key for key, _ in running.output("visits")] == ["b"]

@@ -24,7 +24,7 @@ from tests.engine.test_replay import a_busy_day
 
 
 def run(running: Running) -> int:
-    (job,) = plan(running.pipeline).jobs
+    job = plan(running.pipeline).job
     return RestoringRun(running.spark, job, running.settings).run()
 
 
@@ -126,7 +126,7 @@ def test_what_another_driver_has_restored_is_not_restored_again(start: Start) ->
     running = start(shop)
     running.send("sales", sale("a"))
     running.run()
-    (job,) = plan(running.pipeline).jobs
+    job = plan(running.pipeline).job
     assert Rebuild(running.spark, job, running.settings, only=1).run() == 2
     with pytest.raises(LeaseError, match="was replaced by generation 2"):
         Rebuild(running.spark, job, running.settings, only=1).run()

@@ -22,13 +22,12 @@ from sluice.engine.batch.checkpoint import last_batch
 from sluice.examples.orders.topics import produce_orders
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JOB
 from sluice.submission import submission
 from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = {"orders": ("main",), "words": ("main", "ordered")}
-"""The pipelines that faults are tried on: one whose stores are fused, one with operators that take records in order."""
 
 LONGEST_S = 900.0
 
@@ -126,7 +125,7 @@ class World:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        return JOBS[self.name]
+        return (JOB,)
 
     def checkpoint(self, job: str = "") -> Path:
         """Spark's folder in the generation of a job that is read; the last job unless one is named."""

@@ -238,6 +238,6 @@ def test_a_step_that_fails_too_often_ends_the_run(drive: Drive, limit: float, ba
         )
         with pytest.raises(EngineError, match=said):
             driver.commit()
-        assert driver._runs[0].output.records == {}
+        assert driver._run.output.records == {}
     else:
         assert driver.store("reduced") == {"a": {"value": 60}}

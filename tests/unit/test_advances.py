@@ -37,7 +37,7 @@ def joined() -> OrderedOperator:
 
 
 def _operator(pipeline: Pipeline) -> OrderedOperator:
-    job = plan(pipeline).jobs[-1]
+    job = plan(pipeline).job
     assert isinstance(job, OrderedJob)
     return job.operators[-1]
 

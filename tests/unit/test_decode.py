@@ -439,14 +439,14 @@ class Reading:
     def stream(self, reads: str = "_key", **stream: Any) -> Reading:
         given: dict[str, Any] = {"value": Order, "event_time": "at"} | stream
         self.pipeline.stream("orders", **given).group_by(reads).count(store="n")
-        (job,) = plan(self.pipeline).jobs
+        job = plan(self.pipeline).job
         self.reader: StreamReader | TableReader = StreamReader.of(job, self.side_outputs, BatchClock("nowhere"))
         return self
 
     def table(self, key: str | None = None) -> Reading:
         self.pipeline.stream("others", value=str)
         self.pipeline.global_table("orders", value=Order, key=key)
-        (job,) = plan(self.pipeline).jobs
+        job = plan(self.pipeline).job
         self.reader = TableReader.of(job, self.side_outputs, BatchClock("nowhere"))
         return self
 

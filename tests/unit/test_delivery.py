@@ -14,7 +14,7 @@ PIPELINES = Path(__file__).parents[2] / "spark_jobs"
 
 
 def test_executors_do_not_need_the_pipelines_module_unnecessarily() -> None:
-    (job,) = plan(load_pipeline(PIPELINES, "orders")).jobs
+    job = plan(load_pipeline(PIPELINES, "orders")).job
     sent = AtLeastOnce.of(job, {}, "at_least_once", dict.fromkeys(job.outputs, 1_000))
     assert sent is not None
     assert sent.streams.keys() == {"general_orders", "restaurant_orders"}

@@ -25,8 +25,8 @@ def failures(known: Settings) -> list[Failure]:
         return ledger.failures.all()
 
 
-def fail(known: Settings, error: Exception, job: str = "main", run: str = "") -> None:
-    with pytest.raises(type(error)), noted(known, "orders", job, run):
+def fail(known: Settings, error: Exception, run: str = "") -> None:
+    with pytest.raises(type(error)), noted(known, "orders", run):
         raise error
 
 
@@ -41,10 +41,10 @@ def test_a_failed_run_is_recorded_until_one_succeeds(known: Settings) -> None:
     fail(known, ZeroDivisionError("x"))
     assert [one.detail for one in failures(known)] == ["ZeroDivisionError: x."], "the last one counts"
 
-    with noted(known, "orders", "ordered"):
+    with noted(known, "words"):
         pass
-    assert len(failures(known)) == 1, "another job"
-    with noted(known, "orders", "main"):
+    assert len(failures(known)) == 1, "another pipeline"
+    with noted(known, "orders"):
         pass
     assert failures(known) == []
 
@@ -56,11 +56,11 @@ def test_no_secret_is_recorded(known: Settings) -> None:
 
 def test_a_killed_driver_is_recorded_by_its_parent(known: Settings) -> None:
     begun = now()
-    note_killed(known, "orders", "main", "r1", begun, "The driver ended with status 137.")
+    note_killed(known, "orders", "r1", begun, "The driver ended with status 137.")
     assert [one.detail for one in failures(known)] == ["The driver ended with status 137."]
     begun = now()
     fail(known, EngineError("why"))
-    note_killed(known, "orders", "main", "r2", begun, "The driver ended with status 1.")
+    note_killed(known, "orders", "r2", begun, "The driver ended with status 1.")
     assert [one.detail for one in failures(known)] == ["why."], "it said why itself"
 
 

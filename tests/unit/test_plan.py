@@ -43,8 +43,7 @@ def pipeline_of(stream: Stream[Any]) -> Pipeline:
 
 
 def planned(pipeline: Pipeline) -> Job:
-    (only,) = plan(pipeline).jobs
-    return only
+    return plan(pipeline).job
 
 
 def job(stream: Stream[Any]) -> Job:
@@ -72,7 +71,7 @@ def read(job: Job) -> dict[int, list[str]]:
 
 @pytest.fixture(scope="module")
 def orders() -> FusedJob:
-    (only,) = load_plan(ROOT / "spark_jobs", "orders").jobs
+    only = load_plan(ROOT / "spark_jobs", "orders").job
     assert isinstance(only, FusedJob)
     return only
 
@@ -272,9 +271,8 @@ def test_records_only_pass_the_steps_of_their_source() -> None:
 
 def test_explain_lists_inputs_stores_and_outputs(orders: FusedJob) -> None:
     text = explain(load_plan(ROOT / "spark_jobs", "orders"))
-    assert text.splitlines()[:4] == [
-        "pipeline orders: 1 job, 4 workers",
-        "job main: one streaming query, 4 aggregation groups in one stateful operator",
+    assert text.splitlines()[:3] == [
+        "pipeline orders: 4 workers, one streaming query with 4 aggregation groups in one stateful operator",
         "  reads   orders as Order",
         "  reads   stores as a global table, on every worker",
     ]

@@ -23,7 +23,7 @@ def test_a_plan_survives_a_pickle(name: str) -> None:
     planned = load_plan(FOLDER, name)
     again: Plan = pickle.loads(pickle.dumps(planned))
     assert again == planned
-    assert again.jobs is not planned.jobs
+    assert again.job is not planned.job
 
 
 def doubled(value: str) -> str:
@@ -43,9 +43,9 @@ def test_a_lambda_is_pickled_with_its_code() -> None:
         pipeline.stream("words", value=str).map_values(lambda value: value * times, returns=str).to("out")
         return plan(pipeline)
 
-    (job,) = planned(times).jobs
+    job = planned(times).job
     again: Reference = pickle.loads(pickle.dumps(job.functions[0].function))
     assert again.value(None, "ab") == "ababab"
     assert again == job.functions[0].function
-    (other,) = planned(4).jobs
+    other = planned(4).job
     assert again != other.functions[0].function

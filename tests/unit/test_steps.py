@@ -58,7 +58,7 @@ def by_the_moment(pipeline: Pipeline) -> None:
 def ends_of(build: Callable[[Pipeline], None], most: int = 100, **how: str) -> list[int]:
     pipeline = Pipeline("shop", workers=1, **how)  # type: ignore[arg-type]
     build(pipeline)
-    (job,) = plan(pipeline).jobs
+    job = plan(pipeline).job
     steps = joined(job, {"n": "bigint"}, list(steps_of(HISTORY)), {"items": {"0": 0, "1": 0}}, most)
     return [sum(step.ends["items"].values()) for step in steps]
 

@@ -187,7 +187,7 @@ class Sales:
         big.group_by("shop").aggregate(store="total", total="sum(amount)")
         big.to("big_sales")
         pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")
-        (job,) = plan(pipeline).jobs
+        job = plan(pipeline).job
         assert isinstance(job, FusedJob)
         self.job = job
         self.side_outputs = SideOutputs(str(folder))
@@ -363,7 +363,7 @@ def test_output_records_reach_the_driver_in_order(sales: Sales) -> None:
 def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Pipeline("p")
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
-    (job,) = plan(pipeline).jobs
+    job = plan(pipeline).job
     assert isinstance(job, FusedJob)
     windowing = Windowing.of(job, SideOutputs(str(tmp_path)), Begun(), {"sales": 1}, {})
     windowing.stream_times.side_outputs.start(0, {})

@@ -169,7 +169,6 @@ class RecordSinks:
         """Masks of the rows that a step rejected or skipped. A record has one dead letter, for its first failure."""
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
         dead_letters: dict[int, DeadLetter] = {}
-        of_other_jobs: set[int] = set()
         for failure in self.failing:
             step, error = failure.step, batch.column(failure.column)
             failed = truth(error.is_valid())
@@ -190,14 +189,12 @@ class RecordSinks:
             facts.counts[f"failed/{step.name}"] += len(rows)
             for row in rows.tolist() if step.on_error == "dead_letter" else ():
                 record = row if records is None else int(records[row])
-                if failure.tried_elsewhere:
-                    of_other_jobs.add(record)
-                elif record != facts.last_dead_letter:
+                if record != facts.last_dead_letter:
                     dead_letters.setdefault(
                         record, DeadLetter(row, "processing", error[row].as_py(), step.title, step.at)
                     )
-        own = [dead_letter for record, dead_letter in sorted(dead_letters.items()) if record not in of_other_jobs]
-        if own:
+        if dead_letters:
+            own = [dead_letter for _, dead_letter in sorted(dead_letters.items())]
             # Dead letters contain the records as they were read.
             names = ("topic", "partition", "offset", "timestamp")
             columns = {name: batch.column(f"_{name}") for name in names}

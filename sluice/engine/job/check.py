@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible, require_same_jobs
+from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible
 from sluice.engine.job.query import JobQuery
 from sluice.engine.session import session
 from sluice.errors import EngineError, SluiceError, TopologyError
@@ -48,7 +48,7 @@ class Findings:
     """
 
     errors: dict[str, SluiceError] = field(default_factory=dict)
-    warnings: dict[str, list[str]] = field(default_factory=dict)
+    warnings: dict[str, str] = field(default_factory=dict)
 
 
 def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
@@ -66,9 +66,8 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
         with Ledger.open(settings.ledger) as ledger:
             for plan in planned:
                 try:
-                    require_same_jobs(ledger, plan)
-                    warnings = [check_job(spark, job, settings, ledger) for job in plan.jobs]
-                    findings.warnings[plan.pipeline.name] = [warning for warning in warnings if warning]
+                    if warning := check_job(spark, plan.job, settings, ledger):
+                        findings.warnings[plan.pipeline.name] = warning
                 except (TopologyError, EngineError) as error:
                     findings.errors[plan.pipeline.name] = error
     finally:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 
 from sluice.errors import EngineError
-from sluice.plan import Plan, is_of_processor
-from sluice.state.ledger.ledger import Ledger
+from sluice.plan import is_of_processor
 from sluice.state.model import JobInfo, StoreInfo
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
@@ -50,22 +49,6 @@ def functions_changed(pipeline: str, functions: list[str]) -> str:
     )
 
 
-def require_same_jobs(ledger: Ledger, planned: Plan) -> None:
-    """Raise CompatibilityError if a job with state was removed, or if a store moves to another job."""
-    name = planned.pipeline.name
-    homes = {store: job.name for job in planned.jobs for store in job.stores}
-    names = {job.name for job in planned.jobs}
-    before = [info for info in ledger.jobs.current(name) if ledger.snapshots.last_batch(info.ref) is not None]
-    moved = [
-        f"store {store.name} moves from job {info.job} to job {homes[store.name]}"
-        for info in before
-        for store in info.stores
-        if homes.get(store.name, info.job) != info.job
-    ]
-    gone = [f"job {info.job} was removed ({_holds(info)})" for info in before if info.job not in names]
-    _refuse(name, moved + gone)
-
-
 def _refuse(pipeline: str, changes: list[str]) -> None:
     if changes:
         raise CompatibilityError(
@@ -73,10 +56,6 @@ def _refuse(pipeline: str, changes: list[str]) -> None:
             next_step="Rebuild the state from the topics, while readers use the old state: "
             f"sluice rebuild {pipeline}. Or undo the change, or give the pipeline another name.",
         )
-
-
-def _holds(info: JobInfo) -> str:
-    return ", ".join(store.name for store in info.stores) or "no store"
 
 
 def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:

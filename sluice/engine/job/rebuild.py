@@ -25,7 +25,7 @@ from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.engine.read.identity import InputError, Positions, Topic, describe_topics
 from sluice.errors import EngineError
-from sluice.plan import Job, Plan
+from sluice.plan import Job
 from sluice.remote.opening import drop_shard
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit
@@ -62,7 +62,7 @@ class Rebuild:
         begun = time.monotonic()
         with Ledger.open(self.settings.ledger) as ledger:
             if ledger.jobs.generation(name, job) is None:
-                return self._begin(ledger)
+                raise EngineError(f"{name} has no state to rebuild.", next_step=f"Run it: sluice run {name}.")
             holder = this_process(self.settings.run or "rebuild")
             with current_lease(ledger, name, job, holder, only=self.only) as lease:
                 old = lease.ref
@@ -80,28 +80,6 @@ class Rebuild:
             seconds=seconds,
         )  # fmt: skip
         return new.generation
-
-    def _begin(self, ledger: Ledger) -> int:
-        """Build the state of a new job of the pipeline, up to the positions of the other jobs."""
-        name = self.job.pipeline.name
-        others = [
-            snapshot
-            for info in ledger.jobs.current(name)
-            if (snapshot := ledger.snapshots.latest(name, info.job)) is not None
-        ]
-        if not others:
-            raise EngineError(f"{name} has no state to rebuild.", next_step=f"Run it: sluice run {name}.")
-        read: dict[str, dict[str, int]] = {}
-        for snapshot in others:
-            read |= {
-                topic: dict(positions) for topic, positions in snapshot.positions.items() if topic in self.job.topics
-            }
-        drop_others(ledger, self.job, 0, self.settings)  # generations that killed rebuilds have left
-        ref = JobRef(name, self.job.name, 1)
-        self._build(ref, self._divided({}, read))
-        ledger.jobs.promote(ref)
-        log.info("state built", pipeline=name, job=self.job.name, generation=1)
-        return 1
 
     def _divided(self, begin: Positions, target: Positions) -> list[Step]:
         return divided(self.job, self.settings.kafka, begin, target, self.settings.max_records)
@@ -227,17 +205,3 @@ def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None
             drop_shard(worker.location)
         delete_folder(Storage.of(job, generation, settings).folder)
         ledger.jobs.forget_generation(ref)
-
-
-def forget_gone(planned: Plan, settings: Settings) -> None:
-    """Remove the state of jobs that a pipeline no longer has."""
-    name, jobs = planned.pipeline.name, {job.name for job in planned.jobs}
-    with Ledger.open(settings.ledger) as ledger:
-        gone = [info for info in ledger.jobs.all(name) if info.job not in jobs]
-        for info in gone:
-            for worker in info.workers:
-                drop_shard(worker.location)
-            delete_folder(f"{settings.checkpoints}/{name}/{info.job}")
-        for job in {info.job for info in gone}:
-            ledger.jobs.forget(name, job)
-            log.info("state of removed job deleted", pipeline=name, job=job)

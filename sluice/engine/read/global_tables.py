@@ -30,7 +30,7 @@ class TableReader(Reader):
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
         keys = {table.source.topic: table.source.key for table in job.tables}
-        return cls(side_outputs, batches, job.pipeline.dead_letters, decoders, job.read_elsewhere, groups, keys)
+        return cls(side_outputs, batches, job.pipeline.dead_letters, decoders, groups, keys)
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raw = batch.column("value").to_pylist()

@@ -16,7 +16,7 @@ from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
-from sluice.engine.read.decode import OF_VALUES, ValueDecoder
+from sluice.engine.read.decode import ValueDecoder
 from sluice.errors import EngineError
 from sluice.plan import Job, OrderedJob
 from sluice.values.records import METADATA, MOST_KEY_BYTES
@@ -74,8 +74,6 @@ class Reader:
     batches: BatchClock
     dead_letters: str
     decoders: dict[str, ValueDecoder]
-    read_elsewhere: frozenset[str]
-    """Topics whose invalid values another job of the pipeline writes to the dead letters."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         shares: dict[tuple[str, int], Share] = {}
@@ -113,10 +111,7 @@ class Reader:
                 share.counts.update(f"dropped/{dead_letter.reason}" for dead_letter in dead_letters)
             case "dead_letter":
                 share.counts.update(f"dead_letter/{dead_letter.reason}" for dead_letter in dead_letters)
-                if share.topic in self.read_elsewhere:
-                    dead_letters = [letter for letter in dead_letters if letter.reason not in OF_VALUES]
-                if dead_letters:
-                    share.dead_letters.append(dead_letter_records(batch, dead_letters))
+                share.dead_letters.append(dead_letter_records(batch, dead_letters))
 
 
 @dataclass(frozen=True)
@@ -142,7 +137,7 @@ class StreamReader(Reader):
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
         dead_letters, sequenced = job.pipeline.dead_letters, is_ordered and not interleaved
         return cls(
-            side_outputs, batches, dead_letters, decoders, job.read_elsewhere, job.metadata, extra, sequenced
+            side_outputs, batches, dead_letters, decoders, job.metadata, extra, sequenced
         )  # fmt: skip
 
     @property

@@ -10,30 +10,31 @@ from sluice.errors import EngineError, SluiceError
 from sluice.settings import Settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JOB
 
 
 @contextmanager
-def noted(known: Settings, pipeline: str, job: str = "", run: str = "") -> Iterator[None]:
-    """Record the error that ends the block as the job's failure; without an error, clear the job's failures.
+def noted(known: Settings, pipeline: str, run: str = "") -> Iterator[None]:
+    """Record the error that ends the block as the pipeline's failure; without an error, clear its failures.
 
     An unreachable ledger does not affect how the block ends.
     """
     try:
         yield
     except Exception as error:
-        _add(known, Failure.of(error, pipeline, job, run=run, secrets=known.secrets))
+        _add(known, Failure.of(error, pipeline, JOB, run=run, secrets=known.secrets))
         raise
     with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
-        ledger.failures.clear(pipeline, job)
+        ledger.failures.clear(pipeline, JOB)
 
 
-def note_killed(known: Settings, pipeline: str, job: str, run: str, since: datetime, what: str) -> None:
+def note_killed(known: Settings, pipeline: str, run: str, since: datetime, what: str) -> None:
     """Record that a driver failed, unless the driver has recorded a failure itself since its start."""
     with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
         failures = ledger.failures.all()
         if any(failure.pipeline == pipeline and failure.kind == "run" and failure.at >= since for failure in failures):
             return
-    _add(known, Failure.of(EngineError(what), pipeline, job, run=run, secrets=known.secrets))
+    _add(known, Failure.of(EngineError(what), pipeline, JOB, run=run, secrets=known.secrets))
 
 
 def note_files(known: Settings, broken: Mapping[str, SluiceError]) -> None:
