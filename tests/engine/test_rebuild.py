@@ -218,5 +218,5 @@ def test_a_pipeline_that_gains_an_ordered_operator_is_refused_until_it_is_rebuil
     assert rebuild(running) == 2
     running.send("sales", sale("b"))
     assert JobRun(running.spark, plan(running.pipeline).job, running.settings, 2).run() == 1
-    assert running.store("n") == {"a": {"value": 1}, "b": {"value": 1}}
+    assert running.store("n") == {"a": 1, "b": 1}
     assert [key for key, _ in running.output("visits")] == ["b"]
