@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.airflow_server import AirflowServer
 
-# Without these Chromium asks its makers' servers for updates and more, at every start.
+# Without these options, Chromium contacts its vendor's servers at every start.
 _FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -1,4 +1,4 @@
-"""Airflow in the tests' own process: import this before anything of Airflow, which reads its environment once."""
+"""Airflow in the tests' own process. Import this module before Airflow, which reads its environment once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-# Each process has its own, also one that inherits the environment of another.
+# Each process has its own home, even if it inherits the environment of another process.
 HOME = tempfile.mkdtemp(prefix="sluice-airflow-")
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 

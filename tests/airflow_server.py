@@ -1,4 +1,4 @@
-"""A real Airflow for tests: its own home, SQLite, loopback only, every process ended with it."""
+"""A real Airflow for tests: its own home, SQLite, loopback only. Its processes end with the `with` block."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ JWT_SECRET = "tests" * 16
 
 
 class AirflowServer:
-    """Airflow's processes, started with `airflow COMPONENT`; `standalone` is all of them in one.
+    """Airflow's processes, started with `airflow COMPONENT`; the component `standalone` starts all others.
 
-    `users` are log-ins of the SimpleAuthManager with their roles; each gets a password of its own.
+    `users`: names of log-ins of the SimpleAuthManager, with their roles. Each user gets a random password.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AirflowServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of Airflow's processes; of the caller's own AIRFLOW settings it has none."""
+        """The environment of Airflow's processes. It contains none of the caller's AIRFLOW settings."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "SLUICE_"))}
         bin_folder = str(Path(sys.executable).parent)
         return (
@@ -106,27 +106,27 @@ class AirflowServer:
         )
 
     def token(self, user: str = "admin") -> str:
-        """Log in; the token for `Authorization: Bearer`."""
+        """Log in and return the token for `Authorization: Bearer`."""
         sent = {"username": user, "password": self.passwords[user]}
         answer = httpx.post(f"{self.url}/auth/token", json=sent, timeout=30).raise_for_status()
         return str(answer.json()["access_token"])
 
     def client(self, user: str | None = "admin") -> httpx.Client:
-        """A client of the server, logged in as `user`; with None it is not."""
+        """A client of the server, logged in as `user`; not logged in if `user` is None."""
         headers = {"Authorization": f"Bearer {self.token(user)}"} if user else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30)
 
     @property
     def pids(self) -> list[int]:
-        """The processes that were started; each may have children."""
+        """The started processes; each may have children."""
         return [process.pid for process in self._processes]
 
     def log(self) -> str:
-        """What the processes have written so far."""
+        """All output of the processes so far."""
         return "".join(file.read_text(errors="replace") for file in sorted(self.home.glob("*.log")))
 
     def stop(self) -> None:
-        """End every process that was started, and their children: each is the head of a group of its own."""
+        """Stop all started processes and their children. Each started process leads its own process group."""
         for process in self._processes:
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + 15

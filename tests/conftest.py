@@ -1,4 +1,4 @@
-"""What all tests share: a marker by folder, skips that count as failures in CI, one Spark and one broker."""
+"""Shared by all tests: markers by folder, skips that count as failures in CI, one Spark and one broker per process."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
 
-# How long an example takes says more about the machine than about the code.
+# The time of an example depends more on the machine than on the code.
 hypothesis.settings.register_profile("sluice", deadline=None)
 hypothesis.settings.load_profile("sluice")
 
-# Spark's Python workers find the tests' contracts as the tests themselves do, whichever test starts Spark.
+# Spark's Python workers must find the tests' contracts, whichever test starts Spark.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--postgres`: the pipelines' tests keep their state in PostgreSQL instead of SQLite's files."""
+    """`--postgres`: the tests of pipelines keep their state in PostgreSQL instead of SQLite files."""
     parser.addoption("--postgres", action="store_true", help="test pipelines with their state in PostgreSQL")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test's folder says its kind: tests in tests/engine bear the marker `engine`."""
+    """Mark each test with its folder: tests in tests/engine have the marker `engine`."""
     for item in items:
         if HERE in item.path.parents and item.path.parent != HERE:
             item.add_marker(item.path.relative_to(HERE).parts[0])
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """How pytest-xdist deals the tests out to its workers."""
+    """Let `Dealer` distribute the tests over the processes of pytest-xdist."""
     from tests.parallel import Dealer
 
     return Dealer(config, log)
@@ -58,7 +58,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI nothing is left out in silence: what cannot be run there is a failure."""
+    """In CI, a skipped test is a failure."""
     report = yield
     if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
@@ -68,10 +68,10 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one small Spark of all engine tests, and of every TopologyTestDriver; only this machine can reach it."""
+    """The Spark session of all engine tests and of every TopologyTestDriver in this process, on loopback only."""
     from sluice.testing.driver import shared_session
 
-    # Its connections say goodbye when Python ends, to a log that is closed by then.
+    # Its connections log a message when Python ends, but the log is closed by then.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     made = shared_session()
     yield made
@@ -80,19 +80,19 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """One real broker for all tests that need one."""
+    """One real broker for all tests of this process."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port()) as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of one PostgreSQL server for all tests that need one."""
+    """URL of one PostgreSQL server for all tests of this process."""
     with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def fresh_name() -> Callable[[str], str]:
-    """Makes names, of topics or pipelines, that no other test has: `fresh_name("orders")` is `orders_7`."""
+    """Makes names of topics or pipelines that no other test uses: `fresh_name("orders")` is `orders_7`."""
     return lambda name: f"{name}_{next(_NUMBERS)}"

@@ -1,4 +1,4 @@
-"""How tests are dealt out to pytest-xdist's workers: what shares something slow stays together, long ones go first."""
+"""Distributes tests over pytest-xdist's processes: tests with shared fixtures stay together, long ones start first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = ("tests/api/", "tests/browser/")
-"""Folders that share an Airflow. Elsewhere it is files that stay together; each worker has a Spark and a broker."""
+"""Folders whose tests run in one process, because they share an Airflow. Elsewhere, each file has one process."""
 
 FIRST = (
     "tests/integration/test_end_to_end.py",
@@ -21,11 +21,11 @@ FIRST = (
     "tests/servers/",
     "tests/api/",
 )
-"""The longest first, so that in the end no worker waits for another one's."""
+"""The longest tests first, so that no process waits for another in the end."""
 
 
 class Dealer(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives out files, or folders of `TOGETHER`, in the order in which they were collected."""
+    """Assigns files, or folders of `TOGETHER`, in the order in which they were collected."""
 
     def __init__(self, config: pytest.Config, log: object) -> None:
         config.option.loadscopereorder = False
@@ -36,5 +36,5 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def rank(item: pytest.Item) -> int:
-    """Where a test stands in the order of the whole."""
+    """The position of a test in the order of all tests."""
     return next((number for number, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))

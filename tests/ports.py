@@ -8,14 +8,14 @@ import random
 import socket
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-# Below the ports that the system gives to connections, and for each of pytest-xdist's workers others: a server may
-# take seconds until it listens, or come back after a while, and finds its port free still.
+# Below the range of ephemeral ports, and a separate range for each process of pytest-xdist, because a server may start
+# to listen seconds later, or restart after a while, and its port must still be free.
 _FIRST, _EACH = 20_000, 1_000
 _CANDIDATES = itertools.cycle(random.sample(range(_FIRST + _WORKER * _EACH, _FIRST + (_WORKER + 1) * _EACH), _EACH))
 
 
 def free_port() -> int:
-    """A port of loopback that nothing listens on, and that nobody else will be given soon."""
+    """A loopback port on which no server listens, and which no other test gets soon."""
     for port in itertools.islice(_CANDIDATES, _EACH):
         try:
             socket.create_server(("127.0.0.1", port)).close()

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: Debian's own binaries, on loopback, gone with its folder."""
+"""A PostgreSQL server for tests: Debian's binaries, on loopback, with all files in one folder."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def new_database(server: str) -> str:
 
 @contextmanager
 def postgres_server(folder: Path, port: int | None = None, password: str = "") -> Iterator[str]:
-    """Start a server below `folder`; yields the URL of a database, empty unless the folder was used before.
+    """Start a server below `folder`; yields the URL of a database, which is empty unless the folder was used before.
 
-    With a password, nobody gets in without it. Skips where PostgreSQL is not installed.
+    With a password, the server requires it. Skips the test if PostgreSQL is not installed.
     """
     binaries = _binaries()
     if binaries is None:
@@ -59,7 +59,7 @@ def postgres_server(folder: Path, port: int | None = None, password: str = "") -
         _wait(server, url, log)
         yield url
     finally:
-        # Told by the pid it wrote itself: the one we started may be runuser's.
+        # Signal the process id that the server wrote: the started process may be a wrapper that changes the user.
         os.kill(int((data / "postmaster.pid").read_text().split()[0]), 2)
         server.wait(30)
 
@@ -71,12 +71,12 @@ def _binaries() -> Path | None:
 
 
 def _unprivileged(folder: Path) -> list[str]:
-    """PostgreSQL refuses to run as root: give the folder to `postgres` and become it."""
+    """The command that runs a program as `postgres`, which also gets the folder. PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return []
     account = pwd.getpwnam("postgres")
     os.chown(folder, account.pw_uid, account.pw_gid)
-    for parent in folder.parents:  # pytest's own temporary folders are closed to others
+    for parent in folder.parents:  # other users cannot enter pytest's own temporary folders
         if parent.stat().st_uid == 0 and parent != Path("/") and not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o011)
     return ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]

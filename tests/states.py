@@ -1,4 +1,4 @@
-"""A small pipeline's published state, made without an engine."""
+"""Publishes state of a small pipeline without the engine."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class States:
 
     @property
     def written_at(self) -> tuple[str, ...]:
-        """Where a run writes the shards: as they lie, or through state servers."""
+        """The addresses to which a run writes the shards: their locations, or state servers."""
         locations = [self.location(number) for number in range(self.workers)]
         return self.ledger.placements.written_at(self.ref, locations)
 
     def publish(self, values: Mapping[str, str | None] | Iterable[Row] = (), **snapshot: Any) -> Snapshot:
-        """Publish a batch: rows, or values of group 0 by key; each row goes to its key's owner, global ones to all."""
+        """Publish a batch of rows, or of values of group 0 by key. Rows go to their key's owner, global ones to all."""
         self.batch += 1
         if isinstance(values, Mapping):
             values = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in values.items()]

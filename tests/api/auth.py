@@ -1,4 +1,4 @@
-"""An auth manager that hides DAGs from some users; Airflow's own for tests lets everybody read everything."""
+"""An auth manager that hides DAGs from some users. Airflow's own manager for tests lets every user read every DAG."""
 
 from __future__ import annotations
 

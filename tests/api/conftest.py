@@ -1,4 +1,4 @@
-"""A real Airflow API server with the plugin, and the orders pipeline's state beside it."""
+"""A real Airflow API server with the plugin, and the orders pipeline's state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="package")
 def states(tmp_path_factory: pytest.TempPathFactory) -> States:
-    """Two snapshots of the orders pipeline, and a pipeline `payroll` that only some may read."""
+    """Two snapshots of the orders pipeline, and a pipeline `payroll` that only some users may read."""
     home = tmp_path_factory.mktemp("sluice")
     states = orders_states(f"sqlite:///{home}")
     states.publish(

@@ -45,10 +45,7 @@ class Seen:
 
     @property
     def is_usable(self) -> bool:
-        """Who opens the UI as all of them arrive waits behind them in the server's queue, as behind any 500 requests.
-
-        From then on two heavy queries at a time are all there is beside it.
-        """
+        """Whether the UI was as fast as behind 500 cheap requests at first, and fast after the excess was rejected."""
         first, *later = self.ui
         burst = TIMES * self.cheap + 1
         if max(first, self.refused_after) >= burst or len(later) < 3:

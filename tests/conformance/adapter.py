@@ -1,4 +1,4 @@
-"""A conformance case as a pipeline: nodes in JSON become the author's own calls, many cases side by side in one."""
+"""Builds pipelines from conformance cases, whose nodes are JSON. Many cases share a pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = tuple[str | None, tuple[int, int] | None, Any]
 
 
 class NotMet(Exception):
-    """A case asks for what there is not."""
+    """A case needs a feature that Sluice does not have."""
 
 
 _BINARY = {">": ">", "<": "<", ">=": ">=", "<=": "<=", "=": "=", "==": "=", "+": "+", "-": "-", "*": "*"}
@@ -28,7 +28,7 @@ _CALLS = {"upper": "upper({})", "str": "CAST({} AS STRING)", "mod": "pmod({}, {}
 
 
 def sql(expression: Expression, kind: Callable[[Expression], values.Kind] = lambda _: None) -> str:
-    """An expression as Spark SQL; `kind` tells the types of its parts, as far as they are known."""
+    """An expression as Spark SQL. `kind` returns the types of its parts, if known."""
     operation, *arguments = expression
     if operation == "field":
         return ".".join(f"`{name}`" for name in arguments)
@@ -53,7 +53,7 @@ def sql(expression: Expression, kind: Callable[[Expression], values.Kind] = lamb
         return f"concat({', '.join(texts)})"
     if operation == "list":
         if kind(expression) in (None, [None]):
-            # Values of several types in one list: Spark's VARIANT holds any.
+            # A list of values of several types: Spark's VARIANT can hold any type.
             parts = [f"CAST({part} AS VARIANT)" for part in parts]
         return f"array({', '.join(parts)})"
     raise NotMet(f"there is no expression {operation!r}")
@@ -90,7 +90,7 @@ def window(spec: dict[str, Any]) -> AnyWindow:
 
 @dataclass
 class Built:
-    """A case in a pipeline: the names that are its own, and where its results are to be seen."""
+    """A case in a pipeline: its own names, and the places of its results."""
 
     case: Case
     prefix: str
@@ -105,7 +105,7 @@ class Built:
         self.kinds = self._kinds()
 
     def _kinds(self) -> dict[str, values.Kind]:
-        """What the values of each topic are: they have the fields that are in the records or that expressions name."""
+        """The type of each topic's values, with all fields of the records and expressions."""
         every = values.kind_of(record["value"] for record in self.case["inputs"])
         found = {
             topic: values.kind_of(record["value"] for record in self.case["inputs"] if record["topic"] == topic)
@@ -124,7 +124,7 @@ class Built:
         return {topic: values.completed(kind, every) for topic, kind in found.items()}
 
     def _read_in(self, name: str, path: list[str]) -> Iterator[tuple[str, str]]:
-        """The topics in whose values an expression over a node's values finds this field, and its name there."""
+        """The source topics that contain a field of a node's values, and the field's name there."""
         node = self.nodes[name]
         match node:
             case {"topic": topic}:
@@ -143,7 +143,7 @@ class Built:
         return sql(expression, lambda one: self.kind(name, one))
 
     def kind(self, name: str, expression: Expression) -> values.Kind:
-        """The type of an expression over a node's values; None if it is not known."""
+        """The type of an expression over a node's values; None if unknown."""
         match expression:
             case ["field", *path]:
                 return self._kind_at(name, path)
@@ -192,7 +192,7 @@ class Built:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether the results' keys have windows: `to_stream` drops them."""
+        """Whether the results have windowed keys; `to_stream` drops them."""
         node = self.sink
         while node["op"] in ("filter", "filter_not", "map_values", "suppress"):
             node = self.nodes[node["in"]]
@@ -203,15 +203,15 @@ class Built:
         return values.contract(self.kinds[source["topic"]])
 
     def topic_of(self, name: str) -> str:
-        """The pipeline's topic for one of the case's."""
+        """The pipeline's topic for a topic of the case."""
         return f"{self.prefix}_{name}"
 
     def store_of(self, node: dict[str, Any]) -> str:
-        """The pipeline's store for one of the case's nodes."""
+        """The pipeline's store for a node of the case."""
         return f"{self.prefix}_{node['id']}"
 
     def wanted(self) -> list[Row]:
-        """What Kafka Streams answered: of a table its final rows, of a stream all of them."""
+        """The results of Kafka Streams: the final rows of a table, or all records of a stream."""
         rows = [
             (row["key"], row["window"] and tuple(row["window"]), row["value"]) for row in self.case["expected"]["final"]
         ]
@@ -219,13 +219,13 @@ class Built:
 
 
 def collapsed(rows: list[Row]) -> list[Row]:
-    """The last row of every key and window, deletions left out."""
+    """The last row of every key and window, without deleted ones."""
     last = {(key, window): value for key, window, value in rows}
     return [(key, window, value) for (key, window), value in last.items() if value is not None]
 
 
 def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
-    """Add a case to a pipeline, under names that begin with `prefix`."""
+    """Add a case to a pipeline. All its names begin with `prefix`."""
     built = Built(case, prefix)
     handles: dict[str, Any] = {}
     for node in case["spec"]["nodes"]:
@@ -313,5 +313,5 @@ def _aggregation(built: Built, parent: str, one: dict[str, Any]) -> str:
         # The cases' maximum compares numbers: the first text stays as it is, and 0 is the maximum of several.
         return f"IF(count({value}) > 1, CAST(0 AS VARIANT), CAST(max({value}) AS VARIANT))"
     text = f"{one['fn']}({value})"
-    # The cases' sums begin at zero; in SQL the sum of nothing is null.
+    # The cases' sums begin at zero; in SQL, the sum of no rows is null.
     return f"coalesce({text}, 0)" if one["fn"] == "sum" else text

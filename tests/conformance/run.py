@@ -1,6 +1,6 @@
-"""Run conformance cases: the same input as Kafka Streams had, cut into batches in different ways, and its answers.
+"""Runs conformance cases on Kafka Streams' input, in one batch or in several, and compares the results.
 
-python tests/conformance/run.py CASES.jsonl [--cuts one|each|random] [--features a,b] [--alone]
+python -m tests.conformance.run CASES.jsonl [--cuts one|each|random] [--features a,b] [--alone]
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sluice.testing import TopologyTestDriver
 from tests.conformance.adapter import Built, Case, Row, add, collapsed
 
 TOGETHER = 24
-"""Cases in one pipeline: they do not know of each other, and share the cost of a batch."""
+"""Number of cases in one pipeline; they are independent and share the cost of a batch."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the cases of a file; 0 if all pass."""
+    """Run the cases of a file. Returns 0 if all pass."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", type=Path)
     parser.add_argument("--cuts", choices=("one", "each", "random"), default="one")
@@ -59,17 +59,17 @@ def by_feature(cases: Iterable[Case]) -> Iterator[tuple[str, list[Case]]]:
 
 
 def run_all(cases: list[Case], cuts: str, together: int) -> list[tuple[str, str]]:
-    """Run cases, so many in one pipeline; which of them failed, and why."""
+    """Run cases, `together` per pipeline. Returns the names of the failed ones with the reasons."""
     problems = []
     for begin in range(0, len(cases), together):
         some = cases[begin : begin + together]
         try:
             problems += run(some, cuts)
-        except Exception as error:  # whatever a case meets, the others are still to be run
+        except Exception as error:  # an error in one case must not stop the others
             if len(some) == 1:
                 problems.append((some[0]["id"], f"{type(error).__name__}: {error}"))
             else:
-                problems += run_all(some, cuts, 1)  # tell which it was
+                problems += run_all(some, cuts, 1)  # find out which case failed
     return problems
 
 
@@ -83,7 +83,7 @@ def run(cases: list[Case], cuts: str) -> list[tuple[str, str]]:
 
 
 def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
-    """Pipe every case's records in, in its order, and cut."""
+    """Pipe the records of all cases, each case's in order, and end batches as `cuts` says."""
     chance = random.Random("".join(one.case["id"] for one in built))
     for step in range(max(len(one.case["inputs"]) for one in built)):
         for one in built:
@@ -94,7 +94,7 @@ def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
 
 
 def results(driver: TopologyTestDriver, built: Built) -> list[Row]:
-    """What the pipeline made of a case."""
+    """The pipeline's results for a case."""
     if built.store is not None:
         rows: list[Row] = []
         for key, value in driver.store(built.store).items():
@@ -112,7 +112,7 @@ def _window(headers: dict[str, str]) -> tuple[int, int] | None:
 
 
 def difference(built: Built, found: list[Row]) -> str:
-    """What is missing and what is too much; empty if the answers are the same."""
+    """The missing and the unexpected results; empty if the results are equal."""
     wanted, got = (Counter(map(_told, rows)) for rows in (built.wanted(), found))
     missing, extra = list((wanted - got).elements()), list((got - wanted).elements())
     return f"missing {missing[:3]}, too much {extra[:3]}" if missing or extra else ""

@@ -1,8 +1,8 @@
-"""Random topologies: their answers must not depend on where the input is cut into batches.
+"""Random topologies, whose results must not depend on the division into batches.
 
 python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 8] [--cuts random|each]
 
-There is no expected answer: every topology runs on the same records as one batch and in several, and all outputs are
+There are no expected results: every topology runs on the same records in one batch and in several, and all outputs are
 compared: records, their order per key, and their timestamps.
 """
 
@@ -23,11 +23,11 @@ from sluice.testing import TopologyTestDriver
 from sluice.values.windows import AnyWindow
 
 TOGETHER = 2
-"""Topologies in one pipeline: they do not know of each other, and share the cost of a batch."""
+"""Number of topologies in one pipeline; they are independent and share the cost of a batch."""
 
 
 class Value(Struct):
-    """The values of all topics; every step of a topology gives such values again."""
+    """The values of all topics; every step of a topology returns such values."""
 
     n: int | None
     g: str | None
@@ -44,7 +44,7 @@ class Node:
 
 @dataclass
 class Topology:
-    """A random topology in a pipeline, with its input topics and what it writes."""
+    """A random topology in a pipeline, with its input topics and its outputs."""
 
     pipeline: Pipeline
     prefix: str
@@ -91,7 +91,7 @@ class Topology:
 
     def _pick(self, *kinds: str) -> Node | None:
         fitting = [node for node in self._nodes if node.kind in kinds]
-        # The newest nodes first: chains are what is tried here.
+        # Prefer the newest nodes, to get long chains.
         return self.chance.choice(fitting[-4:] if self.chance.random() < 0.7 else fitting) if fitting else None
 
     def _add(self, step: str, kind: str, handle: Any, *parents: Node, stateful: bool = True) -> None:
@@ -106,7 +106,7 @@ class Topology:
         return f"{self.prefix}_s{self._stores}"
 
     def _grow(self) -> None:
-        """Add one step behind a random node."""
+        """Add a step after a random node."""
         step = self.chance.choice((
             "filter", "select", "select_key", "flat_map", "merge", "aggregate", "aggregate", "windowed", "windowed",
             "windowed", "to_table", "to_stream", "to_stream", "suppress", "suppress", "regroup", "regroup",
@@ -167,7 +167,7 @@ class Topology:
             self._add("regroup", "table", self._counted(node.handle.group_by("coalesce(g, 'none')")), node)
 
     def _counted(self, grouped: Any) -> Any:
-        """An aggregate that shows how many values there were, their sum and their order, as one of the usual values."""
+        """An aggregate with the number of values, their sum and their order, in the form of the usual values."""
         table = grouped.aggregate({"c": "count(*)", "s": "sum(n)", "l": "collect_list(n)"}, store=self._store())
         order = "aggregate(l, 0L, (sum, n) -> pmod(sum * 7 + n, 50))"
         return table.select(n=f"CAST(pmod(coalesce(s, 0) + {order}, 50) AS BIGINT)", g="CAST(c % 3 AS STRING)")
@@ -223,7 +223,7 @@ class Topology:
 
 
 def results(seeds: Sequence[int], operators: int, cuts: str) -> dict[str, Any]:
-    """What the topologies with these seeds give: output topic → key → records in order, of a table the last ones."""
+    """The results of the topologies of these seeds: output topic → key → records in order; of a table the last ones."""
     pipeline = Pipeline("topologies", workers=2)
     made = [Topology(pipeline, f"t{seed}", seed, random.Random(seed).randint(3, operators)) for seed in seeds]
     partitions = {topic: number for topology in made for topic, number in topology.partitions.items()}
@@ -248,7 +248,7 @@ def results(seeds: Sequence[int], operators: int, cuts: str) -> dict[str, Any]:
 
 
 def differences(seeds: Sequence[int], operators: int, cuts: str) -> list[str]:
-    """The outputs that depend on the cut, with both answers."""
+    """The outputs that depend on the batches, with both results."""
     whole, cut = results(seeds, operators, "one"), results(seeds, operators, cuts)
     return [
         f"{topic} {key}: {whole[topic].get(key)} in one batch, {cut[topic].get(key)} in several"
@@ -259,7 +259,7 @@ def differences(seeds: Sequence[int], operators: int, cuts: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Try topologies; 0 if no answer depends on the cut."""
+    """Try topologies. Returns 0 if no result depends on the batches."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)

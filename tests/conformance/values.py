@@ -1,6 +1,6 @@
 """Contracts for the cases' topics, made of the fields that each case has.
 
-Spark's tasks find a contract by its name in this module, so the name says what the fields are.
+Spark's tasks find a contract by its name in this module, so the name contains the fields.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 Kind: TypeAlias = "str | list[Any] | dict[str, Any] | None"
-"""A value's type as JSON: `int`, `float`, `bool`, `str`, a list's one element, an object's fields; None if unknown."""
+"""A value's type as JSON: `int`, `float`, `bool`, `str`, a list of its element's type, an object of its fields; None if
+unknown.
+"""
 
 _NAMES = {bool: "bool", int: "int", float: "float", str: "str", NoneType: None}
 _TYPES: dict[str | None, Any] = {"bool": bool, "int": int, "float": float, "str": str, None: int}
@@ -24,7 +26,7 @@ _UNSEEN = {"n": "int", "g": "str"}
 
 
 def kind_of(values: Iterable[Any]) -> Kind:
-    """The one type that all the values have."""
+    """The type that all values have."""
     found: Kind = None
     for value in values:
         found = _common(found, _kind(value))
@@ -60,7 +62,7 @@ def _kind(value: Any) -> Kind:
 
 
 def completed(kind: Kind, other: Kind) -> Kind:
-    """The first type; where it is not known, the other, and of a field that is null everywhere what its name says."""
+    """The first type, completed where it is unknown by the second one, or by what a field's name suggests."""
     if isinstance(kind, dict):
         others = other if isinstance(other, dict) else {}
         return {name: completed(inner, others.get(name) or _UNSEEN.get(name)) for name, inner in kind.items()}

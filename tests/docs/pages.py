@@ -1,8 +1,8 @@
-"""Run documentation pages as tests: write the files they show, run their commands, compare the output.
+"""Runs documentation pages as tests: writes the files that they show, runs their commands, compares the output.
 
-A block marked `python` whose first line is a comment with a path is a file. A block marked `sh` is run, all blocks of
-a page in one shell; a `text` block right after it is what it prints, `...` standing for anything. Blocks marked `bash`
-are for people: they are not run.
+A `python` block whose first line is a comment with a path is a file. All `sh` blocks of a page run in one shell; a
+`text` block right after an `sh` block is its expected output, where `...` stands for any text. `bash` blocks are not
+run.
 """
 
 from __future__ import annotations
@@ -55,5 +55,5 @@ def steps(text: str) -> Iterator[Step]:
 
 
 def script(steps: list[Step], separator: str) -> str:
-    """One script of all steps: prints `separator` after each, and ends with the first that fails."""
+    """A script of all steps. It prints `separator` after each step and ends at the first one that fails."""
     return "".join(f"{{\n{step.commands}}}\ndone=$?; echo {separator}; [ $done = 0 ] || exit $done\n" for step in steps)

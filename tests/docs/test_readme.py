@@ -1,4 +1,4 @@
-"""The README's pipeline does what the README says."""
+"""The README's pipeline has the documented results."""
 
 from __future__ import annotations
 

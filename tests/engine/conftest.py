@@ -1,4 +1,4 @@
-"""A pipeline on the real broker, run on the shared Spark, and its results read as a reader of state would."""
+"""Runs a pipeline on the real broker and the shared Spark, and reads its results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Record = bytes | tuple[str | bytes | None, bytes | None]
 
 @dataclass
 class Running:
-    """One pipeline with state of its own."""
+    """A pipeline with its own state."""
 
     spark: SparkSession
     names: Names
@@ -51,12 +51,12 @@ class Running:
         assert self.producer.flush(20) == 0
 
     def run(self, **how: Any) -> int:
-        """Run the pipeline's job until it has read what there is; the number of records read."""
+        """Run the pipeline's job until it has processed all records. Returns the number of records read."""
         job = plan(self.pipeline).job
         return JobRun(self.spark, job, self.settings, **how).run()
 
     def store(self, name: str) -> dict[Any, Any]:
-        """What a store holds as of the newest snapshot: by key, or by key and start of the window in ms."""
+        """The values of a store in the newest snapshot, by key, or by key and the window's start in ms."""
         with self.ledger() as ledger:
             (info,) = [
                 store for store in ledger.jobs.stores(self.pipeline.name) if store.name in (name, self.names(name))
@@ -66,7 +66,7 @@ class Running:
         return {key: value for worker in workers for key, value in _state_rows(worker.location, info, snapshot.batch)}
 
     def owned(self, name: str, worker: int) -> set[Any]:
-        """The keys of a store that one worker has."""
+        """The keys of a store that a worker owns."""
         with self.ledger() as ledger:
             (info,) = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
             location = ledger.jobs.workers(self.pipeline.name, "main")[worker].location
@@ -84,7 +84,7 @@ class Running:
         return self.snapshots()[-1]
 
     def counts(self, name: str) -> int:
-        """How often something was counted, over all snapshots."""
+        """A count, summed over all snapshots."""
         return sum(snapshot.counts.get(name, 0) for snapshot in self.snapshots())
 
     def output(self, topic: str) -> list[tuple[str | None, Any]]:
@@ -98,7 +98,7 @@ class Running:
         return self.messages(self.pipeline.dead_letters)
 
     def reasons(self) -> list[str]:
-        """Reason of every dead letter, in order."""
+        """The reason of every dead letter, in order."""
         return [dict(letter.headers() or [])["sluice.reason"].decode() for letter in self.dead_letters()]  # type: ignore[union-attr]
 
     def messages(self, topic: str) -> list[Message]:
@@ -109,7 +109,7 @@ class Running:
         with closing(consumer):
             partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
             consumer.assign([_beginning(consumer, topic, number) for number in partitions])
-            # Partitions arrive in any order, each one's records in theirs.
+            # The consumer mixes partitions, but each partition's records are in order.
             return sorted(_to_the_end(consumer, len(partitions)), key=lambda one: (one.partition(), one.offset()))
 
     @property
@@ -118,7 +118,7 @@ class Running:
         return Path(self.settings.checkpoints, self.pipeline.name, "main", "g1", "spark")
 
     def forget_commit(self, batch: int | None = None) -> None:
-        """Put Spark where it was just before it wrote that a batch, or the last one, was done."""
+        """Restore the state right before Spark committed a batch, by default the last one."""
         if batch is None:
             batch = max(int(file.name) for file in (self.checkpoint / "commits").iterdir() if file.name.isdigit())
         for folder, first in (("commits", batch), ("offsets", batch + 1)):
@@ -127,16 +127,16 @@ class Running:
                     file.unlink()
 
     def everything(self) -> dict[str, Any]:
-        """All that anyone could see of the pipeline."""
+        """All results of the pipeline."""
         with self.ledger() as ledger:
             stores = [store.name for store in ledger.jobs.stores(self.pipeline.name)]
         topics = plan(self.pipeline).job.outputs
         outputs = {topic: [(m.key(), m.value()) for m in self.messages(topic)] for topic in topics}
-        letters = [(letter.key(), letter.value(), letter.headers()) for letter in self.dead_letters()]
+        dead_letters = [(message.key(), message.value(), message.headers()) for message in self.dead_letters()]
         return {
             "stores": {name: self.store(name) for name in stores},
             "outputs": outputs,
-            "letters": letters,
+            "dead letters": dead_letters,
             "snapshots": self.snapshots(),
         }
 
@@ -177,7 +177,7 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start(spark: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], tmp_path: Path) -> Start:
-    """Makes a pipeline's topics and its own folder: `start(build, sales=3)` gives its topic `sales` 3 partitions."""
+    """Creates a pipeline's topics and folder: `start(build, sales=3)` gives its topic `sales` 3 partitions."""
 
     def make(build: Build, **partitions: int) -> Running:
         names = Names(fresh_name("shop"))
@@ -185,7 +185,7 @@ def start(spark: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str],
         job = plan(pipeline).job
         short = {topic: topic.removeprefix(f"{names.prefix}.") for topic in job.topics}
         kafka.create_topics({topic: partitions.get(name, 1) for topic, name in short.items()})
-        # Clients outlive the broker by a moment, and would say so.
+        # Clients outlive the broker for a moment, and would log this.
         brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
         settings = Settings.read({"SLUICE_HOME": str(tmp_path / names.prefix), "SLUICE_KAFKA": brokers})
         return Running(spark, names, pipeline, settings, kafka)

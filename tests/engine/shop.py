@@ -17,7 +17,7 @@ GRACE = tumbling("60 seconds", grace="15 seconds")
 
 
 class Sale(Struct):
-    """A sale of a shop."""
+    """A sale in a shop."""
 
     shop: str
     amount: Decimal2
@@ -26,7 +26,7 @@ class Sale(Struct):
 
 
 class Shop(Struct):
-    """Where a shop is."""
+    """A shop and its city."""
 
     shop: str
     city: str
@@ -38,7 +38,7 @@ class Line(Struct, rename="kebab"):
 
 
 class Bill(Struct, rename={"bill_no": "bill-no", "from_": "from"}):
-    """A contract with names that SQL would trip over."""
+    """A contract with names that need quotes in SQL."""
 
     bill_no: int
     from_: str
@@ -55,7 +55,7 @@ class Amount(Struct):
 
 @dataclass(frozen=True)
 class Names:
-    """A test's own pipeline and topics: no other test has them."""
+    """A test's own pipeline and topics."""
 
     prefix: str
 
@@ -80,7 +80,7 @@ def by_shop(pipeline: Pipeline, names: Names) -> GroupedStream[Sale]:
 
 
 def shop(names: Names) -> Pipeline:
-    """Counted and summed per shop, in windows too, joined with each shop's city; every sale copied."""
+    """Counts and sums per shop, also in windows, joined with each shop's city, and a copy of every sale."""
     pipeline = names.pipeline()
     sales = sales_of(pipeline, names)
     shops = pipeline.global_table(names("shops"), value=Shop, key="shop")
@@ -112,7 +112,7 @@ def moment(at: str) -> str:
 
 
 def millis(at: str) -> int:
-    """Milliseconds of a moment that is meant in UTC."""
+    """Milliseconds of a UTC time."""
     return int(datetime.fromisoformat(f"{moment(at)}+00:00").timestamp() * 1000)
 
 

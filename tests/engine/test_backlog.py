@@ -1,6 +1,6 @@
-"""A backlog of several topics gives the same results however many records a batch may have.
+"""A backlog of several topics gives the same results for any size of batches.
 
-`make backlog` takes 100,000 records, in batches of 1,000 and of 10,000 and in one.
+`make backlog` runs 100,000 records in batches of 1,000 and of 10,000 and in one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Customer(msgspec.Struct):
 
 
 def joins(names: Names) -> Pipeline:
-    """Orders with the customer of that moment, orders with their payments, and the number of the last order."""
+    """Orders joined with customers and with payments, and the number of the last order."""
     pipeline = names.pipeline()
     orders = pipeline.stream(names("orders"), value=Order)
     payments = pipeline.stream(names("payments"), value=Payment)
@@ -63,7 +63,7 @@ def later(last: Order, order: Order) -> Order:
 
 @dataclass
 class Traffic:
-    """Records of all topics. Payments are written in transactions, whose markers have today's date."""
+    """Records of all topics. Payments are written in transactions, whose control records have today's date."""
 
     running: Running
     chance: random.Random
@@ -74,7 +74,7 @@ class Traffic:
             at = self.send(count, at)
 
     def send(self, count: int, begin_ms: int = START_MS) -> int:
-        """Write records, some at the same millisecond. Returns the time of the last one."""
+        """Write records, some in the same millisecond. Returns the time of the last one."""
         common = {"bootstrap.servers": self.running.bootstrap, "log_level": 0, "linger.ms": 5}
         in_transactions = {**common, "transactional.id": self.running.names.prefix}
         plain, payments = Producer({**common, "enable.idempotence": True}), Producer(in_transactions)
@@ -93,19 +93,19 @@ class Traffic:
                     partition=self.chance.randrange(PARTITIONS[topic]), timestamp=at,
                 )  # fmt: skip
                 producer.poll(0)
-            assert payments.flush(20) == 0  # an aborted transaction's records are in the topic, too
-            # A transaction in six comes to nothing.
+            assert payments.flush(20) == 0  # the topic also contains the records of an aborted transaction
+            # One transaction in six is aborted.
             if self.chance.random() < 1 / 6:
                 payments.abort_transaction(20)
             else:
                 payments.commit_transaction(20)
         assert plain.flush(20) == 0
-        Producer(in_transactions).init_transactions(20)  # waits until the last transaction's records can be read
+        Producer(in_transactions).init_transactions(20)  # waits until readers can see the last transaction's records
         return at
 
 
 def results(running: Running) -> dict[str, Any]:
-    """All stores, and every output's records by partition, in order."""
+    """All stores, and the records of every output by partition, in order."""
     found: dict[str, Any] = {store: running.store(store) for store in ("customers", "last_order")}
     for topic in ("with_customer", "paid"):
         messages = running.messages(running.names(topic))
@@ -114,7 +114,7 @@ def results(running: Running) -> dict[str, Any]:
 
 
 def begun(running: Running) -> int:
-    """The last batch that was begun."""
+    """The last batch in Spark's offset log."""
     return last_batch(str(running.checkpoint), "offsets")
 
 
@@ -136,7 +136,7 @@ def in_one_batch(start: Start, *counts: int) -> dict[str, Any]:
     return results(running)
 
 
-def test_the_size_of_batches_makes_no_difference(start: Start) -> None:
+def test_results_do_not_depend_on_the_size_of_batches(start: Start) -> None:
     expected = in_one_batch(start, RECORDS)
     assert len(expected["paid"]) > RECORDS / 100
     assert len({version for _, _, version, _ in expected["with_customer"]}) > 10
@@ -150,11 +150,11 @@ def test_the_size_of_batches_makes_no_difference(start: Start) -> None:
 
 
 class Crash(Exception):
-    """The driver dies here."""
+    """Stands for the death of the driver."""
 
 
 def crash(monkeypatch: pytest.MonkeyPatch, running: Running, where: type, method: str, batch: int, most: int) -> Any:
-    """Let a run die in a batch. Returns the end offsets that the batch was begun with."""
+    """Crash a run in a batch. Returns the end offsets of this batch."""
     real = getattr(where, method)
 
     def die(self: Any, *arguments: Any) -> Any:
@@ -170,7 +170,7 @@ def crash(monkeypatch: pytest.MonkeyPatch, running: Running, where: type, method
     return batch_positions(str(running.checkpoint), batch)
 
 
-def test_a_batch_that_was_begun_keeps_its_end_after_a_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = in_one_batch(start, 40, 160)
     running, traffic = started(start)
     at = traffic.send(40)
@@ -178,24 +178,24 @@ def test_a_batch_that_was_begun_keeps_its_end_after_a_crash(start: Start, monkey
     traffic.send(160, at)
     ends = {
         1: crash(monkeypatch, running, TransactionalOutput, "send", batch=1, most=70),
-        # The next run completes that batch, divides what is left anew, and dies when its output is written.
+        # The next run completes that batch, divides the remaining records again, and crashes while it writes output.
         2: crash(monkeypatch, running, Snapshots, "publish", batch=2, most=60),
     }
     running.run(max_records=30)
     assert {batch: running.snapshots()[batch].positions for batch in ends} == ends
     assert max(sizes(running)[3:]) <= 30
     assert results(running) == expected
-    # The history has where each batch ended: a rebuild repeats them, and compares the checksums.
+    # The history has the end of each batch: a rebuild repeats the batches and compares the checksums.
     job = plan(running.pipeline).job
     assert Rebuild(running.spark, job, running.settings).run() == 2
     assert results(running) == expected
 
 
-def test_a_batch_that_an_older_run_has_begun_keeps_its_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_batch_of_an_older_version_keeps_its_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running, traffic = started(start)
     traffic.send(150)
     with monkeypatch.context() as patched:
-        # Spark divided all backlogs, in proportion to the partitions' sizes.
+        # An older version let Spark divide all backlogs, in proportion to the partitions' sizes.
         patched.setattr("sluice.engine.job.run.needs_order", lambda *_: False)
         ends = crash(monkeypatch, running, TransactionalOutput, "send", batch=0, most=60)
     running.run(max_records=60)
@@ -205,7 +205,7 @@ def test_a_batch_that_an_older_run_has_begun_keeps_its_end(start: Start, monkeyp
     assert sum(sizes(running)) == running.counts("applied")
 
 
-def test_a_driver_without_the_lease_begins_no_further_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_the_lease_begins_no_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running, traffic = started(start)
     traffic.send(150)
     real = Snapshots.publish
@@ -233,7 +233,7 @@ def test_a_rebuild_without_the_history_divides_the_records_in_order(start: Start
         connection.commit()
     job = plan(running.pipeline).job
     settings = replace(running.settings, max_records=60)
-    assert Rebuild(running.spark, job, settings).run() == 2  # it compares the checksums
+    assert Rebuild(running.spark, job, settings).run() == 2  # the rebuild compares the checksums
     assert results(running) == expected
     with running.ledger() as ledger:
         audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 2))

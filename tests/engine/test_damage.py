@@ -1,4 +1,4 @@
-"""State that was lost or altered between two runs: the next run says so, and computes nothing from it."""
+"""State that was lost or altered between two runs: the next run reports it and does not use the state."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def change(running: Running, sql: str) -> None:
     ],
     ids=["a state deleted", "a digit of a state changed", "a state row deleted", "a digit of a state row changed"],
 )
-def test_the_next_run_notices_damaged_state_and_names_the_worker(start: Start, damage: str) -> None:
+def test_the_next_run_reports_damaged_state_and_the_worker(start: Start, damage: str) -> None:
     running = start(sums)
     amount(running, 5, at=1_000)
     running.run()

@@ -1,4 +1,4 @@
-"""A rebuild runs the batches again as they were run: same ends, same clock, same results; output is never repeated."""
+"""A rebuild repeats the original batches: same ends, same clock, same results. It never repeats output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Item(Struct):
 
 
 def counted(names: Names, **how: Any) -> Pipeline:
-    """Every record copied, and counted by its key."""
+    """Every record copied, and counted by key."""
     pipeline = names.pipeline(**how)
     items = pipeline.stream(names("items"), value=Item)
     items.group_by_key().count(store="n")
@@ -48,7 +48,7 @@ def rebuild(running: Running, **how: Any) -> int:
 
 
 def abort_some(running: Running) -> None:
-    """Nothing but aborted records comes."""
+    """Append aborted records only."""
     producer = Producer(
         {"bootstrap.servers": running.bootstrap, "transactional.id": running.names.prefix, "log_level": 0}
     )
@@ -60,7 +60,7 @@ def abort_some(running: Running) -> None:
 
 
 def grow(running: Running) -> None:
-    """The topic gets a partition, and no record."""
+    """Add a partition, but no record, to the topic."""
     items = running.names("items")
     admin = AdminClient({"bootstrap.servers": running.bootstrap})
     admin.create_partitions([NewPartitions(items, 2)])[items].result(20)
@@ -79,9 +79,9 @@ def test_a_batch_without_records_is_a_snapshot_without_changes(start: Start, com
     assert len(published) == 2
     assert published[1].positions != published[0].positions
     assert published[1].counts == {"rows": 0}
-    assert running.run() == 0  # nothing has come since
+    assert running.run() == 0  # no new records
     assert running.snapshots() == published
-    running.forget_commit()  # and the last batch is tried again
+    running.forget_commit()  # the last batch is also repeated
     running.run()
     assert running.snapshots() == published
 
@@ -104,7 +104,7 @@ def test_a_topic_of_aborted_records_only_can_be_rebuilt(start: Start) -> None:
     assert running.store("n") == {"key": 1}
 
 
-def test_a_run_that_waited_while_a_rebuild_ended_goes_on_with_what_was_built(
+def test_a_run_that_waited_for_a_rebuild_continues_with_the_new_generation(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = start(counted)
@@ -148,23 +148,23 @@ def take_lease(running: Running) -> None:
         ledger.leases.take(ref, Holder(host=row.host, pid=row.pid, process=row.process, run="another"), row)
 
 
-def test_a_rebuild_that_has_lost_its_lease_replaces_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_without_the_lease_replaces_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(counted)
     running.send("items", b'{"n":1}')
     running.run()
     promote = Jobs.promote
 
-    def after_another(jobs: Jobs, *of: Any) -> None:
+    def take_lease_first(jobs: Jobs, *of: Any) -> None:
         take_lease(running)
         promote(jobs, *of)
 
-    monkeypatch.setattr(Jobs, "promote", after_another)
+    monkeypatch.setattr(Jobs, "promote", take_lease_first)
     with pytest.raises(LeaseError, match="lost its lease"):
         rebuild(running)
     assert running.snapshot().id == "1.0"
 
 
-def test_a_driver_that_meets_its_successor_in_the_checkpoint_says_that_it_lost_its_lease(
+def test_a_driver_that_finds_a_newer_checkpoint_reports_the_lost_lease(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = start(counted)
@@ -184,7 +184,7 @@ def test_a_driver_that_meets_its_successor_in_the_checkpoint_says_that_it_lost_i
         running.run()
 
 
-def test_output_that_is_out_before_a_crash_is_not_written_again_after_a_rebuild(
+def test_a_rebuild_does_not_repeat_output_that_was_written_before_a_crash(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = start(counted)
@@ -213,25 +213,25 @@ def joined_with_a_table(names: Names) -> Pipeline:
     return pipeline
 
 
-def test_a_row_of_a_table_that_came_late_comes_late_again(start: Start) -> None:
+def test_a_late_row_of_a_table_is_late_again(start: Start) -> None:
     running = start(joined_with_a_table)
     for number in range(3):
         running.send("items", b'{"n":1}', timestamp=2000 + number)
         running.run()
-        running.send("prices", b'{"n":5}', timestamp=1000 + number)  # older than the item that missed it
+        running.send("prices", b'{"n":5}', timestamp=1000 + number)  # older than the item that was joined before it
         running.run()
     before, last = running.store("n"), running.snapshot()
     assert before == {"key": {"joined": 2, "all": 3}}
     with running.ledger() as ledger:
         retain(ledger, running.pipeline.name, keep_snapshots=1, keep_seconds=0)
         assert len(running.snapshots()) == 1
-    assert rebuild(running) == 2  # which compares the checksums
+    assert rebuild(running) == 2  # the rebuild compares the checksums
     assert running.store("n") == before
     assert (running.snapshot().positions, running.snapshot().stream_times) == (last.positions, last.stream_times)
-    assert rebuild(running) == 3  # the built generation has its history too
+    assert rebuild(running) == 3  # the new generation has a history, too
 
 
-def test_a_record_that_was_from_the_future_when_it_was_read_is_refused_again(start: Start) -> None:
+def test_a_record_from_the_future_is_rejected_again(start: Start) -> None:
     running = start(lambda names: counted(names, max_future_skew="2 seconds"))
     now = int(time.time() * 1000)
     running.send("items", b'{"n":1}', timestamp=now)
@@ -245,7 +245,7 @@ def test_a_record_that_was_from_the_future_when_it_was_read_is_refused_again(sta
     assert running.store("n") == {"key": 2}
 
 
-def test_small_batches_are_joined_where_that_changes_nothing(start: Start) -> None:
+def test_small_batches_are_merged_if_the_result_is_the_same(start: Start) -> None:
     running = start(counted, items=2)
     for number in range(4):
         running.send("items", b'{"n":1}', partition=number % 2)
@@ -255,7 +255,7 @@ def test_small_batches_are_joined_where_that_changes_nothing(start: Start) -> No
     assert running.store("n") == {"key": 4}
 
 
-def test_a_history_that_is_lost_is_said_to_be(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_history_is_reported(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     running = start(joined_with_a_table)
     running.send("items", b'{"n":1}', timestamp=2000)
     running.run()

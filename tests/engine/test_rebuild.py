@@ -1,4 +1,4 @@
-"""State that was lost is built anew from the topics, while what is left of the old goes on being read."""
+"""Lost state is rebuilt from the topics, while queries read the rest of the old state."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def the_checkpoint(running: Running) -> None:
     ],
     ids=["checkpoint", "shard"],
 )
-def test_what_was_lost_is_built_anew_and_no_output_is_written_twice(
-    start: Start, lose: Callable[[Running], None]
-) -> None:
+def test_lost_state_is_rebuilt_and_no_output_is_written_twice(start: Start, lose: Callable[[Running], None]) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)
     running.run(max_records=30)
@@ -81,7 +79,7 @@ def test_what_was_lost_is_built_anew_and_no_output_is_written_twice(
     assert after["snapshots"][-1].positions == before["snapshots"][-1].positions
     assert _last_times(after) == _last_times(before)
 
-    # The next run goes on from there: what came meanwhile, and nothing else.
+    # The next run continues from there and reads only the new records.
     assert run(running) == 1
     assert running.store("n")["z"] == 1
     assert len(running.output("copies")) == len(before["outputs"][running.names("copies")]) + 1
@@ -91,7 +89,7 @@ def _last_times(everything: dict[str, Any]) -> Any:
     return everything["snapshots"][-1].stream_times
 
 
-def test_history_is_read_again_in_batches_of_bounded_size(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_reads_in_batches_of_limited_size(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)
     running.run()
@@ -109,10 +107,10 @@ def test_history_is_read_again_in_batches_of_bounded_size(start: Start, monkeypa
     assert max(sizes) <= 20 + 4  # rounded up in each partition
     assert len(sums) == 2
     assert sums[0] == sums[1]
-    assert running.everything() == before  # readers see the old one
+    assert running.everything() == before  # queries read the old generation
 
 
-def test_queries_go_on_without_the_damaged_worker_and_say_so(start: Start) -> None:
+def test_queries_continue_without_the_damaged_worker(start: Start) -> None:
     running = start(shop)
     running.send("sales", *(sale(key) for key in "abcdef"))
     running.run()
@@ -136,7 +134,7 @@ def test_queries_go_on_without_the_damaged_worker_and_say_so(start: Start) -> No
         assert asyncio.run(ask()) == (whole, False)
 
 
-def test_topics_that_lost_their_beginning_are_not_taken_for_the_whole(start: Start) -> None:
+def test_incomplete_topics_are_rejected(start: Start) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("b"), sale("b"))
     running.run()
@@ -147,13 +145,13 @@ def test_topics_that_lost_their_beginning_are_not_taken_for_the_whole(start: Sta
     with pytest.raises(InputError, match=r"sales, partition 0, has lost offsets 0 to 1\. .*--from-topics"):
         rebuild(running)
     assert running.store("n") == {"a": 1, "b": 2}
-    # The operator's choice: what is there now.
+    # The user accepts the remaining records.
     rebuild(running, from_topics=True)
     assert running.store("n") == {"b": 1}
     assert run(running) == 0
 
 
-def test_a_topic_made_anew_is_taken_from_its_beginning_if_the_operator_says_so(start: Start) -> None:
+def test_a_recreated_topic_is_read_with_from_topics(start: Start) -> None:
     running = start(shop)
     running.send("shops", address("a", "Aachen"))
     running.send("sales", sale("a"), sale("b"))
@@ -172,7 +170,7 @@ def test_a_topic_made_anew_is_taken_from_its_beginning_if_the_operator_says_so(s
     assert [key for key, _ in running.output("copies")] == ["a", "b", "c"]
 
 
-def test_nothing_is_rebuilt_under_a_driver_that_works(start: Start) -> None:
+def test_a_rebuild_is_rejected_while_a_driver_works(start: Start) -> None:
     running = start(shop)
     running.send("sales", sale("a"))
     running.run()
@@ -192,9 +190,9 @@ def test_expired_windows_are_missing_after_a_rebuild_too(start: Start) -> None:
     running = start(a_day)
     for hour, shop_name in (("08", "a"), ("08", "b"), ("10", "b"), ("12", "a")):
         running.send("sales", sale(shop_name, at=f"{hour}:00:00"))
-        run(running)  # which compares every shard with what was published
+        run(running)  # the run compares every shard with the published checksums
     assert running.store("n_window") == {("a", millis("12:00:00")): 1}
-    rebuild(running)  # which compares what comes out
+    rebuild(running)  # the rebuild compares the checksums
     assert running.store("n_window") == {("a", millis("12:00:00")): 1}
 
 

@@ -1,4 +1,4 @@
-"""What becomes of single records: dead letters, times and zones, filters, null keys, odd contracts, tables."""
+"""Single records: dead letters, times and zones, filters, null keys, unusual contracts, tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Bill, Names, Sale, Shop, address, by_shop, millis, sale, sales_of, shop
 
 
-def test_bad_records_go_to_the_dead_letters_as_they_were(start: Start) -> None:
+def test_bad_records_become_dead_letters_with_their_original_bytes(start: Start) -> None:
     running = start(shop)
     bad = b'\x00{"shop": \xff'
     headers = [("trace", b"\x00\xff"), ("trace", b"again"), ("none", None)]
@@ -44,7 +44,7 @@ def test_bad_records_go_to_the_dead_letters_as_they_were(start: Start) -> None:
     assert counts[f"output/{running.pipeline.dead_letters}"] == 4
 
 
-def test_a_record_of_the_future_is_set_aside_and_moves_no_stream_time(start: Start) -> None:
+def test_a_record_from_the_future_is_rejected_and_does_not_advance_stream_time(start: Start) -> None:
     running = start(shop)
     running.send("sales", sale("a", at="08:00:00"), sale("a", at="2099-01-01T00:00:00"), sale("a", at="08:00:01"))
     running.run()
@@ -61,7 +61,7 @@ def in_berlin(names: Names) -> Pipeline:
     return pipeline
 
 
-def test_times_without_a_zone_are_of_the_pipelines_zone(start: Start) -> None:
+def test_times_without_a_zone_are_in_the_pipelines_zone(start: Start) -> None:
     running = start(in_berlin)
     running.send("sales", sale("a", at="2022-12-05T08:30:00"), sale("a", at="2022-12-05T08:30:00+00:00"))
     running.run()
@@ -69,7 +69,7 @@ def test_times_without_a_zone_are_of_the_pipelines_zone(start: Start) -> None:
 
 
 def careful(names: Names) -> Pipeline:
-    """Divides by what a filter says is not zero, beside a store that takes zeros too."""
+    """Divides by a field that a filter checks for zero, next to a store that accepts zeros."""
     pipeline = names.pipeline()
     sales = sales_of(pipeline, names)
     sales.group_by("shop").aggregate(store="all", items="sum(quantity)")
@@ -82,7 +82,7 @@ def careful(names: Names) -> Pipeline:
     return pipeline
 
 
-def test_nothing_is_divided_by_what_a_filter_took_out(start: Start) -> None:
+def test_filtered_records_are_not_evaluated(start: Start) -> None:
     running = start(careful)
     running.send("sales", sale("a", 9, quantity=3), sale("a", 9, quantity=0), sale("b", 1, quantity=2))
     running.run()
@@ -94,7 +94,7 @@ def test_nothing_is_divided_by_what_a_filter_took_out(start: Start) -> None:
 
 
 def two_topics(names: Names) -> Pipeline:
-    """Two streams of different contracts and numbers of partitions; one has its key and time from Kafka."""
+    """Two streams with different contracts and numbers of partitions; one has its key and time from Kafka."""
     pipeline = names.pipeline(workers=3)
     by_shop(pipeline, names).windowed_by(GRACE).count(store="sold")
     moves = pipeline.stream(names("moves"), value=Shop)
@@ -102,7 +102,7 @@ def two_topics(names: Names) -> Pipeline:
     return pipeline
 
 
-def test_two_topics_of_different_contracts_are_one_job(start: Start) -> None:
+def test_topics_with_different_contracts_share_a_job(start: Start) -> None:
     running = start(two_topics, sales=2)
     running.send("sales", sale("a", at="08:00:00"))
     running.send("moves", ("k", address("a", "Aachen")), (None, address("b", "Bonn")), (b"\xff", address("c", "Celle")),
@@ -115,7 +115,7 @@ def test_two_topics_of_different_contracts_are_one_job(start: Start) -> None:
     assert snapshot.counts["null_key/moved"] == 1
     assert snapshot.counts["dead_letter/key_not_utf8"] == 1
     assert snapshot.counts["dead_letter/contract"] == 1
-    # A store has the times of its own topic only.
+    # A store only has stream times of its own topic.
     assert snapshot.stream_times == {
         f"sold/{running.names('sales')}/0": millis("08:00:00"),
         f"moved/{running.names('moves')}/0": millis("09:00:00"),
@@ -156,7 +156,7 @@ def test_fields_may_have_any_name_and_shape(start: Start) -> None:
 
 
 def test_a_global_table_is_joined_as_of_the_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_changes, "_PAGE", 3)  # the table is longer than a page
+    monkeypatch.setattr(store_changes, "_PAGE", 3)  # the table has more rows than a page
     running = start(shop)
     shops = {key: f"city of {key}" for key in "abcdefgh"}
     running.send(
@@ -164,7 +164,7 @@ def test_a_global_table_is_joined_as_of_the_batch(start: Start, monkeypatch: pyt
     )
     running.send("sales", sale("a"), sale("z"))
     running.run()
-    assert running.store("shops")["a"]["city"] == "new"  # the last of the batch counts
+    assert running.store("shops")["a"]["city"] == "new"  # the last record of the batch counts
     assert running.output("with_city") == [("a", {"shop": "a", "amount": 1.0, "city": "new"})]
     assert dict(running.output("with_any_city"))["z"] == {"amount": 1.0, "city": None}
 
@@ -179,14 +179,14 @@ def test_a_global_table_is_joined_as_of_the_batch(start: Start, monkeypatch: pyt
     assert "b" not in running.store("shops")
     assert len(running.store("shops")) == 8
 
-    # A change of the table alone is published, and is not a change of what it is joined with.
+    # A change of the table alone is published, but produces no output of the join.
     running.send("shops", address("a", "newest"))
     running.run()
     assert running.store("shops")["a"]["city"] == "newest"
     assert len(running.output("with_city")) == 3
 
 
-def test_a_topic_that_is_not_there_is_named(start: Start) -> None:
+def test_a_missing_topic_is_named(start: Start) -> None:
     running = start(shop)
     missing = Pipeline(running.names.prefix)
     missing.stream("no-such-topic", value=Sale).group_by("shop").count(store="n")
@@ -195,7 +195,7 @@ def test_a_topic_that_is_not_there_is_named(start: Start) -> None:
         running.run()
 
 
-def test_a_windowed_stores_changes_name_their_window(start: Start) -> None:
+def test_changes_of_a_windowed_store_have_window_headers(start: Start) -> None:
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         windows = sales_of(pipeline, names).group_by("shop").windowed_by(GRACE)

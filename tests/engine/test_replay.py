@@ -1,4 +1,4 @@
-"""A batch that is done again changes nothing, and it makes no difference where the input is cut into batches."""
+"""A repeated batch changes nothing, and results do not depend on the division into batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of, shop
 
 
 def a_busy_day(running: Running) -> None:
-    """Sales out of order, some late, some bad, over three partitions, with addresses."""
+    """Sales out of order, some late, some invalid, in three partitions, with addresses."""
     chance = random.Random(7)
     running.send("shops", *(address(key, f"city of {key}") for key in "abc"))
     for partition in range(3):
@@ -33,7 +33,7 @@ def a_busy_day(running: Running) -> None:
         running.send("sales", *records, partition=partition)
 
 
-def test_the_last_batch_done_again_changes_nothing(start: Start) -> None:
+def test_repeating_the_last_batch_changes_nothing(start: Start) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)
     running.run()
@@ -43,22 +43,22 @@ def test_the_last_batch_done_again_changes_nothing(start: Start) -> None:
     before = running.everything()
     assert len(before["snapshots"]) == 2
 
-    # The last batch of all may be one without data, in which Spark lets go of closed windows.
+    # The last batch may have no records; in such a batch Spark drops closed windows.
     running.forget_commit()
     running.run()
     assert running.everything() == before
 
     running.forget_commit(before["snapshots"][-1].batch)
-    assert running.run() == 4  # it did read them again
+    assert running.run() == 4  # the batch was read again
     assert running.everything() == before
-    # And the next batch goes on from there.
+    # The next batch continues from there.
     running.send("sales", sale("a", at="08:30:00"))
     running.run()
     assert running.store("n")["a"] == before["stores"]["n"]["a"] + 1
 
 
 def in_order(names: Names) -> Pipeline:
-    """Nothing but ordered operators, in two stages: sessions, an aggregate in Python, a table grouped anew, a join."""
+    """Only ordered operators, in two stages: sessions, a Python aggregate, a regrouped table, a join."""
     pipeline = names.pipeline()
     sales = sales_of(pipeline, names)
     shops = pipeline.table(names("shops"), value=Shop, key="shop", store="shop")
@@ -74,7 +74,7 @@ def larger(so_far: Sale, sale: Sale) -> Sale:
     return max(so_far, sale, key=lambda one: one.amount)
 
 
-def test_what_is_done_in_order_can_be_done_again_too(start: Start) -> None:
+def test_repeating_a_batch_of_an_ordered_job_changes_nothing(start: Start) -> None:
     running = start(in_order, sales=3)
     a_busy_day(running)
     running.run()
@@ -88,13 +88,13 @@ def test_what_is_done_in_order_can_be_done_again_too(start: Start) -> None:
     running.forget_commit(before["snapshots"][-1].batch)
     assert running.run() == 5
     assert running.everything() == before
-    # And the next batch goes on from there.
+    # The next batch continues from there.
     running.send("sales", sale("a", "951", at="08:31:00"))
     running.run()
     assert running.store("largest")["a"]["amount"] == 951
 
 
-def test_cuts_of_the_input_make_no_difference(start: Start) -> None:
+def test_results_do_not_depend_on_the_batches(start: Start) -> None:
     whole, parts = start(shop, sales=3), start(shop, sales=3)
     for running in (whole, parts):
         a_busy_day(running)
@@ -108,13 +108,13 @@ def test_cuts_of_the_input_make_no_difference(start: Start) -> None:
     assert _sum(whole) == _sum(parts)
     assert _plain(whole, whole.snapshot().stream_times) == _plain(parts, parts.snapshot().stream_times)
     assert sorted(whole.output("copies"), key=str) == sorted(parts.output("copies"), key=str)
-    # Fewer batches say less often what a total is, but in the end the same.
+    # With fewer batches, there are fewer intermediate results, but the final ones are the same.
     assert dict(whole.output("with_city")) == dict(parts.output("with_city"))
     assert sorted(whole.reasons()) == sorted(parts.reasons())
 
 
 def _sum(running: Running) -> dict[str, int]:
-    """What became of the records, over all snapshots."""
+    """A count, summed over all snapshots."""
     names = {
         name for snapshot in running.snapshots() for name in snapshot.counts if not name.startswith(("output/", "rows"))
     }
@@ -126,7 +126,7 @@ def _plain(running: Running, by_topic: dict[str, Any]) -> dict[str, Any]:
 
 
 class Crash(Exception):
-    """The driver dies here."""
+    """Stands for the death of the driver."""
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ class Crash(Exception):
     [(TransactionalOutput, "send"), (Snapshots, "publish")],
     ids=["after the shards, before the output", "after the output, before the ledger"],
 )
-def test_a_crash_in_mid_batch_changes_no_result(
+def test_a_crash_during_a_batch_changes_no_result(
     start: Start, monkeypatch: pytest.MonkeyPatch, where: type, method: str
 ) -> None:
     running = start(shop)
@@ -151,7 +151,7 @@ def test_a_crash_in_mid_batch_changes_no_result(
         patched.setattr(where, method, crash)
         with pytest.raises(Exception, match="Crash"):
             running.run()
-    # A reader of state sees the batch before, whole.
+    # Queries read the complete previous batch.
     assert running.everything()["stores"] == before["stores"]
     assert running.snapshots() == before["snapshots"]
 
@@ -175,10 +175,10 @@ def test_an_aborted_transaction_of_the_source_is_never_counted(start: Start) -> 
         end(20)
     assert running.run() == 1
     assert running.store("n") == {"b": 1}
-    assert running.run() == 0  # the marks of transactions are no records
+    assert running.run() == 0  # control records of transactions are not counted
 
 
-def test_a_lost_shard_is_not_taken_for_an_empty_one(start: Start) -> None:
+def test_a_lost_shard_is_an_error(start: Start) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("b"), sale("c"))
     running.run()
@@ -193,7 +193,7 @@ def test_a_lost_shard_is_not_taken_for_an_empty_one(start: Start) -> None:
         open_shard(lost.location)
 
 
-def test_a_lost_ledger_is_not_taken_for_a_new_one(start: Start) -> None:
+def test_a_lost_ledger_is_an_error(start: Start) -> None:
     running = start(shop, sales=1)
     running.send("sales", sale("a", "1.10"))
     running.run()
@@ -204,7 +204,7 @@ def test_a_lost_ledger_is_not_taken_for_a_new_one(start: Start) -> None:
         running.run()
 
 
-def test_a_lost_checkpoint_is_not_taken_for_a_new_one(start: Start) -> None:
+def test_a_lost_checkpoint_is_an_error(start: Start) -> None:
     running = start(shop, sales=1)
     running.send("sales", sale("a", "1.10"))
     running.run()

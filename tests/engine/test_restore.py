@@ -1,4 +1,4 @@
-"""A run that finds its state damaged restores it from the topics, and says so; it stops only where it cannot."""
+"""A run that finds damaged state restores it from the topics and reports that; it stops only if this is impossible."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def answer(running: Running) -> tuple[dict[str, int], bool]:
 
 
 @pytest.mark.parametrize("how", [None, lambda data: data[: len(data) // 2]], ids=["missing", "cut off"])
-def test_a_run_restores_a_shard_and_goes_on(
+def test_a_run_restores_a_shard_and_continues(
     start: Start, how: Callable[[bytes], bytes] | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = start(shop, sales=3)
@@ -68,7 +68,7 @@ def test_a_run_restores_a_shard_and_goes_on(
     assert running.store("n") == before["stores"]["n"] | {"z": 1}
     assert running.store("n_window").items() >= before["stores"]["n_window"].items()
     assert len(running.output("copies")) == len(before["outputs"][running.names("copies")]) + 1
-    assert running.dead_letters().__len__() == len(before["letters"])
+    assert len(running.dead_letters()) == len(before["dead letters"])
     (note,) = notes(running)
     assert "State was damaged, and restored from the topics in " in note
     assert "state restored" in capsys.readouterr().out
@@ -77,9 +77,7 @@ def test_a_run_restores_a_shard_and_goes_on(
     assert "restored from the topics in" in out.export_text()
 
 
-def test_a_driver_that_is_killed_while_it_restores_leaves_it_to_the_next_one(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_run_completes_an_interrupted_restore(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(shop)
     running.send("sales", *(sale(key) for key in "abcdef"))
     running.run()
@@ -95,7 +93,7 @@ def test_a_driver_that_is_killed_while_it_restores_leaves_it_to_the_next_one(
             patched.setattr(Rebuild if step == "_compare" else Jobs, step, killed)
             with pytest.raises(KeyboardInterrupt):
                 run(running)
-        # Readers see what is left, and that it is not all.
+        # Queries read the remaining workers, and report that the answer is partial.
         left, partial = asyncio.run(answer(running))
         assert partial
         assert left.items() < whole.items()
@@ -107,7 +105,7 @@ def test_a_driver_that_is_killed_while_it_restores_leaves_it_to_the_next_one(
         assert ledger.jobs.generations(running.pipeline.name, "main") == [1, 2]
 
 
-def test_what_the_topics_no_longer_hold_cannot_be_restored(start: Start) -> None:
+def test_incomplete_topics_cannot_restore_state(start: Start) -> None:
     running = start(shop)
     running.send("sales", *(sale(key) for key in "abc"))
     running.run()
@@ -122,7 +120,7 @@ def test_what_the_topics_no_longer_hold_cannot_be_restored(start: Start) -> None
     assert notes(running) == []
 
 
-def test_what_another_driver_has_restored_is_not_restored_again(start: Start) -> None:
+def test_state_is_not_restored_twice(start: Start) -> None:
     running = start(shop)
     running.send("sales", sale("a"))
     running.run()

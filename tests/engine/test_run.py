@@ -1,4 +1,4 @@
-"""A pipeline's runs: what they read, what comes of it, and how the next one goes on."""
+"""A pipeline's runs: what they read and publish, and how the next run continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Build, Names, address, millis, sale, sales_of, shop
 
 
-def test_a_run_reads_what_there_is_and_publishes_one_snapshot(start: Start) -> None:
+def test_a_run_reads_all_records_and_publishes_one_snapshot(start: Start) -> None:
     running = start(shop, sales=2)
     running.send("shops", address("a", "Aachen"))
     running.send("sales", sale("a", "1.10"), sale("a", "2.20", at="08:00:59"), sale("b", "5.00"))
@@ -65,7 +65,7 @@ def test_a_run_reads_what_there_is_and_publishes_one_snapshot(start: Start) -> N
         "read": 5,
         "applied": 5,
         "filtered": 0,
-        # Two keys of totals, three windows, and the table's record on both workers.
+        # Two keys of totals, three windows, and the table's row on both workers.
         "rows": 2 + 3 + 2,
         f"output/{running.names('copies')}": 4,
         f"output/{running.names('with_city')}": 1,
@@ -74,21 +74,21 @@ def test_a_run_reads_what_there_is_and_publishes_one_snapshot(start: Start) -> N
 
 
 def closed(folder: Path) -> bool:
-    """Whether nobody but its owner can enter a folder, hence whatever is in it."""
+    """Whether only its owner can enter a folder."""
     return folder.stat().st_mode & 0o077 == 0
 
 
-def test_the_next_run_goes_on_where_the_last_one_ended(start: Start) -> None:
+def test_the_next_run_continues_where_the_last_one_ended(start: Start) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("a", at="08:00:01"))
     assert running.run() == 2
     checkpoints = Path(running.settings.checkpoints, running.pipeline.name)
     assert list(checkpoints.rglob("spark/offsets/0"))
     assert closed(checkpoints)
-    checkpoints.chmod(0o755)  # as an older one may be
+    checkpoints.chmod(0o755)  # with the mode that an older version left
     assert running.run() == 0
     assert closed(checkpoints)
-    assert len(running.snapshots()) == 1  # nothing new, nothing published
+    assert len(running.snapshots()) == 1  # without new records, no snapshot is published
 
     running.send("sales", sale("a", at="08:00:02"), sale("b"))
     assert running.run() == 2
@@ -100,20 +100,20 @@ def test_the_next_run_goes_on_where_the_last_one_ended(start: Start) -> None:
     assert len(running.output("copies")) == 4
 
 
-def test_a_closed_window_takes_nothing_and_is_served_still(start: Start) -> None:
+def test_a_closed_window_accepts_no_records_but_can_be_queried(start: Start) -> None:
     running = start(shop)
     running.send("sales", sale("a", at="08:00:00"), sale("b", at="08:01:14"))
     running.run()
     running.send("sales", sale("a", at="08:00:30"), sale("b", at="08:01:15"))  # closes the first window
     running.run()
     assert running.store("n_window") == {("a", millis("08:00:00")): 2, ("b", millis("08:01:00")): 2}
-    # Late, though of another key; totals know no time.
+    # Late, although it has another key; totals have no windows.
     running.send("sales", sale("c", at="08:00:59"), sale("a", at="08:00:59"))
     running.run()
     assert running.store("n_window") == {("a", millis("08:00:00")): 2, ("b", millis("08:01:00")): 2}
     assert running.snapshot().counts["late/n_window"] == 2
     assert running.store("n") == {"a": 3, "b": 2, "c": 1}
-    # Long after, when Spark has let go of it.
+    # Much later, when Spark has dropped the window.
     for day in ("06", "07", "08"):
         running.send("sales", sale("d", at=f"2022-12-{day}T08:00:00"))
         running.run()
@@ -122,7 +122,7 @@ def test_a_closed_window_takes_nothing_and_is_served_still(start: Start) -> None
     assert len(windows) == 5
 
 
-def test_every_key_is_at_its_owner(start: Start) -> None:
+def test_every_key_is_in_its_owners_shard(start: Start) -> None:
     running = start(shop)
     keys = ["a", "Café Ünïcode", "ключ", 'it\'s "quoted" \\ and \t tabbed', "", "😀", "a" * 1000, "0", "null"]
     running.send("sales", *(sale(key) for key in keys))
@@ -134,7 +134,7 @@ def test_every_key_is_at_its_owner(start: Start) -> None:
         assert running.owned("n_window", worker) == {
             (key, millis("08:00:00")) for key in keys if owner(key, 2) == worker
         }
-    # A value with such signs comes out as it went in.
+    # A value with special characters is published unchanged.
     assert dict(running.output("with_city")) == {
         key: {"shop": key, "amount": 1.0, "city": f"city of {key}"} for key in keys
     }
@@ -143,7 +143,7 @@ def test_every_key_is_at_its_owner(start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("window", "fate"),
-    # A step that sees its records in order has taken what it then passes over.
+    # An ordered step counts a record as applied before it drops it.
     [
         (GRACE, {"applied": 2, "late": 1, "dropped": {"null_key": 1}}),
         (session("1 minute", grace="15 seconds"), {"applied": 4}),
@@ -202,7 +202,7 @@ def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatc
 
 
 def shares(on_error: OnError) -> Build:
-    """What part of 1 each sale is."""
+    """The share of each sale."""
 
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
@@ -212,7 +212,7 @@ def shares(on_error: OnError) -> Build:
     return build
 
 
-def test_a_record_for_which_an_expression_has_no_result_is_a_dead_letter(start: Start) -> None:
+def test_a_record_without_a_result_is_a_dead_letter(start: Start) -> None:
     running = start(shares("dead_letter"))
     running.send("sales", sale("a"), sale("b", "0.00"))
     assert running.run() == 2
@@ -221,7 +221,7 @@ def test_a_record_for_which_an_expression_has_no_result_is_a_dead_letter(start: 
     assert text_headers(letter)["sluice.detail"] == "DIVIDE_BY_ZERO in 1 / amount"
 
 
-def test_or_it_ends_the_run_where_the_step_says_so(start: Start) -> None:
+def test_a_record_without_a_result_ends_the_run_with_on_error_fail(start: Start) -> None:
     running = start(shares("fail"))
     running.send("sales", sale("a"), sale("b", "0.00"))
     with pytest.raises(EngineError, match=r"select at test_run.py:\d+ failed .*DIVIDE_BY_ZERO in 1 / amount"):
@@ -246,7 +246,7 @@ pipeline.stream("{topic}", value=Ride, event_time="at").group_by("line").count(s
 """
 
 
-def test_a_pipelines_file_is_all_that_executors_need(start: Start, tmp_path: Path) -> None:
+def test_executors_need_only_the_pipelines_file(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "rides.py"
 
     def from_file(names: Names) -> Pipeline:
@@ -267,7 +267,7 @@ def test_a_pipelines_file_is_all_that_executors_need(start: Start, tmp_path: Pat
     assert job.picture.startswith("<svg ")
 
 
-def test_output_at_least_once_is_written_again_with_its_batch_and_the_rest_is_not(start: Start) -> None:
+def test_a_repeated_batch_only_repeats_at_least_once_output(start: Start) -> None:
     running = start(shop, sales=2)
     running.settings = dataclasses.replace(running.settings, delivery="at_least_once")
     running.send("shops", address("a", "Aachen"))

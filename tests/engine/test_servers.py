@@ -22,9 +22,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("old_file", ["removed", "moved back to"])
-def test_what_ordered_operators_remember_moves_with_their_worker(
-    start: Start, token: None, tmp_path: Path, old_file: str
-) -> None:
+def test_operator_states_move_with_their_worker(start: Start, token: None, tmp_path: Path, old_file: str) -> None:
     running = start(sums)
     name = running.pipeline.name
 
@@ -51,7 +49,7 @@ def test_what_ordered_operators_remember_moves_with_their_worker(
     settings.cache_clear()
 
 
-def test_workers_live_on_two_hosts_and_one_moves_between_runs(start: Start, token: None, tmp_path: Path) -> None:
+def test_workers_on_two_hosts_and_a_move_between_runs(start: Start, token: None, tmp_path: Path) -> None:
     running = start(shop, sales=2)
     name = running.pipeline.name
     with running.ledger() as ledger:

@@ -1,4 +1,4 @@
-"""A topic that is not what it was is refused, with the exact gap and the choices; new partitions are taken in."""
+"""A run rejects a changed topic, with the exact gap and the options; it reads new partitions automatically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 class Input:
-    """A topic of two partitions with ten records in the first, as a job has begun to read it."""
+    """A topic with two partitions and ten records in the first, which a job has begun to read."""
 
     def __init__(self, kafka: EmbeddedKafka, topic: str, ledger: Ledger) -> None:
         self.kafka, self.topic = kafka, topic
@@ -48,7 +48,7 @@ class Input:
             time.sleep(0.02)
 
     def forget(self, before: int) -> None:
-        """What retention does."""
+        """Delete records, like Kafka's retention."""
         place = TopicPartition(self.topic, 0, before)
         self.admin.delete_records([place])[place].result(20)
 
@@ -66,7 +66,7 @@ def topic(kafka: EmbeddedKafka, fresh_name: Callable[[str], str], ledger: Ledger
     return made
 
 
-def test_a_topic_as_it_was_is_read_on(topic: Input) -> None:
+def test_an_unchanged_topic_is_accepted(topic: Input) -> None:
     topic.send(5)
     topic.forget(before=10)
     assert topic.check(done=10) == {topic.topic: {"0": 0, "1": 0}}
@@ -74,7 +74,7 @@ def test_a_topic_as_it_was_is_read_on(topic: Input) -> None:
 
 
 @pytest.mark.parametrize("records", [5, 10, 50])
-def test_a_topic_made_anew_is_refused_be_it_shorter_or_longer(topic: Input, records: int) -> None:
+def test_a_recreated_topic_is_rejected_whether_shorter_or_longer(topic: Input, records: int) -> None:
     topic.delete()
     topic.kafka.create_topics({topic.topic: 2})
     topic.send(records)
@@ -85,13 +85,13 @@ def test_a_topic_made_anew_is_refused_be_it_shorter_or_longer(topic: Input, reco
             check()
 
 
-def test_a_deleted_topic_is_refused(topic: Input) -> None:
+def test_a_deleted_topic_is_rejected(topic: Input) -> None:
     topic.delete()
     with pytest.raises(InputError, match=r"Topic guarded_\d+ was deleted\. Either stop"):
         topic.check(done=10)
 
 
-def test_a_topic_that_never_was_is_named(kafka: EmbeddedKafka, ledger: Ledger) -> None:
+def test_a_missing_topic_is_named(kafka: EmbeddedKafka, ledger: Ledger) -> None:
     guard = SourceIdentity(
         {"bootstrap.servers": kafka.bootstrap}, ledger.sources, JobRef("shop", "main", 1), ("nowhere",)
     )
@@ -99,7 +99,7 @@ def test_a_topic_that_never_was_is_named(kafka: EmbeddedKafka, ledger: Ledger) -
         guard.check({}, {})
 
 
-def test_what_retention_took_before_it_was_read_is_told_to_the_offset(topic: Input) -> None:
+def test_deleted_unread_records_are_reported_with_their_offsets(topic: Input) -> None:
     topic.forget(before=9)
     with pytest.raises(
         InputError,
@@ -109,14 +109,14 @@ def test_what_retention_took_before_it_was_read_is_told_to_the_offset(topic: Inp
         topic.check(done=4)
 
 
-def test_a_first_batch_that_was_begun_and_not_finished_is_guarded_too(topic: Input) -> None:
+def test_the_identity_is_checked_after_an_unfinished_first_batch(topic: Input) -> None:
     topic.forget(before=3)
     with pytest.raises(InputError, match="partition 0, offsets 0 to 2"):
         topic.check(begun=10)
 
 
 @pytest.mark.parametrize(("done", "begun"), [(12, 12), (10, 12)])
-def test_a_topic_that_lost_its_end_is_refused(topic: Input, done: int, begun: int) -> None:
+def test_a_truncated_topic_is_rejected(topic: Input, done: int, begun: int) -> None:
     with pytest.raises(
         InputError,
         match=r"partition 0 ends at offset 10, but was read up to 12\. Records 10 to 11 are in the state but no longer",
@@ -124,14 +124,14 @@ def test_a_topic_that_lost_its_end_is_refused(topic: Input, done: int, begun: in
         topic.check(done, begun)
 
 
-def test_new_partitions_are_remembered(topic: Input) -> None:
+def test_new_partitions_are_recorded(topic: Input) -> None:
     topic.admin.create_partitions([NewPartitions(topic.topic, 4)])[topic.topic].result(20)
     while len(topic.admin.list_topics(timeout=20).topics[topic.topic].partitions) < 4:
         time.sleep(0.02)
     assert topic.check(done=10) == {topic.topic: {"0": 0, "1": 0, "2": 0, "3": 0}}
 
 
-def test_a_job_does_not_read_a_topic_made_anew(start: Start, kafka: EmbeddedKafka) -> None:
+def test_a_job_does_not_read_a_recreated_topic(start: Start, kafka: EmbeddedKafka) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("b"))
     running.run()

@@ -1,4 +1,4 @@
-"""What becomes of output records that cannot be written: too large for their topic, or refused by their encoder."""
+"""Output records that cannot be written: too large for their topic, or rejected by their encoder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LIMIT = 20_000
 
 
 DIGESTS = "array_join(transform(sequence(1, quantity), n -> sha2(CAST(n AS STRING), 256)), '')"
-"""A text that cannot be packed well, 64 signs for each `quantity`."""
+"""A text that does not compress well, 64 characters for each `quantity`."""
 
 
 def copied(on_error: OnError, note: str = "repeat('n', quantity)") -> Build:
-    """Each sale counted, and copied with a note as long as its `quantity` says."""
+    """Each sale counted, and copied with a note whose length depends on its `quantity`."""
 
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
@@ -43,9 +43,9 @@ def with_small_topic(start: Start, build: Build) -> Running:
     return running
 
 
-def test_a_record_too_large_for_its_topic_fails_the_run_with_the_choices(start: Start) -> None:
+def test_a_record_too_large_for_its_topic_fails_the_run_with_the_options(start: Start) -> None:
     running = with_small_topic(start, copied("fail", DIGESTS))
-    # Even packed it is too large.
+    # too large even after compression
     running.send("sales", sale("a"), sale("a", quantity=2_000))
     with pytest.raises(EngineError, match="size too large") as failed:
         running.run()
@@ -55,7 +55,7 @@ def test_a_record_too_large_for_its_topic_fails_the_run_with_the_choices(start: 
         assert ledger.snapshots.latest(running.pipeline.name, "main") is None
 
 
-def test_a_record_too_large_for_its_topic_is_a_dead_letter_if_the_author_says_so(start: Start) -> None:
+def test_a_record_too_large_for_its_topic_is_a_dead_letter(start: Start) -> None:
     running = with_small_topic(start, copied("dead_letter"))
     running.send("sales", sale("a"), sale("a", quantity=LIMIT), sale("a", quantity=LIMIT - 1_000), sale("b"))
     assert running.run() == 4
@@ -71,14 +71,14 @@ def test_a_record_too_large_for_its_topic_is_a_dead_letter_if_the_author_says_so
     assert running.counts(f"output/{running.names('copies')}") == 3
 
 
-def test_many_small_records_fit_a_topic_that_takes_small_batches(start: Start) -> None:
+def test_many_small_records_fit_a_topic_with_a_small_limit(start: Start) -> None:
     running = with_small_topic(start, copied("fail"))
     running.send("sales", *(sale(f"shop {n}", quantity=100) for n in range(2_000)))
     running.run()
     assert len(running.output("copies")) == 2_000
 
 
-def test_the_largest_record_that_kafka_takes_can_be_a_dead_letter(start: Start) -> None:
+def test_the_largest_possible_record_can_be_a_dead_letter(start: Start) -> None:
     running = start(copied("fail"))
     largest = b"x" * 1_048_400
     producer = Producer({"bootstrap.servers": running.bootstrap, "message.max.bytes": 2_000_000})
@@ -113,7 +113,7 @@ def test_an_encoder_that_raises_fails_the_run(start: Start) -> None:
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_what_an_encoder_cannot_take_is_a_dead_letter_whoever_writes(start: Start, delivery: str) -> None:
+def test_a_record_that_the_encoder_rejects_is_a_dead_letter(start: Start, delivery: str) -> None:
     running = start(encoding("dead_letter"))
     running.settings = dataclasses.replace(running.settings, delivery=delivery)
     running.send("sales", sale("a", 2), sale("b", 3), sale("c", 4))
@@ -129,7 +129,7 @@ def test_what_an_encoder_cannot_take_is_a_dead_letter_whoever_writes(start: Star
     assert counts == {"output": 2, "unwritten": 1}
 
 
-def test_what_an_encoder_cannot_take_is_only_counted_if_the_author_says_so(start: Start) -> None:
+def test_a_record_that_the_encoder_rejects_is_only_counted_with_skip(start: Start) -> None:
     running = start(encoding("skip"))
     running.send("sales", sale("a", 2), sale("b", 3))
     running.run()

@@ -1,6 +1,6 @@
-"""`make faults`: every scenario, a line for each with what was injected and what was seen; `python -m tests.faults F3`.
+"""Runs fault scenarios and prints a line for each, with the injected fault and the result: `python -m tests.faults F3`.
 
-A scenario is a test with the marker `fault`. What is too long for the default suite bears `heavy` as well.
+A scenario is a test with the marker `fault`. Scenarios that take minutes also have the marker `heavy`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 import pytest
 
 SAMPLE = "(a sample"
-"""What is tried of a scenario in `make test` says so; `make faults` tries all of it."""
+"""Part of the description of scenarios that only `make test` runs. `make faults` runs the complete scenario instead."""
 
 
 class Lines:
-    """Prints a line for each scenario, and the failures' tracebacks; ends with the two numbers."""
+    """A pytest plugin that prints a line for each scenario and, at the end, how many passed and failed."""
 
     def __init__(self, chosen: list[str]) -> None:
         self._chosen = set(chosen)
@@ -24,28 +24,27 @@ class Lines:
         self._begun = time.monotonic()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Only scenarios, in the order of their numbers; only those that were asked for, if any were."""
+        """Keep the scenarios, or those of the command line, sorted by number."""
         items[:] = [
             item
             for item in items
-            if (found := _fault(item))[0] and SAMPLE not in found[1] and (not self._chosen or found[0] in self._chosen)
+            if (fault := _fault(item))[0] and SAMPLE not in fault[1] and (not self._chosen or fault[0] in self._chosen)
         ]
         items.sort(key=lambda item: (_fault(item)[0][0] != "F", int(_fault(item)[0][1:])))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A scenario has been gone through."""
-        said = dict(report.user_properties)
+        """Print the line of a scenario."""
+        properties = dict(report.user_properties)
         if report.when == "call" or report.outcome != "passed":
-            fine, skipped = report.outcome == "passed", report.outcome == "skipped"
-            self.passed, self.failed = self.passed + fine, self.failed + (not fine and not skipped)
-            seen = str(said.get("seen", "")) if fine else report.longreprtext
-            end = "passed" if fine else "skipped" if skipped else "FAILED"
-            print(
-                f"{said.get('fault', report.nodeid)} injected: {said.get('injected')}; seen: {seen}; {end}", flush=True
-            )
+            passed, skipped = report.outcome == "passed", report.outcome == "skipped"
+            self.passed, self.failed = self.passed + passed, self.failed + (not passed and not skipped)
+            result = str(properties.get("result", "")) if passed else report.longreprtext
+            end = "passed" if passed else "skipped" if skipped else "FAILED"
+            fault, injected = properties.get("fault", report.nodeid), properties.get("injected")
+            print(f"{fault} injected: {injected}; result: {result}; {end}", flush=True)
 
     def pytest_sessionfinish(self) -> None:
-        """The last line."""
+        """Print the duration and the numbers."""
         print(f"in {time.monotonic() - self._begun:.0f} s")
         print(f"{self.passed} passed, {self.failed} failed", flush=True)
 
@@ -59,7 +58,7 @@ if __name__ == "__main__":
     os.environ["FAULTS"] = "all"
     lines = Lines(sys.argv[1:])
     options = ["tests/faults", "-p", "no:terminal", "-p", "no:cacheprovider", "-o", "timeout=7200", "-o", "addopts="]
-    # Capturing file descriptors would keep what `Kills` says meanwhile, too.
+    # Capturing file descriptors would also hide the progress that `Kills` prints.
     options += ["--capture=sys", "--import-mode=importlib", "--strict-markers"]
     status = pytest.main(options, plugins=[lines])
     sys.exit(1 if lines.failed or not lines.passed else int(status))

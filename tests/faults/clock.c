@@ -1,6 +1,6 @@
-/* A wall clock that a test can step while processes run: milliseconds in the file $STEPPED_CLOCK are added to it.
+/* A wall clock that a test can change while processes run: the file $STEPPED_CLOCK contains the milliseconds to add.
  *
- * Who waits until a wall-clock time waits as long as before: only what the clock says changes, as after `date --set`.
+ * A wait until a wall-clock time takes as long as before: only the time that the clock returns changes.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-"""A wall clock of some processes' own, which a test steps while they run."""
+"""A wall clock for some processes, which a test can change while they run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SteppedClock:
         return {"LD_PRELOAD": str(self._library), "STEPPED_CLOCK": str(self._shift)}
 
     def step(self, hours: float) -> None:
-        """Set the clock so many hours off the true time, at once and for all its processes."""
+        """Set the clock of all its processes to the true time plus `hours`."""
         with self._shift.open("r+b" if self._shift.exists() else "wb") as file:
             file.write(int(hours * 3_600_000).to_bytes(8, "little", signed=True))
 

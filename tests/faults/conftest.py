@@ -1,4 +1,4 @@
-"""Scenarios: what is injected stands in their marker, what was seen they say themselves."""
+"""Fixtures of fault scenarios. A scenario's marker describes the injected fault; the test reports the result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.postgres import postgres_server
 
 __all__ = ["start"]
 
-Seen = Callable[[str], None]
+Observe = Callable[[str], None]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes minutes is for `make faults`."""
+    """Deselect scenarios that take minutes, unless `make faults` runs them."""
     if os.environ.get("FAULTS") != "all":
         heavy = [item for item in items if item.get_closest_marker("heavy")]
         config.hook.pytest_deselected(items=heavy)
@@ -28,41 +28,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def _told(request: pytest.FixtureRequest) -> None:
+def _fault_properties(request: pytest.FixtureRequest) -> None:
     if marker := request.node.get_closest_marker("fault"):
         request.node.user_properties.extend(zip(("fault", "injected"), marker.args, strict=True))
 
 
 @pytest.fixture
-def seen(request: pytest.FixtureRequest) -> Seen:
-    """Takes down what was seen: `seen("nothing was counted twice")`."""
-    return lambda what: request.node.user_properties.append(("seen", what))
+def observe(request: pytest.FixtureRequest) -> Observe:
+    """Adds a sentence to the scenario's result: `observe("no record was counted twice")`."""
+    return lambda text: request.node.user_properties.append(("result", text))
 
 
 @pytest.fixture
 def orders() -> Iterator[World]:
-    """The orders pipeline with a broker of its own, driven by processes."""
-    with world() as made:
-        yield made
+    """The orders pipeline with its own broker, run by real processes."""
+    with world() as orders:
+        yield orders
 
 
 @pytest.fixture
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """The pipeline that a parameter names, `orders` or `words`, with its state where another says: `words-postgres`."""
+    """The pipeline and database of the parameter: `orders` has its state in SQLite, `words-postgres` in PostgreSQL."""
     name, _, database = request.param.partition("-")
-    with world(name) as made, postgres_server(tmp_path / "postgres") if database else nullcontext("") as url:
+    with world(name) as subject, postgres_server(tmp_path / "postgres") if database else nullcontext("") as url:
         if url:
-            made.environment |= {"SLUICE_LEDGER": url, "SLUICE_SHARDS": url}
-        yield made
+            subject.environment |= {"SLUICE_LEDGER": url, "SLUICE_SHARDS": url}
+        yield subject
 
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of so many bytes (`24m`, `900k`), in memory."""
+    """Mount a file system in memory. `size`: such as `24m` or `900k`."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("A small file system cannot be mounted here: run this as root.")
+        pytest.skip("Cannot mount a small file system: run this test as root.")
     try:
         yield folder
     finally:

@@ -1,7 +1,7 @@
-"""A process that kills itself (-9) after so many calls into Sluice's state: `-m tests.faults.dying CALLS WHAT ...`.
+"""A process that kills itself (-9) at a given call into Sluice's state: `-m tests.faults.dying CALL OPERATION ...`.
 
-So a step that takes milliseconds dies wherever it can die, also between two statements. 0 calls: it lives, and prints
-how many calls there were.
+A test can so kill an operation of some milliseconds at any point, even between two statements. With call 0, the process
+completes the operation and prints the number of calls.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_COUNTED = tuple(str(ROOT / "sluice" / part) for part in ("state", "server"))
+_COUNTED = tuple(str(ROOT / "sluice" / package) for package in ("state", "remote"))
 
 
-def calls(what: str, *arguments: str, dying_after: int = 0, environment: Mapping[str, str]) -> int:
-    """How many calls it took in a process of its own; 0 if it has killed itself before it was done."""
-    command = [sys.executable, "-m", "tests.faults.dying", str(dying_after), what, *arguments]
+def calls(operation: str, *arguments: str, dying_after: int = 0, environment: Mapping[str, str]) -> int:
+    """Run an operation in its own process. Returns the number of calls, or 0 if the process has killed itself."""
+    command = [sys.executable, "-m", "tests.faults.dying", str(dying_after), operation, *arguments]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    given = inherited | dict(environment)
-    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
-    if done.returncode == -signal.SIGKILL:
+    variables = inherited | dict(environment)
+    process = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    if process.returncode == -signal.SIGKILL:
         return 0
-    assert done.returncode == 0, done.stderr[-3000:]
-    return int(done.stdout.split()[-1])
+    assert process.returncode == 0, process.stderr[-3000:]
+    return int(process.stdout.split()[-1])
 
 
 class Counter:
-    """Counts calls into the state's modules, and ends the process at one of them."""
+    """Counts calls into the modules of state, and kills the process at call number `last`."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -47,7 +47,7 @@ class Counter:
 
 
 def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], object]:
-    """Moving a worker to a state server."""
+    """Move a worker to a state server."""
     from sluice.commands.servers import place_of
     from sluice.remote.server.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
@@ -57,21 +57,21 @@ def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], 
 
 
 def retain(ledger: str, pipeline: str, keep: str) -> Callable[[], object]:
-    """Forgetting all snapshots but the newest."""
+    """Remove all snapshots but the newest `keep`."""
     from sluice.snapshot_retention import retain as forget
     from sluice.state.ledger.ledger import Ledger
 
     return lambda: forget(Ledger.open(ledger), pipeline, int(keep), 0.0)
 
 
-def main(last: str, what: str, *arguments: str) -> None:
-    """Do it, and die at the call."""
-    doing: dict[str, Callable[..., Callable[[], object]]] = {"move": move, "retain": retain}
-    do = doing[what](*arguments)
+def main(last: str, name: str, *arguments: str) -> None:
+    """Run an operation, and kill the process at call number `last`."""
+    operations: dict[str, Callable[..., Callable[[], object]]] = {"move": move, "retain": retain}
+    operation = operations[name](*arguments)
     counter = Counter(int(last))
     threading.setprofile(counter)
     sys.setprofile(counter)
-    do()
+    operation()
     sys.setprofile(None)
     print(counter.number)
 

@@ -1,4 +1,4 @@
-"""F1: the driver is killed again and again, at random moments, over one long input."""
+"""F1: kills the driver many times, at random moments, over one long input."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sqlalchemy import make_url
 
 from sluice.state.model import JobRef
 from sluice.state.shard.addresses import location
-from tests.faults.found import Found
-from tests.faults.truth import Feed, Watching, compare
+from tests.faults.comparison import Comparison
+from tests.faults.truth import Feed, Watcher, compare
 from tests.faults.world import Driver, World
 
 WORKERS = {"orders": 4, "words": 2}
@@ -27,139 +27,140 @@ AIMS = ("start", "any", "begun", "shard", "after a shard", "published", "after p
 
 
 class Kills:
-    """Kills drivers until it has done so often enough, and tells in which phase each one died."""
+    """Kills drivers a given number of times, and counts the phase in which each one died."""
 
     def __init__(self, world: World, seed: int = 7) -> None:
         self.world = world
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.phases: Counter[str] = Counter()
-        self.watching = Watching(world)
+        self.watcher = Watcher(world)
         self.feed = Feed(world)
         self.killed = 0
         self._database = Database()
 
-    def run(self, kills: int, batch: int, ahead: int = 10) -> Found:
-        """Kill so many drivers, let the last one finish, and compare. Each begins with at least `ahead` batches to do.
+    def run(self, kills: int, batch: int, ahead: int = 10) -> Comparison:
+        """Kill `kills` drivers, let the last one finish, and compare the results with the expected ones.
 
-        `batch` is how many records a batch has at most.
+        Each driver starts with at least `ahead` unread batches. `batch`: largest number of records in a batch.
         """
         self.feed(2 * ahead * batch)
         while self.killed < kills:
             if self.feed.left() < ahead * batch:
                 self.feed(ahead * batch)
-            self.one_life(batch)
-            self.watching.look()
+            self.kill_one(batch)
+            self.watcher.check()
             if self.killed % 10 == 0:
-                # Past pytest, which keeps what is printed: half an hour without a word would look like a hang.
+                # pytest captures stderr, and half an hour without output would look like a hang.
                 print(f"  {self.killed} of {kills} killed", file=sys.__stderr__, flush=True)
         self.world.run()
-        self.watching.look()
+        self.watcher.check()
         return compare(self.world)
 
-    def one_life(self, batch: int) -> None:
-        """Start a driver, and kill it at a moment that is drawn anew each time."""
+    def kill_one(self, batch: int) -> None:
+        """Start a driver, and kill it at a random moment."""
         driver = self.world.start(SLUICE_MAX_RECORDS=str(batch))
-        self.wait_for(driver, self.chance.choice(AIMS))
+        self.wait_for(driver, self.rng.choice(AIMS))
         if driver.runs:
-            what = self.chance.choice(("java", "python", "all"))
-            driver.kill(what)
+            processes = self.rng.choice(("java", "python", "all"))
+            driver.kill(processes)
             self.killed += 1
             self.phases[self.phase()] += 1
-            self.phases[f"{what} killed"] += 1
+            self.phases[f"{processes} killed"] += 1
         else:
-            assert driver.process.returncode == 0, driver.said[-3000:]
+            assert driver.process.returncode == 0, driver.output[-3000:]
             self.phases["ended before"] += 1
 
     def wait_for(self, driver: Driver, aim: str) -> None:
-        """Return at the moment to kill."""
-        draw = self.chance.uniform
+        """Return at the moment to kill the driver."""
+        draw = self.rng.uniform
         if aim == "start":
             time.sleep(draw(0, 9))
         elif aim == "any":
             self.until(driver, self.changed(self.published))
             time.sleep(draw(0, 3))
         elif aim == "begun":
-            self.until(driver, self.changed(self.begun, self.chance.randrange(1, 3)))
+            self.until(driver, self.changed(self.begun, self.rng.randrange(1, 3)))
             time.sleep(draw(0, 0.5))
         elif aim == "shard":
-            self.until(driver, self.changed(self.written, self.chance.randrange(1, 6)))
+            self.until(driver, self.changed(self.written, self.rng.randrange(1, 6)))
         elif aim == "after a shard":
-            self.until(driver, self.changed(self.written, self.chance.randrange(1, 6)))
+            self.until(driver, self.changed(self.written, self.rng.randrange(1, 6)))
             time.sleep(draw(0, 0.15))
         else:
-            self.until(driver, self.changed(self.published, self.chance.randrange(1, 3)))
+            self.until(driver, self.changed(self.published, self.rng.randrange(1, 3)))
             time.sleep(draw(0, 0.03) if aim == "after publishing" else 0)
 
     @staticmethod
-    def changed(look: Callable[[], int], times: int = 1) -> Callable[[], bool]:
-        """Whether what is looked at has changed so often."""
-        state = {"was": look(), "left": times}
+    def changed(read: Callable[[], int], times: int = 1) -> Callable[[], bool]:
+        """A condition: the number that `read` returns has changed `times` times."""
+        state = {"last": read(), "remaining": times}
 
-        def has() -> bool:
-            if (now := look()) != state["was"]:
-                state["was"] = now
-                state["left"] -= 1
-            return state["left"] <= 0
+        def has_changed() -> bool:
+            if (number := read()) != state["last"]:
+                state["last"] = number
+                state["remaining"] -= 1
+            return state["remaining"] <= 0
 
-        return has
+        return has_changed
 
     @staticmethod
-    def until(driver: Driver, true: Callable[[], bool]) -> None:
+    def until(driver: Driver, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 150
-        while driver.runs and time.monotonic() < deadline and not true():
+        while driver.runs and time.monotonic() < deadline and not condition():
             time.sleep(0.004)
 
     def published(self) -> int:
-        """How many snapshots there are, of all jobs."""
-        return self._ask(self.world.settings.ledger, "SELECT count(*) FROM snapshots")
+        """The number of snapshots of all jobs."""
+        return self._query(self.world.settings.ledger, "SELECT count(*) FROM snapshots")
 
     def begun(self) -> int:
-        """How many batches Spark has written down, of all jobs."""
+        """The number of batches of all jobs in Spark's offset logs."""
         folders = (
             self.world.home / "checkpoints" / self.world.name / job / "g1/spark/offsets" for job in self.world.jobs
         )
         return sum(len(list(folder.glob("[0-9]*"))) for folder in folders if folder.is_dir())
 
     def shards(self, *jobs: str) -> list[str]:
-        """Where the shards are; of all jobs if none is named."""
-        known, workers = self.world.settings, WORKERS[self.world.name]
+        """The locations of the shards of `jobs`, or of all jobs."""
+        settings, workers = self.world.settings, WORKERS[self.world.name]
         return [
-            location(known.shards, JobRef(self.world.name, job, 1), worker)
+            location(settings.shards, JobRef(self.world.name, job, 1), worker)
             for job in jobs or self.world.jobs
             for worker in range(workers)
         ]
 
     def written(self) -> int:
-        """How many batches the shards have, all together."""
-        return sum(self._ask(shard, "SELECT count(*) FROM batches") for shard in self.shards())
+        """The number of batches in all shards."""
+        return sum(self._query(shard, "SELECT count(*) FROM batches") for shard in self.shards())
 
     def phase(self) -> str:
-        """What had been done of the last batch when the driver died."""
+        """How far the last batch was when the driver died."""
         for job in self.world.jobs:
             begun, done, published = self.world.begun(job), self.world.done(job), self.world.published(job)
             if begun == done:
                 continue
             if published == begun:
                 return "after the ledger, before Spark's commit"
-            mine = self.shards(job)
-            shards = sum(self._ask(one, f"SELECT count(*) FROM batches WHERE batch = {begun}") for one in mine)
-            if shards == 0:
+            shards = self.shards(job)
+            query = f"SELECT count(*) FROM batches WHERE batch = {begun}"
+            written = sum(self._query(shard, query) for shard in shards)
+            if written == 0:
                 return "before the shards"
-            return "among the shards" if shards < len(mine) else "after the shards, before the ledger"
+            return "among the shards" if written < len(shards) else "after the shards, before the ledger"
         return "between batches"
 
-    def _ask(self, url: str, query: str) -> int:
-        return self._database.ask(url, query)
+    def _query(self, url: str, query: str) -> int:
+        return self._database.query(url, query)
 
 
 class Database:
-    """Asks a ledger or a shard past the product: quickly, again and again, and whether it is there yet or not."""
+    """Queries a ledger or a shard directly, without Sluice: fast, and even before the database exists."""
 
     def __init__(self) -> None:
         self._connections: dict[str, psycopg.Connection[Any]] = {}
 
-    def ask(self, url: str, query: str) -> int:
-        """The query's number; 0 if the database has no answer."""
+    def query(self, url: str, query: str) -> int:
+        """The number that the query returns; 0 if the database cannot be read."""
         try:
             return self._postgres(url, query) if url.startswith("postgres") else self._sqlite(url, query)
         except (sqlite3.Error, psycopg.Error):

@@ -1,4 +1,4 @@
-"""The orders pipeline: its input, and what one undisturbed run would have given, worked out without the product."""
+"""The orders pipeline: its input, and the expected results of one undisturbed run, computed without the engine."""
 
 from __future__ import annotations
 
@@ -19,80 +19,80 @@ from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
 from sluice.topics import read_topic, text_headers
-from tests.faults.found import Found, batches, difference, gapless, verify_shards
+from tests.faults.comparison import Comparison, batches, difference, records_read, verify_shards
 from tests.faults.world import World
 
 NAME, JOB = "orders", "main"
 _MS_APART = 60
 
 NOW_MS = int(time.time() * 1000)
-"""Samples from the future are years ahead of any clock here."""
+"""Sample orders with a date in the future are years ahead of it."""
 
 
 def feed(world: World, count: int, sent: int) -> None:
-    """Bring more orders, later in event time than the `sent` ones before."""
+    """Send `count` orders with later event times than the `sent` earlier ones."""
     start_ms = START_MS + sent * _MS_APART
     world.produce(count, seed=start_ms // 1000, start_ms=start_ms)
 
 
 def topics() -> dict[str, int]:
-    """The topics that records come by, and how many partitions each has."""
+    """The input topics and their numbers of partitions."""
     return {"orders": 4}
 
 
-def whole(ledger: Ledger, _: World, cut: Snapshot) -> None:
-    """AssertionError if the counts of a cut are not those of all batches up to it."""
-    audits = ledger.audits.all(JobRef(NAME, JOB, cut.generation))
-    applied = sum(s.applied for a in audits if a.batch <= cut.batch for s in a.sources if s.topic == "orders")
-    counted = sum(sum(contents(ledger, f"{kind.lower()}_orders_count", cut).values()) for kind in TYPES)
-    assert counted == applied, f"cut {cut.id} shows {counted} orders, and has {applied}"
+def check_snapshot(ledger: Ledger, _: World, snapshot: Snapshot) -> None:
+    """Raise AssertionError unless the counts of a snapshot equal those in the audits of all batches up to it."""
+    audits = ledger.audits.all(JobRef(NAME, JOB, snapshot.generation))
+    applied = sum(s.applied for a in audits if a.batch <= snapshot.batch for s in a.sources if s.topic == "orders")
+    counted = sum(sum(contents(ledger, f"{kind.lower()}_orders_count", snapshot).values()) for kind in TYPES)
+    assert counted == applied, f"snapshot {snapshot.id} counts {counted} orders, and its audits {applied}"
 
 
-def stores_equal(ledger: Ledger, world: World, cut: Snapshot) -> int:
-    """How many keys the newest snapshot has, all equal to those of all the topic's orders."""
+def stores_equal(ledger: Ledger, world: World, snapshot: Snapshot) -> int:
+    """The number of keys in a snapshot. Raises AssertionError unless their values equal the topic's totals."""
     totals = Totals()
     for message in read_topic(world.config, "orders"):
         totals.add(message.value(), message.partition() or 0, NOW_MS)
-    return _stores(ledger, cut, totals)
+    return _stores(ledger, snapshot, totals)
 
 
-def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Found:
-    """AssertionError unless state, output topics, dead letters and audits are what the topic gives."""
+def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:
+    """Raise AssertionError unless state, output topics, dead letters and audits are right for the topic's records."""
     messages = list(read_topic(world.config, "orders"))
     totals = Totals()
     for message in messages:
         totals.add(message.value(), message.partition() or 0, NOW_MS)
     with world.ledger() as ledger:
-        cut = ledger.snapshots.latest(NAME, JOB)
-        assert cut is not None
-        keys = _stores(ledger, cut, totals)
-        audits = ledger.audits.all(JobRef(NAME, JOB, cut.generation))
-        cuts = batches(earlier, ledger.snapshots.recent(NAME, JOB, limit=sys.maxsize)[::-1])
+        snapshot = ledger.snapshots.latest(NAME, JOB)
+        assert snapshot is not None
+        keys = _stores(ledger, snapshot, totals)
+        audits = ledger.audits.all(JobRef(NAME, JOB, snapshot.generation))
+        snapshots = batches(earlier, ledger.snapshots.recent(NAME, JOB, limit=sys.maxsize)[::-1])
     _audits(audits, messages, totals)
-    records = _plain_outputs(world, messages) + _revenue_outputs(world, messages, cuts)
-    letters = _letters(world, messages)
-    return Found(totals.read, letters, sum(totals.late.values()), keys, records, len(audits))
+    records = _plain_outputs(world, messages) + _revenue_outputs(world, messages, snapshots)
+    dead_letters = _dead_letters(world, messages)
+    return Comparison(totals.read, dead_letters, sum(totals.late.values()), keys, records, len(audits))
 
 
-def _stores(ledger: Ledger, cut: Snapshot, totals: Totals) -> int:
+def _stores(ledger: Ledger, snapshot: Snapshot, totals: Totals) -> int:
     keys = 0
     for name, expected in totals.stores().items():
-        found = contents(ledger, name, cut)
-        assert found == expected, f"{name}: {difference(found, expected)}"
+        actual = contents(ledger, name, snapshot)
+        assert actual == expected, f"{name}: {difference(actual, expected)}"
         keys += len(expected)
-    verify_shards(ledger, cut)
+    verify_shards(ledger, snapshot)
     return keys
 
 
-def contents(ledger: Ledger, name: str, cut: Snapshot) -> dict[Any, Any]:
-    """A store as of a cut, in the shape of `Totals.stores`."""
-    store = next(one for one in ledger.jobs.stores(NAME) if one.name == name)
+def contents(ledger: Ledger, name: str, snapshot: Snapshot) -> dict[Any, Any]:
+    """The values of a store in a snapshot, in the form of `Totals.stores`."""
+    info = next(store for store in ledger.jobs.stores(NAME) if store.name == name)
     values: dict[Any, Any] = {}
     for worker in ledger.jobs.workers(NAME, JOB):
         with open_shard(worker.location) as shard:
-            for group_id in shard.scan(store.group_id, cut.batch, limit=sys.maxsize):
-                value = json.loads(group_id.value or "", parse_float=Decimal)[store.store_column]
-                key = group_id.key if store.window_ms is None else (group_id.key, group_id.window_start)
+            for row in shard.scan(info.group_id, snapshot.batch, limit=sys.maxsize):
+                value = json.loads(row.value or "", parse_float=Decimal)[info.store_column]
+                key = row.key if info.window_ms is None else (row.key, row.window_start)
                 values[key] = (
                     value if "count" in name else (value["runningOrderCount"], Decimal(value["runningRevenue"]))
                 )
@@ -100,13 +100,13 @@ def contents(ledger: Ledger, name: str, cut: Snapshot) -> dict[Any, Any]:
 
 
 def _audits(audits: list[Audit], messages: list[Message], totals: Totals) -> None:
-    read = gapless(audits, topics())
+    read = records_read(audits, topics())
     sums: Counter[str] = Counter()
     for source in (source for audit in audits for source in audit.sources if source.topic == "orders"):
-        sums.update({"applied": source.applied, "letters": sum(source.dead_letters.values())})
+        sums.update({"applied": source.applied, "dead letters": sum(source.dead_letters.values())})
     good = sum(count for count, _ in totals.running.values())
     bad = sum(totals.dead_letters.values())
-    assert (read, sums["applied"], sums["letters"]) == (len(messages), good, bad), (read, sums)
+    assert (read, sums["applied"], sums["dead letters"]) == (len(messages), good, bad), (read, sums)
 
 
 def _plain_outputs(world: World, messages: list[Message]) -> int:
@@ -115,42 +115,44 @@ def _plain_outputs(world: World, messages: list[Message]) -> int:
         expected[order.kind][order.location].append(order.amount)
     number = 0
     for kind in TYPES:
-        found: dict[str, list[Decimal]] = defaultdict(list)
+        actual: dict[str, list[Decimal]] = defaultdict(list)
         for message in read_topic(world.config, f"{kind.lower()}_orders"):
             value = json.loads(message.value() or b"", parse_float=Decimal)
             assert value["locationId"] == (message.key() or b"").decode()
-            found[value["locationId"]].append(value["finalAmount"])
-        assert found == expected[kind], f"{kind}: {difference(found, expected[kind])}"
-        number += sum(map(len, found.values()))
+            actual[value["locationId"]].append(value["finalAmount"])
+        assert actual == expected[kind], f"{kind}: {difference(actual, expected[kind])}"
+        number += sum(map(len, actual.values()))
     return number
 
 
-def _revenue_outputs(world: World, messages: list[Message], cuts: list[Snapshot]) -> int:
-    """Each cut says, of every key that changed in it, the totals as of its end."""
-    places = [{int(p): end for p, end in cut.positions["orders"].items()} for cut in cuts]
-    expected = {kind: _changes(messages, places, kind) for kind in TYPES}
+def _revenue_outputs(world: World, messages: list[Message], snapshots: list[Snapshot]) -> int:
+    """Compare the changes of each snapshot: for every key that changed, the totals at the snapshot's end."""
+    positions = [{int(p): end for p, end in snapshot.positions["orders"].items()} for snapshot in snapshots]
+    expected = {kind: _changes(messages, positions, kind) for kind in TYPES}
     number = 0
     for kind in TYPES:
-        found: dict[str, list[tuple[int, Decimal]]] = defaultdict(list)
+        actual: dict[str, list[tuple[int, Decimal]]] = defaultdict(list)
         for message in read_topic(world.config, f"{kind.lower()}_orders_revenue"):
             value = json.loads(message.value() or b"", parse_float=Decimal)
             total, key = value["totalRevenue"], (message.key() or b"").decode()
             assert value["store"]["locationId"] == total["locationId"] == key
-            found[key].append((total["runnuingOrderCount"], Decimal(total["runningRevenue"])))
-        assert found == expected[kind], f"{kind} revenue: {difference(found, expected[kind])}"
-        number += sum(map(len, found.values()))
+            actual[key].append((total["runnuingOrderCount"], Decimal(total["runningRevenue"])))
+        assert actual == expected[kind], f"{kind} revenue: {difference(actual, expected[kind])}"
+        number += sum(map(len, actual.values()))
     return number
 
 
-def _changes(messages: list[Message], places: list[dict[int, int]], kind: str) -> dict[str, list[tuple[int, Decimal]]]:
-    by_cut: list[list[Any]] = [[] for _ in places]
+def _changes(
+    messages: list[Message], positions: list[dict[int, int]], kind: str
+) -> dict[str, list[tuple[int, Decimal]]]:
+    by_snapshot: list[list[Any]] = [[] for _ in positions]
     for message, order in _orders(messages):
         if order.kind == kind:
             partition, offset = message.partition() or 0, message.offset() or 0
-            by_cut[next(i for i, ends in enumerate(places) if offset < ends.get(partition, 0))].append(order)
+            by_snapshot[next(i for i, ends in enumerate(positions) if offset < ends.get(partition, 0))].append(order)
     totals: dict[str, tuple[int, Decimal]] = {}
     changes: dict[str, list[tuple[int, Decimal]]] = defaultdict(list)
-    for orders in by_cut:
+    for orders in by_snapshot:
         for order in orders:
             count, amount = totals.get(order.location, (0, Decimal(0)))
             totals[order.location] = (count + 1, amount + order.amount)
@@ -159,22 +161,22 @@ def _changes(messages: list[Message], places: list[dict[int, int]], kind: str) -
     return changes
 
 
-def _letters(world: World, messages: list[Message]) -> int:
+def _dead_letters(world: World, messages: list[Message]) -> int:
     expected: dict[tuple[int, int], str] = {}
     for message in messages:
         try:
             read(message.value(), NOW_MS)
         except Exception as bad:
             expected[message.partition() or 0, message.offset() or 0] = str(bad)
-    found = []
-    for letter in read_topic(world.config, "orders_dead_letters"):
-        headers = text_headers(letter)
+    reasons = []
+    for dead_letter in read_topic(world.config, "orders_dead_letters"):
+        headers = text_headers(dead_letter)
         if headers["sluice.topic"] == "orders":
-            place = int(headers["sluice.partition"]), int(headers["sluice.offset"])
-            found.append((place, headers["sluice.reason"]))
-    assert len(found) == len(dict(found)), "a dead letter twice"
-    assert dict(found) == expected, difference(dict(found), expected)
-    return len(found)
+            position = int(headers["sluice.partition"]), int(headers["sluice.offset"])
+            reasons.append((position, headers["sluice.reason"]))
+    assert len(reasons) == len(dict(reasons)), "a record has two dead letters"
+    assert dict(reasons) == expected, difference(dict(reasons), expected)
+    return len(reasons)
 
 
 def _orders(messages: list[Message]) -> Iterator[tuple[Message, Any]]:

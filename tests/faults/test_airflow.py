@@ -1,4 +1,4 @@
-"""Faults of what starts the drivers: Airflow's tasks killed, marked, cleared and timed out."""
+"""Faults of Airflow's tasks, which start the drivers: tasks are killed, marked as failed, cleared and timed out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from sluice.state.model import JobRef
 from tests.airflow_server import AirflowServer
-from tests.faults.conftest import Seen
+from tests.faults.conftest import Observe
 from tests.faults.truth import compare
 from tests.faults.world import World, wait_until, world
 
@@ -53,8 +53,8 @@ class Scheduled:
 
     def task(self, dag: str, run: str) -> dict[str, Any]:
         path = f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/main"
-        found: dict[str, Any] = self.client.get(path).raise_for_status().json()
-        return found
+        instance: dict[str, Any] = self.client.get(path).raise_for_status().json()
+        return instance
 
     def ended(self, dag: str, run: str, timeout: float = 600) -> str:
         ended = wait_until(lambda: self.state(dag, run) in ("success", "failed"), timeout, 0.5)
@@ -62,10 +62,10 @@ class Scheduled:
         return self.state(dag, run)
 
     def drivers(self) -> list[psutil.Process]:
-        """Spark drivers of this pipeline, whoever is their parent: found by their own checkpoint's home."""
-        return [one for one in psutil.process_iter() if self._is_mine(one)]
+        """The Spark drivers of this pipeline, which have its SLUICE_HOME, whatever their parent process is."""
+        return [process for process in psutil.process_iter() if self._is_driver(process)]
 
-    def _is_mine(self, process: psutil.Process) -> bool:
+    def _is_driver(self, process: psutil.Process) -> bool:
         try:
             if "engine/main.py" not in " ".join(process.cmdline()):
                 return False
@@ -80,48 +80,50 @@ def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduled]:
     (home / "dags").mkdir()
     (home / "dags" / "faulty.py").write_text(DAGS)
     with world() as orders:
-        known = orders.settings
+        settings = orders.settings
         environment = {
             "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": orders.config}),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
-            "SLUICE_HOME": str(known.home),
-            "SLUICE_JARS": str(known.jars),
-            "SLUICE_PIPELINES": str(known.pipelines),
+            "SLUICE_HOME": str(settings.home),
+            "SLUICE_JARS": str(settings.jars),
+            "SLUICE_PIPELINES": str(settings.pipelines),
             "SLUICE_MAX_RECORDS": "400",
         }
         with AirflowServer(home, components=COMPONENTS, env=environment) as airflow, airflow.client() as client:
-            made = Scheduled(orders, airflow, client)
+            scheduled = Scheduled(orders, airflow, client)
             parsed = wait_until(lambda: client.get("/api/v2/dags/patient").status_code == 200, 120, 0.5)
             assert parsed, airflow.log()[-3000:]
-            yield made
-        for process in made.drivers():
+            yield scheduled
+        for process in scheduled.drivers():
             process.kill()
 
 
 @pytest.mark.fault("F4", "kill -9 of the Airflow task while its driver works; the retry starts beside the driver")
-def test_a_killed_task(scheduled: Scheduled, seen: Seen) -> None:
+def test_a_killed_task(scheduled: Scheduled, observe: Observe) -> None:
     orders = scheduled.orders
     orders.produce(12_000)
     scheduled.trigger("patient", "killed")
     assert wait_until(lambda: orders.published() >= 1, 300), scheduled.airflow.log()[-3000:]
-    driver = next(one for one in scheduled.drivers() if "java" in one.cmdline()[0])
+    driver = next(process for process in scheduled.drivers() if "java" in process.cmdline()[0])
     task = driver.parent()
     assert task is not None
     task.kill()
     time.sleep(1)
-    assert driver.is_running(), "the driver went with its task"
+    assert driver.is_running(), "the driver ended together with its task"
     assert scheduled.ended("patient", "killed") == "success"
     tries = scheduled.task("patient", "killed")["try_number"]
     assert tries == 2
     with orders.ledger() as ledger:
         lease = ledger.leases.get(JobRef("orders", "main", 1))
     assert lease is not None
-    seen(f"the driver lived on; try {tries} waited for it and ended well, lease epoch {lease.epoch}; {compare(orders)}")
+    observe(
+        f"the driver kept running; try {tries} waited for it and succeeded with epoch {lease.epoch}; {compare(orders)}"
+    )
 
 
-@pytest.mark.fault("F5", "marked failed, cleared, and triggered twice, all within seconds")
-def test_hasty_clicks(scheduled: Scheduled, seen: Seen) -> None:
+@pytest.mark.fault("F5", "a run is marked as failed, cleared, and triggered twice, all within seconds")
+def test_conflicting_requests_within_seconds(scheduled: Scheduled, observe: Observe) -> None:
     orders, client = scheduled.orders, scheduled.client
     orders.produce(6_000, seed=5, start_ms=1_670_231_527_000)
     before = orders.published()
@@ -129,8 +131,8 @@ def test_hasty_clicks(scheduled: Scheduled, seen: Seen) -> None:
     assert wait_until(lambda: orders.published() > before, 300), scheduled.airflow.log()[-3000:]
     path = "/api/v2/dags/patient/dagRuns/first/taskInstances/main"
     client.patch(path, json={"new_state": "failed"}).raise_for_status()
-    again = {"dry_run": False, "task_ids": ["main"], "dag_run_id": "first", "only_failed": False}
-    client.post("/api/v2/dags/patient/clearTaskInstances", json=again).raise_for_status()
+    clear = {"dry_run": False, "task_ids": ["main"], "dag_run_id": "first", "only_failed": False}
+    client.post("/api/v2/dags/patient/clearTaskInstances", json=clear).raise_for_status()
     scheduled.trigger("patient", "second")
     scheduled.trigger("patient", "third")
     most = 0
@@ -141,11 +143,11 @@ def test_hasty_clicks(scheduled: Scheduled, seen: Seen) -> None:
     states = {run: scheduled.state("patient", run) for run in ("first", "second", "third")}
     assert set(states.values()) == {"success"}, states
     assert most == 1
-    seen(f"one run active at a time, the others queued, all three ended well; {compare(orders)}")
+    observe(f"one run was active at a time, the others were queued, and all three succeeded; {compare(orders)}")
 
 
-@pytest.mark.fault("F6", "a driver that hangs (SIGSTOP), and hears no SIGTERM, until its task's time limit of 45 s")
-def test_a_time_limit(scheduled: Scheduled, seen: Seen) -> None:
+@pytest.mark.fault("F6", "a driver hangs (SIGSTOP), so it ignores SIGTERM, until its task's time limit of 45 s")
+def test_a_time_limit(scheduled: Scheduled, observe: Observe) -> None:
     orders = scheduled.orders
     orders.produce(6_000, seed=6, start_ms=1_670_232_527_000)
     before = orders.published()
@@ -155,9 +157,9 @@ def test_a_time_limit(scheduled: Scheduled, seen: Seen) -> None:
     hung = scheduled.task("hasty", "hangs")["try_number"]
     for process in stopped:
         process.suspend()
-    begun = time.monotonic()
+    start = time.monotonic()
     ended = wait_until(lambda: scheduled.task("hasty", "hangs")["try_number"] > hung, 180, 0.5)
-    bound = time.monotonic() - begun
+    seconds = time.monotonic() - start
     assert ended, "the task did not end"
     status = scheduled.ended("hasty", "hangs", 900)
     for process in stopped:
@@ -167,5 +169,6 @@ def test_a_time_limit(scheduled: Scheduled, seen: Seen) -> None:
     if status == "failed":
         scheduled.trigger("patient", "after")
         assert scheduled.ended("patient", "after") == "success"
-    after = f"the task ended {bound:.0f} s after it hung; its lease ran out, and the next try took over"
-    seen(f"{after}; {compare(orders)}")
+    observe(
+        f"the task ended after {seconds:.0f} s; its lease expired, and the next try took it over; {compare(orders)}"
+    )

@@ -1,4 +1,4 @@
-"""Faults of what runs: drivers, brokers, databases, disks and clocks, as processes that are really killed."""
+"""Faults of drivers, brokers, databases, disks and clocks, with real processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from sluice.errors import StateError
 from sluice.testing.kafka import running as running_broker
 from tests.faults.clock import SteppedClock
-from tests.faults.conftest import Seen, small_disk
+from tests.faults.conftest import Observe, small_disk
 from tests.faults.kills import Kills
-from tests.faults.truth import Watching, compare
+from tests.faults.truth import Watcher, compare
 from tests.faults.world import LONGEST_S, Driver, World, wait_until, world
 from tests.ports import free_port
 from tests.postgres import postgres_server
@@ -29,28 +29,28 @@ KILLS = int(os.environ.get("KILLS", "100"))
 PIPELINES = os.environ.get("PIPELINE", "orders words").split()
 DATABASES = os.environ.get("SHARDS", "sqlite postgres").split()
 SUBJECTS = [f"{name}{'-postgres' if kind == 'postgres' else ''}" for name in PIPELINES for kind in DATABASES]
-"""The pipelines whose drivers are killed a hundred times, and where their ledger and shards lie."""
+"""The pipelines whose drivers are killed a hundred times, with the databases of their ledger and shards."""
 
 BATCH = {"orders": 400, "words": 150}
-"""How many records a batch has there: each takes about a second."""
+"""Largest number of records in a batch. Such a batch takes about a second."""
 
 TEN_MINUTES_S = 600.0
 
 
 @pytest.mark.parametrize("subject", ["orders", "words-postgres"], indirect=True)
-@pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` has a hundred)")
-def test_a_kill(subject: World, seen: Seen) -> None:
+@pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` kills a hundred)")
+def test_a_kill(subject: World, observe: Observe) -> None:
     kills = Kills(subject, seed=int(time.time()))
-    found = kills.run(1, BATCH[subject.name], ahead=3)
-    seen(f"died {dict(kills.phases)}; {found}")
+    comparison = kills.run(1, BATCH[subject.name], ahead=3)
+    observe(f"the driver died {dict(kills.phases)}; {comparison}")
 
 
-def test_the_temporary_files_of_a_killed_driver_go_too(
+def test_the_temporary_files_of_a_killed_driver_are_deleted(
     orders: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     driver = orders.start()
-    assert wait_until(lambda: bool([*tmp_path.glob("sluice-run-*/spark-*")])), driver.said[-3000:]
+    assert wait_until(lambda: bool([*tmp_path.glob("sluice-run-*/spark-*")])), driver.output[-3000:]
     driver.kill("all")
     assert [*tmp_path.glob("sluice-run-*/spark-*")]
     orders.close()
@@ -60,16 +60,17 @@ def test_the_temporary_files_of_a_killed_driver_go_too(
 @pytest.mark.heavy
 @pytest.mark.parametrize("subject", SUBJECTS, indirect=True)
 @pytest.mark.fault("F1", f"kill -9 of driver, JVM or both, {KILLS} times at random moments over one long input")
-def test_a_hundred_kills(subject: World, seen: Seen) -> None:
+def test_a_hundred_kills(subject: World, observe: Observe) -> None:
     kills = Kills(subject)
-    found = kills.run(KILLS, BATCH[subject.name])
+    comparison = kills.run(KILLS, BATCH[subject.name])
     assert kills.killed == KILLS
-    seen(f"died {dict(kills.phases)}; a reader saw {kills.watching.asked} times one whole snapshot; {found}")
+    checks = kills.watcher.checks
+    observe(f"the drivers died {dict(kills.phases)}; a reader saw {checks} complete snapshots; {comparison}")
 
 
 @contextmanager
 def working(orders: World, batches: int = 2) -> Iterator[Driver]:
-    """A driver in the middle of a long input."""
+    """A driver that has published some batches of a long input."""
     orders.produce(20_000)
     driver = orders.start(SLUICE_MAX_RECORDS="400", SLUICE_RUN="orders/one/main")
     orders.await_batch(driver, batches - 1)
@@ -77,56 +78,56 @@ def working(orders: World, batches: int = 2) -> Iterator[Driver]:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F3", "a second driver while the first works; then the first is stopped (SIGSTOP), and wakes later")
-def test_two_drivers(orders: World, seen: Seen) -> None:
+@pytest.mark.fault("F3", "a second driver while the first works; then the first is paused (SIGSTOP) and resumed")
+def test_two_drivers(orders: World, observe: Observe) -> None:
     with working(orders) as first:
         second = orders.start(SLUICE_RUN="orders/two/main")
         assert second.wait() == 1
-        refused = next(line for line in second.said.splitlines() if "Another driver is running job" in line)
+        rejection = next(line for line in second.output.splitlines() if "Another driver is running job" in line)
         program = first.python()
         assert program is not None
         program.suspend()
         third = orders.start(SLUICE_RUN="orders/three/main")
-        assert wait_until(lambda: "lease taken over" in third.said or not third.runs, LONGEST_S), third.said
-        assert third.runs, third.said[-3000:]
-        wait_until(lambda: third.said.count("batch published") >= 1 or not third.runs, LONGEST_S)
+        assert wait_until(lambda: "lease taken over" in third.output or not third.runs, LONGEST_S), third.output
+        assert third.runs, third.output[-3000:]
+        wait_until(lambda: third.output.count("batch published") >= 1 or not third.runs, LONGEST_S)
         program.resume()
-        assert first.wait() == 1, first.said[-2000:]
-        assert third.wait() == 0, third.said[-3000:]
-    fenced = next(line for line in first.said.splitlines()[::-1] if line.startswith(("Another driver", "The job")))
-    seen(f"{refused[:130]}; the stopped one, awake: {fenced[:110]}; {compare(orders)}")
+        assert first.wait() == 1, first.output[-2000:]
+        assert third.wait() == 0, third.output[-3000:]
+    error = next(line for line in first.output.splitlines()[::-1] if line.startswith(("Another driver", "The job")))
+    observe(f"{rejection[:130]}; the paused driver after SIGCONT: {error[:110]}; {compare(orders)}")
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F7", "no broker at the start; the broker killed (-9) in mid-batch, and gone for ten minutes")
-def test_no_broker(orders: World, seen: Seen) -> None:
+@pytest.mark.fault("F7", "no broker at the start; the broker is killed (-9) during a batch and stays down ten minutes")
+def test_no_broker(orders: World, observe: Observe) -> None:
     orders.produce(6_000)
     orders.kafka.stop()
-    begun = time.monotonic()
+    start = time.monotonic()
     driver = orders.start()
     assert driver.wait() == 1
-    at_start, why = time.monotonic() - begun, driver.said.strip().splitlines()[-1]
+    at_start, error = time.monotonic() - start, driver.output.strip().splitlines()[-1]
     orders.kafka.start()
     driver = orders.start(SLUICE_MAX_RECORDS="400")
     orders.await_batch(driver, 1)
     broker = running_broker(orders.kafka.folder)
     assert broker is not None
     psutil.Process(broker.pid).kill()
-    begun = time.monotonic()
-    assert driver.wait(400) == 1, driver.said[-3000:]
-    in_batch = time.monotonic() - begun
+    start = time.monotonic()
+    assert driver.wait(400) == 1, driver.output[-3000:]
+    in_batch = time.monotonic() - start
     orders.run(expect=1)
-    time.sleep(max(0.0, TEN_MINUTES_S - (time.monotonic() - begun)))
+    time.sleep(max(0.0, TEN_MINUTES_S - (time.monotonic() - start)))
     orders.kafka.start()
     orders.run()
-    failed = f"failed after {at_start:.0f} s ({why[:90]}) and {in_batch:.0f} s, and again while it was gone"
-    seen(f"{failed}; then resumed: {compare(orders)}")
+    failures = f"runs failed after {at_start:.0f} s ({error[:90]}) and {in_batch:.0f} s, and while the broker was down"
+    observe(f"{failures}; with the broker: {compare(orders)}")
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("what", ["CHECKPOINTS", "SHARDS", "LEDGER"])
-@pytest.mark.fault("F13", "the disk runs full under the checkpoint, the shards, the ledger, in turn")
-def test_a_full_disk(orders: World, seen: Seen, what: str) -> None:
+@pytest.mark.fault("F13", "the disk is full, under the checkpoint, the shards or the ledger")
+def test_a_full_disk(orders: World, observe: Observe, what: str) -> None:
     with small_disk(orders.folder / "disk", "24m") as disk:
         address = {"CHECKPOINTS": str(disk), "SHARDS": f"sqlite:///{disk}", "LEDGER": f"sqlite:///{disk}/ledger.sqlite"}
         orders.environment[f"SLUICE_{what}"] = address[what]
@@ -141,19 +142,19 @@ def test_a_full_disk(orders: World, seen: Seen, what: str) -> None:
             except OSError:
                 pass
         status = driver.wait()
-        assert status == 1, f"{status}: {driver.said[-1500:]}"
-        why = next(line for line in driver.said.splitlines()[::-1] if line.startswith(("The job", "State")))
-        watching = Watching(orders)
+        assert status == 1, f"{status}: {driver.output[-1500:]}"
+        error = next(line for line in driver.output.splitlines()[::-1] if line.startswith(("The job", "State")))
+        watcher = Watcher(orders)
         filler.unlink()
-        watching.look()
+        watcher.check()
         orders.run()
-        watching.look()
-        seen(f"{what.lower()}: {why[:120]}; with space again: {compare(orders)}")
+        watcher.check()
+        observe(f"{what.lower()}: {error[:120]}; with free space: {compare(orders)}")
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F14", "PostgreSQL, which holds ledger and shards, restarted during queries and in mid-run")
-def test_a_restarted_database(tmp_path: Path, seen: Seen) -> None:
+@pytest.mark.fault("F14", "PostgreSQL, with ledger and shards, restarts during queries and during a run")
+def test_a_restarted_database(tmp_path: Path, observe: Observe) -> None:
     port = free_port()
     with world() as orders:
         with postgres_server(tmp_path / "postgres", port) as url:
@@ -161,41 +162,42 @@ def test_a_restarted_database(tmp_path: Path, seen: Seen) -> None:
             orders.produce(8_000)
             driver = orders.start(SLUICE_MAX_RECORDS="400")
             orders.await_batch(driver, 2)
-            watching = Watching(orders)
-            watching.look()
+            watcher = Watcher(orders)
+            watcher.check()
         with pytest.raises(StateError) as down:
-            watching.look()
+            watcher.check()
         assert down.value.status == 503
         time.sleep(3)
         with postgres_server(tmp_path / "postgres", port):
             status = driver.wait()
-            watching.look()
+            watcher.check()
             orders.run()
-            watching.look()
-            found = compare(orders)
-    seen(f"queries 503 while it was down, whole snapshots before and after; the driver ended with {status}; {found}")
+            watcher.check()
+            comparison = compare(orders)
+    result = f"queries returned 503 while it was down, complete snapshots otherwise; the driver ended with {status}"
+    observe(f"{result}; {comparison}")
 
 
 @pytest.mark.heavy
 @pytest.mark.fault(
-    "F18", "a driver's clock stepped an hour ahead, back, and an hour behind, in mid-run; a second one two hours ahead"
+    "F18", "during a run, a driver's clock jumps an hour ahead, back, and an hour behind; a second driver is ahead"
 )
-def test_clocks(orders: World, tmp_path: Path, seen: Seen) -> None:
-    mine, ahead = (SteppedClock(folder) for folder in (tmp_path / "mine", tmp_path / "ahead"))
+def test_clocks(orders: World, tmp_path: Path, observe: Observe) -> None:
+    clock, ahead = (SteppedClock(folder) for folder in (tmp_path / "first", tmp_path / "ahead"))
     orders.produce(24_000)
-    driver = orders.start(SLUICE_MAX_RECORDS="400", SLUICE_RUN="a/stepped/b", **mine.environment)
+    driver = orders.start(SLUICE_MAX_RECORDS="400", SLUICE_RUN="a/stepped/b", **clock.environment)
     for hours in (1, 0, -1):
         orders.await_batch(driver, orders.published() + 3)
-        mine.step(hours)
+        clock.step(hours)
     ahead.step(1)
     second = orders.start(SLUICE_RUN="a/ahead/b", **ahead.environment)
     assert second.wait() == 1
-    assert "Another driver is running job" in second.said, second.said[-2000:]
-    assert driver.runs, "it ended too soon to have been met by the second"
-    assert driver.wait() == 0, driver.said[-3000:]
+    assert "Another driver is running job" in second.output, second.output[-2000:]
+    assert driver.runs, "the first driver ended before the second one started"
+    assert driver.wait() == 0, driver.output[-3000:]
     with orders.ledger() as ledger:
         times = [snapshot.published_at for snapshot in ledger.snapshots.recent("orders", "main", limit=1000)[::-1]]
     back = sum(later < earlier for earlier, later in pairwise(times))
-    assert back == 2, "the clock did not step"
-    stepped = f"{len(times)} batches, twice published at an earlier hour than the one before"
-    seen(f"{stepped}; the second driver was refused while the first lived; {compare(orders)}")
+    assert back == 2, "the clock did not jump"
+    jumps = f"{len(times)} batches, two of them published at an earlier hour than the batch before"
+    observe(f"{jumps}; the second driver was rejected while the first ran; {compare(orders)}")

@@ -1,4 +1,4 @@
-"""Faults that come in the middle: drivers that stop and come back, and steps that die half done."""
+"""Faults in the middle of an operation: drivers that are paused and resumed, and operations that are killed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sluice.state.model import JobRef, Snapshot
 from sluice.testing.kafka import running as running_broker
 from sluice.topics import read_topic
 from tests.faults import orders as orders_pipeline
-from tests.faults.conftest import Seen, small_disk
+from tests.faults.conftest import Observe, small_disk
 from tests.faults.dying import calls
-from tests.faults.truth import Feed, Watching, compare
+from tests.faults.truth import Feed, Watcher, compare
 from tests.faults.world import ROOT, Driver, World, wait_until
 from tests.ports import free_port
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(7200)]
 
 BATCH = {"orders": "400", "words": "150"}
 LONG_S = 900.0
-"""Far longer than anything takes that is waited for, on a machine with much else to do."""
+"""A timeout that is far longer than any of these operations takes, even on a busy machine."""
 
 both = pytest.mark.parametrize("subject", ["orders", "words"], indirect=True)
 everywhere = pytest.mark.parametrize("subject", ["orders", "words", "orders-postgres", "words-postgres"], indirect=True)
@@ -44,62 +44,64 @@ def start(world: World, *arguments: str) -> Driver:
 
 
 def await_more(world: World, driver: Driver, batches: int = 1) -> None:
-    """Return when the driver has published more batches of the last job, and still works."""
+    """Wait until the driver has published `batches` more batches of the last job. Raises if the driver has ended."""
     world.await_batch(driver, world.published() + batches)
 
 
 @everywhere
-@pytest.mark.fault("F24", "SIGSTOP of driver, JVM and workers past their lease; two other runs end; SIGCONT; twice")
-def test_a_driver_that_was_stopped_past_its_lease(subject: World, seen: Seen) -> None:
-    feed, chance, said = Feed(subject), random.Random(11), []
+@pytest.mark.fault("F24", "SIGSTOP of driver, JVM and Python workers; two other runs after the lease expired; SIGCONT")
+def test_a_driver_that_is_paused_past_its_lease(subject: World, observe: Observe) -> None:
+    feed, rng, ends = Feed(subject), random.Random(11), []
     feed(6 * int(BATCH[subject.name]))
     for _ in range(2):
         stopped = start(subject)
         await_more(subject, stopped)
-        time.sleep(chance.uniform(0, 1))
+        time.sleep(rng.uniform(0, 1))
         processes = stopped.members()
         for process in processes:
             process.suspend()
         second = start(subject)
-        assert second.wait() == 0, second.said[-3000:]
+        assert second.wait() == 0, second.output[-3000:]
         feed(int(BATCH[subject.name]))
         assert start(subject).wait() == 0
         for process in processes:
             if process.is_running():
                 process.resume()
         status = stopped.wait()
-        assert status == 0 or "lost its lease" in stopped.said, stopped.said[-3000:]
-        said.append(f"{status}: {stopped.said.strip().splitlines()[-1][:90]}")
+        assert status == 0 or "lost its lease" in stopped.output, stopped.output[-3000:]
+        ends.append(f"{status}: {stopped.output.strip().splitlines()[-1][:90]}")
         feed(5 * int(BATCH[subject.name]))
     subject.run()
-    seen(f"awake again, they ended with {said}; {compare(subject)}")
+    observe(f"the resumed drivers ended with {ends}; {compare(subject)}")
 
 
 @both
-@pytest.mark.fault("F25", "kill -9 during a rebuild, of driver, JVM or both, three times; runs before and after")
-def test_a_killed_rebuild(subject: World, seen: Seen) -> None:
-    feed, chance, watching = Feed(subject), random.Random(12), Watching(subject)
+@pytest.mark.fault("F25", "kill -9 of driver, JVM or both during a rebuild, three times")
+def test_a_killed_rebuild(subject: World, observe: Observe) -> None:
+    feed, rng, watcher = Feed(subject), random.Random(12), Watcher(subject)
     feed(6 * int(BATCH[subject.name]))
     assert start(subject).wait() == 0
     killed = 0
     while killed < 3:
         rebuild = start(subject, "--rebuild")
         _await_build(subject, rebuild)
-        time.sleep(chance.uniform(0, 5))
+        time.sleep(rng.uniform(0, 5))
         if rebuild.runs:
-            rebuild.kill(chance.choice(("java", "python", "all")))
+            rebuild.kill(rng.choice(("java", "python", "all")))
             killed += 1
         else:
-            assert rebuild.process.returncode == 0, rebuild.said[-3000:]
-        watching.look()
+            assert rebuild.process.returncode == 0, rebuild.output[-3000:]
+        watcher.check()
     feed(int(BATCH[subject.name]))
     subject.run()
     before = snapshots(subject)
     start_to_end(subject, "--rebuild")
     feed(int(BATCH[subject.name]))
     subject.run()
-    watching.look()
-    seen(f"killed 3 times; the old generation was read meanwhile, runs went on; rebuilt: {compare(subject, before)}")
+    watcher.check()
+    observe(
+        f"queries read the old generation, and runs continued; after a complete rebuild: {compare(subject, before)}"
+    )
 
 
 def _await_build(world: World, rebuild: Driver) -> None:
@@ -107,21 +109,21 @@ def _await_build(world: World, rebuild: Driver) -> None:
 
 
 def _builds(world: World) -> bool:
-    """Whether a generation that is not read has begun a batch."""
+    """Whether a generation other than the current one has begun a batch."""
     with world.ledger() as ledger:
-        read = {f"{job}/g{ledger.jobs.generation(world.name, job)}" for job in world.jobs}
+        current = {f"{job}/g{ledger.jobs.generation(world.name, job)}" for job in world.jobs}
     folder = Path(world.settings.checkpoints) / world.name
     begun = (file.relative_to(folder).parts for file in folder.glob("*/g*/spark/offsets/[0-9]*"))
-    return any(f"{job}/{generation}" not in read for job, generation, *_ in begun)
+    return any(f"{job}/{generation}" not in current for job, generation, *_ in begun)
 
 
 def start_to_end(world: World, *arguments: str) -> None:
     driver = start(world, *arguments)
-    assert driver.wait() == 0, driver.said[-3000:]
+    assert driver.wait() == 0, driver.output[-3000:]
 
 
 def snapshots(world: World) -> list[Snapshot]:
-    """All that are published, oldest first."""
+    """All published snapshots, oldest first."""
     with world.ledger() as ledger:
         return [
             snapshot for job in world.jobs for snapshot in ledger.snapshots.recent(world.name, job, limit=10**6)[::-1]
@@ -133,10 +135,10 @@ TOKEN = "a-token-of-these-tests"
 
 @contextmanager
 def state_server(world: World, folder: Path, workers: str = "") -> Iterator[str]:
-    """A state server as a process; yields its address."""
-    port, known = free_port(), world.settings
+    """Run a state server as a process; yields its address."""
+    port, ledger = free_port(), world.settings.ledger
     environment = {
-        "SLUICE_HOME": str(world.home), "SLUICE_LEDGER": known.ledger, "SLUICE_SHARDS": f"sqlite:///{folder}",
+        "SLUICE_HOME": str(world.home), "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": f"sqlite:///{folder}",
         "SLUICE_SERVER_TOKEN": TOKEN, "PATH": str(Path(sys.executable).parent),
     }  # fmt: skip
     command = [str(Path(sys.executable).parent / "sluice"), "serve", "--port", str(port)]
@@ -146,7 +148,7 @@ def state_server(world: World, folder: Path, workers: str = "") -> Iterator[str]
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=output, stderr=output)
     try:
         ready = wait_until(lambda: "answers on" in log.read_text() or process.poll() is not None, LONG_S, 0.1)
-        assert ready, "the state server does not answer"
+        assert ready, "the state server does not start"
         assert process.poll() is None, log.read_text()
         yield f"127.0.0.1:{port}"
     finally:
@@ -155,9 +157,9 @@ def state_server(world: World, folder: Path, workers: str = "") -> Iterator[str]
 
 
 @both
-@pytest.mark.fault("F26", "kill -9 at 12 steps of moving a worker to a state server, and of bringing it back")
-def test_a_killed_move(subject: World, seen: Seen) -> None:
-    feed, chance, watching = Feed(subject), random.Random(13), Watching(subject)
+@pytest.mark.fault("F26", "kill -9 at 12 points of moving a worker to a state server and back")
+def test_a_killed_move(subject: World, observe: Observe) -> None:
+    feed, rng, watcher = Feed(subject), random.Random(13), Watcher(subject)
     subject.environment["SLUICE_SERVER_TOKEN"] = TOKEN
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
@@ -175,21 +177,21 @@ def test_a_killed_move(subject: World, seen: Seen) -> None:
         for target in (away, home):
             for _ in range(6):
                 move = ("move", subject.settings.ledger, subject.name, "0", target)
-                died += not calls(*move, dying_after=chance.randrange(1, steps), environment=environment)
-                watching.look()
+                died += not calls(*move, dying_after=rng.randrange(1, steps), environment=environment)
+                watcher.check()
             calls(*move, environment=environment)
             feed(int(BATCH[subject.name]))
             start_to_end(subject)
-            watching.look()
-        assert died > 3, f"it was done before it died: {died} of 12 died"
-        found = compare(subject)
-    seen(f"{died} of 12 died, at steps 1 to {steps}; moved and brought back all the same; {found}")
+            watcher.check()
+        assert died > 3, f"only {died} of 12 moves were killed before they ended"
+        comparison = compare(subject)
+    observe(f"{died} of 12 moves were killed, at calls 1 to {steps}; the last ones completed; {comparison}")
 
 
 @both
-@pytest.mark.fault("F27", "kill -9 of retention, again and again while a run writes and a reader looks")
-def test_killed_retention(subject: World, seen: Seen) -> None:
-    feed, chance = Feed(subject), random.Random(14)
+@pytest.mark.fault("F27", "kill -9 of retention, many times while a run writes")
+def test_killed_retention(subject: World, observe: Observe) -> None:
+    feed, rng = Feed(subject), random.Random(14)
     feed(12 * int(BATCH[subject.name]))
     driver = start(subject)
     environment = {"SLUICE_HOME": str(subject.home)}
@@ -197,74 +199,77 @@ def test_killed_retention(subject: World, seen: Seen) -> None:
     died = rounds = 0
     while driver.runs:
         retain = ("retain", subject.settings.ledger, subject.name, "2")
-        died += not calls(*retain, dying_after=chance.randrange(1, 200), environment=environment)
+        died += not calls(*retain, dying_after=rng.randrange(1, 200), environment=environment)
         rounds += 1
-    assert driver.wait() == 0, driver.said[-3000:]
+    assert driver.wait() == 0, driver.output[-3000:]
     assert died
     calls("retain", subject.settings.ledger, subject.name, "2", environment=environment)
     feed(int(BATCH[subject.name]))
     subject.run()
     calls("retain", subject.settings.ledger, subject.name, "1", environment=environment)
     with subject.ledger() as ledger:
-        left = {job: len(ledger.snapshots.recent(subject.name, job)) for job in subject.jobs}
-        assert set(left.values()) == {1}, left
+        kept = {job: len(ledger.snapshots.recent(subject.name, job)) for job in subject.jobs}
+        assert set(kept.values()) == {1}, kept
         for job in subject.jobs:
             snapshot = ledger.snapshots.latest(subject.name, job)
             assert snapshot is not None
-            stores = whole_stores(subject, snapshot)
-    seen(f"retention died {died} times of {rounds} while the run wrote; one snapshot is left, and {stores} keys equal")
+            keys = check_stores(subject, snapshot)
+    observe(
+        f"retention was killed {died} of {rounds} times while the run wrote; one snapshot is kept, {keys} keys equal"
+    )
 
 
-def whole_stores(world: World, snapshot: Snapshot) -> int:
-    """How many keys the stores of a snapshot have, all as they must be; audits are forgotten with their snapshots."""
+def check_stores(world: World, snapshot: Snapshot) -> int:
+    """The number of keys in a snapshot's stores. Raises AssertionError for a wrong value.
+
+    Does not need audits, which retention removes together with their snapshots.
+    """
     from tests.faults import words
 
     with world.ledger() as ledger:
         if world.name == "words":
-            words.whole(ledger, world, snapshot)
+            words.check_snapshot(ledger, world, snapshot)
             return sum(1 for _ in words.read(world))
         return orders_pipeline.stores_equal(ledger, world, snapshot)
 
 
 @both
-@pytest.mark.fault("F28", "kill -9 of the broker while a batch's transaction is open, twice; started again")
-def test_a_broker_killed_in_a_transaction(subject: World, seen: Seen) -> None:
-    feed, said = Feed(subject), []
+@pytest.mark.fault("F28", "kill -9 of the broker while a batch's transaction is open, twice")
+def test_a_broker_killed_in_a_transaction(subject: World, observe: Observe) -> None:
+    feed, statuses = Feed(subject), []
     topic = {"orders": "general_orders", "words": "letters_with_description_left"}[subject.name]
     feed(2 * int(BATCH[subject.name]))
     start_to_end(subject)
-    hit = 0
-    while hit < 2:
+    killed = 0
+    while killed < 2:
         feed(6 * int(BATCH[subject.name]))
         driver = start(subject)
         program = _stopped_in_a_transaction(subject, driver, topic)
         if program is None:
-            assert driver.wait() == 0, driver.said[-3000:]
+            assert driver.wait() == 0, driver.output[-3000:]
             continue
         broker = running_broker(subject.kafka.folder)
         assert broker is not None
         psutil.Process(broker.pid).kill()
         psutil.Process(broker.pid).wait(30)
-        hit += 1
+        killed += 1
         subject.kafka.start()
         program.resume()
-        said.append(driver.wait())
+        statuses.append(driver.wait())
     subject.run()
-    seen(f"the drivers ended with {said}; after one more run: {compare(subject)}")
+    observe(f"the drivers ended with {statuses}; after another run: {compare(subject)}")
 
 
 def _stopped_in_a_transaction(world: World, driver: Driver, topic: str) -> psutil.Process | None:
-    """The driver's program, stopped while records of its transaction are in the topic; None if it ended before."""
+    """The driver's program, paused while its transaction has records in the topic. None if the driver ended before."""
     admin = world.admin()
     with closing(Consumer({**world.config, "group.id": "open"})) as consumer:
         partitions = [TopicPartition(topic, number) for number in consumer.list_topics(topic).topics[topic].partitions]
 
     def ends(level: IsolationLevel) -> dict[int, int]:
-        asked = {one: OffsetSpec.latest() for one in partitions}  # type: ignore[no-untyped-call]
-        return {
-            of.partition: found.result(60).offset
-            for of, found in admin.list_offsets(asked, isolation_level=level, request_timeout=60).items()
-        }
+        latest = {partition: OffsetSpec.latest() for partition in partitions}  # type: ignore[no-untyped-call]
+        futures = admin.list_offsets(latest, isolation_level=level, request_timeout=60)
+        return {partition.partition: future.result(60).offset for partition, future in futures.items()}
 
     while (program := driver.python()) is None:
         if not driver.runs:
@@ -274,7 +279,7 @@ def _stopped_in_a_transaction(world: World, driver: Driver, topic: str) -> psuti
         if ends(IsolationLevel.READ_UNCOMMITTED) == ends(IsolationLevel.READ_COMMITTED):
             continue
         program.suspend()
-        # Stopped for good now: what is open stays open.
+        # The driver is paused now, so an open transaction stays open.
         if ends(IsolationLevel.READ_UNCOMMITTED) != ends(IsolationLevel.READ_COMMITTED):
             return program
         program.resume()
@@ -283,18 +288,18 @@ def _stopped_in_a_transaction(world: World, driver: Driver, topic: str) -> psuti
 
 @everywhere
 @pytest.mark.fault("F29", "two runs started at the same moment, twice")
-def test_two_runs_at_the_same_moment(subject: World, seen: Seen) -> None:
-    feed, said = Feed(subject), []
+def test_two_runs_at_the_same_moment(subject: World, observe: Observe) -> None:
+    feed, results = Feed(subject), []
     for _ in range(2):
         feed(4 * int(BATCH[subject.name]))
-        pair = [start(subject) for _ in range(2)]
-        ended = sorted(driver.wait() for driver in pair)
-        assert ended in ([0, 0], [0, 1]), [driver.said[-2000:] for driver in pair]
-        refused = [line for driver in pair for line in driver.said.splitlines() if "by another driver" in line]
-        assert len(refused) == sum(ended)
-        said.append(f"{ended}")
+        drivers = [start(subject) for _ in range(2)]
+        statuses = sorted(driver.wait() for driver in drivers)
+        assert statuses in ([0, 0], [0, 1]), [driver.output[-2000:] for driver in drivers]
+        errors = [line for driver in drivers for line in driver.output.splitlines() if "by another driver" in line]
+        assert len(errors) == sum(statuses)
+        results.append(f"{statuses}")
     subject.run()
-    seen(f"they ended with {', '.join(said)}, whoever failed was refused; {compare(subject)}")
+    observe(f"the runs ended with {', '.join(results)}; a failed one did not get the lease; {compare(subject)}")
 
 
 SMALL = {"SHARDS": "2m", "CHECKPOINTS": "900k", "LEDGER": "400k"}
@@ -302,8 +307,8 @@ SMALL = {"SHARDS": "2m", "CHECKPOINTS": "900k", "LEDGER": "400k"}
 
 @both
 @pytest.mark.parametrize("what", SMALL)
-@pytest.mark.fault("F30", "a small file system that the pipeline itself fills: under shards, checkpoints, ledger")
-def test_a_small_file_system(subject: World, seen: Seen, what: str) -> None:
+@pytest.mark.fault("F30", "the pipeline fills the small file system under its shards, checkpoints or ledger")
+def test_a_small_file_system(subject: World, observe: Observe, what: str) -> None:
     feed = Feed(subject)
     with small_disk(subject.folder / "small", SMALL[what]) as disk:
         address = {"CHECKPOINTS": str(disk), "SHARDS": f"sqlite:///{disk}", "LEDGER": f"sqlite:///{disk}/ledger.sqlite"}
@@ -311,23 +316,23 @@ def test_a_small_file_system(subject: World, seen: Seen, what: str) -> None:
         driver, runs = None, 0
         while driver is None or driver.wait() == 0:
             runs += 1
-            assert runs < 10, f"{SMALL[what]} do not become full"
+            assert runs < 10, f"the pipeline does not fill {SMALL[what]}"
             feed(10 * int(BATCH[subject.name]))
             driver = start(subject)
         assert driver.wait() == 1
-        why = driver.said.strip().splitlines()[-1][:150]
+        error = driver.output.strip().splitlines()[-1][:150]
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
-        watching = Watching(subject)
-        watching.look()
+        watcher = Watcher(subject)
+        watcher.check()
         subject.run()
-        watching.look()
-        seen(f"{what.lower()}, full in run {runs}: {why}; with more space: {compare(subject)}")
+        watcher.check()
+        observe(f"{what.lower()} full in run {runs}: {error}; with more space: {compare(subject)}")
 
 
 @pytest.mark.fault(
-    "F31", "killed after the Kafka commit and before the ledger's; then the pipeline has one output more"
+    "F31", "a driver is killed between the Kafka commit and the ledger's commit; then the pipeline gets another output"
 )
-def test_one_output_more_after_a_crash(orders: World, seen: Seen) -> None:
+def test_another_output_after_a_crash(orders: World, observe: Observe) -> None:
     feed = Feed(orders)
     folder = orders.folder / "jobs"
     shutil.copytree(ROOT / "spark_jobs", folder)
@@ -335,36 +340,37 @@ def test_one_output_more_after_a_crash(orders: World, seen: Seen) -> None:
     feed(2_000)
     driver = start(orders)
     await_more(orders, driver, 2)
-    # While somebody else writes to the ledger, the driver waits for it, with its output out.
+    # While another connection writes to the ledger, the driver waits between the Kafka commit and the ledger's commit.
     with closing(sqlite3.connect(orders.home / "ledger.sqlite", timeout=60, isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
         before = int(ledger.execute("SELECT max(batch) FROM snapshots").fetchone()[0])
-        assert wait_until(lambda: marker(orders) > before or not driver.runs, LONG_S), driver.said[-3000:]
-        assert driver.runs, driver.said[-3000:]
+        assert wait_until(lambda: marker(orders) > before or not driver.runs, LONG_S), driver.output[-3000:]
+        assert driver.runs, driver.output[-3000:]
         driver.kill("all")
         ledger.execute("ROLLBACK")
     assert (orders.published(), marker(orders)) == (before, before + 1)
     file = folder / "orders.py"
-    more = '\norders.filter("finalAmount > 20").map_values("locationId").to("dear_orders")\n'
-    file.write_text(file.read_text() + more)
+    output = '\norders.filter("finalAmount > 20").map_values("locationId").to("dear_orders")\n'
+    file.write_text(file.read_text() + output)
     feed(1_000)
     start_to_end(orders)
-    found = compare(orders)
-    with orders.ledger() as known:
-        snapshot = known.snapshots.latest("orders", "main")
+    comparison = compare(orders)
+    with orders.ledger() as opened:
+        snapshot = opened.snapshots.latest("orders", "main")
         assert snapshot is not None
-        told = sum(audit.outputs.get("dear_orders", 0) for audit in known.audits.all(snapshot.ref))
+        audited = sum(audit.outputs.get("dear_orders", 0) for audit in opened.audits.all(snapshot.ref))
     written = sum(1 for _ in read_topic(orders.config, "dear_orders"))
     assert written > 0
-    assert told == written, f"the audits tell of {told} records, and the topic has {written}"
-    seen(f"batch {before + 1} was out and not published; the new output has {written} records, as audited; {found}")
+    assert audited == written, f"the audits count {audited} records, and the topic has {written}"
+    result = f"batch {before + 1} was written but not published; the new output has {written} records, as audited"
+    observe(f"{result}; {comparison}")
 
 
 def marker(world: World) -> int:
-    """The last batch whose output is out, -1 if none."""
+    """The last batch whose output is written, -1 if none."""
     writer = Writer(JobRef(world.name, world.jobs[-1], 1), f"{world.name}_markers")
     try:
-        found = read_marker(world.config, writer)
+        last = read_marker(world.config, writer)
     except EngineError:
         return -1
-    return -1 if found is None else found.batch.number
+    return -1 if last is None else last.batch.number

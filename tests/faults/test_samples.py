@@ -1,4 +1,4 @@
-"""A sample of each fault that comes in the middle, without drivers of its own; the rest is in test_interruptions."""
+"""Short versions of the scenarios in test_interruptions, without Spark drivers where possible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sluice.testing.kafka import running as running_broker
 from sluice.topics import read_topic
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, sale, sales_of, shop
-from tests.faults.conftest import Seen, small_disk
+from tests.faults.conftest import Observe, small_disk
 from tests.faults.dying import calls
 from tests.faults.world import wait_until
 from tests.ports import free_port
@@ -45,64 +45,64 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, JobRef
 from sluice.remote.opening import open_shard
 
-ledger, place, key, beat = sys.argv[1:]
-with Ledger.open(ledger) as opened, open_shard(place, to_write=True) as shard:
+ledger, location, key, beat = sys.argv[1:]
+with Ledger.open(ledger) as opened, open_shard(location, to_write=True) as shard:
     with Lease(opened.leases, JobRef("orders", "totals", 1), this_process(""), Patience(beat_s=float(beat))) as lease:
-        print("holds it", flush=True)
+        print("holds the lease", flush=True)
         sys.stdin.readline()
         try:
             shard.write(1, [(0, key, NO_WINDOW, NO_WINDOW, "[666]")], lease.epoch)
             print("written", flush=True)
-        except LeaseError as refused:
-            print("refused", flush=True)
+        except LeaseError:
+            print("rejected", flush=True)
 """
 
 
 @pytest.fixture
 def states(tmp_path: Path) -> Iterator[States]:
-    made = States(f"sqlite:///{tmp_path}/home", workers=2)
-    yield made
-    made.ledger.close()
+    states = States(f"sqlite:///{tmp_path}/home", workers=2)
+    yield states
+    states.ledger.close()
 
 
-@pytest.mark.fault("F24", "SIGSTOP of a writer past its lease, and SIGCONT once another has written (a sample)")
-def test_a_stopped_writer_writes_no_more(states: States, seen: Seen) -> None:
+@pytest.mark.fault("F24", "SIGSTOP of a writer past its lease, and SIGCONT after another has written (a sample)")
+def test_a_paused_writer_cannot_write_after_it_resumes(states: States, observe: Observe) -> None:
     states.publish({"a": "[1]"})
-    place = states.location(owner("a", 2))
-    command = [sys.executable, "-c", WRITER, str(states.ledger.engine.url), place, "a", "5"]
+    location = states.location(owner("a", 2))
+    command = [sys.executable, "-c", WRITER, str(states.ledger.engine.url), location, "a", "5"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None
-        assert writer.stdout.readline() == "holds it\n"
-        # Its next sign of life is far off: stopped in the middle of one, it would keep SQLite's lock.
+        assert writer.stdout.readline() == "holds the lease\n"
+        # Its next renewal is seconds away: if it were paused during a renewal, it would hold SQLite's lock.
         psutil.Process(writer.pid).suspend()
         with Lease(states.ledger.leases, JobRef("orders", "totals", 1), this_process("other"), QUICK) as lease:
-            with open_shard(place, to_write=True) as shard:
+            with open_shard(location, to_write=True) as shard:
                 shard.write(1, [(0, "a", -1, -1, "[2]")], lease.epoch)
             assert states.ledger.snapshots.publish(make_snapshot(1))
             psutil.Process(writer.pid).resume()
             print(file=writer.stdin, flush=True)
-            said = writer.stdout.readline()
-    assert said == "refused\n"
-    with open_shard(place) as shard:
-        assert [group_id.value for group_id in shard.scan(0, 1, limit=9)] == ["[2]"]
-    seen("awake again, it was refused; what the other wrote is there")
+            result = writer.stdout.readline()
+    assert result == "rejected\n"
+    with open_shard(location) as shard:
+        assert [row.value for row in shard.scan(0, 1, limit=9)] == ["[2]"]
+    observe("the resumed writer was rejected; the shard has the other writer's row")
 
 
 @pytest.mark.fault("F29", "three drivers take a lease at the same moment (a sample)")
-def test_one_of_three_gets_the_lease(states: States, seen: Seen) -> None:
+def test_one_of_three_gets_the_lease(states: States, observe: Observe) -> None:
     states.publish({"a": "[1]"})
     command = [sys.executable, "-c", WRITER, str(states.ledger.engine.url), states.location(0), "b", "0.05"]
     writers = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    wait_until(lambda: sum(one.poll() is not None for one in writers) == 2, 120)
-    said = [one.communicate("\n") for one in writers]
-    assert sorted(out for out, _ in said) == ["", "", "holds it\nwritten\n"]
-    refused = [error for out, error in said if not out]
-    assert all("Another driver is running job" in error for error in refused), refused
-    seen("one held it and wrote, two were refused")
+    wait_until(lambda: sum(writer.poll() is not None for writer in writers) == 2, 120)
+    outputs = [writer.communicate("\n") for writer in writers]
+    assert sorted(out for out, _ in outputs) == ["", "", "holds the lease\nwritten\n"]
+    errors = [error for out, error in outputs if not out]
+    assert all("Another driver is running job" in error for error in errors), errors
+    observe("one took the lease and wrote, two were rejected")
 
 
 @pytest.fixture
@@ -113,54 +113,54 @@ def token(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     settings.cache_clear()
 
 
-@pytest.mark.fault("F26", "kill -9 at three steps of moving a worker to a state server (a sample)")
-def test_a_killed_move(states: States, token: dict[str, str], tmp_path: Path, seen: Seen) -> None:
+@pytest.mark.fault("F26", "kill -9 at three points of moving a worker to a state server (a sample)")
+def test_a_killed_move(states: States, token: dict[str, str], tmp_path: Path, observe: Observe) -> None:
     for number in range(3):
         states.publish(dict.fromkeys("abcdefgh", f"[{number}]"))
-    mine = [key for key in "abcdefgh" if owner(key, 2) == 0]
+    keys = [key for key in "abcdefgh" if owner(key, 2) == 0]
     host = Host(states.ledger, tmp_path / "away").start()
     move = ("move", str(states.ledger.engine.url), "orders", "0", f"127.0.0.1:{host.port}")
     steps = calls("move", *move[1:3], "1", move[4], environment=token)
-    chance = random.Random()
-    at = [chance.randrange(1, steps) for _ in range(3)]
-    died = [step for step in at if not calls(*move, dying_after=step, environment=token)]
+    rng = random.Random()
+    chosen = [rng.randrange(1, steps) for _ in range(3)]
+    died = [step for step in chosen if not calls(*move, dying_after=step, environment=token)]
     calls(*move, environment=token)
     worker = states.ledger.jobs.workers("orders", "totals")[0]
     assert worker.port == host.port
     with open_shard(worker.location) as shard:
-        assert {group_id.key: group_id.value for group_id in shard.scan(0, 2, limit=99)} == dict.fromkeys(mine, "[2]")
-        assert {group_id.value for group_id in shard.scan(0, 1, limit=99)} == {"[1]"}
+        assert {row.key: row.value for row in shard.scan(0, 2, limit=99)} == dict.fromkeys(keys, "[2]")
+        assert {row.value for row in shard.scan(0, 1, limit=99)} == {"[1]"}
     host.stop()
-    seen(f"it died at steps {died} of {steps}, and was done when started again")
+    observe(f"the move was killed at calls {died} of {steps}, and completed when it was repeated")
 
 
-@pytest.mark.fault("F27", "kill -9 at four steps of retention (a sample)")
-def test_killed_retention(states: States, seen: Seen) -> None:
+@pytest.mark.fault("F27", "kill -9 at four points of retention (a sample)")
+def test_killed_retention(states: States, observe: Observe) -> None:
     for number in range(8):
         states.publish(dict.fromkeys("abcd", f"[{number}]"))
-    chance, died = random.Random(), []
-    for step in (chance.randrange(1, 150) for _ in range(4)):
+    rng, died = random.Random(), []
+    for step in (rng.randrange(1, 150) for _ in range(4)):
         if not calls("retain", str(states.ledger.engine.url), "orders", "2", dying_after=step, environment={}):
             died.append(step)
         for snapshot in states.ledger.snapshots.recent("orders", "totals"):
-            assert held(states, snapshot.batch) == dict.fromkeys("abcd", f"[{snapshot.batch}]")
+            assert values_of(states, snapshot.batch) == dict.fromkeys("abcd", f"[{snapshot.batch}]")
     calls("retain", str(states.ledger.engine.url), "orders", "2", environment={})
     assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")] == [7, 6]
-    seen(f"it died at steps {died}; every snapshot that was left was whole; two are left in the end")
+    observe(f"retention was killed at calls {died}; every remaining snapshot was complete; two are kept in the end")
 
 
-def held(states: States, batch: int) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+def values_of(states: States, batch: int) -> dict[str, str | None]:
+    values: dict[str, str | None] = {}
     for worker in states.ledger.jobs.workers("orders", "totals"):
         with open_shard(worker.location) as shard:
-            found |= {group_id.key: group_id.value for group_id in shard.scan(0, batch, limit=99)}
-    return found
+            values |= {row.key: row.value for row in shard.scan(0, batch, limit=99)}
+    return values
 
 
-@pytest.mark.fault("F28", "kill -9 of the broker while a batch's transaction is open; started again (a sample)")
-def test_a_broker_killed_in_a_transaction(tmp_path: Path, seen: Seen) -> None:
+@pytest.mark.fault("F28", "kill -9 of the broker while a batch's transaction is open (a sample)")
+def test_a_broker_killed_in_a_transaction(tmp_path: Path, observe: Observe) -> None:
     def values() -> list[bytes | None]:
-        return [one.value() for one in read_topic({"bootstrap.servers": kafka.bootstrap}, "out")]
+        return [message.value() for message in read_topic({"bootstrap.servers": kafka.bootstrap}, "out")]
 
     with EmbeddedKafka(tmp_path / "kafka", free_port()) as kafka:
         kafka.create_topics({"out": 1, "markers": 1})
@@ -171,23 +171,23 @@ def test_a_broker_killed_in_a_transaction(tmp_path: Path, seen: Seen) -> None:
             broker = running_broker(kafka.folder)
             assert broker is not None
 
-            def killing() -> Iterator[tuple[str, pa.Table]]:
+            def records_then_kill() -> Iterator[tuple[str, pa.Table]]:
                 yield "out", records("lost", "b")
-                output._producer.flush(30)  # what is in the topic now is of an open transaction
+                output._producer.flush(30)  # the topic now has records of an open transaction
                 psutil.Process(broker.pid).kill()
                 psutil.Process(broker.pid).wait(30)
                 kafka.start()
 
             try:
-                output.send(batch(1), killing())
-                ended = "went on"
+                output.send(batch(1), records_then_kill())
+                result = "continued"
             except EngineError as error:
-                ended = str(error)[:80]
+                result = f"failed: {str(error)[:80]}"
         with TransactionalOutput(config, writer, {"out": 1_000_000}) as output:
             output.send(batch(1), [("out", records("lost", "b"))])
             output.send(batch(2), [("out", records("c"))])
         assert values() == [b"a", b"lost", b"b", b"c"]
-    seen(f"the writer {ended}; the next one: every batch is there once")
+    observe(f"the writer {result}; after the next writer, the topic has every batch once")
 
 
 def batch(number: int) -> Batch:
@@ -200,8 +200,8 @@ def records(*values: str) -> pa.Table:
 
 
 @contextmanager
-def refusing(running: Running) -> Iterator[None]:
-    """The ledger takes no more snapshots: a run ends as by a crash right before the ledger's commit."""
+def ledger_fails(running: Running) -> Iterator[None]:
+    """Make the ledger reject snapshots, so that a run ends as after a crash right before the ledger's commit."""
     ledger = running.settings.home / "ledger.sqlite"
     refuse = "CREATE TRIGGER refuse BEFORE INSERT ON snapshots BEGIN SELECT RAISE(ABORT, 'a crash'); END"
     for statement in (refuse, "DROP TRIGGER refuse"):
@@ -212,13 +212,13 @@ def refusing(running: Running) -> Iterator[None]:
             yield
 
 
-@pytest.mark.fault("F31", "a run that ends between Kafka's commit and the ledger's, then one output more (a sample)")
-def test_what_dies_before_the_ledgers_commit(start: Start, seen: Seen) -> None:
+@pytest.mark.fault("F31", "a run ends between the Kafka commit and the ledger's; then another output (a sample)")
+def test_a_run_that_ends_before_the_ledgers_commit(start: Start, observe: Observe) -> None:
     running = start(copied(), sales=2)
     running.send("sales", *(sale(key) for key in "ab"))
     running.run()
     running.send("sales", *(sale(key) for key in "abc"))
-    with refusing(running), pytest.raises(SluiceError, match="a crash"):
+    with ledger_fails(running), pytest.raises(SluiceError, match="a crash"):
         running.run()
     running.send("sales", sale("d"))
     running.pipeline = copied(more=True)(running.names)
@@ -227,9 +227,9 @@ def test_what_dies_before_the_ledgers_commit(start: Start, seen: Seen) -> None:
     assert sorted(key or "" for key, _ in running.output("copies")) == [*"aabbcd"]
     with running.ledger() as ledger:
         audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
-    told = sum(audit.outputs.get(running.names("more"), 0) for audit in audits)
-    assert len(running.output("more")) == told
-    seen(f"the output is there once, the new one has {told} records, as audited")
+    audited = sum(audit.outputs.get(running.names("more"), 0) for audit in audits)
+    assert len(running.output("more")) == audited
+    observe(f"each output record is written once, and the new output has {audited} records, as audited")
 
 
 def copied(*, more: bool = False) -> Callable[[Names], Pipeline]:
@@ -245,8 +245,8 @@ def copied(*, more: bool = False) -> Callable[[Names], Pipeline]:
     return build
 
 
-@pytest.mark.fault("F30", "a small file system runs full under ledger, shards and checkpoint (a sample)")
-def test_a_small_file_system(start: Start, tmp_path: Path, seen: Seen) -> None:
+@pytest.mark.fault("F30", "the small file system under ledger, shards and checkpoint is full (a sample)")
+def test_a_small_file_system(start: Start, tmp_path: Path, observe: Observe) -> None:
     running = start(shop)
     with small_disk(tmp_path / "small", "16m") as disk:
         brokers = {"SLUICE_KAFKA": f'{{"bootstrap.servers": "{running.bootstrap}", "log_level": "0"}}'}
@@ -268,4 +268,4 @@ def test_a_small_file_system(start: Start, tmp_path: Path, seen: Seen) -> None:
         running.run()
         assert running.store("n") == {"a": 1} | {f"s{number}": 1 for number in range(500)}
         assert len(running.output("copies")) == 501
-    seen(f"{str(full.value)[:100]}; with space again everything is there once")
+    observe(f"{str(full.value)[:100]}; with free space, every record is counted and copied once")

@@ -1,4 +1,4 @@
-"""Faults of what is kept: checkpoint, shards, versions of the pipeline."""
+"""Faults of the stored state: checkpoint, shards, versions of the pipeline."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tests.engine.conftest import Start
 from tests.engine.shop import Names, Sale, sale, shop
 from tests.engine.test_rebuild import a_shard, rebuild, run
 from tests.engine.test_replay import a_busy_day
-from tests.faults.conftest import Seen
+from tests.faults.conftest import Observe
 
-SAME = ("stores", "outputs", "letters")
+SAME = ("stores", "outputs", "dead letters")
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F2", "the last commits/N of the checkpoint is deleted, of two batches one after the other")
-def test_a_lost_commit(start: Start, seen: Seen) -> None:
+@pytest.mark.fault("F2", "the checkpoint loses the last file of commits/, twice")
+def test_a_lost_commit(start: Start, observe: Observe) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)
     running.run(max_records=30)
     before = running.everything()
-    for batch in (None, before["snapshots"][-1].batch):  # the last of all may be one without data
+    for batch in (None, before["snapshots"][-1].batch):  # the last batch may have no records
         running.forget_commit(batch)
         read = running.run(max_records=30)
         after = running.everything()
-        assert [after[what] for what in SAME] == [before[what] for what in SAME]
+        assert [after[part] for part in SAME] == [before[part] for part in SAME]
     assert read > 0
-    seen(f"{read} records read again, nothing applied or written twice")
+    observe(f"{read} records were read again, and none was applied or written twice")
 
 
 Damage = Callable[[Path], None]
@@ -49,10 +49,10 @@ def flip(file: Path) -> None:
 
 
 def digit(file: Path) -> None:
-    """The last position, one less."""
+    """Decrease the last digit of the file by one."""
     text = file.read_text()
-    place = max(place for place, sign in enumerate(text) if sign.isdigit())
-    file.write_text(text[:place] + str(int(text[place]) - 1) + text[place + 1 :])
+    index = max(index for index, character in enumerate(text) if character.isdigit())
+    file.write_text(text[:index] + str(int(text[index]) - 1) + text[index + 1 :])
     file.with_name(f".{file.name}.crc").unlink()
 
 
@@ -61,9 +61,9 @@ def empty(file: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F11", "in the checkpoint a byte flipped, a file missing, a file empty; of offsets, commits, state")
-def test_a_damaged_checkpoint(start: Start, seen: Seen) -> None:
-    said = []
+@pytest.mark.fault("F11", "a file of the checkpoint has a flipped bit, is missing or empty: offsets, commits, state")
+def test_a_damaged_checkpoint(start: Start, observe: Observe) -> None:
+    results = []
     for kind in ("offsets", "commits", "state"):
         for damage in (flip, Path.unlink, empty, *((digit,) if kind == "offsets" else ())):
             running = start(shop)
@@ -77,25 +77,24 @@ def test_a_damaged_checkpoint(start: Start, seen: Seen) -> None:
             error = None
             try:
                 running.run()
-            except SluiceError as refused:
-                error = str(refused)
-            how = "no harm"
+            except SluiceError as failure:
+                error = str(failure)
+            result = "no effect"
             if error is not None:
                 assert "sluice rebuild" in error
-                print(kind, damage, error)
                 assert running.everything() == before
                 rebuild(running)
                 assert running.everything()["stores"] == before["stores"]
                 run(running)
-                how = "refused, rebuilt"
+                result = "rejected, rebuilt"
             assert running.store("n") == {"a": 4, "b": 3}
             assert len(running.output("copies")) == 7
-            said.append(f"{kind} {damage.__name__}: {how}")
-    seen("; ".join(said))
+            results.append(f"{kind} {damage.__name__}: {result}")
+    observe("; ".join(results))
 
 
 def newest(folder: Path) -> list[Path]:
-    """The newest file of a log; of the state the newest of each partition."""
+    """The newest file of a log, or the newest state file of each partition."""
     if folder.name != "state":
         return [max((file for file in folder.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))]
     parts = {file.parent for file in folder.rglob("*.changelog")}
@@ -103,17 +102,16 @@ def newest(folder: Path) -> list[Path]:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F12", "a worker's shard in turn missing, cut in half, emptied, and with a digit of a value changed")
-def test_a_damaged_shard(start: Start, seen: Seen) -> None:
+@pytest.mark.fault("F12", "a worker's shard is missing, truncated, empty, or has a changed digit")
+def test_a_damaged_shard(start: Start, observe: Observe) -> None:
     def changed(data: bytes) -> bytes:
-        place = data.index(b'"amount":7.00')
-        return data[: place + 9] + b"8" + data[place + 10 :]
+        index = data.index(b'"amount":7.00')
+        return data[: index + 9] + b"8" + data[index + 10 :]
 
-    said = []
-    quarantine: dict[str, Callable[[bytes], bytes] | None] = {
-        "missing": None, "half": lambda data: data[: len(data) // 2], "empty": lambda _: b"", "changed": changed
+    damages: dict[str, Callable[[bytes], bytes] | None] = {
+        "missing": None, "truncated": lambda data: data[: len(data) // 2], "empty": lambda _: b"", "changed": changed
     }  # fmt: skip
-    for name, damage in quarantine.items():
+    for name, damage in damages.items():
         running = start(shop)
         running.send("sales", *(sale(key, "7.00") for key in "abcdefgh"))
         running.run()
@@ -130,11 +128,10 @@ def test_a_damaged_shard(start: Start, seen: Seen) -> None:
         assert not other.unavailable
         rebuild(running)
         after = running.everything()
-        assert [after[what] for what in SAME] == [before[what] for what in SAME]
+        assert [after[part] for part in SAME] == [before[part] for part in SAME]
         run(running)
         assert running.store("n")["a"] == 2
-        said.append(name)
-    seen(f"{', '.join(said)}: found, the worker marked, runs refused; rebuilt from the topics with the same checksums")
+    observe(f"{', '.join(damages)}: the worker was quarantined and the run rejected; a rebuild had the same checksums")
 
 
 class SaleWithNote(Sale):
@@ -173,25 +170,25 @@ def version(
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F19", "fields added and removed, an output added; type, workers, stores, filter, window changed")
-def test_versions_of_a_pipeline(start: Start, seen: Seen) -> None:
+@pytest.mark.fault("F19", "new versions of the pipeline change fields, outputs, types, workers, stores, filter, window")
+def test_versions_of_a_pipeline(start: Start, observe: Observe) -> None:
     running = start(version())
     running.send("sales", sale("a", 2), sale("b", 3))
     running.run()
     total = 2
-    for fine in (version(SaleWithNote), version(SaleWithoutQuantity), version(copies=True), version()):
-        running.pipeline = fine(running.names)
+    for compatible in (version(SaleWithNote), version(SaleWithoutQuantity), version(copies=True), version()):
+        running.pipeline = compatible(running.names)
         running.send("sales", sale("a", 1))
         run(running)
         total += 1
         assert running.store("total")["a"] == {"amount": float(total)}
     before = running.everything()
-    refused = {
+    incompatible = {
         "type": version(SaleOfWholeAmounts), "workers": version(workers=3), "store": version(more=True),
         "aggregate": version(total="max(amount)"), "filter": version(where="amount > 1"), "window": version(minutes=2),
     }  # fmt: skip
     running.send("sales", sale("a", 1))
-    for build in refused.values():
+    for build in incompatible.values():
         running.pipeline = build(running.names)
         with pytest.raises(CompatibilityError, match=r"has changed since.*No records were read.*sluice rebuild"):
             run(running)
@@ -199,9 +196,10 @@ def test_versions_of_a_pipeline(start: Start, seen: Seen) -> None:
         version(SaleWithoutQuantity, where="quantity > 1")(running.names)
     running.pipeline = version()(running.names)
     assert running.everything() == before
-    # Four workers instead of two: by building anew.
+    # A rebuild changes the number of workers.
     running.pipeline = version(workers=4)(running.names)
     rebuild(running)
     run(running)
     assert running.store("total") == {"a": {"amount": float(total + 1)}, "b": {"amount": 3.0}}
-    seen(f"4 compatible versions went on; refused before reading: {', '.join(refused)}; 4 workers for 2 by rebuild")
+    changes = ", ".join(incompatible)
+    observe(f"4 compatible versions continued; rejected before reading: {changes}; a rebuild made 4 workers of 2")

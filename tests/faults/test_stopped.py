@@ -1,4 +1,4 @@
-"""A driver of an ordered pipeline that is stopped for longer than its lease, as a suspended machine is, and wakes."""
+"""A driver of an ordered pipeline that is paused for longer than its lease, like a suspended machine, and resumed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef
 from sluice.testing.kafka import EmbeddedKafka
-from tests.faults.conftest import Seen
+from tests.faults.conftest import Observe
 from tests.faults.world import ROOT, wait_until
 
 pytestmark = pytest.mark.timeout(3600)
 
 PIPELINE = '''
-"""Adds numbers up, and waits in the middle of a record as long as there is a file."""
+"""Adds numbers, and waits while it processes a record as long as a file exists."""
 import os
 import time
 
@@ -57,7 +57,7 @@ sums.to_table(store="sums")
 
 @dataclass
 class Adder:
-    """The pipeline above, its runs as processes of their own."""
+    """Runs the pipeline above in separate processes."""
 
     kafka: EmbeddedKafka
     folder: Path
@@ -76,7 +76,7 @@ class Adder:
         self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 0, "log_level": 0})
 
     def start(self, name: str, number: int) -> subprocess.Popen[bytes]:
-        """Send a number, and start a run."""
+        """Send a number and start a run."""
         self._producer.produce("numbers", key="k", value=json.dumps({"n": number}))
         assert self._producer.flush(20) == 0
         command = [str(ROOT / ".venv" / "bin" / "sluice"), "run", "adder"]
@@ -87,17 +87,17 @@ class Adder:
             )
 
     def run(self, name: str, number: int) -> None:
-        """The same, until it ends well."""
-        assert self.start(name, number).wait(600) == 0, self.said(name)
+        """Send a number and run the pipeline successfully."""
+        assert self.start(name, number).wait(600) == 0, self.log(name)
 
-    def said(self, name: str) -> str:
+    def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()[-5000:]
 
     def sums(self) -> dict[str, str | None]:
-        """What the store holds, once operators' state has the checksum that was published."""
+        """The values of the store, after a check of the operator states' checksum."""
         with Ledger.open(Settings.read(self.settings).ledger) as ledger:
             snapshot = ledger.snapshots.latest("adder", "main")
-            (store,) = (one for one in ledger.jobs.stores("adder") if one.name == "sums")
+            (info,) = (store for store in ledger.jobs.stores("adder") if store.name == "sums")
             (worker,) = ledger.jobs.workers("adder", "main")
             audit = ledger.audits.newest(JobRef("adder", "main", 1))
         assert snapshot is not None
@@ -105,20 +105,20 @@ class Adder:
         with open_shard(worker.location) as shard:
             assert shard.checksums(snapshot.batch).states == audit.states["0"]
             shard.verify_states(snapshot.batch)
-            return {group_id.key: group_id.value for group_id in shard.scan(store.group_id, snapshot.batch)}
+            return {row.key: row.value for row in shard.scan(info.group_id, snapshot.batch)}
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F3", "a driver stopped (SIGSTOP) in a stage's task, two others meanwhile, then it wakes: ordered")
-def test_a_stopped_driver_of_an_ordered_pipeline_writes_nothing(
-    kafka: EmbeddedKafka, tmp_path: Path, seen: Seen
+@pytest.mark.fault("F3", "a driver is paused (SIGSTOP) in a stage's task, two others run, then the driver is resumed")
+def test_a_paused_driver_of_an_ordered_pipeline_cannot_write(
+    kafka: EmbeddedKafka, tmp_path: Path, observe: Observe
 ) -> None:
     adder = Adder(kafka, tmp_path)
     adder.run("first", 1)
     adder.held.touch()
     (tmp_path / "held.in").unlink()
     stopped = adder.start("stopped", 10)
-    assert wait_until((tmp_path / "held.in").exists, 600), adder.said("stopped")
+    assert wait_until((tmp_path / "held.in").exists, 600), adder.log("stopped")
     processes = _with_children(stopped.pid)
     for process in processes:
         process.suspend()
@@ -129,10 +129,10 @@ def test_a_stopped_driver_of_an_ordered_pipeline_writes_nothing(
         if process.is_running():
             process.resume()
     assert stopped.wait(600) == 1
-    assert "lost its lease" in adder.said("stopped")
+    assert "lost its lease" in adder.log("stopped")
     adder.run("fourth", 10_000)
     assert adder.sums() == {"k": "[11111]"}
-    seen("the stopped driver wakes, is refused by the shard, and the next run counts every number once")
+    observe("the shard rejects the resumed driver, and the next run counts every number once")
 
 
 def _with_children(pid: int) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""What a pipeline has given, beside what one undisturbed run would have given, whichever of the two it is."""
+"""Compares a pipeline's results with the expected ones, for both pipelines of the fault scenarios."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from confluent_kafka import Consumer, TopicPartition
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
 from tests.faults import orders, words
-from tests.faults.found import Found
+from tests.faults.comparison import Comparison
 from tests.faults.world import World
 
 
 class Pipeline(Protocol):
-    """A pipeline that faults are tried on: a module of its own."""
+    """A pipeline of the fault scenarios; each is a module."""
 
     def feed(self, world: World, count: int, sent: int) -> None:
-        """Bring more records after the `sent` ones that came before."""
+        """Send `count` records that are later than the `sent` earlier ones."""
 
     def topics(self) -> dict[str, int]:
-        """The topics that records come by, and how many partitions each has."""
+        """The input topics and their numbers of partitions."""
 
-    def whole(self, ledger: Ledger, world: World, snapshot: Snapshot) -> None:
-        """AssertionError if what a reader of a snapshot sees is not that snapshot whole."""
+    def check_snapshot(self, ledger: Ledger, world: World, snapshot: Snapshot) -> None:
+        """Raise AssertionError unless the snapshot is complete."""
 
-    def compare(self, world: World, earlier: Sequence[Snapshot] = ()) -> Found:
-        """AssertionError unless everything is as it must be; `earlier`: snapshots of a generation that is gone."""
+    def compare(self, world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:
+        """Raise AssertionError for a wrong result. `earlier`: snapshots of a generation that was replaced."""
 
 
 PIPELINES: dict[str, Pipeline] = {"orders": orders, "words": words}
 
 
-def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Found:
-    """AssertionError unless state, output topics, dead letters and audits are what the topics give."""
+def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:
+    """Raise AssertionError unless state, output topics, dead letters and audits are right for the input records."""
     return PIPELINES[world.name].compare(world, earlier)
 
 
 class Feed:
-    """Brings records, each later than those before."""
+    """Sends records, each later than the previous ones."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -48,12 +48,12 @@ class Feed:
         self.sent = 0
 
     def __call__(self, count: int) -> None:
-        """Bring so many more."""
+        """Send `count` more records."""
         self._pipeline.feed(self._world, count, self.sent)
         self.sent += count
 
     def left(self) -> int:
-        """How many records have not been published yet by every job."""
+        """The number of records that at least one job has not published yet."""
         with self._world.ledger() as ledger:
             read = ledger.positions(self._world.name)
         consumer = Consumer({**self._world.config, "group.id": "left"})
@@ -68,26 +68,26 @@ class Feed:
             consumer.close()
 
 
-class Watching:
-    """A reader who asks again and again while faults happen: each answer must be one whole snapshot."""
+class Watcher:
+    """A reader that checks, while faults happen, that it only ever sees complete snapshots."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._last: dict[str, tuple[int, int]] = {}
-        self.asked = 0
+        self.checks = 0
         self.snapshots: Counter[str] = Counter()
 
-    def look(self) -> None:
-        """AssertionError if the newest snapshot of a job is not whole, or older than one that was seen."""
+    def check(self) -> None:
+        """Raise AssertionError if the newest snapshot of a job is incomplete, or older than an earlier one."""
         with self._world.ledger() as ledger:
             for job in self._world.jobs:
                 if (snapshot := ledger.snapshots.latest(self._world.name, job)) is not None:
-                    self._look(ledger, snapshot)
+                    self._check(ledger, snapshot)
 
-    def _look(self, ledger: Ledger, snapshot: Snapshot) -> None:
-        PIPELINES[self._world.name].whole(ledger, self._world, snapshot)
-        seen, now = self._last.get(snapshot.job), (snapshot.generation, snapshot.batch)
-        assert seen is None or now >= seen, f"{snapshot.job} went back from {seen} to {now}"
-        self.asked += 1
-        self.snapshots[snapshot.job] += now != seen
+    def _check(self, ledger: Ledger, snapshot: Snapshot) -> None:
+        PIPELINES[self._world.name].check_snapshot(ledger, self._world, snapshot)
+        last, now = self._last.get(snapshot.job), (snapshot.generation, snapshot.batch)
+        assert last is None or now >= last, f"{snapshot.job} went back from {last} to {now}"
+        self.checks += 1
+        self.snapshots[snapshot.job] += now != last
         self._last[snapshot.job] = now

@@ -1,7 +1,7 @@
-"""The words pipeline: its input, and what one undisturbed run would have given, worked out without the product.
+"""The words pipeline: its input, and the expected results of one undisturbed run, computed without the engine.
 
-Every record has a time of its own, later than that of the record sent before it, so that only one order is right: batch
-by batch, and by time in each. What is compared: every store key by key; each join's output record by record.
+Every record has a later timestamp than the record sent before it, so only one order is right: batch by batch, and by
+timestamp within a batch. Stores are compared key by key, and the outputs of joins record by record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
 from sluice.topics import produce, read_topic, text_headers
-from tests.faults.found import Found, batches, difference, gapless, verify_shards
+from tests.faults.comparison import Comparison, batches, difference, records_read, verify_shards
 from tests.faults.world import World
 
 NAME = "words"
@@ -38,44 +38,44 @@ Record = tuple[str, str | None, bytes | None]
 
 
 def topics() -> dict[str, int]:
-    """The topics that records come by, and how many partitions each has."""
+    """The input topics and their numbers of partitions."""
     return TOPICS
 
 
 def feed(world: World, count: int, sent: int) -> None:
-    """Bring more records, later than the `sent` ones before."""
+    """Send `count` records that are later than the `sent` earlier ones."""
     world.kafka.create_topics(TOPICS)
     by_topic: dict[str, list[tuple[str | None, bytes | None, int]]] = defaultdict(list)
-    there: set[str | None] = set()
+    described: set[str | None] = set()
     for number in range(sent + count):
-        chance = Random(number)
-        topic, key, value = _record(chance, number, there)
+        rng = Random(number)
+        topic, key, value = _record(rng, number, described)
         if number >= sent:
-            by_topic[topic].append((key, value, START_MS + number * MS_APART + chance.randrange(MS_APART)))
+            by_topic[topic].append((key, value, START_MS + number * MS_APART + rng.randrange(MS_APART)))
     for topic, records in by_topic.items():
         produce(world.config, topic, records)
 
 
-def _record(chance: Random, number: int, there: set[str | None]) -> Record:
-    """The next record; `there`: the letters that have a description, of which now and then one is deleted."""
-    kind, letter, luck = chance.random(), chance.choice(LETTERS), chance.random()
+def _record(rng: Random, number: int, described: set[str | None]) -> Record:
+    """The next record. `described`: the letters that have a description; some records delete one."""
+    kind, letter, luck = rng.random(), rng.choice(LETTERS), rng.random()
     if kind < 0.25:
-        text = chance.choice((f"word{'s' * chance.randrange(9)}", f"{number}", "no", f"two {number}"))
-        return "words", f"key {chance.randrange(60)}", None if luck < 0.1 else text.encode()
+        text = rng.choice((f"word{'s' * rng.randrange(9)}", f"{number}", "no", f"two {number}"))
+        return "words", f"key {rng.randrange(60)}", None if luck < 0.1 else text.encode()
     if kind < 0.45:
-        if luck < 0.05 and letter in there:
-            there.remove(letter)
+        if luck < 0.05 and letter in described:
+            described.remove(letter)
             return "alphabet_descriptions", letter, None
-        there.add(letter)
+        described.add(letter)
         return "alphabet_descriptions", letter, f"{letter}, number {number}".encode()
-    word = f"{letter}{'x' * chance.randrange(5)}{number}".encode()
+    word = f"{letter}{'x' * rng.randrange(5)}{number}".encode()
     if luck < 0.02:
-        return "alphabet", letter, chance.choice((None, _NO_TEXT))
+        return "alphabet", letter, rng.choice((None, _NO_TEXT))
     return "alphabet", None if luck < 0.03 else letter, word
 
 
 @dataclass(frozen=True)
-class Seen:
+class TopicRecord:
     """A record of a topic."""
 
     topic: str
@@ -91,21 +91,21 @@ class Seen:
 
     @property
     def reason(self) -> str:
-        """Why it is set aside; empty if it is not."""
+        """The reason why the record is rejected; empty if it is valid."""
         if self.value is None:
             return "null_value" if self.topic == "alphabet" else ""
         return "not_utf8" if self.value == _NO_TEXT else ""
 
 
-def read(world: World) -> list[Seen]:
+def read(world: World) -> list[TopicRecord]:
     """All records of the three topics."""
-    return [_seen(topic, message) for topic in TOPICS for message in read_topic(world.config, topic)]
+    return [_topic_record(topic, message) for topic in TOPICS for message in read_topic(world.config, topic)]
 
 
-def _seen(topic: str, message: Message) -> Seen:
+def _topic_record(topic: str, message: Message) -> TopicRecord:
     key = message.key()
-    place = message.partition() or 0, message.offset() or 0
-    return Seen(topic, *place, None if key is None else key.decode(), message.value(), message.timestamp()[1])
+    position = message.partition() or 0, message.offset() or 0
+    return TopicRecord(topic, *position, None if key is None else key.decode(), message.value(), message.timestamp()[1])
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Truth:
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
 
-    def add(self, record: Seen) -> None:
+    def add(self, record: TopicRecord) -> None:
         if record.reason:
             return
         if record.topic == "words":
@@ -127,7 +127,7 @@ class Truth:
         else:
             self._description(record.key or "", record.text)
 
-    def _word(self, record: Seen) -> None:
+    def _word(self, record: TopicRecord) -> None:
         assert record.key is not None
         clean = record.text if record.text and re.search("^[A-Za-z]{3,}$", record.text) else None
         for store, value in (("words_latest", record.text), ("words_clean", clean)):
@@ -179,65 +179,70 @@ def _put(store: dict[str, Any], key: str, value: str | None) -> None:
         store[key] = value
 
 
-def whole(ledger: Ledger, world: World, cut: Snapshot) -> None:
-    """AssertionError if a snapshot's stores are not what the records before its positions give."""
+def check_snapshot(ledger: Ledger, world: World, snapshot: Snapshot) -> None:
+    """Raise AssertionError unless a snapshot's stores are right for the records before its positions."""
     truth = Truth()
-    for record in _in_order(read(world), [cut]):
+    for record in _in_order(read(world), [snapshot]):
         truth.add(record)
-    _stores(ledger, cut, truth)
+    _stores(ledger, snapshot, truth)
 
 
-def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Found:
-    """AssertionError unless state, output topics, dead letters and audits are what the topics give."""
+def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:
+    """Raise AssertionError unless state, output topics, dead letters and audits are right for the input records."""
     records = read(world)
     keys = audits = 0
     with world.ledger() as ledger:
         for job in world.jobs:
-            cut = ledger.snapshots.latest(NAME, job)
-            assert cut is not None
-            before = [one for one in earlier if one.job == job]
-            cuts = batches(before, ledger.snapshots.recent(NAME, job, limit=sys.maxsize)[::-1])
+            snapshot = ledger.snapshots.latest(NAME, job)
+            assert snapshot is not None
+            replaced = [old for old in earlier if old.job == job]
+            snapshots = batches(replaced, ledger.snapshots.recent(NAME, job, limit=sys.maxsize)[::-1])
             truth = Truth()
-            for record in _in_order(records, cuts):
+            for record in _in_order(records, snapshots):
                 truth.add(record)
-            keys += _stores(ledger, cut, truth)
-            verify_shards(ledger, cut)
-            found = ledger.audits.all(JobRef(NAME, job, cut.generation))
-            count = gapless(found, TOPICS)
+            keys += _stores(ledger, snapshot, truth)
+            verify_shards(ledger, snapshot)
+            of_job = ledger.audits.all(JobRef(NAME, job, snapshot.generation))
+            count = records_read(of_job, TOPICS)
             assert count == len(records), f"{job} has read {count} of {len(records)} records"
-            audits += len(found)
-    # The last job's batches are those that the joins saw.
+            audits += len(of_job)
+    # The last job computes the joins, so `truth` has its batches.
     joined = _outputs(world, truth) + _clean(world, truth) + _near(world, records)
-    return Found(len(records), _letters(world, records), 0, keys, joined, audits)
+    return Comparison(len(records), _dead_letters(world, records), 0, keys, joined, audits)
 
 
-def _in_order(records: Iterable[Seen], cuts: Sequence[Snapshot]) -> Iterator[Seen]:
+def _in_order(records: Iterable[TopicRecord], snapshots: Sequence[Snapshot]) -> Iterator[TopicRecord]:
     ends = [
-        {(topic, int(p)): end for topic, places in cut.positions.items() for p, end in places.items()} for cut in cuts
+        {
+            (topic, int(partition)): end
+            for topic, offsets in snapshot.positions.items()
+            for partition, end in offsets.items()
+        }
+        for snapshot in snapshots
     ]
-    by_cut: list[list[Seen]] = [[] for _ in cuts]
+    by_snapshot: list[list[TopicRecord]] = [[] for _ in snapshots]
     for record in records:
-        place = record.topic, record.partition
-        number = next((n for n, reached in enumerate(ends) if record.offset < reached.get(place, 0)), None)
+        partition = record.topic, record.partition
+        number = next((n for n, reached in enumerate(ends) if record.offset < reached.get(partition, 0)), None)
         if number is not None:
-            by_cut[number].append(record)
-    for batch in by_cut:
-        yield from sorted(batch, key=lambda one: one.time)
+            by_snapshot[number].append(record)
+    for batch in by_snapshot:
+        yield from sorted(batch, key=lambda record: record.time)
 
 
-def _stores(ledger: Ledger, cut: Snapshot, truth: Truth) -> int:
+def _stores(ledger: Ledger, snapshot: Snapshot, truth: Truth) -> int:
     keys = 0
-    for store in (one for one in ledger.jobs.stores(NAME) if one.job == cut.job):
-        found: dict[str, Any] = {}
-        for worker in ledger.jobs.workers(NAME, cut.job):
+    for store in (info for info in ledger.jobs.stores(NAME) if info.job == snapshot.job):
+        actual: dict[str, Any] = {}
+        for worker in ledger.jobs.workers(NAME, snapshot.job):
             with open_shard(worker.location) as shard:
-                for group_id in shard.scan(store.group_id, cut.batch, limit=sys.maxsize):
-                    found[group_id.key] = json.loads(group_id.value or "")[store.store_column]
+                for row in shard.scan(store.group_id, snapshot.batch, limit=sys.maxsize):
+                    actual[row.key] = json.loads(row.value or "")[store.store_column]
         if store.name == "letters":
-            found = {key: value | {"valueList": sorted(value["valueList"])} for key, value in found.items()}
+            actual = {key: value | {"valueList": sorted(value["valueList"])} for key, value in actual.items()}
         expected = truth.stores[store.name]
-        assert found == expected, f"{store.name} as of {cut.id}: {difference(found, expected)}"
-        keys += len(found)
+        assert actual == expected, f"{store.name} as of {snapshot.id}: {difference(actual, expected)}"
+        keys += len(actual)
     return keys
 
 
@@ -248,85 +253,86 @@ def _output(world: World, topic: str) -> Iterator[tuple[str | None, Any]]:
 
 
 def _outputs(world: World, truth: Truth) -> int:
-    """The joins whose results depend on the order of records: each key's, one after the other."""
+    """Compare the joins whose results depend on the order of records, in the order of each key's results."""
     number = 0
     for topic, expected in truth.outputs.items():
-        found: dict[str | None, list[Any]] = defaultdict(list)
+        actual: dict[str | None, list[Any]] = defaultdict(list)
         for key, value in _output(world, topic):
-            found[key].append(value)
-        for by_key in (found, expected):
-            by_key[None].sort(key=str)  # over all partitions
-        assert found == expected, f"{topic}: {difference(found, expected)}"
-        number += sum(map(len, found.values()))
+            actual[key].append(value)
+        for by_key in (actual, expected):
+            by_key[None].sort(key=str)  # records without a key are in all partitions
+        assert actual == expected, f"{topic}: {difference(actual, expected)}"
+        number += sum(map(len, actual.values()))
     return number
 
 
 def _clean(world: World, truth: Truth) -> int:
-    """The table that goes to a topic: the last record of each key is what the store holds."""
+    """Compare the topic of a table with its store: the last record of each key has the store's value."""
     last: dict[str | None, str | None] = {}
     for message in read_topic(world.config, "words_clean"):
         value = message.value()
         last[(message.key() or b"").decode()] = None if value is None else value.decode()
-    found = {key: value for key, value in last.items() if value is not None}
-    assert found == truth.stores["words_clean"], difference(found, truth.stores["words_clean"])
+    values = {key: value for key, value in last.items() if value is not None}
+    assert values == truth.stores["words_clean"], difference(values, truth.stores["words_clean"])
     return len(last)
 
 
-def _near(world: World, records: list[Seen]) -> int:
-    """The joins of two streams: all pairs of a key that are near each other, however they were put into batches."""
+def _near(world: World, records: list[TopicRecord]) -> int:
+    """Compare the joins of two streams with all pairs of a key whose times are near, whatever the batches are."""
     good = [record for record in records if not record.reason and record.value is not None]
     left = [record for record in good if record.topic == "alphabet"]
     right = [record for record in good if record.topic == "alphabet_descriptions"]
-    pairs = Counter(_pairs([one for one in left if one.key is not None], right))
+    pairs = Counter(_pairs([record for record in left if record.key is not None], right))
     paired = {side: {pair[side] for pair in pairs} for side in (1, 2)}
     last = max(record.time for record in good)
     number = 0
     for how, sides in (("inner", ()), ("left", (1,)), ("outer", (1, 2))):
-        found: Counter[tuple[str | None, str | None, str | None]] = Counter()
+        results: Counter[tuple[str | None, str | None, str | None]] = Counter()
         for key, value in _output(world, f"words_near_description_{how}"):
-            found[key, value["left"], value["right"]] += 1
-        number += found.total()
-        both = Counter({pair: n for pair, n in found.items() if None not in pair[1:]})
-        assert both == pairs, f"near, {how}: {difference(both, pairs)}"
-        alone = {pair: n for pair, n in found.items() if None in pair[1:]}
-        expected = {_alone(one, side): 1 for side in sides for one in (left, right)[side - 1]
-                    if one.text not in paired[side]}  # fmt: skip
-        assert set(alone.values()) <= {1}, f"near, {how}, twice alone: {alone}"
-        # The last ones may still find a match; one that had waited long may have found it after it was sent.
-        waiting = {_alone(one, side) for side in sides for one in (left, right)[side - 1]
-                   if one.time > last - 4 * NEAR_MS}  # fmt: skip
-        missing = expected.keys() - alone.keys() - waiting
+            results[key, value["left"], value["right"]] += 1
+        number += results.total()
+        matched = Counter({pair: n for pair, n in results.items() if None not in pair[1:]})
+        assert matched == pairs, f"near, {how}: {difference(matched, pairs)}"
+        unmatched = {pair: n for pair, n in results.items() if None in pair[1:]}
+        expected = {_unmatched(record, side): 1 for side in sides for record in (left, right)[side - 1]
+                    if record.text not in paired[side]}  # fmt: skip
+        assert set(unmatched.values()) <= {1}, f"near, {how}: sent unmatched twice: {unmatched}"
+        # The last records may still get a match, and a record may get a match after it was sent unmatched.
+        waiting = {_unmatched(record, side) for side in sides for record in (left, right)[side - 1]
+                   if record.time > last - 4 * NEAR_MS}  # fmt: skip
+        missing = expected.keys() - unmatched.keys() - waiting
         assert not missing, f"near, {how}: {len(missing)} records are missing, such as {sorted(missing, key=str)[:3]}"
-        known = {_alone(one, side) for side in sides for one in (left, right)[side - 1]}
-        assert alone.keys() <= known, f"near, {how}: {sorted(alone.keys() - known, key=str)[:3]} came from nowhere"
+        possible = {_unmatched(record, side) for side in sides for record in (left, right)[side - 1]}
+        unknown = unmatched.keys() - possible
+        assert not unknown, f"near, {how}: {sorted(unknown, key=str)[:3]} belong to no record"
     return number
 
 
-def _alone(record: Seen, side: int) -> tuple[str | None, str | None, str | None]:
+def _unmatched(record: TopicRecord, side: int) -> tuple[str | None, str | None, str | None]:
     return (record.key, record.text, None) if side == 1 else (record.key, None, record.text)
 
 
-def _pairs(left: list[Seen], right: list[Seen]) -> Iterator[tuple[str | None, str | None, str | None]]:
-    by_key: dict[str | None, list[Seen]] = defaultdict(list)
-    for record in sorted(right, key=lambda one: one.time):
+def _pairs(left: list[TopicRecord], right: list[TopicRecord]) -> Iterator[tuple[str | None, str | None, str | None]]:
+    by_key: dict[str | None, list[TopicRecord]] = defaultdict(list)
+    for record in sorted(right, key=lambda record: record.time):
         by_key[record.key].append(record)
-    for one in left:
-        mine = by_key[one.key]
-        first = bisect_left(mine, one.time - NEAR_MS, key=lambda record: record.time)
-        end = bisect_right(mine, one.time + NEAR_MS, key=lambda record: record.time)
-        for other in mine[first:end]:
-            yield one.key, one.text, other.text
+    for record in left:
+        candidates = by_key[record.key]
+        first = bisect_left(candidates, record.time - NEAR_MS, key=lambda candidate: candidate.time)
+        end = bisect_right(candidates, record.time + NEAR_MS, key=lambda candidate: candidate.time)
+        for match in candidates[first:end]:
+            yield record.key, record.text, match.text
 
 
-def _letters(world: World, records: list[Seen]) -> int:
+def _dead_letters(world: World, records: list[TopicRecord]) -> int:
     expected: Mapping[tuple[str, int, int], str] = {
-        (one.topic, one.partition, one.offset): one.reason for one in records if one.reason
+        (record.topic, record.partition, record.offset): record.reason for record in records if record.reason
     }
-    found = []
-    for letter in read_topic(world.config, "words_dead_letters"):
-        headers = text_headers(letter)
-        place = headers["sluice.topic"], int(headers["sluice.partition"]), int(headers["sluice.offset"])
-        found.append((place, headers["sluice.reason"]))
-    assert len(found) == len(dict(found)), "a dead letter twice"
-    assert dict(found) == dict(expected), difference(dict(found), dict(expected))
-    return len(found)
+    reasons = []
+    for dead_letter in read_topic(world.config, "words_dead_letters"):
+        headers = text_headers(dead_letter)
+        position = headers["sluice.topic"], int(headers["sluice.partition"]), int(headers["sluice.offset"])
+        reasons.append((position, headers["sluice.reason"]))
+    assert len(reasons) == len(dict(reasons)), "a record has two dead letters"
+    assert dict(reasons) == dict(expected), difference(dict(reasons), dict(expected))
+    return len(reasons)

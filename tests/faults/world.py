@@ -1,4 +1,4 @@
-"""Where a fault happens: a broker, a home of its own, and drivers as real processes that can be killed."""
+"""The environment of a fault scenario: a broker, a home folder, and drivers as real processes that can be killed."""
 
 from __future__ import annotations
 
@@ -28,29 +28,28 @@ from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-
 LONGEST_S = 900.0
 
 
 @dataclass
 class Driver:
-    """A driver: spark-submit's JVM, and the Python program in it."""
+    """A driver: spark-submit's JVM, and the Python program that it runs."""
 
     process: subprocess.Popen[bytes]
     log: Path
     submitted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """To be closed once it has ended: the first one leaves an archive of classes that the next ones start with."""
+    """Closed after the driver has ended: the first driver then stores the class archive for the next ones."""
 
     @property
     def runs(self) -> bool:
         return self.process.poll() is None
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")
 
     def wait(self, timeout: float = LONGEST_S) -> int:
-        """Its status once it has ended; TimeoutExpired, and it is killed, if it does not."""
+        """Wait until the driver has ended, and return its exit status. After `timeout` seconds, kill it and raise."""
         try:
             status = self.process.wait(timeout)
             self.submitted.close()
@@ -60,33 +59,32 @@ class Driver:
             raise
 
     def python(self) -> psutil.Process | None:
-        """The Python program that drives."""
-        return next(
-            (one for one in self.members() if "engine/main.py" in " ".join(_command(one)) and not _is_java(one)), None
-        )
+        """The driver's Python program."""
+        programs = (process for process in self.members() if "engine/main.py" in " ".join(_command(process)))
+        return next((process for process in programs if not _is_java(process)), None)
 
     def java(self) -> psutil.Process | None:
         """The JVM."""
-        return next((one for one in self.members() if _is_java(one)), None)
+        return next((process for process in self.members() if _is_java(process)), None)
 
     def kill(self, what: str) -> None:
-        """kill -9 of `java`, `python` or `all`; returns when neither the JVM nor the program is there any more."""
+        """kill -9 of `java`, `python` or `all`. Returns after both the JVM and the program have ended."""
         chosen = {"java": self.java, "python": self.python}.get(what, lambda: None)()
-        driving = [one for one in (self.java(), self.python()) if one is not None]
+        processes = [process for process in (self.java(), self.python()) if process is not None]
         if chosen is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 chosen.kill()
         else:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(driving, 15)
-        for one in alive:
+        _, alive = psutil.wait_procs(processes, 15)
+        for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                process.kill()
         self.process.wait(30)
 
     def members(self) -> list[psutil.Process]:
-        """The JVM, the program, and Spark's Python workers."""
+        """The processes: the JVM, the program, and Spark's Python workers."""
         try:
             parent = psutil.Process(self.process.pid)
             return [parent, *parent.children(recursive=True)]
@@ -96,7 +94,7 @@ class Driver:
 
 @dataclass
 class World:
-    """One pipeline, its broker and its state; `environment` is added to that of every driver."""
+    """A pipeline, its broker and its state. `environment`: additional variables of every driver."""
 
     folder: Path
     kafka: EmbeddedKafka
@@ -128,22 +126,23 @@ class World:
         return (JOB,)
 
     def checkpoint(self, job: str = "") -> Path:
-        """Spark's folder in the generation of a job that is read; the last job unless one is named."""
+        """Spark's folder in the current generation of a job; by default of the last job."""
         job = job or self.jobs[-1]
         with Ledger.open(self.settings.ledger) as ledger:
             generation = ledger.jobs.generation(self.name, job) or 1
         return Path(self.settings.checkpoints) / self.name / job / f"g{generation}" / "spark"
 
-    def produce(self, count: int, **how: Any) -> None:
-        """Bring orders, some of them bad and some late."""
-        given = {"stores": 20, "bad_share": 0.02, "late_share": 0.05}
-        produce_orders(self.config, count=count, **(given | how))
+    def produce(self, count: int, **options: Any) -> None:
+        """Send orders, some of them invalid and some late."""
+        defaults = {"stores": 20, "bad_share": 0.02, "late_share": 0.05}
+        produce_orders(self.config, count=count, **(defaults | options))
 
     def start(self, *arguments: str, **environment: str) -> Driver:
         """Start a driver."""
-        known = self.settings
         submitted = self._submitted.enter_context(contextlib.ExitStack())
-        spark_submit = submitted.enter_context(submission(known, known.kafka, "local[2]", [*arguments, self.name]))
+        spark_submit = submitted.enter_context(
+            submission(self.settings, self.settings.kafka, "local[2]", [*arguments, self.name])
+        )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
         log = self.folder / f"driver-{len(self.drivers)}.log"
         with log.open("wb") as output:
@@ -156,17 +155,17 @@ class World:
         return driver
 
     def run(self, *arguments: str, expect: int = 0, **environment: str) -> Driver:
-        """Run a driver to its end; AssertionError if it does not end with the status."""
+        """Run a driver to its end. Raises AssertionError unless its exit status is `expect`."""
         driver = self.start(*arguments, **environment)
         status = driver.wait()
-        assert status == expect, f"it ended with {status}:\n{driver.said[-3000:]}"
+        assert status == expect, f"the driver ended with {status}:\n{driver.output[-3000:]}"
         return driver
 
     def ledger(self) -> Ledger:
         return Ledger.open(self.settings.ledger)
 
     def published(self, job: str = "") -> int:
-        """The newest batch of a job in the ledger, -1 if none; of the last job unless one is named."""
+        """The newest published batch of a job, -1 if none; by default of the last job."""
         try:
             with self.ledger() as ledger:
                 latest = ledger.snapshots.latest(self.name, job or self.jobs[-1])
@@ -175,16 +174,16 @@ class World:
         return -1 if latest is None else latest.batch
 
     def await_batch(self, driver: Driver, batch: int) -> None:
-        """Return when a batch is published and the driver still works; AssertionError if that does not happen."""
-        assert wait_until(lambda: self.published() >= batch or not driver.runs, LONGEST_S), driver.said[-3000:]
-        assert driver.runs, driver.said[-3000:]
+        """Wait until a batch is published. Raises AssertionError if the driver has ended."""
+        assert wait_until(lambda: self.published() >= batch or not driver.runs, LONGEST_S), driver.output[-3000:]
+        assert driver.runs, driver.output[-3000:]
 
     def begun(self, job: str = "") -> int:
-        """The newest batch that Spark has written down, -1 if none."""
+        """The newest batch in Spark's offset log, -1 if none."""
         return last_batch(str(self.checkpoint(job)), "offsets")
 
     def done(self, job: str = "") -> int:
-        """The newest batch that Spark has committed, -1 if none."""
+        """The newest batch in Spark's commit log, -1 if none."""
         return last_batch(str(self.checkpoint(job)), "commits")
 
     def admin(self) -> AdminClient:
@@ -199,25 +198,25 @@ class World:
 
 @contextlib.contextmanager
 def world(name: str = "orders", environment: Mapping[str, str] | None = None) -> Iterator[World]:
-    """A world that ends with the block, its processes and its folder too."""
+    """A world for the block. Afterwards, its processes are stopped and its folder is deleted."""
     folder = Path(tempfile.mkdtemp(prefix="sluice-fault-"))
     try:
         with EmbeddedKafka(folder / "kafka", free_port()) as kafka:
-            made = World(folder, kafka, name, dict(environment or {}))
+            opened = World(folder, kafka, name, dict(environment or {}))
             try:
-                yield made
+                yield opened
             finally:
-                made.close()
+                opened.close()
     finally:
         if os.environ.get("KEEP_FAULTS") != "1":
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def wait_until(true: Callable[[], bool], timeout: float = 60.0, every: float = 0.02) -> bool:
-    """Whether it became true in time."""
-    until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        if true():
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0, every: float = 0.02) -> bool:
+    """Wait until the condition is true. Returns False after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if condition():
             return True
         time.sleep(every)
     return False

@@ -20,13 +20,13 @@ Drive = Callable[[Pipeline | str], TopologyTestDriver]
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> str:
-    """URL of the PostgreSQL server that has the state; empty where that is in files."""
+    """URL of the PostgreSQL server for the state; empty if the state is in files."""
     return request.getfixturevalue("postgres") if request.config.getoption("--postgres") else ""
 
 
 @pytest.fixture
 def drive(spark: SparkSession, server: str) -> Iterator[Drive]:
-    """Makes a driver of a pipeline, or of the one in `spark_jobs` that has the name; it is closed after the test."""
+    """Makes a driver of a pipeline, or of the pipeline in `spark_jobs` with a name, and closes it after the test."""
     made: list[TopologyTestDriver] = []
 
     def driver(pipeline: Pipeline | str) -> TopologyTestDriver:

@@ -1,4 +1,4 @@
-"""Operators behind operators: the answers of Kafka Streams, in one batch and in several."""
+"""Chains of operators have the results of Kafka Streams, in one batch and in several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def value(n: int, g: str = "x") -> dict[str, Any]:
 
 
 def chains() -> Pipeline:
-    """A chain for each group of topics: stream time belongs to an operator and its topics."""
+    """A chain per group of topics, because stream time belongs to an operator and its topics."""
     pipeline = Pipeline("chains", workers=2)
 
     per_second = pipeline.stream("ticks", value=Reading).group_by_key().windowed_by(tumbling(10))
@@ -57,20 +57,20 @@ def chains() -> Pipeline:
 
 
 RECORDS: list[tuple[str, str, dict[str, Any], int]] = [
-    # Windows of windows: four tens close, each when a tick of a later one comes.
+    # Windows of windows: each of the four windows of ten closes when a tick of a later window arrives.
     *[("ticks", key, value(1), at) for at, key in ((0, "a"), (5, "b"), (12, "a"), (23, "a"), (31, "b"), (43, "a"))],
-    # The first window closes at 11, while the price is 1; the price of later does not count.
+    # The first window closes at 11, while the price is 1; the later price does not count.
     ("prices", "a", value(1), 0), ("visits", "a", value(1), 5), ("visits", "b", value(1), 11),
     ("prices", "a", value(2), 12), ("visits", "b", value(1), 25),
-    # The unmatched record of 5 comes out when 36 comes, and is then in time for its window.
+    # The unmatched record of 5 is emitted when 36 arrives, and is then in time for its window.
     ("left", "c", value(0), 5), ("left", "b", value(0), 36),
-    # A stream sees its own count with the record.
+    # A stream is joined with its own count, which includes the record.
     ("own", "a", value(1), 5), ("own", "a", value(2), 6),
-    # Both sides of a join are operators' results. The sum of 30 finds nothing until 41.
+    # Both sides of a join are results of operators. The sum of 30 has no match until 41.
     ("one", "k", value(4), 10), ("other", "k", value(0), 12), ("one", "k", value(5), 30), ("other", "k", value(0), 41),
-    # Topics that are merged share a stream time: the record of 3 is late, though its own topic has seen nothing later.
+    # Merged topics share a stream time: the record of 3 is late, although its own topic has no later record.
     ("first", "a", value(1), 25), ("second", "a", value(1), 3), ("second", "b", value(1), 21),
-    # What the filter never let through does not advance the stream time of suppress.
+    # Records that the filter removed do not advance the stream time of suppress.
     ("having", "c", value(6), 0), ("having", "b", value(2), 5), ("having", "a", value(2), 11),
 ]  # fmt: skip
 
@@ -86,7 +86,7 @@ def driver(request: pytest.FixtureRequest, drive: Drive) -> TopologyTestDriver:
 
 
 @pytest.mark.timeout(600)
-def test_chains_answer_as_kafka_streams_does(driver: TopologyTestDriver) -> None:
+def test_chains_have_the_results_of_kafka_streams(driver: TopologyTestDriver) -> None:
     assert driver.store("forties") == {("all", 0, 40): {"tens": 5, "n": 5}}
     assert [(one.key, one.value["left"], one.value["right"]["n"]) for one in driver.output("priced")] == [
         ("a", {"n": 1}, 1)

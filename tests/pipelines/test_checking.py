@@ -1,4 +1,4 @@
-"""What Spark alone finds wrong with a pipeline is said with file, line and step, before there is a record."""
+"""`sluice check` reports errors that only Spark finds with file, line and step, before any record is read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_mistake_that_only_spark_sees_is_located(wrong: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_an_error_from_spark_names_file_line_and_step(wrong: str, spark: SparkSession, tmp_path: Path) -> None:
     write, says = WRONG[wrong]
     pipeline = Pipeline("mistaken", workers=1)
     write(pipeline.stream("sales", value=Sale))
@@ -76,11 +76,11 @@ def test_a_mistake_that_only_spark_sees_is_located(wrong: str, spark: SparkSessi
     assert re.search(r"test_checking\.py:\d+", str(said.value))
 
 
-def test_it_is_said_once_also_where_something_else_configures_logging(
+def test_an_error_is_reported_once_if_logging_is_configured_elsewhere(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    logging.getLogger("SQLQueryContextLogger").disabled = False  # logging.config does it to every logger that is there
-    test_a_mistake_that_only_spark_sees_is_located("a step", spark, tmp_path)
+    logging.getLogger("SQLQueryContextLogger").disabled = False  # logging.config does this to every existing logger
+    test_an_error_from_spark_names_file_line_and_step("a step", spark, tmp_path)
     assert "DATATYPE_MISMATCH" not in capfd.readouterr().err
 
 
@@ -96,7 +96,7 @@ class Noted(Struct):
 
 
 def remember(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
-    """As if the pipeline had run."""
+    """Record the pipeline in the ledger, as a run does."""
     settings = Settings.read({"SLUICE_HOME": str(home)})
     job = plan(pipeline).job
     storage = Storage.of(job, 1, settings)
@@ -148,7 +148,7 @@ CHANGES: dict[str, tuple[Pipeline, Pipeline, str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_what_state_means_is_refused(change: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_change_of_the_states_meaning_is_rejected(change: str, spark: SparkSession, tmp_path: Path) -> None:
     before, now, says = CHANGES[change]
     remember(spark, before, tmp_path)
     check(spark, before, tmp_path)
@@ -156,13 +156,13 @@ def test_a_change_of_what_state_means_is_refused(change: str, spark: SparkSessio
         check(spark, now, tmp_path)
 
 
-def test_fields_that_a_store_does_not_use_may_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
+def test_unused_fields_may_be_added_and_removed(spark: SparkSession, tmp_path: Path) -> None:
     remember(spark, counted("item", value=Noted), tmp_path)
     check(spark, counted("item", value=Sale), tmp_path)
     check(spark, counted("item", value=Named), tmp_path)
 
 
-def test_a_function_whose_code_has_changed_is_named_and_not_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_changed_code_of_a_function_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     def changed(so_far: Any, sale: Any) -> Any:
         return min(so_far, sale, key=_amount)
 
@@ -173,7 +173,7 @@ def test_a_function_whose_code_has_changed_is_named_and_not_refused(spark: Spark
     assert said.startswith("The code of larger (store largest) has changed. The state computed by the old code is kept")
 
 
-def test_every_function_of_spark_is_known(spark: SparkSession) -> None:
+def test_all_functions_of_spark_are_known(spark: SparkSession) -> None:
     names = [row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect() if row[0].isidentifier()]
     assert set(filter(_is_anybodys, names)) == OF_SPARK_ALONE
 
@@ -198,7 +198,7 @@ class Nothing:
         pass
 
 
-def test_a_processors_stores_may_come_and_go_but_not_turn_queryable(spark: SparkSession, tmp_path: Path) -> None:
+def test_stores_of_processors_may_be_added_but_not_become_queryable(spark: SparkSession, tmp_path: Path) -> None:
     def processed(*, queryable: bool = True, **stores: type) -> Pipeline:
         pipeline = Pipeline("changing", workers=1)
         pipeline.stream("sales", value=Sale).process(Nothing, stores=stores, queryable=queryable)

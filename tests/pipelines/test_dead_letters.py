@@ -1,4 +1,4 @@
-"""Records for which a step fails: dead letters that say where and why, and nothing else changes."""
+"""A record for which a step fails becomes a dead letter with position and error, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def per_click(click: Click) -> float:
     return 60 / click.seconds
 
 
-def test_a_record_is_set_aside_once_though_two_jobs_read_it(drive: Drive) -> None:
+def test_a_record_that_two_jobs_read_is_rejected_once(drive: Drive) -> None:
     pipeline = Pipeline("twice", workers=1)
     clicks = pipeline.stream("clicks", value=Click)
     rates = clicks.map_values(per_click, returns=float).group_by_key()
@@ -40,7 +40,7 @@ def test_a_record_is_set_aside_once_though_two_jobs_read_it(drive: Drive) -> Non
 
 
 class Reading(Struct):
-    """What a sensor measured."""
+    """A measurement of a sensor."""
 
     value: int
 
@@ -77,7 +77,7 @@ def both(one: list[int], other: list[int]) -> list[int]:
 
 
 class Sensor:
-    """Adds up a sensor's readings, says so, and sets an alarm by either clock."""
+    """Adds a sensor's readings, forwards the sum, and sets a timer of each clock."""
 
     def init(self, context: Any) -> None:
         self.context = context
@@ -131,7 +131,7 @@ GOOD = [("a", 1, 0), ("b", 2, 100), ("a", 3, 200), ("b", 4, 300)]
 @pytest.mark.parametrize(
     ("on_error", "apart"), [("dead_letter", False), ("skip", True)], ids=["dead letters, one batch", "skip, in a batch"]
 )
-def test_good_records_count_as_if_the_broken_one_had_not_come(drive: Drive, on_error: OnError, apart: bool) -> None:
+def test_a_failing_record_does_not_affect_the_others(drive: Drive, on_error: OnError, apart: bool) -> None:
     good, bad = drive(sensors("good")), drive(sensors("bad", on_error))
     for number, (key, value, time) in enumerate(GOOD):
         if number == 2:
@@ -151,7 +151,7 @@ def test_good_records_count_as_if_the_broken_one_had_not_come(drive: Drive, on_e
     assert len(bad.dead_letters()) == (len(counts) if on_error == "dead_letter" else 0)
 
 
-def test_a_dead_letter_says_step_line_key_and_error(drive: Drive) -> None:
+def test_a_dead_letter_names_step_line_key_and_error(drive: Drive) -> None:
     driver = drive(sensors("said"))
     driver.pipe("readings", {"value": 1}, "a", timestamp=0)
     driver.pipe("readings", {"value": BROKEN}, "a", timestamp=1_700_000_000_000)
@@ -174,7 +174,7 @@ def test_a_dead_letter_says_step_line_key_and_error(drive: Drive) -> None:
     assert letters["copies"].headers["sluice.detail"] == "ValueError: 13 is broken"
 
 
-def test_timers_of_both_clocks_are_dead_letters_and_have_fired(drive: Drive) -> None:
+def test_failing_timers_of_both_clocks_are_dead_letters_and_count_as_fired(drive: Drive) -> None:
     driver = drive(sensors("timers"))
     driver.pipe("readings", {"value": 21}, "event", timestamp=0)
     driver.pipe("readings", {"value": 22}, "wall", timestamp=100)
@@ -191,16 +191,16 @@ def test_timers_of_both_clocks_are_dead_letters_and_have_fired(drive: Drive) -> 
     ]  # fmt: skip
 
 
-def test_a_change_of_a_table_within_its_group_is_taken_whole_or_not_at_all(drive: Drive) -> None:
+def test_a_change_of_a_table_within_a_group_is_atomic(drive: Drive) -> None:
     driver = drive(sensors("changes"))
-    for value in (1, BROKEN - 1, 5):  # what was BROKEN - 1 cannot be taken out again
+    for value in (1, BROKEN - 1, 5):  # the aggregate never subtracts the value that it could not add
         driver.pipe("states", {"value": value}, "a", timestamp=value)
     driver.pipe("states", {"value": 2}, "b", timestamp=20)
     assert driver.store("states_listed") == {"all": [BROKEN - 1, 2]}
     assert [one.value for one in driver.dead_letters()] == [{"value": 5}]
 
 
-def test_a_value_that_a_table_could_not_add_is_not_taken_out_later(drive: Drive) -> None:
+def test_a_value_that_was_not_added_is_not_subtracted(drive: Drive) -> None:
     driver = drive(sensors("replaced"))
     for key, value in (("a", 1), ("b", BROKEN), ("a", BROKEN), ("a", 2), ("b", 3)):
         driver.pipe("states", {"value": value}, key, timestamp=0)

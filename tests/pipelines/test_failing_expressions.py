@@ -1,4 +1,4 @@
-"""An expression without a result for a record rejects that record, at the step, and nothing else."""
+"""An expression without a result for a record rejects the record at its step, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.pipelines.conftest import Drive
 
 
 class Trip(Struct):
-    """A trip: kilometres, hours, and a number of people that was typed in by hand."""
+    """A trip: kilometres, hours, and a number of people that somebody typed."""
 
     km: int
     hours: int
@@ -52,7 +52,7 @@ def with_every_step(name: str) -> Pipeline:
 
 
 @pytest.mark.parametrize("cut", ["one batch", "each"])
-def test_every_kind_of_step_goes_on_without_the_record(drive: Drive, cut: str) -> None:
+def test_every_kind_of_step_continues_without_the_record(drive: Drive, cut: str) -> None:
     driver = drive(with_every_step("steps"))
     send(driver, [GOOD[0], NO_TIME, MISTYPED, GOOD[1], GOOD[2]], cut)
 
@@ -75,7 +75,7 @@ def test_every_kind_of_step_goes_on_without_the_record(drive: Drive, cut: str) -
 
 
 @pytest.mark.parametrize("cut", ["one batch", "each"])
-def test_a_dead_letter_says_which_step_failed_and_what_is_to_blame(drive: Drive, cut: str) -> None:
+def test_a_dead_letter_names_the_step_and_the_failing_part(drive: Drive, cut: str) -> None:
     pipeline = Pipeline("letters")
     trips = pipeline.stream("trips", value=Trip)
     trips.select(speed="1 + km / hours").to("speeds")
@@ -121,18 +121,18 @@ def test_a_step_may_skip_the_record_or_end_the_run(drive: Drive, step: str, on_e
     assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == 1
 
 
-def test_a_number_that_json_does_not_have_is_no_result(drive: Drive) -> None:
+def test_a_number_that_json_cannot_represent_is_rejected(drive: Drive) -> None:
     pipeline = Pipeline("finite")
     trips = pipeline.stream("trips", value=Trip)
     trips.select(root="sqrt(km - 6)", all="array(struct(ln(hours - 1) AS log))").to("out")
     driver = drive(pipeline)
     send(driver, [Trip(7, 2), Trip(5, 2), Trip(7, 1), Trip(7, 0)], "one batch")
-    assert len(driver.output("out")) == 1 + 2  # Spark's ln gives null for what has no logarithm
+    assert len(driver.output("out")) == 1 + 2  # Spark's ln returns null where the logarithm is undefined.
     (letter,) = driver.dead_letters()
     assert letter.headers["sluice.detail"].startswith("NOT_FINITE")
 
 
-def test_a_key_too_long_to_store_is_rejected_wherever_it_comes_from(drive: Drive) -> None:
+def test_a_key_that_is_too_long_is_rejected_in_every_step(drive: Drive) -> None:
     pipeline = Pipeline("keys")
     trips = pipeline.stream("trips", value=Trip)
     trips.group_by_key().count(store="by_key")
@@ -150,7 +150,7 @@ def test_a_key_too_long_to_store_is_rejected_wherever_it_comes_from(drive: Drive
     ]
 
 
-def test_what_two_steps_have_in_common_fails_for_each_by_itself(drive: Drive) -> None:
+def test_a_subexpression_of_two_steps_fails_in_each_separately(drive: Drive) -> None:
     pipeline = Pipeline("common")
     trips = pipeline.stream("trips", value=Trip)
     trips.select(one="km DIV hours").to("one")
@@ -159,12 +159,12 @@ def test_what_two_steps_have_in_common_fails_for_each_by_itself(drive: Drive) ->
     send(driver, [NO_TIME, GOOD[0]], "one batch")
     assert [record.value for record in driver.output("one")] == [{"one": 2}]
     assert [record.value for record in driver.output("other")] == [{"other": 3}]
-    assert len(driver.dead_letters()) == 1  # for the record, not for each step
+    assert len(driver.dead_letters()) == 1  # one per record, not one per step
     assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == 2
 
 
 @pytest.mark.parametrize("cut", ["one batch", "each"])
-def test_a_sum_of_whole_numbers_is_exact_beyond_64_bits_but_not_where_a_step_reads_it(drive: Drive, cut: str) -> None:
+def test_a_sum_of_integers_is_exact_beyond_64_bits(drive: Drive, cut: str) -> None:
     pipeline = Pipeline("large")
     trips = pipeline.stream("trips", value=Trip).group_by_key()
     trips.aggregate(store="fused", km="sum(km)")
@@ -182,9 +182,7 @@ def test_a_sum_of_whole_numbers_is_exact_beyond_64_bits_but_not_where_a_step_rea
     assert letter.headers["sluice.detail"].startswith(f"OverflowError: the sum {most + 1} does not fit BIGINT")
 
 
-def test_only_jobs_with_expressions_that_may_fail_give_up_shared_subexpressions(
-    drive: Drive, spark: SparkSession
-) -> None:
+def test_only_jobs_with_attempts_turn_off_shared_subexpressions(drive: Drive, spark: SparkSession) -> None:
     plain = Pipeline("plain")
     plain.stream("trips", value=Trip).select("km").to("lengths")
     shared = []

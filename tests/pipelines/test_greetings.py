@@ -1,4 +1,4 @@
-"""Greetings in two languages, as texts and as JSON."""
+"""Greetings in two languages, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def driver(drive: Drive) -> TopologyTestDriver:
 
 
 def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]:
-    """New records, those of one source in order; in which order two sources' records are written is not promised."""
+    """New records. The records of one source are in order; the order between two sources is not guaranteed."""
     return [(one.key, one.value) for one in driver.read(topic)]
 
 
-def test_greetings_of_both_topics_come_out_in_capitals_key_and_value(driver: TopologyTestDriver) -> None:
+def test_keys_and_values_of_both_topics_are_capitalized(driver: TopologyTestDriver) -> None:
     driver.pipe("greetings", "Good Morning", key="gm")
     driver.pipe("greetings_spanish", "¡Buenos Días!", key="bd")
     driver.pipe("greetings", "Good Night")
@@ -47,7 +47,7 @@ def test_greetings_of_both_topics_come_out_in_capitals_key_and_value(driver: Top
     assert letter.headers["sluice.reason"] == "contract"
 
 
-def test_greetings_are_taken_apart_into_words_and_short_words_into_letters(driver: TopologyTestDriver) -> None:
+def test_greetings_are_split_into_words_and_short_words_into_letters(driver: TopologyTestDriver) -> None:
     driver.pipe("greetings", "How are   Friends", key="h")
     assert read(driver, "greetings_words") == [("h", b"How"), ("h", b"are"), ("h", b"Friends")]
     assert read(driver, "greetings_letters") == [("H", one) for one in (b"H", b"o", b"w", b"a", b"r", b"e")]

@@ -1,4 +1,4 @@
-"""Streams that are merged though one has come further than the other."""
+"""Merged streams of which one is ahead of the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Payment(Struct):
 
 
 class Balance:
-    """What an account has in all, after each payment."""
+    """Emits an account's total after each payment."""
 
     def init(self, context: Any) -> None:
         self.context = context
@@ -31,7 +31,7 @@ class Balance:
     def on_timer(self, timer: Any) -> None: ...
 
 
-def test_a_record_and_what_a_step_made_of_others_come_in_the_order_of_time(drive: Drive) -> None:
+def test_merged_records_and_results_are_in_order_of_time(drive: Drive) -> None:
     pipeline = Pipeline("accounts", workers=2)
     paid, cash = (pipeline.stream(topic, value=Payment) for topic in ("paid", "cash"))
     balances = paid.process(Balance, stores={"sum": (int, None)}, returns=Payment).output
@@ -63,7 +63,7 @@ def test_streams_of_values_of_two_types_are_not_merged(drive: Drive) -> None:
     assert "CAST" in raised.value.next_step
 
 
-def test_a_record_comes_once_by_each_way_through_merges_of_merges_and_flat_maps(drive: Drive) -> None:
+def test_a_record_arrives_once_per_path_through_merges_and_flat_maps(drive: Drive) -> None:
     pipeline = Pipeline("ways", workers=1)
     paid = pipeline.stream("paid", value=Payment)
     some = paid.filter("amount > 4").merge(paid.filter("amount < 7"))

@@ -1,4 +1,4 @@
-"""Functions that are called for what they do, as Kafka Streams' `peek` and `foreach`: also where nothing follows."""
+"""Functions called for their side effects, `peek` and `foreach`, even if no step follows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sale(Struct):
 
 
 class Noted:
-    """Writes down what it is called with, in a file: it is called in tasks."""
+    """Appends its arguments to a file, because tasks call it in other processes."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -33,7 +33,7 @@ class Noted:
             lines.write(f"{key}={_plain(value)}\n")
 
     def read(self) -> dict[str, int]:
-        """How often it was called with what."""
+        """The calls, and how often each occurred."""
         return dict(Counter(self.file.read_text().splitlines() if self.file.exists() else []))
 
 

@@ -1,6 +1,6 @@
-"""Poison records of every kind among good ones, through every kind of operator: the good ones' results stay the same.
+"""Invalid records of every kind do not change the results of the valid records, whatever the operators are.
 
-A run of all tests takes two hundred among two thousand. Ten thousand among a hundred thousand are tried with
+`make test` uses 200 invalid records among 2,000. To try 10,000 among 100,000, run
 `POISON_AMONG=100000 make test ARGS=tests/pipelines/test_poison.py`.
 """
 
@@ -26,11 +26,11 @@ STORES = ("function", "expression", "reduce", "aggregate", *WINDOWS, "overflow")
 TOPICS = ("amounts", "process", "numbers")
 GOOD = int(os.environ.get("POISON_AMONG", "2000"))
 LARGE = 1.7e308
-"""With as much again a sum is larger than any double."""
+"""Twice this amount exceeds the largest double."""
 
 
 class Order(Struct):
-    """An order as strangers send it: `kind` says which step is to fail for it."""
+    """An order from an untrusted producer. `kind` names the step that fails for the order."""
 
     amount: float
     kind: str = ""
@@ -63,7 +63,7 @@ def joined(key: str, one: list[float], other: list[float]) -> list[float]:
 
 
 class Orders:
-    """Remembers a key's last amounts, and passes on what they come to."""
+    """Stores a key's last amounts, and forwards their sum."""
 
     store = "amounts"
 
@@ -82,7 +82,7 @@ class Orders:
 
 
 class Others(Orders):
-    """The same with another store."""
+    """The same processor with another store."""
 
     store = "others"
 
@@ -93,7 +93,7 @@ def encode(order: dict[str, Any]) -> bytes:
 
 
 def exchange(name: str) -> Pipeline:
-    """Every kind of step fails for the orders of one kind, and does not see those of the others."""
+    """A pipeline in which each kind of step fails for the orders of one kind and only receives those and valid ones."""
     pipeline = Pipeline(name, workers=2, max_failures=1.0)
     orders = pipeline.stream("orders", value=Order)
     of = {kind: orders.filter(f"kind IN ('', '{kind}')") for kind in KINDS}
@@ -121,14 +121,14 @@ def seen(driver: TopologyTestDriver) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(3600)
-def test_the_good_records_results_are_those_without_the_poison(drive: Drive) -> None:
+def test_invalid_records_do_not_change_the_results_of_valid_ones(drive: Drive) -> None:
     poison = GOOD // 10
     chance = random.Random(12)
     poisoned = dict.fromkeys(chance.sample(range(GOOD), poison))
     kinds: Counter[str] = Counter()
     begun: set[str] = set()
     harmless = 0
-    """Orders that `reduce` takes as they are, since they are the first of their key: its function is not called."""
+    """Orders that `reduce` accepts without calling its function, because they are the first of their key."""
     alone, among = drive(exchange("alone")), drive(exchange("among"))
     for first in range(50):
         for driver in (alone, among):
@@ -140,7 +140,7 @@ def test_the_good_records_results_are_those_without_the_poison(drive: Drive) -> 
             kinds[kind] += 1
             harmless += kind == "reduce" and key not in begun
             value = {"amount": LARGE if kind == "overflow" else 2.0, "kind": kind}
-            # A record that a step cannot take has moved stream time all the same: here there is nothing left to move.
+            # A rejected record still advances stream time, so it must not be later than the valid records before it.
             time = max(number - 1, 0)
             among.pipe("orders", b"{" if kind == "unreadable" else value, key, timestamp=time)
         begun.add(key)
@@ -150,22 +150,22 @@ def test_the_good_records_results_are_those_without_the_poison(drive: Drive) -> 
             among.commit()
     assert seen(among) == seen(alone)
     assert alone.dead_letters() == []
-    # Of an order that an aggregation cannot take there is a dead letter for each store that it would count in.
+    # If an aggregation rejects an order, there is a dead letter for each store that would count the order.
     assert len(among.dead_letters()) == poison + len(WINDOWS) * kinds["aggregate"] - harmless
     assert kinds.keys() == set(KINDS)
 
 
 OF_TABLES = ("add", "overflow", "fails", "on")
 AT_ONCE = ("condition", "key", "values", "peek", "outer join", "lookup", "rate", "deduplicate", "reduced", *OF_TABLES)
-"""Of an order of that kind there is one dead letter."""
+"""An order of that kind has one dead letter."""
 LATER = ("join", "left join", "closed", "event", "wall")
-"""What an order of that kind has come to fails, or the timer that it has set."""
+"""For orders of that kind, a later step fails for the result, or a timer fails."""
 MARKET_STORES = ("chain", "of_window", "reduced", "alarms", "groups", "total", "fractions", "stocked", "stock")
 MARKET_TOPICS = ("joined", "left_joined", "outer_joined", "looked_up", "rated", "once", "closed", "limited", "timers")
 
 
 def left_of(kind: str, both: dict[str, Any]) -> float:
-    """A joined value's left amount."""
+    """The amount on the left of a joined value."""
     refuse(kind, Order(**both["left"]))
     return float(both["left"]["amount"])
 
@@ -212,7 +212,7 @@ def take_out(so_far: list[float], order: Order) -> list[float]:
 
 
 class Alarms:
-    """Sets a timer of either clock for every order; that of a poisoned one fails after all that it does."""
+    """Sets a timer of each clock for every order; the timer of a poisoned order fails after all its changes."""
 
     def init(self, context: Context) -> None:
         self.context = context
@@ -274,13 +274,13 @@ def market(name: str) -> Pipeline:
 
 
 def kind_of(detail: str) -> str:
-    """The kind that failed, from what a dead letter says."""
+    """The kind of the order, from a dead letter."""
     said = [kind for kind in (*AT_ONCE, *LATER) if detail == f"ValueError: {kind}" or f"'{kind}'" in detail]
     return said[0] if said else "overflow"
 
 
 @pytest.mark.timeout(3600)
-def test_the_good_records_results_of_joins_tables_and_timers_are_those_without_the_poison(drive: Drive) -> None:
+def test_invalid_records_do_not_change_joins_tables_and_timers(drive: Drive) -> None:
     chance = random.Random(13)
     poisoned = set(chance.sample(range(GOOD), GOOD // 10))
     kinds: Counter[str] = Counter()
@@ -326,7 +326,7 @@ def test_the_good_records_results_of_joins_tables_and_timers_are_those_without_t
 
 
 def good_keys(store: dict[Any, Any]) -> dict[Any, Any]:
-    """A store without the keys that only poison has."""
+    """The values of a store without the keys that only invalid records have."""
     return {key: value for key, value in store.items() if not str(key).strip("('").startswith("closed")}
 
 

@@ -23,7 +23,7 @@ LINES = [
 
 
 def invoice(number: str, store: str = "STR1", card: str = "4629", amount: float = 2001, **more: Any) -> dict[str, Any]:
-    """An invoice of a regular customer who takes the goods along."""
+    """An invoice of a regular customer who takes the goods home."""
     return {
         "InvoiceNumber": number,
         "CreatedTime": 1595688900000,
@@ -53,7 +53,7 @@ def pos(drive: Drive) -> TopologyTestDriver:
     return drive("pos")
 
 
-def test_home_deliveries_are_shipped_and_every_line_goes_out_masked(pos: TopologyTestDriver) -> None:
+def test_home_deliveries_are_shipped_and_every_line_is_masked(pos: TopologyTestDriver) -> None:
     pos.pipe("pos", invoice("1", **HOME), key="STR1")
     pos.pipe("pos", invoice("2", store="STR2"), key="STR2")
 

@@ -1,4 +1,4 @@
-"""State in PostgreSQL: what SQLite's files can hold, a database holds as well. `--postgres` runs all tests there."""
+"""PostgreSQL holds the same state as SQLite files. `--postgres` runs all tests of pipelines with PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Number(Struct):
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def on(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[On]:
-    """Makes a driver whose state is in a database of that kind."""
+    """Makes a driver with its state in a database of the given kind."""
     database = new_database(request.getfixturevalue("postgres")) if request.param == "postgres" else ""
     made: list[TopologyTestDriver] = []
 
@@ -38,7 +38,7 @@ def on(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[On]:
         one.__exit__(None, None, None)
 
 
-def test_keys_with_nul_and_what_is_kept_for_all_keys_are_apart(on: On) -> None:
+def test_keys_with_nul_do_not_collide_with_the_state_of_all_keys(on: On) -> None:
     pipeline = Pipeline("nul", workers=1)
     left, right = (pipeline.stream(name, value=Number) for name in ("l", "r"))
     left.left_join(right, within(5)).to("joined")
@@ -56,7 +56,7 @@ def test_keys_with_nul_and_what_is_kept_for_all_keys_are_apart(on: On) -> None:
     assert driver.store("c") == {NUL: 2, "": 1, "x\0": 1, "x": 2}
 
 
-def test_the_words_run_where_their_state_is_in_postgresql(spark: SparkSession, postgres: str) -> None:
+def test_the_words_pipeline_runs_with_postgresql(spark: SparkSession, postgres: str) -> None:
     pipeline = load_pipeline(Path(PIPELINES), "words")
     with TopologyTestDriver(pipeline, spark=spark, database=new_database(postgres)) as driver:
         driver.pipe("alphabet_descriptions", "the first", "A", timestamp=500)

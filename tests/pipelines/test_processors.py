@@ -1,4 +1,4 @@
-"""Functions with state: an author's stores, timers and outputs, and duplicates dropped."""
+"""Processors: stores, timers and outputs; and deduplication."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.pipelines.conftest import Drive
 
 
 class Payment(Struct):
-    """An amount, and the id that a producer who tries again gives it again."""
+    """An amount, and an id that is the same when the producer sends the payment again."""
 
     id: str
     amount: Decimal2
 
 
 class Account:
-    """Sums up payments; tells when nothing came for a minute of event time, and for an hour by the clock."""
+    """Adds payments, and reports a minute of event time or an hour of the wall clock without a payment."""
 
     def init(self, context: Context) -> None:
         self.context = context
@@ -64,7 +64,7 @@ def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]
     return [(one.key, one.value) for one in driver.read(topic)]
 
 
-def test_a_processor_keeps_what_it_has_seen_and_a_duplicate_is_not_seen_twice(drive: Drive) -> None:
+def test_a_processor_keeps_its_state_and_does_not_receive_duplicates(drive: Drive) -> None:
     driver = drive(accounts())
     pay(driver, "1", 10.5, key="ann", at=0)
     pay(driver, "1", 10.5, key="ann", at=5)
@@ -84,7 +84,7 @@ def test_a_processor_keeps_what_it_has_seen_and_a_duplicate_is_not_seen_twice(dr
     assert [value["since"] for key, value in read(driver, "sums") if key == "ann"] == [None], "two minutes have gone by"
 
 
-def test_what_a_processor_keeps_can_be_queried(drive: Drive) -> None:
+def test_a_processors_store_can_be_queried(drive: Drive) -> None:
     driver = drive(accounts())
     pay(driver, "1", 10.5, key="ann", at=0)
     pay(driver, "2", 1, key="bob", at=6)
@@ -99,7 +99,7 @@ def test_what_a_processor_keeps_can_be_queried(drive: Drive) -> None:
 
 
 class Hoard:
-    """Keeps what JSON has no words for, and forgets a key when it is told to."""
+    """Stores values that JSON cannot represent, and deletes an entry on request."""
 
     def init(self, context: Context) -> None:
         self.kept = context.store("kept")
@@ -113,7 +113,7 @@ class Hoard:
             self.kept.put("odd", float("nan"))
 
 
-def test_an_entry_that_json_cannot_hold_is_shown_as_a_text_and_one_that_is_deleted_is_gone(drive: Drive) -> None:
+def test_entries_that_json_cannot_represent_and_deleted_entries(drive: Drive) -> None:
     pipeline = Pipeline("hoards", workers=2)
     pipeline.stream("payments", value=Payment).process(Hoard, stores={"kept": Any})
     driver = drive(pipeline)
@@ -124,7 +124,7 @@ def test_an_entry_that_json_cannot_hold_is_shown_as_a_text_and_one_that_is_delet
     assert driver.store("kept") == {"bob": {"amount": 4, "odd": "nan"}}
 
 
-def test_stores_of_processors_share_their_names_with_no_other_unless_they_are_not_queried(drive: Drive) -> None:
+def test_names_of_queryable_stores_of_processors_are_unique(drive: Drive) -> None:
     def build(*, queryable: bool) -> Pipeline:
         pipeline = Pipeline("hoards")
         payments = pipeline.stream("payments", value=Payment)

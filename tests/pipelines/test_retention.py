@@ -1,4 +1,4 @@
-"""Closed windows that are kept for a time, and then let go of."""
+"""Closed windows are kept for their retention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clicks(workers: int = 2) -> Pipeline:
     return pipeline
 
 
-def test_a_window_is_kept_until_stream_time_is_its_retention_past_its_end(drive: Drive) -> None:
+def test_a_window_is_kept_until_stream_time_passes_its_end_plus_retention(drive: Drive) -> None:
     driver = drive(clicks())
     for second in (1, 12, 15, 40):
         driver.pipe("clicks", {"page": "a"}, timestamp=second * SECOND)
@@ -47,7 +47,7 @@ def test_a_window_is_kept_until_stream_time_is_its_retention_past_its_end(drive:
 
 
 @pytest.mark.parametrize("cuts", [(), (3,), (5, 11, 20, 21, 38)])
-def test_it_does_not_depend_on_where_the_input_is_cut(drive: Drive, cuts: tuple[int, ...]) -> None:
+def test_retention_does_not_depend_on_the_batches(drive: Drive, cuts: tuple[int, ...]) -> None:
     driver = drive(clicks(workers=1))
     for number in range(40):
         second = number * 3 - (20 if number % 7 == 0 and number > 7 else 0)
@@ -59,7 +59,7 @@ def test_it_does_not_depend_on_where_the_input_is_cut(drive: Drive, cuts: tuple[
     assert driver.store("short") == {at: n for at, n in driver.store("for_ever").items() if at[2] >= 87_000}
 
 
-def test_a_window_cannot_go_while_it_takes_records() -> None:
+def test_retention_cannot_be_shorter_than_grace() -> None:
     by_page = Pipeline("hasty", workers=1).stream("clicks", value=Click).group_by("page")
     with pytest.raises(
         TopologyError, match=r"is 10000 ms, but a window accepts records for 15000 ms after its end"

@@ -1,4 +1,4 @@
-"""Tables that go straight to a topic."""
+"""Tables that are written to a topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Shop(Struct):
     floors: int
 
 
-def test_a_tables_record_without_a_key_changes_no_row_and_is_written_nowhere(drive: Drive) -> None:
+def test_a_tables_record_without_a_key_is_dropped(drive: Drive) -> None:
     pipeline = Pipeline("towns", workers=1)
     shops = pipeline.table("shops", value=Shop)
     shops.filter("floors > 1").to("tall")
@@ -50,8 +50,8 @@ def test_a_mapped_table_is_grouped_and_joined(drive: Drive) -> None:
     names = pipeline.table("names", value=Item)
     counts = pipeline.stream("items", value=Item).group_by_key().count(store="counts")
     for name, table in (("counted", counts.select(n="value", g="'all'")), ("given", names.select("n", "g"))):
-        table.group_by("g").aggregate(store=f"{name}_groups", n="sum(n)")  # takes back what a row was before
-        table.join(names).to(f"{name}_joined")  # does not
+        table.group_by("g").aggregate(store=f"{name}_groups", n="sum(n)")  # subtracts the row's old value
+        table.join(names).to(f"{name}_joined")  # does not subtract
     driver = drive(pipeline)
     driver.pipe("names", {"n": 8, "g": "x"}, "a")
     driver.pipe("items", {"n": 1, "g": "x"}, "a")
@@ -63,7 +63,7 @@ def test_a_mapped_table_is_grouped_and_joined(drive: Drive) -> None:
     assert driver.read("given_joined")[-1].value["left"]["n"] == 9
 
 
-def test_a_table_that_holds_updates_back_takes_back_what_its_rows_were(drive: Drive) -> None:
+def test_a_suppressed_table_subtracts_the_old_values_of_its_rows(drive: Drive) -> None:
     pipeline = Pipeline("held", workers=2)
     items, others = pipeline.table("items", value=Item), pipeline.table("others", value=Item)
     held = items.suppress_until_time_limit(0)
@@ -131,7 +131,7 @@ def test_an_output_of_a_store_has_the_largest_time_of_its_records(drive: Drive, 
     assert halves == {("a", "0"): 20, ("b", "0"): 30, ("a", "50"): 70}
 
 
-def test_a_record_that_a_table_cannot_be_mapped_for_is_one_dead_letter_whatever_follows(drive: Drive) -> None:
+def test_a_failing_mapping_of_a_table_makes_one_dead_letter(drive: Drive) -> None:
     pipeline = Pipeline("mapped", workers=1)
     halves = pipeline.table("items", value=Item).select(half="1 / n", g="g")
     halves.group_by("g").count(store="groups")

@@ -1,4 +1,4 @@
-"""A step that is a function from DataFrame to DataFrame: all that Spark has for columns, and no more rows or fewer."""
+"""`transform`: a function from DataFrame to DataFrame that adds columns and keeps the rows."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from tests.pipelines.conftest import Drive
 
 
 class Reading(Struct):
-    """What a sensor says."""
+    """A measurement of a sensor."""
 
     sensor: str
     samples: list[float]
 
 
 class Summary(Struct):
-    """What is made of it."""
+    """The summary of a reading."""
 
     sensor: str
     mean: float
 
 
 def summarized(frame: DataFrame) -> DataFrame:
-    """The mean of a reading's values."""
+    """Adds the mean of a reading's values."""
     total = F.aggregate("samples", F.lit(0.0), lambda so_far, value: so_far + value)
     return frame.withColumn("mean", total / F.size("samples"))
 
 
 def without_rows(frame: DataFrame) -> DataFrame:
-    """Drops what is not the author's."""
+    """Drops all columns that are not the author's."""
     return frame.select("sensor", F.lit(1.0).alias("mean"))
 
 
-def test_a_frame_gets_further_columns_and_other_branches_do_not_notice(drive: Drive) -> None:
+def test_transform_adds_columns_in_its_branch_only(drive: Drive) -> None:
     pipeline = Pipeline("sensors")
     readings = pipeline.stream("readings", value=Reading)
     readings.filter("size(samples) > 1").transform(summarized, returns=Summary).filter("mean > 1").to("means")
@@ -50,14 +50,14 @@ def test_a_frame_gets_further_columns_and_other_branches_do_not_notice(drive: Dr
     assert [one.value["sensor"] for one in driver.output("all")] == ["a", "b", "c"]
 
 
-def test_a_function_that_loses_the_rows_is_named(drive: Drive) -> None:
+def test_a_function_that_loses_rows_is_named_in_the_error(drive: Drive) -> None:
     pipeline = Pipeline("careless")
     pipeline.stream("readings", value=Reading).transform(without_rows, returns=Summary).to("means")
     with pytest.raises(EngineError, match=r"test_transform.py:\d+ returns a DataFrame without _row"):
         drive(pipeline)
 
 
-def test_a_frame_may_be_made_of_what_an_ordered_step_sends_on(drive: Drive) -> None:
+def test_transform_can_follow_an_ordered_step(drive: Drive) -> None:
     pipeline = Pipeline("later")
     readings = pipeline.stream("readings", value=Reading).group_by("sensor")
     newest = readings.reduce(lambda one, other: other, store="newest")

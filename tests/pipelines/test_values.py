@@ -1,4 +1,4 @@
-"""Values and keys of every kind go through a pipeline as what they are."""
+"""Values and keys of every type pass through a pipeline unchanged."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_values_may_be_numbers_and_lists(drive: Drive) -> None:
     ]
 
 
-def test_times_and_objects_are_aggregated_and_an_object_keeps_its_fields_names(drive: Drive) -> None:
+def test_aggregated_objects_keep_their_field_names(drive: Drive) -> None:
     pipeline = Pipeline("visits", workers=1)
     visits = pipeline.stream("visits", value=Visit)
     by_city = visits.group_by("place.city")
@@ -82,7 +82,7 @@ def test_times_and_objects_are_aggregated_and_an_object_keeps_its_fields_names(d
     assert driver.store("ordered") == {("Oslo", 0, 0): {"last": at, "all": [{"day": "2024-01-01"}]}}
 
 
-def test_a_global_tables_key_is_the_text_by_which_a_stream_looks_it_up(drive: Drive) -> None:
+def test_a_stream_looks_up_a_global_table_by_the_keys_text(drive: Drive) -> None:
     pipeline = Pipeline("keys", workers=1)
     visits = pipeline.stream("visits", value=Visit)
     for field in ("at", "day", "price"):
@@ -104,7 +104,7 @@ def read_sale(data: bytes) -> Sale | dict[str, str]:
     return Sale(item, int(amount)) if amount.isdigit() else {"item": item}
 
 
-def test_what_a_serde_or_a_function_cannot_take_is_one_dead_letter(drive: Drive) -> None:
+def test_a_value_that_a_serde_or_a_function_rejects_is_one_dead_letter(drive: Drive) -> None:
     pipeline = Pipeline("refusals", workers=1)
     commas = pipeline.stream("commas", value=Serde(Sale, decode=read_sale))  # type: ignore[arg-type]
     commas.to("read")
@@ -126,7 +126,7 @@ def test_what_a_serde_or_a_function_cannot_take_is_one_dead_letter(drive: Drive)
     }  # fmt: skip
 
 
-def test_a_counts_value_is_called_value_as_that_of_any_store_that_holds_no_object(drive: Drive) -> None:
+def test_a_value_that_is_not_an_object_is_called_value(drive: Drive) -> None:
     pipeline = Pipeline("counts", workers=1)
     by_item = pipeline.stream("sales", value=Sale).group_by("item")
     by_item.count(store="fused").select(n="value").to("numbers")

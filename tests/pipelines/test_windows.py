@@ -22,7 +22,7 @@ MINUTE = 60_000
 
 
 class Event(Struct):
-    """Something that happened, and when it did, if anyone knows."""
+    """An event, and its time if the time is known."""
 
     name: str
     at: datetime | None = None
@@ -171,7 +171,7 @@ def test_a_record_without_a_valid_time_is_dealt_with_as_its_source_says(drive: D
     assert list(by_clock.values()) == [2]
 
 
-def test_a_source_may_end_the_run_over_an_invalid_time(drive: Drive) -> None:
+def test_an_invalid_time_can_end_the_run(drive: Drive) -> None:
     pipeline = Pipeline("strict", workers=1)
     pipeline.stream("events", value=Event, event_time="at", invalid_time="fail").to("copies")
     driver = drive(pipeline)
@@ -180,7 +180,7 @@ def test_a_source_may_end_the_run_over_an_invalid_time(drive: Drive) -> None:
         driver.commit()
 
 
-def test_a_full_buffer_that_may_not_send_early_ends_the_run(drive: Drive) -> None:
+def test_a_full_buffer_can_end_the_run(drive: Drive) -> None:
     pipeline = Pipeline("narrow", workers=1)
     visits = pipeline.stream("visits", value=str).group_by_key().windowed_by(tumbling("60 s"))
     visits.count(store="minutes").suppress_until_window_closes(max_records=2).to("minutes_closed")
@@ -192,13 +192,13 @@ def test_a_full_buffer_that_may_not_send_early_ends_the_run(drive: Drive) -> Non
 
 
 class Tick(Struct):
-    """A record of the tests of late records."""
+    """A record for the tests of late records."""
 
     n: int
 
 
 @pytest.mark.parametrize("kind", ["added up in any order", "in order"])
-def test_late_records_are_counted_and_kept_in_a_topic_of_their_own(drive: Drive, kind: str) -> None:
+def test_late_records_are_counted_and_written_to_their_own_topic(drive: Drive, kind: str) -> None:
     pipeline = Pipeline("late")
     ticks = pipeline.stream("ticks", value=Tick).filter("n > 0").group_by_key()
     windowed = ticks.windowed_by(tumbling(10), late="late_ticks")

@@ -62,7 +62,7 @@ def test_words_are_counted_joined_and_collected_by_letter(words: TopologyTestDri
     assert words.store("lengths_count") == {"5": 2, "3": 2, "4": 1}
 
 
-def test_a_word_reads_its_letters_description_as_it_is_at_that_moment(words: TopologyTestDriver) -> None:
+def test_a_word_is_joined_with_the_current_description_of_its_letter(words: TopologyTestDriver) -> None:
     words.pipe("alphabet", "Apple", key="A")
     words.pipe("alphabet_descriptions", FIRST, key="A")
     words.pipe("alphabet", "Alpha", key="A")

@@ -25,7 +25,7 @@ def _token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[list[Host]]:
-    """Three hosts, of four workers the first has two."""
+    """Three hosts; the first has two of the four workers."""
     database = f"sqlite:///{tmp_path}"
     ledger = Ledger.open(ledger_url(database))
     found = [Host(ledger, tmp_path / f"host{number}") for number in range(3)]
@@ -33,14 +33,14 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
         host.start(*numbers)
     yield found
     for host in found:
-        host.let_end()
+        host.begin_stop()
     for host in found:
         host.stop()
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """One host with all workers of the orders pipeline, one snapshot published: for tests that change nothing."""
+    """One host with all workers of the orders pipeline and one published snapshot, for tests that change nothing."""
     home = tmp_path_factory.mktemp("host")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
@@ -54,12 +54,12 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture
 def states(hosts: list[Host], tmp_path: Path) -> States:
-    """The orders pipeline's state, one snapshot, written through the servers."""
+    """The orders pipeline's state with one snapshot, written through the servers."""
     return publish(orders_states(f"sqlite:///{tmp_path}", workers=4))
 
 
 def publish(states: States) -> States:
-    """The first snapshot of the orders pipeline."""
+    """Publish the first snapshot of the orders pipeline."""
     states.publish(
         [
             *totals("general", {location: (n + 1, f"{n}.00") for n, location in enumerate(LOCATIONS)}),

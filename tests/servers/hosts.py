@@ -1,4 +1,4 @@
-"""Hosts with a state server each, in threads of this process: folders of their own, one ledger, every call counted."""
+"""Hosts with a state server each, in threads of this process. Each has its own folder, and all calls are counted."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ CLIENT = httpx.Client(timeout=30, trust_env=False)
 
 @dataclass
 class Host:
-    """A host: its own folder of shards, and a state server with the REST view."""
+    """A host: its own folder of shards, and a state server with the REST API."""
 
     ledger: Ledger
     folder: Path
     port: int = field(default_factory=free_port)
     calls: Counter[str] = field(default_factory=Counter)
-    """How often each path was asked for."""
+    """Path → number of requests."""
 
     def start(self, *numbers: int, pipeline: str = "orders") -> Host:
-        """Start the server; it takes these workers over."""
+        """Start the server and claim the workers `numbers`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         known = replace(settings(), shards=f"sqlite:///{self.folder}")
         claim(self.ledger, known, self.options, pipeline, numbers)
@@ -48,12 +48,12 @@ class Host:
         return self
 
     def stop(self) -> None:
-        """Stop it at once; connections are cut."""
-        self.let_end()
+        """Stop the server at once and close its connections."""
+        self.begin_stop()
         self._thread.join(10)
 
-    def let_end(self) -> None:
-        """Tell it to stop, and do not wait until it has."""
+    def begin_stop(self) -> None:
+        """Tell the server to stop, without waiting for it."""
         self._server.should_exit = self._server.force_exit = True
 
     @property
@@ -65,17 +65,17 @@ class Host:
         return f"127.0.0.1:{self.port}"
 
     def get(self, path: str, **parameters: Any) -> httpx.Response:
-        """Ask its REST view."""
+        """Send a GET request to the REST API."""
         return self.ask("GET", path, params=parameters or None)
 
     def ask(self, method: str, path: str, *, token: str | None = TOKEN, **more: Any) -> httpx.Response:
-        """Send a request, with the servers' token or another one."""
+        """Send a request, by default with the servers' token."""
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         return CLIENT.request(method, f"http://{self.address}{path}", headers=headers, **more)
 
     @property
-    def questions(self) -> int:
-        """How often one of its shards was asked."""
+    def queries(self) -> int:
+        """The number of queries to shards of this host."""
         return sum(count for path, count in self.calls.items() if path.endswith("/query"))
 
 

@@ -1,6 +1,6 @@
-"""State servers that share nothing but a network: each in a namespace of its own. `make test-namespaces`, as root.
+"""State servers in separate network namespaces. Run by `make test-namespaces`, as root.
 
-Not among the tests that always run: not every machine lets one make network namespaces.
+Not part of `make test`, because not every machine allows network namespaces.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COUNT = "/v1/orders/count/general_orders"
 
 
 class Namespace:
-    """A network namespace with one address; this machine's end of the cable has another."""
+    """A network namespace with one address, connected to this machine by a pair of virtual interfaces."""
 
     def __init__(self, number: int) -> None:
         self.name = f"sluice-{number}"
@@ -51,11 +51,11 @@ class Namespace:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """What goes before a command that is to run in it."""
+        """The prefix of a command that runs in the namespace."""
         return "ip", "netns", "exec", self.name
 
     def unplug(self) -> None:
-        """Snapshot the cable: packets go nowhere, and nobody says so."""
+        """Unplug the cable: packets are lost without an error."""
         _ip("-n", self.name, "link", "set", f"{self._cable}b", "down")
 
     def plug_in(self) -> None:
@@ -72,7 +72,7 @@ def namespaces() -> Iterator[list[Namespace]]:
         yield [stack.enter_context(Namespace(number)) for number in (1, 2, 3)]
 
 
-def test_workers_on_hosts_that_share_nothing_but_a_network(namespaces: list[Namespace], tmp_path: Path) -> None:
+def test_workers_in_separate_network_namespaces(namespaces: list[Namespace], tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path}"
     ledger = Ledger.open(ledger_url(database))
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""State servers as processes of their own, as `sluice serve` starts them."""
+"""State servers in separate processes, as `sluice serve` starts them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLUICE = str(Path(sys.executable).parent / "sluice")
 
 
 def environment(home: Path, folder: Path, ledger: str) -> dict[str, str]:
-    """What a process on a host is told: its own folder of shards, the ledger, and the token."""
+    """The environment of a process on a host: its own folder of shards, the ledger, and the token."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     return others | {
         "SLUICE_HOME": str(home),
@@ -28,7 +28,7 @@ def environment(home: Path, folder: Path, ledger: str) -> dict[str, str]:
 
 
 class ServerProcess:
-    """`sluice serve` on a port of loopback; `before` goes before the command."""
+    """`sluice serve` on a loopback port. `before`: prefix of the command."""
 
     def __init__(
         self, variables: Mapping[str, str], *options: str, port: int | None = None, before: Sequence[str] = ()
@@ -38,14 +38,14 @@ class ServerProcess:
         self.command = [*before, SLUICE, "serve", "--port", str(self.port), *options]
 
     def start(self) -> ServerProcess:
-        """Start it; `wait` says when it answers."""
+        """Start the process. `wait` waits until it responds."""
         self.process = subprocess.Popen(
             self.command, env=self.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         return self
 
     def wait(self, seconds: float = 30) -> ServerProcess:
-        """Wait until it answers; what it said instead is the error."""
+        """Wait until the server listens. Raises AssertionError with its output otherwise."""
         deadline = time.monotonic() + seconds
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -54,7 +54,7 @@ class ServerProcess:
         return self
 
     def kill(self, number: int = signal.SIGKILL) -> int:
-        """End it by a signal; its exit status."""
+        """End the process with a signal. Returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         status = self.process.wait(20)

@@ -1,4 +1,4 @@
-"""The Python client and `sluice query`, against the REST view of two hosts."""
+"""The Python client and `sluice query`, against the REST API of two hosts."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_every_method(client: Client) -> None:
     assert len(client.page(COUNT, worker=0).entries) < 40
 
 
-def test_keys_may_hold_anything(client: Client, states: States) -> None:
+def test_keys_may_contain_any_character(client: Client, states: States) -> None:
     for key in ("a/b?c#d&e=f", "ключ", "..", "%2e", "a b+c"):
         states.publish(totals("general", {key: (5, "1.00")}))
         assert client.get(COUNT, key, min_snapshot=f"1.{states.batch}").value == 5
 
 
-def test_errors_are_what_they_are_in_the_server(client: Client, states: States, hosts: list[Host]) -> None:
+def test_the_client_raises_the_servers_errors(client: Client, states: States, hosts: list[Host]) -> None:
     states.publish(totals("general", {"store_1": (5, "1.00")}))
     states.ledger.snapshots.forget(JobRef("orders", "totals", 1), 1)
     cases = {NotFound: {"key": "none"}, NotReached: {"min_snapshot": "9.9"}, QueryError: {"as_of": "x"}}
@@ -84,7 +84,7 @@ def test_errors_are_what_they_are_in_the_server(client: Client, states: States, 
     assert issubclass(Incomplete, StateError)
 
 
-def test_a_refused_token_and_a_server_that_is_not_there() -> None:
+def test_an_unreachable_server() -> None:
     with Client("http://127.0.0.1:9", token="x") as client, pytest.raises(StateError, match="cannot be reached"):
         client.stores()
 
@@ -94,7 +94,7 @@ def test_a_wrong_token(hosts: list[Host]) -> None:
         client.stores()
 
 
-def test_the_same_can_be_awaited(hosts: list[Host], states: States) -> None:
+def test_the_asynchronous_client(hosts: list[Host], states: States) -> None:
     async def run() -> tuple[object, int, list[str]]:
         async with AsyncClient(f"http://{hosts[1].address}", token=TOKEN) as client:
             several = await asyncio.gather(*(client.get(COUNT, location) for location in LOCATIONS))
@@ -108,7 +108,7 @@ def test_the_same_can_be_awaited(hosts: list[Host], states: States) -> None:
 
 
 class Listening(threading.Thread):
-    """Collects changes until there are as many as wanted."""
+    """Collects a number of changes."""
 
     def __init__(self, client: Client, wanted: int, since: str | None = None) -> None:
         super().__init__(daemon=True)
@@ -124,7 +124,7 @@ class Listening(threading.Thread):
                 return
 
 
-def test_changes_tell_new_snapshots_and_the_keys_they_changed(client: Client, states: States) -> None:
+def test_changes_report_new_snapshots_and_changed_keys(client: Client, states: States) -> None:
     listening = Listening(client, 2)
     listening.start()
     assert listening.heard.wait(10)
@@ -138,7 +138,7 @@ def test_changes_tell_new_snapshots_and_the_keys_they_changed(client: Client, st
         False,
     )
 
-    # A stream that was cut off goes on behind the snapshot it had last.
+    # A reconnected stream continues after the last snapshot that it received.
     states.publish(totals("general", {"store_4": (52, "1.00")}))
     again = Listening(client, 1, since="1.1")
     again.start()
@@ -152,8 +152,8 @@ def test_changes_tell_new_snapshots_and_the_keys_they_changed(client: Client, st
     assert [one.event for one in unknown.found] == ["reset"]
 
 
-def test_streams_of_changes_are_not_without_number(hosts: list[Host], states: States) -> None:
-    """Three hundred ask at the same moment; as many as the limit says get in, and their places are free afterwards."""
+def test_the_number_of_change_streams_is_limited(hosts: list[Host], states: States) -> None:
+    """Of 300 concurrent requests, as many as the limit succeed; later requests succeed after these have ended."""
 
     async def ask(count: int) -> Counter[int]:
         limits = httpx.Limits(max_connections=count)
@@ -221,45 +221,45 @@ def test_the_command_prints_tables_json_and_csv(sluice: CliRunner) -> None:
         (("get", WINDOWS, "store_1"), "2022-12-05T08:55:15"),
     ],
 )
-def test_what_can_be_asked(sluice: CliRunner, arguments: tuple[str, ...], found: str) -> None:
+def test_subcommands_of_query(sluice: CliRunner, arguments: tuple[str, ...], found: str) -> None:
     result = query(sluice, *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     assert found in result.stdout
 
 
-def test_more_than_a_page(sluice: CliRunner) -> None:
+def test_output_beyond_the_limit_is_reported(sluice: CliRunner) -> None:
     result = query(sluice, "range", COUNT, "--limit", "3")
     assert len(result.stdout.splitlines()) == 4
     assert "There are more than 3" in result.stderr
 
 
-def test_a_mistake_gets_a_sentence(sluice: CliRunner) -> None:
+def test_an_error_is_one_sentence(sluice: CliRunner) -> None:
     result = query(sluice, "get", "nothing", "k")
     assert result.exit_code == 1
     assert "There is no store 'nothing'" in result.stderr
 
 
-def test_what_is_missing_is_said(sluice: CliRunner, hosts: list[Host]) -> None:
+def test_missing_workers_are_reported(sluice: CliRunner, hosts: list[Host]) -> None:
     hosts[1].stop()
     result = query(sluice, "combine", COUNT)
     assert "The answer is incomplete: worker 1" in result.stderr
 
 
-def test_what_a_store_holds_does_not_reach_the_terminal_as_it_is(sluice: CliRunner, states: States) -> None:
+def test_control_characters_do_not_reach_the_terminal(sluice: CliRunner, states: States) -> None:
     states.publish(totals("general", {"\x1b]0;owned\x07[red]x": (1, "1.00")}))
     told = query(sluice, "range", COUNT, "--as-of", "1.1", "--prefix", "\x1b").stdout
     assert "\x1b]0;" not in told
     assert "[red]x" in told
 
 
-def test_a_field_called_key_stands_beside_the_key(sluice: CliRunner, states: States) -> None:
+def test_a_field_named_key_does_not_replace_the_key(sluice: CliRunner, states: States) -> None:
     value = '{"key":"of the value","runningOrderCount":1,"value.key":2}'
     states.publish([(0, "store_1", -1, -1, f"[1,{value}]")])
     (row,) = json.loads(query(sluice, "get", REVENUE, "store_1", "--format", "json").stdout)
     assert row == {"key": "store_1", "value.value.key": "of the value", "runningOrderCount": 1, "value.key": 2}
 
 
-def test_a_table_is_as_wide_as_what_it_holds(sluice: CliRunner, states: States) -> None:
+def test_long_keys_are_not_truncated_in_tables(sluice: CliRunner, states: States) -> None:
     key = "store [of] " + "x" * 100
     states.publish(windows("general", key, {"2022-12-05T08:55:15.001": (1, "1.00")}))
     told = query(sluice, "get", WINDOWS, key).stdout.splitlines()

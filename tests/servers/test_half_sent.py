@@ -1,4 +1,4 @@
-"""Requests that never end: a state server waits for none of them for long, and answers everybody else meanwhile."""
+"""Incomplete requests: a state server closes their connections soon, and responds to other requests meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.servers.hosts import TOKEN, Host
 SHARD = "/local/orders/totals/1/0"
 LOGGED_IN = f"Host: h\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
 SOON = 6.0
-"""Within so many seconds every connection must have ended: the limits are a fraction of a second here."""
+"""Every connection must have ended after this number of seconds; the limits are lowered to fractions of a second."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sent(host: Host, parts: Iterator[bytes]) -> tuple[float, bytes]:
-    """Send parts until the server ends the connection; how long that took, and what it said."""
+    """Send parts until the server closes the connection. Returns the duration and the response."""
     begun, heard = time.monotonic(), b""
     with socket.create_connection(("127.0.0.1", host.port), timeout=SOON) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -42,7 +42,7 @@ def sent(host: Host, parts: Iterator[bytes]) -> tuple[float, bytes]:
 
 
 def slowly(part: bytes, *before: bytes) -> Iterator[bytes]:
-    """Some bytes at once, then others again and again, each before anybody would call it silence."""
+    """Some bytes at once, then more bytes repeatedly, each before the time limit for silence."""
     yield from before
     while True:
         time.sleep(0.1)
@@ -83,7 +83,7 @@ HALF: dict[str, Callable[[], Iterator[bytes]]] = {
 
 @pytest.mark.parametrize("kind", HALF)
 @pytest.mark.attack("S5", "requests sent half, drop by drop, and without end")
-def test_a_request_that_does_not_end_is_not_waited_for(host: Host, kind: str) -> None:
+def test_an_incomplete_request_is_ended(host: Host, kind: str) -> None:
     took, heard = sent(host, HALF[kind]())
     assert took < SOON
     assert not heard or heard.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200")), heard
@@ -93,7 +93,7 @@ def test_a_request_that_does_not_end_is_not_waited_for(host: Host, kind: str) ->
 
 
 @pytest.mark.attack("S5", "a thousand requests sent half, at once")
-def test_many_half_requests_leave_room_for_whole_ones(host: Host) -> None:
+def test_many_incomplete_requests_do_not_block_complete_ones(host: Host) -> None:
     with contextlib.ExitStack() as stack:
         half = [
             stack.enter_context(socket.create_connection(("127.0.0.1", host.port), timeout=SOON)) for _ in range(400)
@@ -107,7 +107,7 @@ def test_many_half_requests_leave_room_for_whole_ones(host: Host) -> None:
 
 
 @pytest.mark.attack("S5", "a body bigger than one may be, its length said and not said")
-def test_a_body_that_is_too_big_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_is_too_large_is_rejected(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "MAX_WRITE_BYTES", 1_000_000)
     for content in (b"x" * 5_000_000, (b"x" * 100_000 for _ in range(50))):
         answer = host.ask("POST", f"{SHARD}/query", content=content)
@@ -117,7 +117,7 @@ def test_a_body_that_is_too_big_is_refused(host: Host, monkeypatch: pytest.Monke
         assert (answer.status_code, answer.json()["detail"][:34]) == (413, "The request exceeds the limit of 1")
 
 
-def test_a_connection_that_is_used_again_and_again_stays_open(host: Host) -> None:
+def test_a_reused_connection_stays_open(host: Host) -> None:
     whole = b"GET /sluice/v1/stores HTTP/1.1\r\n" + LOGGED_IN + b"\r\n"
     with socket.create_connection(("127.0.0.1", host.port), timeout=SOON) as connection:
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_connection_that_is_used_again_and_again_stays_open(host: Host) -> Non
             while not heard.endswith(b"]"):
                 heard += connection.recv(65_536)
             assert heard.startswith(b"HTTP/1.1 200")
-            time.sleep(0.8)  # longer than anything may be silent within a request
+            time.sleep(0.8)  # longer than the limit for silence within a request
 
 
 CONFLICTS = {
@@ -146,7 +146,7 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("kind", CONFLICTS)
 @pytest.mark.attack("S5", "headers that contradict each other, or themselves")
-def test_headers_that_contradict_each_other_are_refused(host: Host, kind: str) -> None:
+def test_contradictory_headers_are_rejected(host: Host, kind: str) -> None:
     took, heard = sent(host, iter([asking(CONFLICTS[kind])]))
     assert took < SOON
     assert heard.startswith(b"HTTP/1.1 4"), heard

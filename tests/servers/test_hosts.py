@@ -1,4 +1,4 @@
-"""Queries over several hosts: right, and with as few calls as there can be."""
+"""Queries over several hosts give the right results with as few calls as possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT = "/sluice/v1/stores/general_orders_count"
 
 
 def of_worker(number: int) -> str:
-    """A location whose owner is this worker."""
+    """A location that the worker owns."""
     return next(location for location in LOCATIONS if owner(location, 4) == number)
 
 
@@ -36,12 +36,12 @@ def counts(answer: httpx.Response) -> dict[str, int]:
     return {row["locationId"]: row["orderCount"] for row in answer.json()}
 
 
-def test_shards_lie_on_the_hosts_of_their_workers(hosts: list[Host], states: States) -> None:
+def test_shards_are_on_the_hosts_of_their_workers(hosts: list[Host], states: States) -> None:
     found = [sorted(path.stem for path in host.folder.rglob("*.sqlite")) for host in hosts]
     assert found == [["worker-0", "worker-3"], ["worker-1"], ["worker-2"]]
 
 
-def test_every_host_gives_every_answer(hosts: list[Host], states: States) -> None:
+def test_every_host_answers_every_query(hosts: list[Host], states: States) -> None:
     for host in hosts:
         assert counts(host.get("/v1/orders/count/general_orders")) == {
             location: number + 1 for number, location in enumerate(LOCATIONS)
@@ -59,13 +59,13 @@ def test_every_host_gives_every_answer(hosts: list[Host], states: States) -> Non
         assert len(host.get(COUNT, limit=7).json()["entries"]) == 7
 
 
-def test_a_host_alone_tells_its_own_workers_share(hosts: list[Host], states: States) -> None:
+def test_a_host_can_answer_for_its_own_workers_only(hosts: list[Host], states: States) -> None:
     shares = [counts(host.get("/v1/orders/count/general_orders", query_other_hosts=False)) for host in hosts]
     assert [sorted({owner(location, 4) for location in share}) for share in shares] == [[0, 3], [1], [2]]
     assert sum(map(len, shares)) == 40
 
 
-def test_metadata_tells_where_each_worker_is(hosts: list[Host], states: States) -> None:
+def test_metadata_has_the_address_of_each_worker(hosts: list[Host], states: States) -> None:
     addresses = [{"host": "127.0.0.1", "port": host.port} for host in hosts]
     assert sorted(hosts[1].get("/v1/metadata/all").json(), key=str) == sorted(addresses, key=str)
     found = hosts[1].get(f"/v1/metadata/general_orders/{of_worker(2)}").json()
@@ -78,7 +78,7 @@ def test_metadata_tells_where_each_worker_is(hosts: list[Host], states: States) 
     assert "general_orders_count" in workers[0]["stores"]
 
 
-def test_a_key_makes_one_hop_at_most_and_no_server_asks_on(hosts: list[Host], states: States) -> None:
+def test_a_query_for_a_key_makes_at_most_one_call(hosts: list[Host], states: States) -> None:
     for asked in hosts:
         for location in LOCATIONS:
             for host in hosts:
@@ -86,25 +86,25 @@ def test_a_key_makes_one_hop_at_most_and_no_server_asks_on(hosts: list[Host], st
             assert asked.get("/v1/orders/count/general_orders", location_id=location).status_code == 200
             has = {0: 0, 3: 0, 1: 1, 2: 2}[owner(location, 4)]
             expected = [int(number == has and hosts[has] is not asked) for number in range(3)]
-            assert [host.questions for host in hosts] == expected
+            assert [host.queries for host in hosts] == expected
             others = [host for host in hosts if host is not asked]
             assert sum(sum(host.calls.values()) for host in others) == sum(expected)
 
 
-def test_everything_makes_one_call_for_each_worker_elsewhere(hosts: list[Host], states: States) -> None:
+def test_a_query_of_all_workers_makes_one_call_per_remote_worker(hosts: list[Host], states: States) -> None:
     for host in hosts:
         host.calls.clear()
     hosts[1].get("/v1/orders/count/general_orders")
-    assert [host.questions for host in hosts] == [2, 0, 1]
+    assert [host.queries for host in hosts] == [2, 0, 1]
 
 
-def test_a_global_table_is_read_here(hosts: list[Host], states: States) -> None:
+def test_a_global_table_is_read_without_a_call(hosts: list[Host], states: States) -> None:
     hosts[2].calls.clear()
     assert hosts[2].get("/sluice/v1/stores/stores/keys/store_1").status_code == 200
-    assert sum(host.questions for host in hosts) == 0
+    assert sum(host.queries for host in hosts) == 0
 
 
-def test_keys_that_are_asked_for_at_once_travel_together(hosts: list[Host], states: States) -> None:
+def test_concurrent_queries_for_keys_share_calls(hosts: list[Host], states: States) -> None:
     mine = [location for location in LOCATIONS if owner(location, 4) == 1]
     hosts[0].get("/v1/orders/count/general_orders", location_id=mine[0])
     hosts[1].calls.clear()
@@ -119,13 +119,11 @@ def test_keys_that_are_asked_for_at_once_travel_together(hosts: list[Host], stat
     for thread in threads:
         thread.join()
     assert answers == {location: LOCATIONS.index(location) + 1 for location in mine}
-    assert hosts[1].questions <= len(mine)
+    assert hosts[1].queries <= len(mine)
 
 
 @pytest.mark.fault("F12", "a worker's host down, and back")
-def test_one_host_down_makes_answers_partial_and_they_are_whole_again_with_it(
-    hosts: list[Host], states: States
-) -> None:
+def test_answers_are_partial_while_a_host_is_down(hosts: list[Host], states: States) -> None:
     hosts[1].stop()
     answer = hosts[0].get("/v1/orders/count/general_orders")
     assert set(counts(answer)) == {location for location in LOCATIONS if owner(location, 4) != 1}
@@ -146,8 +144,8 @@ def test_one_host_down_makes_answers_partial_and_they_are_whole_again_with_it(
     assert (len(counts(whole)), whole.headers["X-Sluice-Partial"]) == (40, "false")
 
 
-class Asking(threading.Thread):
-    """Asks for everything, and for one key, all the time."""
+class ContinuousQueries(threading.Thread):
+    """Queries all keys, and one key, continuously."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(daemon=True)
@@ -163,7 +161,7 @@ class Asking(threading.Thread):
             if one.status_code != 200:
                 self.wrong.append(one.text)
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> ContinuousQueries:
         self.start()
         return self
 
@@ -172,8 +170,8 @@ class Asking(threading.Thread):
         self.join(20)
 
 
-def test_a_worker_moves_to_another_host_while_it_is_asked(hosts: list[Host], states: States) -> None:
-    with Asking(hosts[0]) as asking:
+def test_a_worker_moves_to_another_host_during_queries(hosts: list[Host], states: States) -> None:
+    with ContinuousQueries(hosts[0]) as asking:
         assert move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[2].port)) > 0
         states.publish(totals("general", {of_worker(1): (100, "1.00")}))
         deadline = threading.Event()
@@ -185,7 +183,7 @@ def test_a_worker_moves_to_another_host_while_it_is_asked(hosts: list[Host], sta
     assert hosts[0].get("/v1/metadata/general_orders/" + of_worker(1)).json()["port"] == hosts[2].port
     assert sorted(path.stem for path in hosts[2].folder.rglob("*.sqlite")) == ["worker-1", "worker-2"]
 
-    # What was at the old place is sealed; earlier snapshots have come along; and it may come back.
+    # The old shard is sealed, earlier snapshots have moved, too, and the worker can move back.
     (old,) = hosts[1].folder.rglob("*.sqlite")
     with open_shard(f"sqlite:///{old}", to_write=True) as shard, pytest.raises(Refused, match="moved away"):
         shard.write(2, [])
@@ -204,7 +202,7 @@ def test_windows_expire_on_every_host(states: States) -> None:
         shard.verify(1)
 
 
-def test_a_run_that_began_before_a_move_cannot_write_to_the_old_place(hosts: list[Host], states: States) -> None:
+def test_a_run_cannot_write_to_a_shard_that_has_moved(hosts: list[Host], states: States) -> None:
     with open_shard(states.written_at[1], to_write=True) as begun:
         begun.write(1, [(0, of_worker(1), -1, -1, "[1]")])
         move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[0].port))
@@ -214,7 +212,7 @@ def test_a_run_that_began_before_a_move_cannot_write_to_the_old_place(hosts: lis
         assert [(entry.batch, entry.rows) for entry in moved.journal().batches][1:] == [(1, 1)]
 
 
-def test_a_move_that_was_interrupted_is_done_again(
+def test_an_interrupted_move_can_be_repeated(
     hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Placement("orders", 1, "127.0.0.1", hosts[2].port)
@@ -237,7 +235,7 @@ def _fail(*_: object) -> None:
     raise StateError("The network was cut off.")
 
 
-def test_state_that_was_local_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> None:
+def test_a_local_shard_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> None:
     local = States(f"sqlite:///{tmp_path}/local", pipeline="local", workers=2)
     local.publish({f"k{number}": f"[{number}]" for number in range(10)})
     with pytest.raises(Refused, match="its shard is not on this host"):
@@ -254,20 +252,20 @@ def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: Stat
     for number in range(3):
         states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
     (done,) = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
-    # The version before the newest stays: the newest batch may be written again.
+    # The version before the newest is kept, because the newest batch may be written again.
     assert (done.snapshots, done.versions, done.failed) == (3, 2 * 40, {})
 
 
 @pytest.mark.attack("S10", "claiming a worker that another server has")
-def test_places_are_taken_by_who_has_them_only(hosts: list[Host], states: States) -> None:
+def test_a_worker_cannot_be_claimed_twice(hosts: list[Host], states: States) -> None:
     with pytest.raises(Refused, match=r"Worker 1 of 'orders' is at .* sluice move orders 1"):
         states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", 9))
-    # The same server, started again, has what it had.
+    # The same server can claim the worker again after a restart.
     states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", hosts[1].port))
 
 
 @pytest.mark.attack("S10", "a move to an address where nobody, or another server, answers")
-def test_a_move_goes_to_a_state_server_only(hosts: list[Host], states: States) -> None:
+def test_a_move_needs_a_state_server(hosts: list[Host], states: States) -> None:
     with pytest.raises(StateError, match="No state server answers"):
         move(states.ledger, Placement("orders", 1, "127.0.0.1", 9))
     with pytest.raises(Refused, match="calls itself 127"):
@@ -277,12 +275,12 @@ def test_a_move_goes_to_a_state_server_only(hosts: list[Host], states: States) -
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "WORKER_SECONDS", 0.3)
 
 
-def test_a_worker_that_hangs_is_unavailable_after_its_time_and_not_waited_for_again_at_once(
-    hosts: list[Host], states: States, hurried: None
+def test_a_worker_that_hangs_is_unavailable_and_not_retried_at_once(
+    hosts: list[Host], states: States, short_time_limit: None
 ) -> None:
     import socket
     import time

@@ -1,4 +1,4 @@
-"""Routes of one's own: answers, errors, permissions, and files that cannot be used."""
+"""Routes of an application: responses, errors, permissions, and invalid files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def salaries(stores: Stores) -> list[int]:
 
 
 class Clerk(Principal):
-    """May read one pipeline."""
+    """A user who may read one pipeline."""
 
     def __init__(self, pipeline: str) -> None:
         self.pipeline = pipeline
@@ -131,7 +131,7 @@ def v1(home: Path, states: States) -> Iterator[TestClient]:
 
 
 def client(app: ASGIApp, states: States, prefix: str, pipeline: str = "orders") -> TestClient:
-    """A client of somebody who may read one pipeline."""
+    """A client of a user who may read one pipeline."""
     clerk = Clerk(pipeline)
     state = ApiState(states.ledger, Reader(states.ledger))
     state.responses = SingleFlightCache(60.0, 10**6)  # however slow the machine is
@@ -158,7 +158,7 @@ def write(folder: Path, **contents: str) -> None:
         (folder / f"{name}_routes.py").write_text(text)
 
 
-def test_answers_have_the_headers_of_all_others(v1: TestClient, states: States) -> None:
+def test_responses_have_the_headers_of_the_rest_api(v1: TestClient, states: States) -> None:
     answer = v1.get("/v1/counts/d/e")
     assert (answer.status_code, answer.json()) == (200, {"d/e": 0})
     assert answer.headers["X-Sluice-Snapshot"] == "1.0"
@@ -172,7 +172,7 @@ def test_answers_have_the_headers_of_all_others(v1: TestClient, states: States) 
     assert (live.json(), live.headers["Cache-Control"], "ETag" in live.headers) == (2, "no-store", False)
 
 
-def test_an_expensive_answer_is_computed_once(v1: TestClient) -> None:
+def test_concurrent_requests_share_a_computation(v1: TestClient) -> None:
     first = v1.get("/v1/counts")
     assert first.json()[:2] == ["a=1 1", "b/c=3 1"]
     assert v1.get("/v1/counts").json() == first.json()
@@ -221,7 +221,7 @@ def test_routes_of_a_hidden_pipeline_look_like_missing_ones(v1: TestClient, home
     assert "salaries" not in str(described)
 
 
-def test_a_broken_file_concerns_itself_alone(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_file_does_not_affect_others(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(
         folder, counts=COUNTS, exits="import sys; sys.exit(4)", raises="1 / 0", empty="", dies="import os; os._exit(5)"
     )
@@ -238,7 +238,7 @@ def test_a_broken_file_concerns_itself_alone(folder: Path, tmp_path: Path, caplo
     assert "any_routes.py" in caplog.text
 
 
-def test_a_file_that_hangs_is_given_up(folder: Path) -> None:
+def test_a_file_that_hangs_is_an_error(folder: Path) -> None:
     write(folder, hangs="while True: pass")
     (error,) = own_files.load_routes(folder, seconds=0.5).broken.values()
     assert "is still being imported after 0.5 s" in str(error)

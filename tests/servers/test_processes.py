@@ -1,4 +1,4 @@
-"""State servers as processes, with Airflow's API server in front: killed, restarted, strangers turned away."""
+"""State servers in separate processes behind Airflow's API server: killed, restarted, and called without the token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(home: Path) -> Iterator[list[ServerProcess]]:
-    """Four hosts with a worker each."""
+    """Four hosts with one worker each."""
     ledger = ledger_url(f"sqlite:///{home}")
     Ledger.open(ledger).close()
     found = [
@@ -54,7 +54,7 @@ def servers(home: Path) -> Iterator[list[ServerProcess]]:
 
 
 def _end(servers: list[ServerProcess], number: int) -> None:
-    """End whichever stands there now: a test may have put another one in its place."""
+    """End the current server at this index, which a test may have replaced."""
     servers[number].kill()
 
 
@@ -85,7 +85,7 @@ def counts(answer: httpx.Response) -> dict[str, int]:
     return {row["locationId"]: row["orderCount"] for row in answer.json()}
 
 
-def test_airflow_answers_for_all_of_them(viewer: httpx.Client, servers: list[ServerProcess]) -> None:
+def test_airflow_queries_all_servers(viewer: httpx.Client, servers: list[ServerProcess]) -> None:
     expected = {location: number + 1 for number, location in enumerate(LOCATIONS)}
     assert counts(viewer.get(COUNT)) == expected
     for location, count in expected.items():
@@ -97,9 +97,9 @@ def test_airflow_answers_for_all_of_them(viewer: httpx.Client, servers: list[Ser
     assert viewer.get(COUNT, params={"query_other_hosts": False}).json() == []
 
 
-def test_one_of_four_killed_is_said_and_back_it_is_whole(viewer: httpx.Client, servers: list[ServerProcess]) -> None:
+def test_a_killed_server_is_reported_until_it_restarts(viewer: httpx.Client, servers: list[ServerProcess]) -> None:
     servers[2].kill()
-    time.sleep(1.0)  # a complete answer may be told again for as long
+    time.sleep(1.0)  # a complete response may be cached for this long
     answer = viewer.get(COUNT)
     assert set(counts(answer)) == {location for location in LOCATIONS if owner(location, 4) != 2}
     assert answer.headers["X-Sluice-Unavailable"] == "2"
@@ -107,13 +107,13 @@ def test_one_of_four_killed_is_said_and_back_it_is_whole(viewer: httpx.Client, s
     page = viewer.get("/sluice/v1/pipelines/orders/workers").json()
     assert [one["status"] for one in page] == ["ok", "ok", "unavailable", "ok"]
 
-    # It was told its workers once: the ledger knows what is here.
+    # The restarted server finds its workers in the ledger.
     servers[2] = ServerProcess(servers[2].variables, port=servers[2].port).start().wait()
     whole = viewer.get(COUNT)
     assert (len(counts(whole)), whole.headers["X-Sluice-Partial"]) == (40, "false")
 
 
-def test_a_server_that_is_told_to_end_ends(home: Path) -> None:
+def test_a_server_ends_after_sigterm(home: Path) -> None:
     with ServerProcess(environment(home, home / "host9", ledger_url(f"sqlite:///{home}"))) as server:
         assert server.kill(signal.SIGTERM) in (0, -signal.SIGTERM)
 
@@ -134,7 +134,7 @@ def ask(server: ServerProcess, method: str, path: str, content: bytes = b"") -> 
 
 
 @pytest.mark.attack("S10", "asking a state server, with the token, for another one's shards")
-def test_a_server_answers_for_its_own_shards_only(servers: list[ServerProcess], states: States) -> None:
+def test_a_server_rejects_requests_for_other_servers_shards(servers: list[ServerProcess], states: States) -> None:
     assert ask(servers[0], "POST", f"{SHARD}/0/query", QUESTION).status_code == 200
     for method, path in (
         ("POST", f"{SHARD}/1/query"),
@@ -163,7 +163,7 @@ def test_a_server_answers_for_its_own_shards_only(servers: list[ServerProcess], 
         ("/elsewhere", b"", 404),
     ],
 )
-def test_what_cannot_be_understood_is_refused(
+def test_invalid_requests_are_rejected(
     servers: list[ServerProcess], states: States, path: str, content: bytes, status: int
 ) -> None:
     assert ask(servers[0], "POST", path, content).status_code == status
@@ -187,9 +187,7 @@ def test_a_server_without_a_token_does_not_start(home: Path) -> None:
     assert "A state server needs a token" in ran.stderr
 
 
-def test_the_commands_say_and_change_where_workers_are(
-    home: Path, servers: list[ServerProcess], viewer: httpx.Client
-) -> None:
+def test_commands_list_and_move_workers(home: Path, servers: list[ServerProcess], viewer: httpx.Client) -> None:
     variables = servers[0].variables
     there = f"127.0.0.1:{servers[0].port}"
     moved = subprocess.run(
@@ -204,7 +202,7 @@ def test_the_commands_say_and_change_where_workers_are(
 
 
 @pytest.mark.attack("S10", "a state server with a certificate that nobody has vouched for")
-def test_tls_is_spoken_and_the_certificate_checked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_is_verified(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = _certificate(home)
     states = States(f"sqlite:///{home}/tls", workers=1)
     states.publish({"a": "[1]"})

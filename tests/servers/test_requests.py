@@ -1,4 +1,4 @@
-"""Requests that are wrong in every way a request can be: each gets a problem document that says why, never a 5xx."""
+"""Invalid requests of every kind get a problem document with the reason, never a 5xx."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ SENSELESS = [
     "/v1/metadata/none/x",
     "/v1/metadata/general_orders/",
 ]
-"""Queries that are no text, empty, endless, doubled, and paths that lead nowhere."""
+"""Parameter values that are not text, empty, too long or duplicated, and paths that do not exist."""
 HUGE = ["-1", "1e400", "NaN", "Infinity", "-Infinity", "1.5", "", " ", "0x10", "1_000", "²", "9" * 20, "9" * 4_000]
-"""What is not a number of anything, or one that nothing has room for."""
+"""Values that are not numbers, or that do not fit any type."""
 
 
 def answered(host: Host, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    """The answer to a path that is sent letter by letter as it is."""
+    """The response to a path that is sent unmodified."""
     raw = http.client.HTTPConnection("127.0.0.1", host.port, timeout=30)
     raw.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"} | headers)
     answer = raw.getresponse()
@@ -84,7 +84,7 @@ def answered(host: Host, path: str, method: str = "GET", **headers: str) -> tupl
 
 
 def refused(host: Host, path: str, method: str = "GET", **headers: str) -> dict[str, object]:
-    """The problem document of an answer that must be one."""
+    """The problem document of a response. Raises AssertionError if the response is not one."""
     status, said, content = answered(host, path, method, **headers)
     assert 400 <= status < 500, (path, status, content[:300])
     assert said["content-type"] == "application/problem+json", path
@@ -95,7 +95,7 @@ def refused(host: Host, path: str, method: str = "GET", **headers: str) -> dict[
     return found
 
 
-def test_every_route_answers_without_parameters(host: Host) -> None:
+def test_every_route_works_without_parameters(host: Host) -> None:
     for path in ROUTES:
         assert answered(host, path)[0] == 200, path
 
@@ -148,7 +148,7 @@ def test_a_field_that_no_value_has_is_named(host: Host, path: str, named: str) -
     ],
 )
 @pytest.mark.attack("S5", "every number that can be asked for, too large, too small, or none at all")
-def test_no_number_is_too_large_for_an_answer(host: Host, path: str, status: int) -> None:
+def test_any_number_gets_a_response_below_500(host: Host, path: str, status: int) -> None:
     for number in HUGE:
         if number == "-1" and path in ("?from={}", "?to={}", "?as_of={}"):
             continue  # a time before 1970
@@ -166,21 +166,21 @@ def test_a_stream_begins_at_a_snapshot(host: Host, since: str) -> None:
 
 @pytest.mark.parametrize("path", [*SENSELESS, "/", "/..", "/%2e%2e/local"])
 @pytest.mark.attack("S5", "queries that are no text, empty, endless, doubled, and paths that lead nowhere")
-def test_what_makes_no_sense_is_a_problem_document(host: Host, path: str) -> None:
+def test_invalid_parameters_get_a_problem_document(host: Host, path: str) -> None:
     refused(host, path)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FROB"])
 @pytest.mark.attack("S5", "methods that no route has")
-def test_a_method_that_no_route_has_is_405(host: Host, method: str) -> None:
+def test_unsupported_methods_are_405(host: Host, method: str) -> None:
     for path in ROUTES:
         status, headers, content = answered(host, path, method)
-        # A name that is no method at all does not get past the HTTP server.
+        # The HTTP server itself rejects a name that is not a method.
         assert (status, headers.get("allow")) == (405, "GET, HEAD") or (method == "FROB" and status == 400), path
         assert content
 
 
-def test_head_says_what_get_says_without_a_body(host: Host) -> None:
+def test_head_has_the_headers_of_get(host: Host) -> None:
     for path in ROUTES:
         status, headers, content = answered(host, path, "HEAD")
         assert (status, content) == (200, b""), path
@@ -201,25 +201,25 @@ def test_head_says_what_get_says_without_a_body(host: Host) -> None:
         {"Expect": "100-continue"},
     ],
 )
-def test_headers_of_no_use_change_nothing(host: Host, headers: dict[str, str]) -> None:
+def test_irrelevant_headers_change_nothing(host: Host, headers: dict[str, str]) -> None:
     status, _, content = answered(host, COUNT, **headers)
     assert (status, msgspec.json.decode(content)["partial"]) == (200, False)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b"\xff", b"null", b'{"a": 1e999}', b"x" * 100_000])
-def test_a_body_where_none_belongs_is_not_read(host: Host, body: bytes) -> None:
+def test_the_body_of_a_get_request_is_not_read(host: Host, body: bytes) -> None:
     answer = host.ask("GET", COUNT, content=body)
     assert answer.status_code == 200
 
 
 @pytest.mark.attack("S7", "a cursor cut off at every length")
-def test_a_cursor_cut_in_half_is_none(host: Host) -> None:
+def test_a_truncated_cursor_is_rejected(host: Host) -> None:
     cursor = host.get(COUNT, limit=1).json()["cursor"]
     for length in range(len(cursor) - 1):
         assert refused(host, f"{COUNT}?cursor={cursor[:length]}")["status"] == 400
 
 
-def test_keys_with_a_nul_are_keys(host: Host) -> None:
+def test_keys_may_contain_nul(host: Host) -> None:
     for path in ("keys/%00", "keys/store_1%00", "keys/%00shared"):
         assert refused(host, f"{COUNT}/{path}")["status"] == 404
     for path in ("keys?key=%00", "?prefix=%00", "?first=%00&last=%00", "?prefix=a%00b", "?limit=1&prefix=%00"):
@@ -238,7 +238,7 @@ def test_a_job_without_stores_has_workers(hosts: list[Host], states: States) -> 
 
 @pytest.mark.parametrize("levels", [90, 960, 5_000])
 @pytest.mark.attack("S5", "a value nested as deep as JSON readers can bear, and deeper")
-def test_a_value_nested_without_end_is_no_500(hosts: list[Host], states: States, levels: int) -> None:
+def test_a_deeply_nested_value_is_not_a_500(hosts: list[Host], states: States, levels: int) -> None:
     states.stores = tuple(
         msgspec.structs.replace(store, value="") if store.name == "general_orders_count" else store
         for store in states.stores
@@ -250,7 +250,7 @@ def test_a_value_nested_without_end_is_no_500(hosts: list[Host], states: States,
     for path in ("", "/keys/deep", "/keys?key=deep", "/count", "/combine?field=a", "/top?field=a"):
         status, _, content = answered(hosts[0], COUNT + path)
         found[path] = status
-        # An answer with the value is nested too deep for this test to read, where its own stack is deep already.
+        # This test cannot parse a response with the deeply nested value, because its own stack is deep already.
         assert status in (200, 400) or (status, msgspec.json.decode(content)["title"]) == (503, "State unavailable")
     if levels == 90:
         assert set(found.values()) == {200}

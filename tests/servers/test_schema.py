@@ -1,4 +1,4 @@
-"""The REST view's own description: valid, with enums where there are any, and true of every answer there is."""
+"""The OpenAPI description is valid, has enums, and matches all responses."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from sluice.settings import settings as sluice_settings
 from tests.servers.hosts import TOKEN, Host
 
 LONGEST = 5_000
-"""Of a request's path and query: longer ones are for the HTTP server to refuse."""
+"""Limits for a request's path and query; the HTTP server rejects longer ones."""
 ENDLESS = "/sluice/v1/stores/{store}/changes"
 EXAMPLES = int(os.environ.get("EXAMPLES", "8"))
-"""For each route, of what is valid and of what is not; with EXAMPLES=500 the test looks for long."""
+"""Number of examples per route, valid and invalid ones. EXAMPLES=500 searches longer."""
 THERE_ARE = {"store": "general_orders_count", "pipeline": "orders", "order_type": "general_orders"}
-"""So that what is asked for is there every other time."""
+"""Values that exist, so that every other example finds something."""
 FITTING = ["2xx", "304", "400", "404", "410", "412"]
-"""What may come of a request whose parameters are as described: what they name need not be there, nor fit the store."""
+"""Statuses that a valid request may get: the named entity may not exist, or may not fit the store."""
 
 
 def description() -> dict[str, Any]:
-    """The description with the orders view, as everybody who may read the orders gets it."""
+    """The description with the orders view, for a user who may read the orders pipeline."""
     return page.description(routes_of(sluice_settings().pipelines))
 
 
@@ -51,7 +51,7 @@ def test_the_description_is_valid() -> None:
     validator.validate(description())
 
 
-def test_what_is_one_of_a_few_values_is_an_enum() -> None:
+def test_parameters_with_few_values_are_enums() -> None:
     paths, types = description()["paths"], description()["components"]["schemas"]
     enums = {
         one["name"]: one["schema"]["enum"]
@@ -75,7 +75,7 @@ def test_what_is_one_of_a_few_values_is_an_enum() -> None:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_every_route_keeps_to_its_description(
+def test_every_response_matches_the_description(
     schema: schemathesis.BaseSchema, mode: GenerationMode, host: Host
 ) -> None:
     address, statuses = f"http://{host.address}", set()
@@ -92,7 +92,7 @@ def test_every_route_keeps_to_its_description(
     for result in schema.get_all_operations():
         operation: Any = result.ok()  # type: ignore[union-attr]
         if mode is GenerationMode.NEGATIVE and not operation.definition.raw["parameters"]:
-            continue  # there is nothing to be wrong
+            continue  # the route has no parameters that could be invalid
         hurried(given(case=operation.as_strategy(generation_mode=mode), is_there=st.booleans())(ask))()
     assert statuses >= ({200, 404} if mode is GenerationMode.POSITIVE else {422}), statuses
     assert httpx.get(f"{address}/sluice/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}).json() == (

@@ -1,4 +1,4 @@
-"""Both kinds of shards keep the same protocol: one story, over a file and through a state server."""
+"""Local and remote shards have the same protocol: one test over a file and through a state server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return hosts[0].options.place("orders", 0).shard(REF)
 
 
-def test_both_kinds_of_shards_tell_the_same_story(address: str, tmp_path: Path) -> None:
+def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> None:
     kind: type[Shard] = RemoteShard if address.startswith("http") else LocalShard
     with create_shard(address) as shard:
         assert isinstance(shard, kind)

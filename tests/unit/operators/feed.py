@@ -102,9 +102,9 @@ class Ran:
 def run(
     operator: Operator[Any], rows: Sequence[Given], cuts: Collection[int] = (), *, drops_null_values: bool = False
 ) -> Ran:
-    """Feed the rows; after those whose number is in `cuts`, and after the last, a batch ends.
+    """Process the rows. A batch ends after each row whose number is in `cuts`, and after the last row.
 
-    `drops_null_values`: rows without a value do not move stream time.
+    `drops_null_values`: rows without a value do not advance stream time.
     """
     ran = Ran()
     before, after, closed, reached = stream_times(operator, rows, drops_null_values)
@@ -139,7 +139,7 @@ def _look(join: StreamJoin, given: Given, stream_time: int) -> None:
 def stream_times(
     operator: Operator[Any], rows: Sequence[Given], drops_null_values: bool
 ) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
-    """Before and with each row, how far everything is closed then, and how far the sides of a join are."""
+    """The stream time before and with each row, and the time up to which all windows, or a join's sides, are closed."""
     times = np.array([given.time for given in rows], np.int64)
     keyed = np.array([given.key is not None for given in rows], bool)
     whole = keyed & np.array([given.value is not None for given in rows], bool)

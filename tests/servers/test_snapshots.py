@@ -1,4 +1,4 @@
-"""Snapshots published under constant queries over two hosts: each answer is of one snapshot, and none goes back."""
+"""While snapshots are published, every response is from one snapshot, and none is older than the last one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATHS = [
 
 
 class Reader(threading.Thread):
-    """Asks one host all the time; notes what cannot be."""
+    """Queries one host continuously, and records wrong responses."""
 
     def __init__(self, host: Host, path: str) -> None:
         super().__init__(daemon=True)
@@ -46,7 +46,7 @@ class Reader(threading.Thread):
 
 
 def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
-    """Every location's count becomes the number of the batch."""
+    """Publish a batch in which every location's count is the number of the batch."""
     rows = list(totals("general", dict.fromkeys(LOCATIONS, (batch, "0.00"))))
     for number, shard in enumerate(places):
         shard.write(batch, [row for row in rows if owner(row[1], states.workers) == number])
@@ -54,7 +54,7 @@ def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
 
 
 @pytest.mark.fault("F15", "snapshots published under constant queries to three hosts (CUTS=1000 for as many)")
-def test_no_torn_and_no_backward_answer(hosts: list[Host], states: States) -> None:
+def test_responses_are_from_one_snapshot_and_never_older_than_the_last(hosts: list[Host], states: States) -> None:
     places = tuple(open_shard(place, to_write=True) for place in states.written_at)
     publish(states, places, 1)
     readers = [Reader(host, path) for host, path in zip(hosts, PATHS, strict=True)]

@@ -1,4 +1,4 @@
-"""Where the input is cut makes no difference: to states, late counts, closed windows and joined records."""
+"""The division into batches does not change states, late counts, closed windows and joined records."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ records = st.lists(
 
 
 def everything(name: str) -> Pipeline:
-    """Windows of every kind, what is held back, a table grouped anew, and joins."""
+    """Windows of every kind, suppressed results, a regrouped table, and joins."""
     pipeline = Pipeline(name, workers=2)
     clicks = pipeline.stream("clicks", value=Value, nulls="keep")
     views = pipeline.stream("views", value=Value, nulls="keep")
@@ -58,7 +58,7 @@ def everything(name: str) -> Pipeline:
 
 
 def results(found: list[tuple[Any, ...]], cuts: set[int], name: str) -> dict[str, Any]:
-    """All that can be seen once the records are in, cut after the records of these numbers."""
+    """All results, with a batch ending after each record whose number is in `cuts`."""
     with TopologyTestDriver(everything(name), partitions=PARTITIONS) as driver:
         for number, (topic, key, n, time, partition) in enumerate(found):
             value = None if n is None else {"n": n, "g": "even" if n % 2 == 0 else "odd"}
@@ -78,7 +78,5 @@ def results(found: list[tuple[Any, ...]], cuts: set[int], name: str) -> dict[str
 @pytest.mark.timeout(600)
 @settings(max_examples=3, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(found=records, cuts=st.sets(st.integers(0, 39), min_size=1, max_size=3))
-def test_the_same_records_give_the_same_answers_however_they_are_cut(
-    found: list[tuple[Any, ...]], cuts: set[int]
-) -> None:
+def test_results_do_not_depend_on_the_batches(found: list[tuple[Any, ...]], cuts: set[int]) -> None:
     assert results(found, cuts, "cut") == results(found, set(), "whole")

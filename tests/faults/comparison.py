@@ -1,4 +1,4 @@
-"""What was compared with what must be, and what both pipelines' comparisons need."""
+"""The result of comparing a pipeline's state and output with the expected ones, and helpers of both comparisons."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sluice.state.shard.protocol import Checksums
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was compared, for the line that tells of it."""
+class Comparison:
+    """What was compared, for the line of the scenario."""
 
     read: int
-    letters: int
+    dead_letters: int
     late: int
     keys: int
     records: int
@@ -27,34 +27,34 @@ class Found:
     def __str__(self) -> str:
         return (
             f"{self.read:,} records, {self.keys:,} keys and windows and {self.records:,} output records equal, "
-            f"{self.letters:,} dead letters, {self.late:,} late, {self.snapshots} audits balance"
+            f"{self.dead_letters:,} dead letters, {self.late:,} late, {self.snapshots} audits balance"
         )
 
 
-def difference(found: dict[Any, Any], expected: dict[Any, Any]) -> str:
+def difference(actual: dict[Any, Any], expected: dict[Any, Any]) -> str:
     """The first keys whose values differ."""
-    wrong = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
-    shown = [f"{key}: {str(found.get(key))[-200:]}, not {str(expected.get(key))[-200:]}" for key in wrong[:3]]
+    wrong = [key for key in actual.keys() | expected.keys() if actual.get(key) != expected.get(key)]
+    shown = [f"{key}: {str(actual.get(key))[-200:]}, not {str(expected.get(key))[-200:]}" for key in wrong[:3]]
     return f"{len(wrong)} differ: {'; '.join(shown)}"
 
 
-def gapless(audits: Iterable[Audit], topics: Iterable[str]) -> int:
-    """How many records the audits say were read; AssertionError if one is wrong, or does not follow on the last."""
+def records_read(audits: Iterable[Audit], topics: Iterable[str]) -> int:
+    """The number of records read. Raises AssertionError unless every audit balances and continues the one before."""
     ends: dict[tuple[str, int], int] = {}
     read = 0
     for audit in audits:
         assert not audit.wrong
         for source in audit.sources:
             if source.topic in topics:
-                place = source.topic, source.partition
-                assert source.start == ends.get(place, 0), f"{source} does not follow on {ends}"
-                ends[place] = source.end
+                partition = source.topic, source.partition
+                assert source.start == ends.get(partition, 0), f"{source} does not continue {ends}"
+                ends[partition] = source.end
                 read += source.read
     return read
 
 
 def verify_shards(ledger: Ledger, snapshot: Snapshot) -> None:
-    """AssertionError or StateError unless each shard holds what the ledger says was written."""
+    """Raise AssertionError or StateError unless the checksums of each shard equal those in the ledger."""
     audit = ledger.audits.newest(snapshot.ref)
     assert audit is not None
     for worker in ledger.jobs.workers(snapshot.pipeline, snapshot.job):
@@ -65,7 +65,7 @@ def verify_shards(ledger: Ledger, snapshot: Snapshot) -> None:
 
 
 def batches(earlier: Sequence[Snapshot], now: Sequence[Snapshot]) -> list[Snapshot]:
-    """The batches in which output was written: those of an earlier generation, then those that go on from it."""
+    """The batches whose output was written: those of an earlier generation, then the current one's after them."""
     if not earlier:
         return list(now)
     reached = earlier[-1].positions

@@ -1,4 +1,4 @@
-"""Servers that are not what they seem, addresses that lead elsewhere, names that are paths, secrets in what is told."""
+"""Untrusted peers: fake state servers, redirects, names that are paths, and secrets in responses and logs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ PASSWORD = "hunter2-of-the-database"
 OF_1 = next(location for location in LOCATIONS if owner(location, 4) == 1)
 
 
-class Stranger:
-    """A server on loopback that answers everything with what it is told to; notes what it was sent."""
+class FakeServer:
+    """A loopback server that sends a configured response to every request, and records the requests."""
 
     def __init__(self, status: int = 200, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.asked: list[tuple[str, dict[str, str]]] = []
@@ -59,7 +59,7 @@ class Stranger:
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def __enter__(self) -> Stranger:
+    def __enter__(self) -> FakeServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,19 +68,19 @@ class Stranger:
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Stranger]:
-    """A server that nobody has registered."""
-    with Stranger() as made:
+def elsewhere() -> Iterator[FakeServer]:
+    """A server that is not registered in the ledger."""
+    with FakeServer() as made:
         yield made
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.attack("S10", "a registered server that redirects to another one")
-def test_calls_go_to_the_registered_server_and_no_further(
-    hosts: list[Host], states: States, elsewhere: Stranger, status: int
+def test_calls_only_go_to_the_registered_server(
+    hosts: list[Host], states: States, elsewhere: FakeServer, status: int
 ) -> None:
     to = {"location": f"http://127.0.0.1:{elsewhere.port}/local/orders/totals/1/1/query"}
-    with Stranger(status, headers=to) as redirecting:
+    with FakeServer(status, headers=to) as redirecting:
         states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", redirecting.port))
         page = hosts[0].get(COUNT, as_of="1.0", first="a").json()
         assert [one["status"] for one in page["workers"]] == ["ok", "unavailable", "ok", "ok"]
@@ -105,10 +105,10 @@ def test_calls_go_to_the_registered_server_and_no_further(
     ],
 )
 @pytest.mark.attack("S10", "something else that answers at a registered address")
-def test_what_answers_otherwise_is_an_unavailable_worker_and_never_an_empty_one(
+def test_an_unexpected_response_makes_the_worker_unavailable(
     hosts: list[Host], states: States, status: int, content: bytes
 ) -> None:
-    with Stranger(status, content) as other:
+    with FakeServer(status, content) as other:
         states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", other.port))
         for path in (COUNT, f"{COUNT}/count", f"{COUNT}/combine", f"{COUNT}/keys?key={OF_1}"):
             answer = hosts[0].get(path)
@@ -120,7 +120,7 @@ def test_what_answers_otherwise_is_an_unavailable_worker_and_never_an_empty_one(
 
 
 @pytest.mark.attack("S10", "a shard's address, in the ledger, at a server that never claimed the worker")
-def test_an_address_without_a_claim_is_not_called(tmp_path: Path, hosts: list[Host], elsewhere: Stranger) -> None:
+def test_an_unclaimed_address_is_not_called(tmp_path: Path, hosts: list[Host], elsewhere: FakeServer) -> None:
     local = States(f"sqlite:///{tmp_path}", pipeline="local", workers=2)
     local.publish({f"k{number}": f"[{number}]" for number in range(10)})
     led_away = f"http://127.0.0.1:{elsewhere.port}/local/local/totals/1/0"
@@ -146,8 +146,8 @@ def test_an_address_without_a_claim_is_not_called(tmp_path: Path, hosts: list[Ho
     ],
 )
 @pytest.mark.attack("S10", "telling a query where to ask: parameters, Host, X-Forwarded-Host")
-def test_no_request_says_where_to_ask(
-    hosts: list[Host], states: States, elsewhere: Stranger, parameters: dict[str, str]
+def test_no_request_can_select_a_host(
+    hosts: list[Host], states: States, elsewhere: FakeServer, parameters: dict[str, str]
 ) -> None:
     there = {name: value.format(elsewhere.port) for name, value in parameters.items()}
     headers = {
@@ -167,7 +167,7 @@ NAMES = ["..", "%2e%2e", ".", "a%2fb", "a%5cb", "%00", "orders%00", "orders.sqli
 
 
 @pytest.mark.attack("S4", "names of pipelines and jobs, sent to a state server, that would be paths")
-def test_no_name_leads_out_of_a_servers_folder(hosts: list[Host], states: States, tmp_path: Path) -> None:
+def test_no_name_escapes_a_servers_folder(hosts: list[Host], states: States, tmp_path: Path) -> None:
     before = {path for path in tmp_path.rglob("*") if hosts[0].folder not in path.parents}
     for name in NAMES:
         for shard in (f"/local/{name}/totals/1/0", f"/local/orders/{name}/1/0"):
@@ -181,14 +181,14 @@ def test_no_name_leads_out_of_a_servers_folder(hosts: list[Host], states: States
 
 
 @pytest.mark.attack("S5", "a question without end, sent to a state server in pieces")
-def test_a_question_has_an_end(hosts: list[Host], states: States) -> None:
+def test_a_query_has_a_time_limit(hosts: list[Host], states: States) -> None:
     pieces = (b"x" * 1_000_000 for _ in range(5))
     refused = hosts[0].ask("POST", "/local/orders/totals/1/0/query", content=pieces)
     assert (refused.status_code, refused.json()["title"]) == (413, "Too big")
 
 
-def said_by(hosts: list[Host]) -> str:
-    """Everything that can be read about a pipeline whose databases cannot be reached."""
+def texts_of(hosts: list[Host]) -> str:
+    """All text that a user can read about a pipeline whose databases are unreachable."""
     paths = ["/sluice/v1/stores?entries=true", "/sluice/v1/pipelines", "/sluice/v1/pipelines/away/workers"]
     of_store = ("?", "/keys/a?", "/count?", "/combine?", "?require=complete&")
     paths += [f"/sluice/v1/stores/totals{what}pipeline=away" for what in of_store]
@@ -198,7 +198,7 @@ def said_by(hosts: list[Host]) -> str:
 
 
 @pytest.mark.attack("S9", "reading answers and logs about a database that cannot be reached")
-def test_no_answer_and_no_log_tells_a_databases_password(
+def test_no_response_or_log_contains_a_database_password(
     hosts: list[Host], tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -207,7 +207,7 @@ def test_no_answer_and_no_log_tells_a_databases_password(
     place = f"postgresql://sluice:{PASSWORD}@127.0.0.1:1/state?schema=s"
     worker = WorkerInfo(pipeline="away", job="totals", number=0, location=place)
     away.ledger.jobs.register(msgspec.structs.replace(away.info(), workers=(worker,)))
-    told = said_by(hosts)
+    told = texts_of(hosts)
     assert "unavailable" in told
     assert PASSWORD not in told + caplog.text + "".join(capfd.readouterr())
 
@@ -215,7 +215,7 @@ def test_no_answer_and_no_log_tells_a_databases_password(
 @pytest.mark.attack(
     "S9", "the process list, the environment of children, and what a state server says, at its start too"
 )
-def test_no_secret_is_in_the_process_list_or_on_the_terminal(tmp_path: Path) -> None:
+def test_no_secret_is_in_the_process_list_or_the_output(tmp_path: Path) -> None:
     States(f"sqlite:///{tmp_path}", workers=1).publish({"a": "[1]"})
     variables = environment(tmp_path, tmp_path, ledger_url(f"sqlite:///{tmp_path}"))
     secret = tmp_path / "token"
