@@ -1,4 +1,4 @@
-"""Kafka and Spark as Airflow's connections name them."""
+"""Reads the Kafka settings and the Spark master from Airflow's connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPARK = "spark_default"
 
 
 class KafkaConfigHook(KafkaBaseHook):
-    """The provider's hook, returning the configuration itself, for clients that the provider does not know."""
+    """The provider's hook, changed to return the configuration, for clients that the provider does not support."""
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
         return config
@@ -25,7 +25,7 @@ class KafkaConfigHook(KafkaBaseHook):
 def kafka_config(connection: str = KAFKA) -> dict[str, str]:
     """The librdkafka settings of a Kafka connection, as text.
 
-    Raises SettingsError if there is no such connection or Spark could not use it.
+    Raises SettingsError if there is no such connection, or if Spark cannot use it.
     """
     try:
         hook = KafkaConfigHook(kafka_config_id=connection)  # type: ignore[no-untyped-call]
@@ -33,14 +33,14 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
     except AirflowNotFoundException:
         raise SettingsError(
             f"There is no connection {connection!r}.",
-            next_step='Add one of type Kafka whose extra is {"bootstrap.servers": "HOST:PORT"}.',
+            next_step='Add a connection of type Kafka with the extra {"bootstrap.servers": "HOST:PORT"}.',
         ) from None
     except ValueError as error:
         raise SettingsError(f"Connection {connection!r} cannot be used: {error}") from None
     if calls := [name for name, value in config.items() if callable(value)]:
         raise SettingsError(
-            f"Connection {connection!r} sets {', '.join(calls)}: functions cannot be passed to Spark.",
-            next_step="Use a log-in that is text, such as SASL/SCRAM or a certificate.",
+            f"Connection {connection!r} sets {', '.join(calls)}, but functions cannot be passed to Spark.",
+            next_step="Authenticate with text settings, such as SASL/SCRAM or a certificate.",
         )
     return {name: _text(value) for name, value in config.items()}
 
@@ -58,20 +58,20 @@ def _text(value: object) -> str:
 
 
 def spark_master(connection: str = SPARK) -> str:
-    """The Spark master of a connection; SettingsError if there is no such connection.
+    """The Spark master of a connection. Raises SettingsError if there is no such connection.
 
-    The provider's hook would use YARN instead, and only log it.
+    Without the connection, the provider's hook would use YARN and only log it.
     """
     try:
         spark = BaseHook.get_connection(connection)
     except AirflowNotFoundException:
         raise SettingsError(
             f"There is no connection {connection!r} with a Spark master.",
-            next_step="Add one of type Spark whose host is the master, for example local[2] or spark://HOST:7077.",
+            next_step="Add a connection of type Spark with the master as its host: local[2] or spark://HOST:7077.",
         ) from None
     if spark.extra_dejson.get("deploy-mode") == "cluster":
         raise SettingsError(
-            f"Connection {connection!r} asks for deploy mode cluster; the driver must run where Airflow's task runs.",
-            next_step="Set its deploy-mode to client.",
+            f"Connection {connection!r} sets the deploy mode cluster, but the driver must run in Airflow's task.",
+            next_step="Set the connection's deploy-mode to client.",
         )
     return spark.host or ""

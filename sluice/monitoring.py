@@ -1,4 +1,4 @@
-"""What the ledger says about the work of pipelines: batches with their audits, dead letters, generations."""
+"""Reads from the ledger what pipelines have done: batches with their audits, dead letters, generations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.state.model import JobInfo, JobRef, Snapshot
 
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
-"""The reason, here, of output records that were rejected by their encoder or too large: audits count both together."""
+"""The reason of output records that the encoder rejected or that were too large; audits count both together."""
 
 
 def batches(ledger: Ledger, job: JobInfo, limit: int, airflow: str = "") -> list[answers.BatchHistory]:
@@ -29,7 +29,7 @@ def batches(ledger: Ledger, job: JobInfo, limit: int, airflow: str = "") -> list
 
 
 def dead_letters(ledger: Ledger, pipeline: str, since: datetime) -> dict[str, int]:
-    """Reason → number of dead letters of the snapshots published since a time, most first."""
+    """Reason → number of dead letters in the snapshots published since a time, the most frequent first."""
     counted: Counter[str] = Counter()
     for job in ledger.jobs.current(pipeline):
         for snapshot in ledger.snapshots.since(pipeline, job.job, since):
@@ -43,7 +43,7 @@ def dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
     reasons = _below("dead_letter/", counts)
     if unwritten := sum(_below("unwritten/", counts).values()):
         reasons[UNWRITTEN] = unwritten
-    # Ordered steps count their failures by step. Those that became dead letters are the other records of the topic.
+    # Ordered steps count failures by step, not by reason. Their dead letters are the remaining records of the topic.
     rest = counts.get(f"output/{snapshot.pipeline}_dead_letters", 0) - sum(reasons.values())
     if rest > 0:
         reasons["processing"] = reasons.get("processing", 0) + rest
@@ -51,7 +51,7 @@ def dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
 
 
 def generations(ledger: Ledger, pipeline: str, now: datetime | None = None) -> list[answers.Generation]:
-    """All generations of a pipeline's jobs: the current one, and one that was built beside it."""
+    """All generations of a pipeline's jobs: the current one, and any generation of an unfinished rebuild."""
     current = {info.job: info for info in ledger.jobs.current(pipeline)}
     return [
         _generation(ledger, info, current.get(info.job), now or datetime.now(UTC)) for info in ledger.jobs.all(pipeline)
@@ -59,7 +59,7 @@ def generations(ledger: Ledger, pipeline: str, now: datetime | None = None) -> l
 
 
 def log_path(run: str, airflow: str = "") -> str:
-    """The path of a task's log in Airflow, from the ledger's name of the run, DAG/RUN/TASK; empty for another name."""
+    """The path of a task's log in Airflow, from the run's name DAG/RUN/TASK in the ledger; empty for other names."""
     dag, _, rest = run.partition("/")
     name, _, task = rest.rpartition("/")
     if not (dag and name and task):

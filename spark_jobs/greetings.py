@@ -1,6 +1,6 @@
-"""Greetings in two languages: merged, cleaned, in capitals; and split into words and letters.
+"""Greetings in two languages: merged, cleaned, converted to capitals, and split into words and letters.
 
-A greeting is plain text, or JSON with the time at which it was sent. It is written in the form in which it was read.
+A greeting is plain text, or JSON with the time at which it was sent. It is written in the same form.
 """
 
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger("greetings")
 
 
 class Greeting(msgspec.Struct):
-    """A greeting; a plain text has no time."""
+    """A greeting. Plain text has no time."""
 
     message: str
     timeStamp: datetime | None = None
@@ -28,7 +28,7 @@ def decode(data: bytes) -> Greeting:
 
 
 def encode(greeting: dict[str, Any]) -> bytes:
-    """Write JSON if the greeting has a time, without a zone as it was read; else plain text."""
+    """Write JSON, without a time zone as in the input, if the greeting has a time; otherwise plain text."""
     if greeting["timeStamp"] is None:
         return str(greeting["message"]).encode()
     return msgspec.json.encode(greeting | {"timeStamp": greeting["timeStamp"].removesuffix("Z")})
@@ -39,7 +39,7 @@ def note(key: str | None, greeting: Greeting) -> None:
 
 
 def letters(key: str | None, word: str) -> list[tuple[str | None, str]]:
-    """The letters of a word, each with the word's key in capitals."""
+    """The letters of a word, keyed by the word's key in capitals."""
     return [(key and key.upper(), letter) for letter in word]
 
 

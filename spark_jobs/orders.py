@@ -17,7 +17,7 @@ class LineItem(Struct):
 
 
 class Order(Struct):
-    """An order as the shops send it, keyed by its location."""
+    """An order as sent by the shops, keyed by location."""
 
     orderId: int
     locationId: str

@@ -1,4 +1,4 @@
-"""The orders view: paths and bodies that existing clients of such an application use."""
+"""The orders view, with the paths and bodies that existing clients use."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ class UnknownOrderType(QueryError):
 
 
 class OrderCount(Struct, frozen=True, rename="camel"):
-    """Orders of one location; with the order type in answers for both types, and with the window where there is one."""
+    """Number of orders of a location, with the order type in answers about both types, and with the window, if any."""
 
     location_id: str
     order_count: Raw
@@ -35,7 +35,7 @@ class OrderCount(Struct, frozen=True, rename="camel"):
 
 
 class TotalRevenue(Struct, frozen=True, rename="camel"):
-    """Orders and their revenue. Clients spell it `runnuingOrderCount`."""
+    """Number and revenue of orders. Existing clients require the spelling `runnuingOrderCount`."""
 
     location_id: str
     runnuing_order_count: Raw
@@ -43,7 +43,7 @@ class TotalRevenue(Struct, frozen=True, rename="camel"):
 
 
 class OrderRevenue(Struct, frozen=True, rename="camel"):
-    """Revenue of one location."""
+    """Revenue of a location."""
 
     location_id: str
     order_type: Kind
@@ -51,7 +51,7 @@ class OrderRevenue(Struct, frozen=True, rename="camel"):
 
 
 class WindowRevenue(Struct, frozen=True, rename="camel"):
-    """Revenue of one location in one window."""
+    """Revenue of a location in a window."""
 
     location_id: str
     total_revenue: TotalRevenue
@@ -61,14 +61,14 @@ class WindowRevenue(Struct, frozen=True, rename="camel"):
 
 
 class Host(Struct, frozen=True):
-    """Where a worker answers."""
+    """Address of a worker."""
 
     host: str
     port: int
 
 
 class KeyHost(Struct, frozen=True):
-    """Where the owner of a key answers."""
+    """A key, and the address of the worker that owns it."""
 
     host: str
     port: int
@@ -85,7 +85,7 @@ class Revenue(Struct, frozen=True, rename="camel"):
 OrderType = Annotated[
     str, Meta(description="A type of orders.", max_length=200, extra_json_schema={"enum": list(KINDS)})
 ]
-OtherHosts = Annotated[bool, Meta(description="false: only the workers whose shards this server reads itself.")]
+OtherHosts = Annotated[bool, Meta(description="If false, read only workers whose shards this server opens itself.")]
 Time = Annotated[str, Meta(description="Date and time in UTC, or epoch milliseconds.", max_length=100)] | None
 Row = TypeVar("Row")
 
@@ -128,7 +128,7 @@ async def revenue_type(
 async def window_count_all(
     stores: Stores, from_time: Time = None, to_time: Time = None, query_other_hosts: OtherHosts = True
 ) -> list[OrderCount]:
-    """Number of orders per location and window: all windows, or those that start in [from_time, to_time]."""
+    """Number of orders per location and window, for all windows or those that start in [from_time, to_time]."""
     times = _times(from_time, to_time)
     return await _list(stores, KINDS, "count_window", _window_count, times, here=not query_other_hosts)
 
@@ -161,14 +161,14 @@ async def window_revenue_type(
 
 @routes.get("/metadata/all", etag=False)
 async def hosts(stores: Stores) -> list[Host]:
-    """Where the workers answer, each address once."""
+    """Addresses of the workers, without duplicates."""
     addresses = await stores.workers("general_orders_count")
     return [Host(address.host, address.port) for address in dict.fromkeys(addresses)]
 
 
 @routes.get("/metadata/{order_type}/{location_id:path}", etag=False)
 async def key_host(stores: Stores, order_type: OrderType, location_id: str) -> KeyHost:
-    """Where the owner of a key answers."""
+    """Address of the worker that owns a key."""
     address = await stores.owner(f"{_valid(order_type)}_count", location_id)
     return KeyHost(address.host, address.port, location_id)
 
@@ -178,7 +178,7 @@ async def _one(
 ) -> Row:
     entry = await stores.get(f"{_valid(order_type)}_{store}", location_id)
     if entry is None:
-        raise NotFound(f"There are no {order_type} of this location.")
+        raise NotFound(f"This location has no {order_type}.")
     return to_row(KINDS[order_type], entry)
 
 

@@ -1,4 +1,4 @@
-"""Point of sale: shipments, loyalty points, and masked invoices line by line, from the invoices of all stores."""
+"""Point of sale: shipments, loyalty points, and invoice lines without personal data, from invoices of all stores."""
 
 from decimal import Decimal
 from typing import Annotated, Literal
@@ -31,7 +31,7 @@ class LineItem(Struct):
 
 
 class Invoice(Struct):
-    """An invoice as a till sends it, keyed by store. `CreatedTime` is in epoch ms."""
+    """An invoice as sent by a till, keyed by store. `CreatedTime` is in epoch ms."""
 
     InvoiceNumber: str
     CreatedTime: int
@@ -63,7 +63,7 @@ class Notification(Struct):
 
 
 class Loyalty:
-    """Adds up each card's points. The stream is keyed by card, so that invoices of several stores count together."""
+    """Adds up the points of each card. The stream is keyed by card, so invoices of all stores count together."""
 
     def init(self, context: Context) -> None:
         self.context = context

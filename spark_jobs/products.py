@@ -1,4 +1,4 @@
-"""Stock: each message adds to a product's quantity."""
+"""Stock of products: each delivery adds to the product's quantity."""
 
 from msgspec import Struct
 
@@ -6,7 +6,7 @@ from sluice import Pipeline
 
 
 class Delivery(Struct):
-    """Pieces of a product that came in, or went out if `quantity` is negative."""
+    """Received pieces of a product; a negative `quantity` means pieces that were sent out."""
 
     productId: str
     name: str

@@ -1,6 +1,6 @@
-"""Page visits in windows of every kind; results at every change, when a window closes, or once in a while.
+"""Page visits in windows of every kind, with results at every change, when a window closes, or at most once per time.
 
-The visits come over three topics. They are timed by a field, by the record and by the clock.
+The visits of each of the three topics have another event time: a field, the Kafka timestamp, or the processing time.
 """
 
 from datetime import datetime
@@ -11,7 +11,7 @@ from sluice import WALL_CLOCK, Pipeline, hopping, session, sliding, tumbling
 
 
 class Visit(Struct):
-    """A visitor opens a page."""
+    """A visit to a page."""
 
     page: str
     at: datetime
@@ -19,12 +19,12 @@ class Visit(Struct):
 
 pipeline = Pipeline("windows", workers=1)
 
-# Three timestamp extractors: the field `at`, the record's Kafka timestamp, the clock when the visit is processed.
+# Three sources of event time: the field `at`, the record's Kafka timestamp, and the time of processing.
 visits = pipeline.stream("visits", value=Visit, key="page", event_time="at")
 visits_recorded = pipeline.stream("visits_recorded", value=Visit, key="page")
 visits_processed = pipeline.stream("visits_processed", value=Visit, key="page", event_time=WALL_CLOCK)
 
-# Four kinds of windows. A record is late once stream time has passed its window's end by the grace.
+# Four kinds of windows. A record is late once stream time has reached its window's end plus grace.
 by_page = visits.group_by_key()
 minute = tumbling("1 minute", grace="15 seconds")
 minutes = by_page.windowed_by(minute, late="visits_late").count(store="minutes")
@@ -36,7 +36,7 @@ sessions = by_page.windowed_by(session("30 seconds", grace="15 seconds")).count(
 visits_recorded.group_by_key().windowed_by(minute).count(store="minutes_recorded")
 visits_processed.group_by_key().windowed_by(minute).count(store="minutes_processed")
 
-# Results: at every change; once, when the window is closed; at most once in a time.
+# Results can be sent at every change, once when a window closes, or at most once per time limit.
 sessions.to("session_changes")
 sessions.suppress_until_window_closes().to("sessions_closed")
 minutes.suppress_until_window_closes(max_records=10_000).to("minutes_closed")

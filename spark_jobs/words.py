@@ -1,4 +1,4 @@
-"""Words by letter: the latest one, counted, concatenated and collected, and joined with descriptions of the letters."""
+"""Words by letter: the latest word, counts, concatenations, collections, and joins with descriptions of the letters."""
 
 import msgspec
 
@@ -23,7 +23,7 @@ def with_word(key: str, letter: DeadLetter, word: str) -> DeadLetter:
 
 pipeline = Pipeline("words", workers=2)
 
-# The latest value of each key, and those of them that are words. A key is written once per batch, with its last value.
+# The latest value of each key, and the values that are words. Each batch writes only the last value of a key.
 latest = pipeline.table("words", value=str, store="words_latest")
 clean = latest.filter("value RLIKE '^[A-Za-z]{3,}$'").to_stream().to_table(store="words_clean")
 clean.to("words_clean", value=str, emit="latest")
@@ -34,7 +34,7 @@ by_letter.count(store="letters_count")
 by_letter.reduce(joined, store="letters_joined")
 by_letter.aggregate(DeadLetter, with_word, store="letters", returns=DeadLetter)
 
-# The same words counted by length.
+# The same words, counted by length.
 alphabet.select_key("length(value)").group_by_key().count(store="lengths_count")
 
 described = pipeline.stream("alphabet_descriptions", value=str, nulls="keep")

@@ -1,4 +1,4 @@
-"""Words joined with global tables: with the description of their letter, and with the word of their key."""
+"""Words joined with global tables: the descriptions of their letters, and the words with the same key."""
 
 from sluice import Pipeline
 
@@ -7,7 +7,7 @@ words = pipeline.global_table("words", value=str)
 descriptions = pipeline.global_table("alphabet_descriptions", value=str)
 alphabet = pipeline.stream("alphabet", value=str)
 
-# The key to look up is an SQL expression, here the word's first letter, and not the record's key.
+# `on` is an SQL expression for the key to look up: the word's first letter instead of the record's key.
 alphabet.join(descriptions, on="upper(substring(value, 1, 1))").to("words_with_global_description_inner")
 alphabet.left_join(descriptions, on="upper(substring(value, 1, 1))").to("words_with_global_description_left")
 

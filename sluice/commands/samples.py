@@ -1,4 +1,4 @@
-"""Sample records of the example pipelines, and the demo: `sluice produce`, `sluice demo`."""
+"""The commands for examples: `sluice produce` sends sample records, `sluice demo` runs an example."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def orders(
 
 def _producer(name: str) -> Callable[..., None]:
     def send(
-        count: Annotated[int, typer.Option(min=1, help="Number of records, about; default: the example's.")] = 0,
+        count: Annotated[int, typer.Option(min=1, help="Approximate number of records; default: the example's.")] = 0,
         seed: Seed = 7,
         start: Annotated[str, typer.Option(help="Time of the first record in UTC, or now.")] = "2025-03-03T08:00:00",
         bootstrap: Bootstrap = "",
@@ -72,7 +72,7 @@ def _producer(name: str) -> Callable[..., None]:
             if created:
                 out.print(f"created the topics {', '.join(created)}")
 
-    send.__doc__ = f"Send sample records of the pipeline {name}. Creates its missing topics."
+    send.__doc__ = f"Send sample records of the pipeline {name}. Creates missing topics of the pipeline."
     return send
 
 

@@ -1,6 +1,6 @@
-"""Example applications: for each pipeline of `spark_jobs`, sample records and the results to expect.
+"""Example applications: for each pipeline in `spark_jobs`, sample records and the expected results.
 
-Each module here has an `Example`, named `EXAMPLE`; `orders` is a package.
+Each module in this package defines an `Example` with the name `EXAMPLE`; `orders` is a package.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ NAMES = ("greetings", "words", "products", "orders", "pos", "windows")
 
 
 def example(name: str) -> Example:
-    """The example of one of `NAMES`; SettingsError if it is none."""
+    """The example with this name. Raises SettingsError unless the name is one of `NAMES`."""
     if name not in NAMES:
         raise SettingsError(f"There is no example {name!r}.", next_step=f"Choose one of: {', '.join(NAMES)}.")
-    found: Example = import_module(f"sluice.examples.{name}").EXAMPLE
-    return found
+    module = import_module(f"sluice.examples.{name}")
+    return module.EXAMPLE  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The demo: sets up Kafka and Airflow, runs an example's pipeline, and compares its results with plain Python's."""
+"""The demo: sets up Kafka and Airflow, runs an example's pipeline, and compares its results with the expected ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WIDTH = 400
 
 @dataclass(frozen=True)
 class Options:
-    """The demo's options. Without a port, Airflow gets its default port or, if that is taken, a free one."""
+    """The demo's options. By default, Airflow uses its default port or, if that is in use, a free port."""
 
     leave: bool = False
     """Exit after the queries instead of waiting for Ctrl-C."""
@@ -44,21 +44,21 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result: the expected results, how many entries differ from them by store and topic, and a few answers."""
+    """The outcome: the expected results, the number of differing entries by store or topic, and answers to queries."""
 
     expected: Results
     differences: dict[str, int]
     answers: list[tuple[str, str, bool | None]]
-    """Path, text of the answer, and whether it is the expected one; None if only the stores tell."""
+    """Path, text of the answer, and whether the answer is as expected; None if the expected answer is unknown."""
 
     @property
     def is_right(self) -> bool:
-        """Whether the pipeline's results are those that its topics' records imply."""
+        """Whether all results are as expected."""
         return not self.differences and not any(right is False for *_, right in self.answers)
 
 
 def demo(example: Example, options: Options, console: Console) -> int:
-    """Run an example's demo. Returns 0 if all results are right, 1 if not, and 130 if it was interrupted before."""
+    """Run an example's demo. Returns 0 if all results are right, 1 if not, and 130 if the demo was interrupted."""
     home = settings().home / "demo"
     try:
         with _alone(home), _stoppable():
@@ -86,7 +86,7 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
     finally:
         with _uninterrupted(), Steps(console) as steps, steps.step("Stop Airflow, Spark and Kafka") as step:
             platform.stop()
-            step.say("no process is left")
+            step.say("all processes have ended")
 
 
 def _platform(options: Options, home: Path) -> LocalPlatform:
@@ -126,7 +126,7 @@ def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
 
 
 def _wait_for_run(dag: str, platform: LocalPlatform, airflow: Airflow, steps: Steps) -> None:
-    """Follow the run that the records start."""
+    """Wait for the run that the records trigger, and report its progress."""
     with steps.step(f"Wait for the DAG {dag} to start by itself") as step:
         for _ in platform.ticks(RUN_SECONDS, f"The DAG {dag} has not started"):
             if runs := airflow.runs(dag):
@@ -142,7 +142,7 @@ def _wait_for_run(dag: str, platform: LocalPlatform, airflow: Airflow, steps: St
             if state in ("success", "failed"):
                 break
         if state == "failed":
-            raise EngineError(f"The run {run} failed.", next_step=f"Its log is below {platform.home}/airflow/logs.")
+            raise EngineError(f"The run {run} failed.", next_step=f"See its log in {platform.home}/airflow/logs.")
 
 
 def _compare(example: Example, platform: LocalPlatform, airflow: Airflow, steps: Steps) -> Outcome:
@@ -180,7 +180,7 @@ def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, seconds: 
         mark = {None: "", True: "  [green]✓ matches the topic[/]", False: "  [red]✗ wrong[/]"}[right]
         console.print(escape(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…") + mark + "\n", soft_wrap=True)
     for name, count in outcome.differences.items():
-        console.print(f"[red]✗ {escape(name)}: {count} keys or records differ from those that the topics imply[/]")
+        console.print(f"[red]✗ {escape(name)}: {count} keys or records differ from the expected ones[/]")
     console.rule("Dead letters, by reason")
     for reason, count in sorted(outcome.expected.dead_letters.items()):
         console.print(f"{count:6}  {reason}")
@@ -192,7 +192,7 @@ def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, seconds: 
 
 
 def _places(example: Example, platform: LocalPlatform) -> dict[str, str]:
-    """Addresses and files to look at; writes the drawings of the topology."""
+    """Addresses and files for the user to look at. Writes the drawings of the topology."""
     pipeline = load_pipeline(ROOT / "spark_jobs", example.name)
     picture, flowchart = platform.home / f"{pipeline.name}.svg", platform.home / f"{pipeline.name}.mmd"
     picture.write_text(drawing.svg(pipeline))
@@ -212,7 +212,7 @@ def _short(path: Path) -> str:
 
 
 def _stay(platform: LocalPlatform, console: Console) -> None:
-    console.print("Ctrl-C stops everything.")
+    console.print("Press Ctrl-C to stop everything.")
     try:
         for _ in platform.ticks(float("inf"), "", pause_s=1.0):
             pass
@@ -222,7 +222,7 @@ def _stay(platform: LocalPlatform, console: Console) -> None:
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Hold the lock of `home`: two demos in one folder would stop each other."""
+    """Hold the lock of `home`, because two demos in one folder would stop each other."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with Path(f"{home}.lock").open("w") as lock:
         _lock(lock, home)

@@ -1,7 +1,6 @@
-"""An example: sample records for a pipeline of `spark_jobs`, and the results that plain Python computes from them.
+"""An example: sample records for a pipeline in `spark_jobs`, and the results that plain Python computes from them.
 
-None of the product's operators takes part in the expected results: the pipeline's stores and output topics are compared
-with these.
+The expected results are computed without Sluice, and compared with the pipeline's stores and output topics.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ Window = tuple[str, int, int]
 
 @dataclass
 class Results:
-    """What a pipeline makes of its topics' records. Numbers with a decimal point are Decimal."""
+    """The results of a pipeline. Numbers with a decimal point are Decimal."""
 
     stores: dict[str, dict[Any, Any]] = field(default_factory=dict)
     """Store → key or `Window` → value."""
     tables: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """Topic of a table's changes → key or `Window` → last value; without deleted keys."""
+    """Topic of a table's changes → key or `Window` → last value, except deleted keys."""
     streams: dict[str, Counter[tuple[str | None, str]]] = field(default_factory=dict)
-    """Topic of a stream → its records, in any order: key and the value as canonical text."""
+    """Topic of a stream → its records in any order, as key and canonical text of the value."""
     dead_letters: Counter[str] = field(default_factory=Counter)
     """Reason → number of dead letters."""
 
@@ -58,18 +57,18 @@ class Results:
         return sum(map(len, parts)) + sum(records.total() for records in self.streams.values())
 
     def differences(self, actual: Results) -> dict[str, int]:
-        """For each store and topic, the number of keys or records that differ; only those that do."""
+        """Store or topic → the number of keys or records that differ, for those with differences."""
         counts: dict[str, int] = {}
-        for kind, name, mine, others in self._pairs(actual):
-            different = sum(mine.get(key) != others.get(key) for key in mine.keys() | others.keys())
+        for kind, name, values, others in self._pairs(actual):
+            different = sum(values.get(key) != others.get(key) for key in values.keys() | others.keys())
             if different:
                 counts[f"{kind} {name}"] = different
         return counts
 
     def _pairs(self, actual: Results) -> Iterator[tuple[str, str, Mapping[Any, Any], Mapping[Any, Any]]]:
         for kind in ("stores", "tables", "streams"):
-            for name, mine in getattr(self, kind).items():
-                yield ("store" if kind == "stores" else "topic"), name, mine, getattr(actual, kind)[name]
+            for name, values in getattr(self, kind).items():
+                yield ("store" if kind == "stores" else "topic"), name, values, getattr(actual, kind)[name]
         yield "dead letters", "by reason", self.dead_letters, actual.dead_letters
 
 
@@ -78,30 +77,30 @@ class Example:
     """An example pipeline."""
 
     name: str
-    """The pipeline's name, and that of its file in `spark_jobs`."""
+    """The name of the pipeline and of its file in `spark_jobs`."""
     topics: Mapping[str, int]
-    """The topics it reads, each with its number of partitions."""
+    """The topics that the pipeline reads, each with its number of partitions."""
     outputs: Mapping[str, int]
-    """The topics it writes."""
+    """The topics that the pipeline writes, each with its number of partitions."""
     count: int
     """The default number of samples."""
     samples: Callable[[int, int, int], Iterator[Sample]]
-    """`samples(count, seed, start_ms)`: about `count` records; the same arguments make the same bytes."""
+    """`samples(count, seed, start_ms)` yields about `count` records; the same arguments yield the same bytes."""
     expected: Callable[[Iterable[Sample]], Results]
     """The expected results, from the samples in the order of their timestamps."""
     paths: Sequence[str]
-    """A few paths of the REST API to ask."""
+    """A few paths of the REST API to query."""
     start_ms: int = START_MS
     """The time of the first sample."""
     answers: Callable[[Results], Mapping[str, Any]] = lambda _: {}
-    """Of the `paths`, those whose whole answer the expected results tell, with that answer."""
+    """Path → expected answer, for those of the `paths` whose answer follows from the expected results."""
     normal: Callable[[Any], Any] = lambda value: value
-    """A value as `expected` has it; for values that have several equal forms, such as sets."""
+    """Normalizes a value that has several equal forms, such as a set, to the form in `expected`."""
     by_clock: frozenset[str] = frozenset()
-    """Windowed stores whose windows depend on when the run was: their counts are added up by key."""
+    """Windowed stores whose windows depend on the time of the run. Their counts are summed by key."""
 
     def actual_store(self, store: str, entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-        """A store's entries, in the form of `Results.stores`."""
+        """A store's entries in the form of `Results.stores`."""
         values: dict[Any, Any] = {}
         for key, value in entries:
             if store in self.by_clock:
@@ -111,7 +110,7 @@ class Example:
         return values
 
     def actual(self, kafka: Mapping[str, str], expected: Results) -> Results:
-        """The pipeline's results in Kafka: its output topics and dead letters, without stores."""
+        """The pipeline's results in Kafka: output topics and dead letters, without stores."""
         results = Results()
         for topic in expected.tables:
             results.tables[topic] = {}
@@ -133,16 +132,16 @@ class Example:
 
 
 def create_example_topics(kafka: Mapping[str, str], example: Example) -> tuple[str, ...]:
-    """Create the topics of an example that do not exist; returns their names.
+    """Create missing topics of an example, and return their names.
 
-    They keep records forever: the samples' timestamps are years ago, and Kafka deletes by timestamp.
+    The topics keep records forever, because Kafka deletes by timestamp and the samples have old timestamps.
     """
     topics = {**example.topics, **example.outputs, f"{example.name}_dead_letters": 1}
     return create_topics(kafka, [Topic(name, partitions, 1, _FOREVER) for name, partitions in topics.items()])
 
 
 def produce_samples(kafka: Mapping[str, str], example: Example, samples: Iterable[Sample]) -> dict[str, int]:
-    """Send samples, and wait until the broker has them all. Returns the number of records per topic."""
+    """Send samples and wait until the broker has all of them. Returns the number of records per topic."""
     by_topic: dict[str, list[tuple[str | None, bytes | None, int]]] = {topic: [] for topic in example.topics}
     for sample in samples:
         by_topic[sample.topic].append((sample.key, sample.value, sample.timestamp_ms))
@@ -152,7 +151,7 @@ def produce_samples(kafka: Mapping[str, str], example: Example, samples: Iterabl
 
 
 def read_samples(kafka: Mapping[str, str], example: Example) -> list[Sample]:
-    """The records of an example's topics, in the order of their timestamps."""
+    """Read the records of an example's topics, in the order of their timestamps."""
     samples = [
         Sample(topic, _text(message.key()), _bytes(message.value()), message.timestamp()[1])
         for topic in example.topics
@@ -162,7 +161,7 @@ def read_samples(kafka: Mapping[str, str], example: Example) -> list[Sample]:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as JSON; a Decimal is written as a number with its own digits."""
+    """A value as JSON. A Decimal becomes a number with all of its digits."""
     return _json(value).encode()
 
 
@@ -179,7 +178,7 @@ def _json(value: Any) -> str:
 
 
 def canonical(value: Any) -> str:
-    """A value as text that is the same for equal values."""
+    """A value as text. Equal values have the same text."""
     match value:
         case dict():
             return "{" + ",".join(f"{name}:{canonical(part)}" for name, part in sorted(value.items())) + "}"
@@ -192,7 +191,7 @@ def canonical(value: Any) -> str:
 
 
 def decoded(value: str | bytes | None) -> Any:
-    """A record's value: that of its JSON, or the text itself."""
+    """A record's value, decoded from JSON if possible, otherwise as text."""
     if value is None:
         return None
     text = value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Sample greetings in two languages, and what becomes of them."""
+"""Sample greetings in two languages, and the expected results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BAD_EVERY = 50
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """Greetings, one a second: two in three are English; one in three is JSON with a time, the others plain text."""
+    """One greeting per second: two thirds are English; one third is JSON with a time, the others are plain text."""
     random = Random(seed)
     for number in range(count):
         time_ms = start_ms + 1_000 * number

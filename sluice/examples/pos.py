@@ -1,4 +1,4 @@
-"""Sample invoices of a retailer's tills, and the shipments, loyalty points and lines that they make."""
+"""Sample invoices of a retailer, and the expected shipments, loyalty points and invoice lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADER = ("InvoiceNumber", "CreatedTime", "StoreID", "PosID", "CustomerType", "
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """Invoices of six stores, one a second, keyed by store; a few without a customer's type."""
+    """One invoice per second of six stores, keyed by store. A few are invalid: the customer type is missing."""
     random = Random(seed)
     for number in range(count):
         invoice = _invoice(random, number, start_ms + 1_000 * number)
@@ -70,7 +70,7 @@ def _line(random: Random) -> dict[str, Any]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The shipments, the cards' points in the order of the invoices, and the lines without personal data."""
+    """The shipments, the points of each card in the order of the invoices, and the lines without personal data."""
     results, points = Results(), defaultdict[str, Decimal](Decimal)
     for record in records:
         invoice = json.loads(record.value or b"{}", parse_float=Decimal)

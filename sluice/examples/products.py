@@ -1,4 +1,4 @@
-"""Sample deliveries of products, and the stock that they make."""
+"""Sample deliveries of products, and the expected stock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sluice.examples.example import Example, Results, Sample, json_bytes
 
 _NAMES = ("Chair", "Desk", "Lamp", "Shelf", "Sofa", "Stool", "Table", "Wardrobe")
 _BAD_EVERY = 97
-"""Every 97th delivery has no number of pieces."""
+"""Every 97th delivery is invalid: its quantity is not a number."""
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """Deliveries of eight products, one a second; a few take pieces out, a few are invalid."""
+    """One delivery per second of eight products. Some have a negative quantity, a few are invalid."""
     random = Random(seed)
     for number in range(count):
         product = random.randrange(len(_NAMES))

@@ -1,4 +1,4 @@
-"""Sample visits of pages, and the windows that they make."""
+"""Sample visits to pages, and the expected windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from sluice.examples.example import Example, Results, Sample, Window, json_bytes
 
 Visit = tuple[str, int]
-"""A page, and when it was visited, in epoch ms."""
+"""A page and the time of the visit, epoch ms."""
 
 _TOPICS = ("visits", "visits_recorded", "visits_processed")
 _OUTPUTS = (
@@ -23,21 +23,21 @@ _OUTPUTS = (
 _PAGES = ("cart", "help", "home", "news")
 _BAD_EVERY = 100
 _DISORDER_MS = 10_000
-"""How much older than its predecessors a visit may be: less than the grace."""
+"""How much older than its predecessors a visit may be; less than the grace, so that the visit is not late."""
 _LATE_MS = 600_000
-"""How old a late visit is: too old for every window."""
+"""How much older a late visit is; too old for every window."""
 _SIZE_MS, _ADVANCE_MS, _GRACE_MS, _GAP_MS = 60_000, 30_000, 15_000, 30_000
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """Visits of four pages in three topics, one every few seconds; a few out of order, late or invalid."""
+    """Visits to four pages in three topics, one every few seconds. A few are out of order, late or invalid."""
     random = Random(seed)
     time_ms = start_ms + _LATE_MS
     for number in range(count // len(_TOPICS)):
         time_ms += random.randint(1_000, 20_000)
         luck = random.random()
         at = time_ms - (_LATE_MS if luck < 0.02 else random.randrange(_DISORDER_MS) if luck < 0.2 else 0)
-        # In UTC, to the second, as most producers write it.
+        # The time in UTC, to the second, as most producers write it.
         text = datetime.fromtimestamp(at // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         page: str | int = random.choice(_PAGES)
         value = json_bytes({"page": number if number % _BAD_EVERY == _BAD_EVERY - 1 else page, "at": text})
@@ -46,7 +46,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The windows by the visits' own times and by the records' timestamps, and each page's total."""
+    """The windows by visit times and by record timestamps, and the total of each page."""
     results = Results()
     visits, timely = list[Visit](), list[Visit]()
     by_clock = Counter[str]()
@@ -106,7 +106,7 @@ def overlapping_minutes(visits: Iterable[Visit]) -> dict[Window, int]:
 def bursts(visits: Iterable[Visit]) -> dict[Window, int]:
     """The number of visits in each sliding window.
 
-    For each visit, one window ends with it, and another begins right after it if any visit is in that.
+    For each visit, one window ends at the visit, and another begins right after it if that window contains visits.
     """
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():
@@ -120,7 +120,7 @@ def sessions(visits: Iterable[Visit]) -> dict[Window, int]:
     """The number of visits in each session."""
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():
-        ends = [number for number, (one, two) in enumerate(pairwise(times), start=1) if two - one > _GAP_MS]
+        ends = [number for number, (time, later) in enumerate(pairwise(times), start=1) if later - time > _GAP_MS]
         for first, last in pairwise([0, *ends, len(times)]):
             windows[page, times[first], times[last - 1]] = last - first
     return windows
@@ -139,7 +139,7 @@ def _by_page(visits: Iterable[Visit]) -> dict[str, list[int]]:
 
 
 def _in_utc(value: Any) -> Any:
-    """A visit with its time in one format, as different programs write a time in different ones; or a count."""
+    """A visit with its time in a single format, because programs write times differently. Counts are unchanged."""
     if not isinstance(value, dict):
         return value
     return value | {"at": datetime.fromisoformat(value["at"]).replace(tzinfo=UTC).isoformat()}
@@ -147,7 +147,7 @@ def _in_utc(value: Any) -> Any:
 
 EXAMPLE = Example(
     name="windows",
-    # One partition: what is late in a partition depends on its other records.
+    # One partition, because lateness depends on the other records of a partition.
     topics=dict.fromkeys(_TOPICS, 1),
     outputs=dict.fromkeys(_OUTPUTS, 1),
     count=900,

@@ -1,4 +1,4 @@
-"""Sample words and letters, and the tables, aggregates and joins that they make."""
+"""Sample words and letters, and the expected tables, aggregates and joins."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Pair = dict[str, str | None]
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """Words, letters' words and letters' descriptions, one every 0.7 s.
+    """Words, letters with a word, and letters with a description, one record every 0.7 s.
 
-    Last, after a minute, every letter gets a description and a word, so that nothing older waits for a match.
+    A minute later, every letter gets a final description and word, so that no earlier record still waits for a match.
     """
     random = Random(seed)
     time_ms = start_ms
@@ -43,7 +43,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """Every table and join of the pipeline."""
+    """All tables, aggregates and joins of the pipeline."""
     results, latest = Results(), dict[str, str]()
     counts, lengths = Counter[str](), Counter[str]()
     joined, letters = dict[str, str](), dict[str, dict[str, Any]]()
@@ -89,7 +89,7 @@ def expected(records: Iterable[Sample]) -> Results:
 
 
 def _join_near(results: Results, spoken: list[tuple[str, str, int]], described: list[tuple[str, str, int]]) -> None:
-    """Add the pairs of words and descriptions of a letter that are at most ten seconds apart, and the unmatched."""
+    """Add pairs of words and descriptions at most ten seconds apart, and words and descriptions without a match."""
     matched: set[tuple[str, str, int]] = set()
     near = "words_near_description"
     for word in spoken:

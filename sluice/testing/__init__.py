@@ -1,4 +1,4 @@
-"""What tests of pipelines need: a driver that runs the engine without a broker, and a real broker."""
+"""Tools for testing pipelines: a driver that runs the engine without a broker, and a real broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Output", "TopologyTestDriver"]
 
 
 def __getattr__(name: str) -> Any:
-    # The broker needs no Spark: it is only imported with the driver.
+    # The driver is imported on demand, because it needs Spark and the broker does not.
     if name in __all__:
         from sluice.testing import driver
 

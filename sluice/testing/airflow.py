@@ -60,20 +60,20 @@ class Airflow:
         return self._client.get(path, params=parameters or None, headers=self._headers())
 
     def json(self, path: str, **parameters: Any) -> Any:
-        """GET a path's JSON, numbers with a decimal point as Decimal; EngineError unless the status is 200."""
+        """GET JSON, with decimal numbers as Decimal. Raises EngineError unless the status is 200."""
         answer = self.ask(path, **parameters)
         if answer.status_code != httpx.codes.OK:
             raise EngineError(f"GET {path} returned {answer.status_code}: {answer.text[:500]}")
         try:
             return json.loads(answer.content, parse_float=Decimal)
         except json.JSONDecodeError:
-            # Airflow serves its own page at paths that no plugin has.
+            # Airflow serves its own page at paths that no plugin serves.
             raise EngineError(
                 f"GET {path} returned no JSON.", next_step="Check that Airflow lists the plugin."
             ) from None
 
     def trigger(self, dag: str, conf: dict[str, Any] | None = None) -> str:
-        """Start a run of a DAG by hand; returns its id."""
+        """Trigger a run of a DAG, and return the run's id."""
         body = {"logical_date": None, "conf": conf or {}}
         answer = self._client.post(f"/api/v2/dags/{dag}/dagRuns", json=body, headers=self._headers())
         if answer.status_code != httpx.codes.OK:
@@ -81,7 +81,7 @@ class Airflow:
         return str(answer.json()["dag_run_id"])
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
-        """The runs of a DAG, oldest first; none while Airflow does not know the DAG."""
+        """The runs of a DAG, oldest first; empty while Airflow has not loaded the DAG."""
         answer = self.ask(f"/api/v2/dags/{dag}/dagRuns", order_by="run_after", limit=100)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return []

@@ -1,4 +1,4 @@
-"""TopologyTestDriver runs a pipeline on the real engine, without a broker: a test pipes records and reads results.
+"""TopologyTestDriver runs a pipeline on the real engine without a broker. A test pipes records in and reads results.
 
     with TopologyTestDriver(pipeline) as driver:
         driver.pipe("words", "Apple", key="A")
@@ -49,9 +49,9 @@ class Output:
 
 
 class TopologyTestDriver:
-    """A pipeline under test, as a context manager. All drivers of a process share one Spark session on two cores.
+    """Runs a pipeline under test; a context manager. All drivers of a process share one Spark session on two cores.
 
-    Topics have one partition, unless `partitions` (topic → number) says otherwise. Values of type str, bytes or None
+    Topics have one partition by default; `partitions` maps topics to other numbers. Values of type str, bytes or None
     are written unchanged, other values as JSON.
 
     State is stored in files, or in PostgreSQL if `database` is the URL of an empty database. The driver does not delete
@@ -68,7 +68,7 @@ class TopologyTestDriver:
     ) -> None:
         self.pipeline = pipeline
         self._home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
-        # Clean up even if the pipeline is rejected below, or a task still writes after its query was stopped.
+        # Clean up at exit even if the pipeline is rejected below, or a task still writes after its query has stopped.
         atexit.register(shutil.rmtree, self._home, ignore_errors=True)
         where = {"SLUICE_LEDGER": database, "SLUICE_SHARDS": database} if database else {}
         self._settings = Settings.read({"SLUICE_HOME": str(self._home), **where})
@@ -119,22 +119,22 @@ class TopologyTestDriver:
         self._waiting.append(json.dumps(record))
 
     def commit(self) -> None:
-        """Process the records that were piped since the last batch, as one batch."""
+        """Process the records that were piped since the last batch as one batch."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._run.take(waiting)
 
     def advance(self, milliseconds: int) -> None:
-        """Advance the wall clock, for timers and idle partitions. The next snapshot shows the effect."""
+        """Advance the wall clock, for timers and idle partitions. The next batch uses the new time."""
         self.commit()
         self._run.advance(milliseconds)
 
     def read(self, topic: str) -> list[Output]:
         """The records written to a topic since the last `read`, in order."""
-        found = self.output(topic)
+        records = self.output(topic)
         begin = self._read.get(topic, 0)
-        self._read[topic] = len(found)
-        return found[begin:]
+        self._read[topic] = len(records)
+        return records[begin:]
 
     def output(self, topic: str) -> list[Output]:
         """All records written to a topic, in order."""
@@ -142,17 +142,17 @@ class TopologyTestDriver:
         return [_output(record) for record in self._run.output.records.get(topic, ())]
 
     def dead_letters(self) -> list[Output]:
-        """The dead letters; their headers give the reasons."""
+        """The dead letters, whose headers contain the reasons."""
         return self.output(self.pipeline.dead_letters)
 
     def store(self, name: str) -> dict[Any, Any]:
         """A store's values by key; for a windowed store, by key and the window's start and end in ms."""
         self.commit()
         with Ledger.open(self._settings.ledger) as ledger:
-            found = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
-        if not found:
+            stores = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
+        if not stores:
             raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
-        return dict(_read(self._run.storage.locations, found[0], self._run.batch))
+        return dict(_read(self._run.storage.locations, stores[0], self._run.batch))
 
     def counts(self) -> dict[str, int]:
         """The number of records per outcome: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP` etc."""
@@ -202,19 +202,19 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
 
 
 def shared_session() -> SparkSession:
-    """The local Spark session, on two cores, that this process's tests share. The first call creates it.
+    """The local Spark session on two cores that all tests of this process share. The first call creates it.
 
-    It includes the jars from `make setup`, so that tests with a real broker can use it as well.
+    The session has the jars from `make setup`, so that tests with a real broker can use it too.
     """
     from sluice.engine.session import session
 
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    mine = settings()
+    jars = settings().jars
     conf = {
         "spark.master": "local[2]",
-        "spark.jars": ",".join(sorted(str(jar) for jar in mine.jars.glob("*.jar"))),
+        "spark.jars": ",".join(sorted(str(jar) for jar in jars.glob("*.jar"))),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",

@@ -1,7 +1,7 @@
-"""The real Apache Kafka broker as one process of this machine: no Docker, ready in seconds, gone when stopped.
+"""Apache Kafka's broker as one local process, which starts in seconds and needs no Docker.
 
-`EmbeddedKafka` is for tests; `start` and `stop` are for a broker that outlives its command. Both listen on
-the loopback address only, and keep everything in one folder: data, log, configuration, and who runs.
+`EmbeddedKafka` is for tests; `start` and `stop` are for a broker that outlives the command that starts it. Both listen
+on the loopback address only, and store data, log, configuration and process id in one folder.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _LOGGING = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
-    # Kafka sets log levels of a log4j that is not in use here; that it has no configuration is no news.
+    # Kafka sets log levels of log4j, which is not used here and would warn that it has no configuration.
     "-Dlog4j2.statusLoggerLevel=OFF",
 ]
 
-# One node has one copy of everything; few partitions start fast. Records are never dropped for their age:
-# Kafka reckons it by the event's time, and a topic of last year's orders would be emptied at once.
+# A single node has one replica of everything; few internal partitions make it start quickly. Records are kept forever:
+# Kafka deletes by the records' timestamps, and would immediately delete sample orders from earlier years.
 _CONFIGURATION = """\
 process.roles=broker,controller
 node.id=1
@@ -70,7 +70,7 @@ log.retention.ms=-1
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker that runs: its process and its port."""
+    """A running broker."""
 
     pid: int
     port: int
@@ -81,9 +81,9 @@ class Broker:
 
 
 class EmbeddedKafka:
-    """A broker for the length of a `with` block, in `folder`, on `port` or any free one.
+    """A broker that runs during a `with` block, with its data in `folder`, on `port` or any free port.
 
-    The folder's data stay when it stops, so it can be started again where it was.
+    The data are kept when the broker stops, so that it can be started again with the same folder.
     """
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
@@ -92,15 +92,15 @@ class EmbeddedKafka:
         self.bootstrap = f"{LOOPBACK}:{self.port}"
 
     def start(self) -> None:
-        """Start, and return when it answers; PreflightError with the end of its log if it does not."""
+        """Start the broker and wait until it answers. Raises PreflightError with the end of its log if it does not."""
         start(self.folder, self.port)
 
     def stop(self) -> None:
-        """Stop and wait until it is gone; does nothing if it does not run."""
+        """Stop the broker and wait until its process has ended; do nothing if it is not running."""
         stop(self.folder)
 
     def create_topics(self, partitions: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
-        """Make the topics that are not there yet, each with so many partitions."""
+        """Create missing topics. `partitions`: topic → number of partitions."""
         create_topics(self.bootstrap, partitions, config)
 
     def __enter__(self) -> Self:
@@ -114,23 +114,24 @@ class EmbeddedKafka:
 
 
 def start(folder: Path, port: int = DEFAULT_PORT) -> Broker:
-    """Start a broker that keeps its data in `folder`, and return when it answers.
+    """Start a broker with its data in `folder`, and wait until it answers.
 
-    It runs on after this process ends, until `stop(folder)`. PreflightError if one runs there already, the
-    port is taken, Java or the jars are missing, or the broker ends or stays silent: then with its log's end.
+    The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if a broker already
+    uses the folder, if the port is in use, if Java or the jars are missing, or, with the end of the log, if the broker
+    ends or does not answer.
     """
     folder = folder.absolute()
-    if found := running(folder):
+    if broker := running(folder):
         raise PreflightError(
-            f"A broker of {folder} runs already, on port {found.port} (process {found.pid}).",
-            next_step="Use it, or stop it first: sluice kafka stop.",
+            f"A broker is already running in {folder}, on port {broker.port} (process {broker.pid}).",
+            next_step="Use this broker, or stop it first: sluice kafka stop.",
         )
-    check_port(port, purpose="Kafka", next_step=f"Choose another: sluice kafka start --port {free_port()}.")
+    check_port(port, purpose="Kafka", next_step=f"Choose another port: sluice kafka start --port {free_port()}.")
     configuration = _write_configuration(folder, port)
     java = _java_command()
     if not (folder / "data" / "meta.properties").is_file():
         _format(java, folder, configuration)
-    # Kept from now on, so that whatever happens next the process can be found and stopped.
+    # Record the process first, so that it can be stopped whatever happens next.
     pid = _spawn([*java, "kafka.Kafka", str(configuration)], folder / "broker.log")
     broker = Broker(pid, port)
     (folder / "broker.json").write_bytes(msgspec.json.encode(broker))
@@ -143,9 +144,9 @@ def start(folder: Path, port: int = DEFAULT_PORT) -> Broker:
 
 
 def stop(folder: Path) -> Broker | None:
-    """Stop the broker of `folder` and wait until it is gone; returns which, or None if none ran.
+    """Stop the broker of `folder` and wait until it has ended. Returns the broker, or None if none was running.
 
-    It is asked to end, and killed only if it has not ended after 20 seconds.
+    The process gets SIGTERM, and SIGKILL if it has not ended after 20 seconds.
     """
     folder = folder.absolute()
     broker = running(folder)
@@ -162,7 +163,7 @@ def stop(folder: Path) -> Broker | None:
 
 
 def running(folder: Path) -> Broker | None:
-    """Return the broker that runs on `folder`; None if none does, even when another process has its number now."""
+    """The broker that is running in `folder`, or None, also if another process now has the broker's process id."""
     folder = folder.absolute()
     try:
         broker = msgspec.json.decode((folder / "broker.json").read_bytes(), type=Broker)
@@ -173,22 +174,22 @@ def running(folder: Path) -> Broker | None:
 
 
 def _command_line(process: psutil.Process) -> list[str]:
-    """The arguments of a process. One that was just spawned has none until its program is loaded."""
+    """The arguments of a process. A process that was just spawned has none until its program is loaded."""
     until = time.monotonic() + _LOADING_SECONDS
-    while not (found := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+    while not (command := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
         time.sleep(0.005)
-    return found
+    return command
 
 
 def create_topics(bootstrap: str, partitions: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
-    """Make the topics that are not there yet, each with so many partitions and `config`; KafkaException if refused."""
+    """Create missing topics with `config`. `partitions`: topic → number of partitions."""
     topics = [NewTopic(topic, count, 1, config=dict(config or {})) for topic, count in partitions.items()]
-    admin = AdminClient({"bootstrap.servers": bootstrap})  # it must outlive the answers
-    for made in admin.create_topics(topics).values():
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # assigned to a variable because it must outlive its futures
+    for future in admin.create_topics(topics).values():
         try:
-            made.result()
-        except KafkaException as refused:
-            if refused.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
 
 
@@ -210,15 +211,18 @@ def _java_command() -> list[str]:
 
 
 def _format(java: list[str], folder: Path, configuration: Path) -> None:
-    """Give the empty data folder its cluster's id, as Kafka's own tool does."""
+    """Format an empty data folder with a new cluster id, using Kafka's own tool."""
     log = folder / "format.log"
     pid = _spawn([*java, "kafka.tools.StorageTool", "format", "-t", uuid4().hex, "-c", str(configuration)], log)
     if psutil.Process(pid).wait():
-        raise PreflightError(f"Kafka could not lay out {folder}: {_tail(log)}", next_step="See the log's end above.")
+        raise PreflightError(
+            f"Kafka could not format the folder {folder}. Its log ends:\n{_tail(log)}",
+            next_step="Correct the problem, or use another --folder.",
+        )
 
 
 def _spawn(command: list[str], log: Path) -> int:
-    """Start `command` in a session of its own, so that a Ctrl-C meant for us does not reach it; returns its pid."""
+    """Start `command` in a new session, so that it does not get this process's Ctrl-C. Returns the process id."""
     to_log = (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     from_nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     actions = [from_nothing, to_log, (os.POSIX_SPAWN_DUP2, 1, 2)]
@@ -230,7 +234,7 @@ def _wait_until_ready(broker: Broker, folder: Path) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100})
     while time.monotonic() < until:
         if running(folder) is None:
-            raise _not_ready("Kafka ended at its start", folder)
+            raise _not_ready("Kafka ended while it was starting", folder)
         try:
             if admin.list_topics(timeout=0.5).brokers:
                 return
@@ -241,9 +245,11 @@ def _wait_until_ready(broker: Broker, folder: Path) -> None:
 
 def _not_ready(what: str, folder: Path) -> PreflightError:
     log = folder / "broker.log"
-    return PreflightError(f"{what}; {log} ends:\n{_tail(log)}", next_step="Mend that, or use another --folder.")
+    return PreflightError(
+        f"{what}. The log {log} ends:\n{_tail(log)}", next_step="Correct the problem, or use another --folder."
+    )
 
 
-def _tail(log: Path, lines: int = 15) -> str:
-    said = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith("\tat ")]
-    return "\n".join(said[-lines:]) or "(it is empty)"
+def _tail(log: Path, count: int = 15) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith("\tat ")]
+    return "\n".join(lines[-count:]) or "(the log is empty)"

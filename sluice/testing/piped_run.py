@@ -1,4 +1,4 @@
-"""A job of a pipeline under test: the engine's own query and publisher, on records that a test pipes in."""
+"""Runs a job of a pipeline under test: the engine's own query and publisher, on records that a test pipes in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 class PipedInput:
-    """Records that a test hands over; all topics' in one task, in the order in which they were piped."""
+    """The records that a test pipes in. One task gets the records of all topics, in the order of the calls."""
 
     interleaved = True
 
@@ -47,7 +47,7 @@ class PipedInput:
         return dict.fromkeys(topics, 1)
 
     def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
-        """The topics' records, each hand-over a batch of its own."""
+        """The topics' records as a streaming DataFrame. Each call of `add` is one batch."""
         if self._stream is None:
             memory = self._jvm.org.apache.spark.sql.execution.streaming.runtime.MemoryStream
             strings = self._jvm.org.apache.spark.sql.Encoders.STRING()
@@ -57,16 +57,16 @@ class PipedInput:
         return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
 
     def add(self, records: list[str]) -> None:
-        """Hand records over, each as JSON of the columns; they are one batch."""
-        found = self._jvm.java.util.ArrayList()
+        """Add the records of a batch, each as JSON of the columns."""
+        batch = self._jvm.java.util.ArrayList()
         for record in records:
-            found.add(record)
-        self._stream.addData(self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(found).toSeq())
+            batch.add(record)
+        self._stream.addData(self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(batch).toSeq())
 
 
 @dataclass
 class KeptOutput:
-    """Output records by topic, kept for the test."""
+    """Stores output records by topic for the test."""
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -79,21 +79,21 @@ class KeptOutput:
 
 
 class OnlyWriter:
-    """Nobody else writes what a test has made for itself, and nobody changes its topics."""
+    """A lease and identity check that always succeed, because nothing else uses the state and topics of a test."""
 
     @property
     def epoch(self) -> int:
         return 1
 
     def check(self) -> None:
-        """The test is the one."""
+        pass
 
     def check_identity(self) -> None:
-        """They are the test's own."""
+        pass
 
 
 class PipedRun:
-    """One job of the pipeline under test."""
+    """Runs one job of the pipeline under test."""
 
     def __init__(self, spark: SparkSession, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
         self.job = job
@@ -117,7 +117,7 @@ class PipedRun:
         self._query = query.start(self._publish)
 
     def take(self, records: list[str]) -> None:
-        """Have the engine take records as one batch, and wait until it is published."""
+        """Process records as one batch, and wait until the batch is published."""
         self._input.add(records)
         try:
             self._query.processAllAvailable()
@@ -125,11 +125,11 @@ class PipedRun:
             raise _root(error) from error
 
     def advance(self, milliseconds: int) -> None:
-        """Move the clock of the next batches on."""
+        """Advance the clock of the next batches."""
         self._moved.write_text(str(int(self._moved.read_text()) + milliseconds))
 
     def stop(self) -> None:
-        """Let go of the query and the ledger."""
+        """Stop the query and close the ledger."""
         self._query.stop()
         self._ledger.close()
 
@@ -143,10 +143,10 @@ class PipedRun:
 
 
 def _root(error: StreamingQueryException) -> EngineError:
-    """What a task or the driver raised, without Spark's stack around it."""
+    """The error that a task or the driver raised, without Spark's stack trace."""
     lines = str(error).splitlines()
     python = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
     for line in lines[python[-1] if python else 0 :]:
-        if (found := re.match(r"(?:sluice\.errors\.\w+|[\w.]*(?:Error|Exception)): (.+)", line)) is not None:
-            return EngineError(found[1] if line.startswith("sluice.") else line)
+        if (match := re.match(r"(?:sluice\.errors\.\w+|[\w.]*(?:Error|Exception)): (.+)", line)) is not None:
+            return EngineError(match[1] if line.startswith("sluice.") else line)
     return EngineError(lines[0])

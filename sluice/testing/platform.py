@@ -1,4 +1,4 @@
-"""Kafka and Airflow on this machine, for the demo and the tests: set up from nothing, and removed without a trace."""
+"""Starts Kafka and Airflow on this machine for the demo and the tests, and removes all of their files afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 COMPONENTS = {
     "api-server": ["api-server"],
-    # Their log servers would listen on all addresses, and the API server reads the same files anyway.
+    # Without log servers, which would listen on all addresses: the API server reads the log files directly.
     "scheduler": ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
     "triggerer": ["triggerer", "--skip-serve-logs"],
@@ -45,9 +45,9 @@ def _silent(_: str) -> None: ...
 
 @dataclass
 class LocalPlatform:
-    """Airflow with all its components and a broker, with their files in `home`, on the loopback address.
+    """A broker and Airflow with all its components, on the loopback address, with their files in `home`.
 
-    A context manager: after the block no process is left, however the block ends.
+    As a context manager, it ends all of its processes, however the block ends.
     """
 
     home: Path
@@ -62,7 +62,7 @@ class LocalPlatform:
         if not (ROOT / "dags").is_dir():
             raise PreflightError(f"There is no folder dags in {ROOT}.", next_step="Run from a clone of the repository.")
         find_java()
-        check_port(self.port, purpose="Airflow", next_step="Choose another with --port.")
+        check_port(self.port, purpose="Airflow", next_step="Choose another port with --port.")
         self.url = f"http://{LOOPBACK}:{self.port}"
         self.admin = LogIn("admin", secrets.token_urlsafe(12))
         self.viewer = LogIn("viewer", secrets.token_urlsafe(12))
@@ -89,7 +89,7 @@ class LocalPlatform:
         self.stop()
 
     def start(self, fill: Callable[[], None] = lambda: None) -> None:
-        """Start the broker and call `fill`, while Airflow migrates its database; then start Airflow."""
+        """Start the broker and call `fill` while Airflow migrates its database; then start Airflow."""
         with ThreadPoolExecutor(2) as together:
             tasks = [together.submit(self.start_kafka, fill), together.submit(self.lay_out_airflow)]
             for task in tasks:
@@ -127,7 +127,7 @@ class LocalPlatform:
         stop([self._services.pop(name)])
 
     def wait_for_airflow(self, say: Say = _silent) -> None:
-        """Wait until all components are healthy; EngineError if one ends, or if it takes too long."""
+        """Wait until all components are healthy. Raises EngineError if a component ends, or if it takes too long."""
         airflow = Airflow(self.url)
         for _ in self.ticks(START_SECONDS, "Airflow is not up"):
             if airflow.is_up():
@@ -136,7 +136,7 @@ class LocalPlatform:
         airflow.close()
 
     def ticks(self, seconds: float, what: str, pause_s: float = 0.5) -> Iterator[float]:
-        """Yield the elapsed seconds every `pause_s`; EngineError after `seconds`, or when a component has ended."""
+        """Yield the elapsed seconds every `pause_s`. Raises EngineError after `seconds`, or if a component ends."""
         began = time.monotonic()
         while (gone := time.monotonic() - began) < seconds:
             for service in self._services.values():
@@ -156,7 +156,7 @@ class LocalPlatform:
             airflow.close()
 
     def stop(self) -> None:
-        """Stop every process; Airflow first, so that nothing misses the broker."""
+        """Stop all processes, and Airflow first, because it uses the broker."""
         stop(list(self._services.values()))
         self._services.clear()
         self.kafka.stop()
@@ -205,13 +205,13 @@ class LocalPlatform:
 
 
 def remember(home: Path, session: int) -> None:
-    """Note a session in `home`, so that `clear` can end it after this process is killed."""
+    """Record a session in `home`, so that `clear` can end it if this process is killed."""
     with (home / "sessions").open("a") as notes:
         notes.write(f"{session} {psutil.Process(session).create_time()}\n")
 
 
 def clear(home: Path) -> None:
-    """End the processes that a killed platform left behind, and remove `home`."""
+    """End the processes that a killed platform has left, and remove `home`."""
     notes = home / "sessions"
     if notes.is_file():
         pairs = (line.split() for line in notes.read_text().splitlines())
@@ -223,7 +223,7 @@ def clear(home: Path) -> None:
 
 
 def _is_ours(session: int, created: float) -> bool:
-    """Whether it is still the noted session: its number is not reused while one of its processes lives."""
+    """Whether this is still the recorded session; its id is not reused while any of its processes is alive."""
     try:
         return psutil.Process(session).create_time() == created
     except psutil.NoSuchProcess:
@@ -237,7 +237,7 @@ def write_secret(file: Path, text: str) -> None:
 
 
 def _secrets() -> dict[str, str]:
-    """Secrets that Airflow's components share: started together, each would write its own into airflow.cfg."""
+    """Secrets that Airflow's components share. Without them, each component would write its own to airflow.cfg."""
     return {
         "AIRFLOW__API__SECRET_KEY": secrets.token_urlsafe(32),
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(48),

@@ -1,4 +1,4 @@
-"""A process of the platform in a session of its own, with everything that it starts."""
+"""A process of the platform in its own session, which includes all processes that it starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG_LINES = 25
 
 @dataclass(frozen=True)
 class Service:
-    """A running program. Its session contains every process that it started, re-parented ones too."""
+    """A running program. Its session contains all processes that it has started, including re-parented ones."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -27,7 +27,7 @@ class Service:
 
     @classmethod
     def start(cls, name: str, command: list[str], environment: Mapping[str, str], log: Path) -> Service:
-        """Start `command`; its output goes to the file `log`."""
+        """Start `command` with its output in the file `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -41,7 +41,7 @@ class Service:
         return cls(name, process, log)
 
     def check(self) -> None:
-        """Raise EngineError with the end of its log if the program has ended."""
+        """Raise EngineError with the end of the log if the program has ended."""
         status = self.process.poll()
         if status is not None:
             raise EngineError(
@@ -50,7 +50,7 @@ class Service:
             )
 
     def finish(self) -> None:
-        """Wait for the program to end; EngineError if it ends with another status than 0."""
+        """Wait for the program to end. Raises EngineError if its status is not 0."""
         if self.process.wait():
             self.check()
 
@@ -60,7 +60,7 @@ class Service:
 
 
 def stop(services: Iterable[Service], patience_s: float = 8.0) -> None:
-    """Stop the services and every process that they started: SIGTERM first, SIGKILL after `patience_s`."""
+    """Stop the services and all processes that they have started, with SIGTERM, and SIGKILL after `patience_s`."""
     sessions = {service.process.pid for service in services}
     end_sessions(sessions, patience_s)
     for service in services:
@@ -68,7 +68,7 @@ def stop(services: Iterable[Service], patience_s: float = 8.0) -> None:
 
 
 def end_sessions(sessions: set[int], patience_s: float) -> None:
-    """End every process of these sessions."""
+    """End all processes of these sessions."""
     _signal(members(sessions), signal.SIGTERM)
     until = time.monotonic() + patience_s
     while (left := members(sessions)) and time.monotonic() < until:

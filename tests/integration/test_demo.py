@@ -57,7 +57,7 @@ def stops(demo: subprocess.Popen[str], home: Path, number: signal.Signals) -> No
     demo.send_signal(number)
     said, _ = demo.communicate(timeout=120)
     assert demo.returncode == 130
-    assert "no process is left" in said
+    assert "all processes have ended" in said
     assert "Traceback" not in said
     assert members(sessions(home)) == []
     assert running(home / "kafka") is None

@@ -1,4 +1,4 @@
-"""The DAG that feeds the orders pipeline from Airflow's UI: sample stores and orders, made from a seed."""
+"""A DAG that sends sample stores and orders to the orders pipeline, generated from a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.connections import KAFKA, kafka_config
 
 
 def create_topics() -> None:
-    """Create the topics of the orders pipeline that do not exist."""
+    """Create missing topics of the orders pipeline."""
     from sluice.examples.orders.topics import create_order_topics
 
     for topic in create_order_topics(kafka_config(KAFKA)):
@@ -27,7 +27,7 @@ with DAG(
     params={
         "count": Param(1_000, type="integer", minimum=1, maximum=100_000, description="Number of orders"),
         "stores": Param(50, type="integer", minimum=1, maximum=10_000, description="Number of stores"),
-        "seed": Param(7, type="integer", minimum=0, maximum=2**31, description="The same seed makes the same orders"),
+        "seed": Param(7, type="integer", minimum=0, maximum=2**31, description="Random seed of the orders"),
     },
     default_args={"owner": "sluice"},
 ) as dag:
@@ -48,7 +48,7 @@ with DAG(
             "count": "{{ params.count }}",
             "stores": "{{ params.stores }}",
             "seed": "{{ params.seed }}",
-            # Each run's orders are newer than the last one's: with the same times their windows would be closed.
+            # The orders of each run are newer than those of earlier runs, whose windows are closed.
             "start_s": "{{ dag_run.run_after.timestamp() }}",
         },
         delivery_callback="sluice.topics.require_delivery",

@@ -1,4 +1,4 @@
-"""The orders as an example: samples, expected results, and what to ask."""
+"""The orders example: samples, expected results, and queries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BAD_SHARE = 0.01
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """The stores, then `count` orders, one in a hundred invalid."""
+    """The stores, then `count` orders. One in a hundred orders is invalid."""
     for key, value in stores(_STORES):
         yield Sample("stores", key, value, start_ms)
     for order in orders(count, _STORES, seed, _BAD_SHARE, start_ms=start_ms):
@@ -24,7 +24,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def answers(count: int, revenue: Decimal) -> dict[str, Any]:
-    """The answers about store_1234 by path of the orders view, if it has `count` general orders of that `revenue`."""
+    """Path → expected answer about store_1234, if the store has `count` general orders with this total `revenue`."""
     total = {"locationId": STORE_1234, "runnuingOrderCount": count, "runningRevenue": revenue}
     return {
         f"/v1/orders/count/general_orders?location_id={STORE_1234}": {"locationId": STORE_1234, "orderCount": count},
@@ -35,7 +35,7 @@ def answers(count: int, revenue: Decimal) -> dict[str, Any]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The eight stores, and the revenue of each shop with its address. None of the sample orders is late."""
+    """The eight stores, and the revenue of each shop with the shop's address. None of the sample orders is late."""
     addresses: dict[str, Any] = {}
     values: list[tuple[int, bytes | None]] = []
     for record in records:
@@ -43,9 +43,9 @@ def expected(records: Iterable[Sample]) -> Results:
             addresses[str(record.key)] = decoded(record.value)
         else:
             values.append((0, record.value))
-    found = totals(values)
-    results = Results(dead_letters=found.dead_letters)
-    for name, rows in found.stores().items():
+    expected_totals = totals(values)
+    results = Results(dead_letters=expected_totals.dead_letters)
+    for name, rows in expected_totals.stores().items():
         is_revenue = "revenue" in name
         for key, total in rows.items():
             value = {"runningOrderCount": total[0], "runningRevenue": total[1]} if is_revenue else total

@@ -1,4 +1,4 @@
-"""Sample orders and stores; the same arguments give the same bytes."""
+"""Sample orders and stores. The same arguments yield the same bytes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ STORE_1234 = "store_1234"
 """A store that is always among the samples, for examples to query."""
 
 START_MS = 1_670_230_527_000
-"""When the first order is placed: 2022-12-05T08:55:27Z."""
+"""The time of the first order: 2022-12-05T08:55:27Z."""
 
 ORDERS_PER_SECOND = 200
-"""How fast event time advances."""
+"""The number of orders per second of event time."""
 
 MAX_DISORDER_S = 10
-"""How much older than its neighbours an order may be: less than the windows' grace, so that none is late."""
+"""How much older than its neighbours an order may be; less than the windows' grace, so that no order is late."""
 
 _LATE_BY_S = 120
 _GOOD = ""
 
 
 class Sample(NamedTuple):
-    """A record as a producer would send it. `reason` is that of its dead letter; empty for a good order."""
+    """A record as a producer sends it. `reason` is the reason of its dead letter, or empty for a valid order."""
 
     key: str
     value: bytes
@@ -40,7 +40,7 @@ class _Order(NamedTuple):
     when: str
 
     def json(self, *, amount: str = "", kind: str = "", when: str = "", number: str = "", more: str = "") -> str:
-        """The order as JSON text; arguments replace the order's own values."""
+        """The order as JSON text. Arguments replace the order's own values."""
         return (
             f'{{"orderId":{number or self.number},"locationId":"{self.location}",'
             f'"finalAmount":{amount or _money(self.cents)},"orderType":"{kind or self.kind}","orderLineItems":['
@@ -66,17 +66,17 @@ _BAD: tuple[tuple[str, Callable[[_Order], str]], ...] = (
     ("contract", lambda order: order.json(when="yesterday")),
     ("future", lambda order: order.json(when="2099-01-01T00:00:00")),
 )
-"""Ways to spoil an order, each with the reason that its dead letter must have."""
+"""Ways to make an order invalid, each with the expected reason of the dead letter."""
 
 
 def store_ids(count: int) -> list[str]:
-    """Names of `count` stores, store_1234 first."""
+    """The names of `count` stores; the first is store_1234."""
     others = (f"store_{number}" for number in range(count + 1))
     return [STORE_1234, *(name for name in others if name != STORE_1234)][:count]
 
 
 def stores(count: int) -> Iterator[tuple[str, bytes]]:
-    """Key and value of every sample store, for the topic `stores`."""
+    """The key and value of every sample store, for the topic `stores`."""
     for number, location in enumerate(store_ids(count), start=1):
         yield (
             location,
@@ -96,10 +96,10 @@ def orders(
     late_share: float = 0.0,
     start_ms: int = START_MS,
 ) -> Iterator[Sample]:
-    """`count` orders of `stores` stores; event time advances by a second every 200 orders, a few are out of order.
+    """Yield `count` orders of `stores` stores, 200 per second of event time; a few are out of order.
 
-    The first order is placed at `start_ms`. About `bad_share` of the records are not valid orders, in various ways;
-    about `late_share` are two minutes old, so that most of them arrive after their window has closed.
+    The first order is placed at `start_ms`. A share of about `bad_share` of the records are invalid, in various ways; a
+    share of about `late_share` are two minutes old, so that most of them arrive after their window has closed.
     """
     random = Random(seed)
     locations = store_ids(stores)
@@ -123,18 +123,18 @@ def orders(
 
 
 def messages(count: int | str, stores: int | str, seed: int | str, start_s: float | str) -> Iterator[tuple[str, bytes]]:
-    """Key and value of sample orders for a templated operator; the first is placed at `start_s` (epoch seconds)."""
+    """Keys and values of sample orders, for a templated operator. The first is placed at `start_s` (epoch seconds)."""
     for sample in orders(int(count), int(stores), int(seed), bad_share=0.002, start_ms=int(float(start_s)) * 1000):
         yield sample.key, sample.value
 
 
 def store_messages(count: int | str) -> Iterator[tuple[str, bytes]]:
-    """Key and value of every sample store, for a templated operator."""
+    """The key and value of every sample store, for a templated operator."""
     return stores(int(count))
 
 
 class _Seconds:
-    """Epoch seconds as ISO text, cached: hundreds of orders share a second."""
+    """Converts epoch seconds to ISO text, with a cache because hundreds of orders share a second."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}

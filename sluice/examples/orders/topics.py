@@ -1,4 +1,4 @@
-"""The topics of the orders pipeline, created and filled with sample records."""
+"""Creates the topics of the orders pipeline and fills them with sample records."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _REPORT_EVERY = 1_000
 
 @dataclass(frozen=True)
 class Produced:
+    """The numbers of records sent, the duration, and the topics created."""
+
     orders: int
     stores: int
     bad: int
@@ -26,10 +28,9 @@ class Produced:
 
 
 def create_order_topics(kafka: Mapping[str, str], topic: str = "orders") -> tuple[str, ...]:
-    """Create the topics of the orders pipeline that do not exist; returns their names.
+    """Create missing topics of the orders pipeline, and return their names.
 
-    The topics keep records forever: the records' timestamps are the orders', years ago for the samples, and Kafka
-    deletes by timestamp.
+    The topics keep records forever, because Kafka deletes by timestamp and the sample orders have old timestamps.
     """
     return create_topics(
         kafka,
@@ -53,7 +54,7 @@ def produce_orders(
     topic: str = "orders",
     progress: Callable[[int], None] = lambda _: None,
 ) -> Produced:
-    """Send sample stores, then sample orders, and wait until the broker has them all.
+    """Send sample stores, then sample orders, and wait until the broker has all of them.
 
     `progress` is called with the number of orders sent so far.
     """

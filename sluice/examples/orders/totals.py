@@ -1,12 +1,12 @@
-"""The expected answers of the orders pipeline, computed with plain `json` and `decimal` from the bytes of the topic.
+"""The expected results of the orders pipeline, computed with plain `json` and `decimal` from the bytes of the topic.
 
-None of the product's code takes part: its answers are compared with these. The rules:
+The computation uses no code of Sluice, so that Sluice's answers can be compared with its results. The rules:
 
-* A record is good if it is one JSON object with the fields of an order, each of its own type, none twice.
+* A record is valid if it is a JSON object with all fields of an order, each of the right type, without duplicates.
 * Per order type and location: number of orders and sum of `finalAmount`; the same per 15 s window of `orderedDateTime`.
-* A record is late for its window when the window's end <= ST - 15 s. ST is the largest event time so far, its own
-  included, of the good records of that order type in its partition, in the order of offsets. Late records count in
-  the running totals and not in the windows.
+* A record is late for its window if the window's end <= ST - 15 s. ST is the largest event time up to and including
+  this record of all valid records of the same order type and partition, in the order of offsets. Late records count in
+  the running totals but not in the windows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _BadError(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """The fields of an order that the totals need. `time_ms` is its event time."""
+    """The fields of an order that the totals need. `time_ms` is the event time."""
 
     location: str
     kind: str
@@ -66,11 +66,11 @@ class Totals:
     read: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
     late: Counter[str] = field(default_factory=Counter)
-    """Order type → records that arrived after their window had closed."""
+    """Order type → number of records that arrived after their window had closed."""
     _stream_times: defaultdict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int), repr=False)
 
     def add(self, value: bytes | None, partition: int, now_ms: int) -> None:
-        """Add the next record of a partition. `now_ms` is the wall clock, to reject records from the future."""
+        """Add the next record of a partition. `now_ms` is the current time, to reject records from the future."""
         self.read += 1
         try:
             order = read(value, now_ms)
@@ -105,7 +105,7 @@ class Totals:
 
 
 def totals(records: Iterable[tuple[int, bytes | None]]) -> Totals:
-    """Add up (partition, value) pairs, each partition's in the order of its offsets."""
+    """The totals of (partition, value) pairs; those of each partition are in the order of their offsets."""
     result = Totals()
     now_ms = int(time.time() * 1000)
     for partition, value in records:
@@ -114,12 +114,12 @@ def totals(records: Iterable[tuple[int, bytes | None]]) -> Totals:
 
 
 def totals_of_topic(kafka: dict[str, str], topic: str = "orders") -> Totals:
-    """Add up a topic from its beginning to its current end. `kafka` is librdkafka's configuration."""
+    """The totals of a topic from its beginning to its current end. `kafka` has librdkafka settings."""
     return totals((message.partition() or 0, message.value()) for message in read_topic(kafka, topic))
 
 
 def read(value: bytes | None, now_ms: int) -> Order:
-    """Parse a record's value as an order."""
+    """Parse a record's value as an order. Raises _BadError for an invalid order."""
     if not value:
         raise _BadError("null_value" if value is None else "empty_value")
     try:
