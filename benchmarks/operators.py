@@ -1,9 +1,9 @@
-"""A million records through each kind of operator, on the real broker: `operators.py [--records N] [--keys N]`.
+"""Times a million records through each kind of operator, with a real broker: `operators.py [--records N] [--keys N]`.
 
-Each pipeline runs in a process of its own, one after the other: a fused count, a count by a Python function in order, a
-processor, and a join of two streams (half of the records each). Seconds are of the whole run, start of Spark included;
-records per second those of the batches after the first, when everything is warm. Memory is what the driver's processes
-held together at most, during the first two batches and during the last two: it must not grow with the input.
+Each pipeline runs in a separate process, one after the other: a fused count, an ordered count by a Python function, a
+processor, and a join of two streams (with half of the records each). Seconds are for the whole run, including the start
+of Spark; records per second are for the batches after the first, when everything is warm. Memory is the maximum for all
+of the driver's processes, during the first two and the last two batches: it must not grow with the input.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sluice.testing.kafka import EmbeddedKafka
 
 START_MS = 1_670_000_000_000
 SMALL = 1_000
-"""Records of a batch that is none: the last few that no longer made a whole one."""
+"""Batches with at most this many records are ignored: the last batch may have only a few."""
 
 
 class Click(msgspec.Struct):
@@ -46,14 +46,12 @@ class Click(msgspec.Struct):
 
 
 class Counting:
-    """The records of each key so far."""
+    """Counts the records of each key, and forwards every hundredth count."""
 
     def init(self, context: Any) -> None:
-        """Keep the context."""
         self.context = context
 
     def process(self, record: Any) -> None:
-        """Count and say so."""
         count = self.context.store("count").get("n") or 0
         self.context.store("count").put("n", count + 1)
         if (count + 1) % 100 == 0:
@@ -61,14 +59,14 @@ class Counting:
 
 
 def fused(name: str) -> Pipeline:
-    """Counted by Spark's operator."""
+    """A count in the fused operator."""
     pipeline = Pipeline(name)
     pipeline.stream("clicks", value=Click).group_by_key().count(store="clicks_count")
     return pipeline
 
 
 def ordered(name: str) -> Pipeline:
-    """Counted by a Python function, record by record."""
+    """A count by a Python function, in the order of records."""
     pipeline = Pipeline(name)
     clicks = pipeline.stream("clicks", value=Click).group_by_key()
     clicks.aggregate(int, _one_more, store="clicks_ordered", returns=int)
@@ -76,14 +74,14 @@ def ordered(name: str) -> Pipeline:
 
 
 def process(name: str) -> Pipeline:
-    """Through a processor with a store."""
+    """A processor with a store."""
     pipeline = Pipeline(name)
     pipeline.stream("clicks", value=Click).process(Counting, stores={"count": int}, returns=int).output.to("hundreds")
     return pipeline
 
 
 def join(name: str) -> Pipeline:
-    """Two streams within a second of each other."""
+    """A join of two streams within a second."""
     pipeline = Pipeline(name)
     left, right = (pipeline.stream(topic, value=Click) for topic in ("left", "right"))
     left.join(right, within("1 second", grace="1 second")).to("joined")
@@ -98,10 +96,10 @@ KINDS: dict[str, Callable[[str], Pipeline]] = {"fused": fused, "ordered": ordere
 
 
 def main(
-    records: Annotated[int, typer.Option(help="How many records.")] = 1_000_000,
-    keys: Annotated[int, typer.Option(help="Of how many keys.")] = 50_000,
+    records: Annotated[int, typer.Option(help="Number of records.")] = 1_000_000,
+    keys: Annotated[int, typer.Option(help="Number of keys.")] = 50_000,
 ) -> None:
-    """Run the pipelines in turn, and print records per second and memory."""
+    """Run the pipelines one after the other, and print records per second and memory."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder, "kafka")) as kafka:
         kafka.create_topics({"clicks": 2, "left": 2, "right": 2})
         produce(kafka.bootstrap, {"clicks": records, "left": records // 2, "right": records // 2}, keys)
@@ -117,7 +115,7 @@ def main(
 
 
 def produce(bootstrap: str, counts: dict[str, int], keys: int) -> None:
-    """Write the records: keys at random, a millisecond apart, each up to two seconds out of order."""
+    """Write records with random keys, one per millisecond of event time; a tenth is up to two seconds out of order."""
     chance = random.Random(7)
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
     for topic, count in counts.items():
@@ -136,9 +134,9 @@ def produce(bootstrap: str, counts: dict[str, int], keys: int) -> None:
 
 
 def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float, float, float]:
-    """Run one pipeline in a process of its own; seconds, records per second, and memory in GB early and late."""
-    told = {"SLUICE_HOME": str(home), "SLUICE_KAFKA": json.dumps({"bootstrap.servers": bootstrap})}
-    environment = {**os.environ, **told, "SLUICE_JARS": str(settings().jars), "PYSPARK_PYTHON": sys.executable}
+    """Run a pipeline in a separate process. Returns seconds, records per second, and early and late memory in GB."""
+    variables = {"SLUICE_HOME": str(home), "SLUICE_KAFKA": json.dumps({"bootstrap.servers": bootstrap})}
+    environment = {**os.environ, **variables, "SLUICE_JARS": str(settings().jars), "PYSPARK_PYTHON": sys.executable}
     begun = time.monotonic()
     child = subprocess.Popen([sys.executable, __file__, kind], env=environment)
     samples: list[tuple[datetime, float]] = []
@@ -146,7 +144,7 @@ def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float, float, flo
     if child.wait():
         raise SystemExit(f"{kind} failed with status {child.returncode}")
     seconds = time.monotonic() - begun
-    with Ledger.open(Settings.read(told).ledger) as ledger:
+    with Ledger.open(Settings.read(variables).ledger) as ledger:
         snapshots = [
             snapshot
             for snapshot in ledger.snapshots.recent(f"bench_{kind}", "main", limit=1000)[::-1]
@@ -154,8 +152,8 @@ def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float, float, flo
         ]
     warm = (snapshots[-1].published_at - snapshots[0].published_at).total_seconds()
     speed = sum(snapshot.counts["read"] for snapshot in snapshots[1:]) / warm if len(snapshots) > 1 else float("nan")
-    early = max(size for moment, size in samples if moment <= snapshots[min(1, len(snapshots) - 1)].published_at)
-    late = max(size for moment, size in samples if moment > snapshots[max(0, len(snapshots) - 3)].published_at)
+    early = max(size for time, size in samples if time <= snapshots[min(1, len(snapshots) - 1)].published_at)
+    late = max(size for time, size in samples if time > snapshots[max(0, len(snapshots) - 3)].published_at)
     return seconds, speed, early, late
 
 
@@ -163,7 +161,7 @@ def _watch(pid: int, samples: list[tuple[datetime, float]]) -> None:
     while psutil.pid_exists(pid):
         try:
             parent = psutil.Process(pid)
-            total = sum(one.memory_info().rss for one in (parent, *parent.children(recursive=True)))
+            total = sum(process.memory_info().rss for process in (parent, *parent.children(recursive=True)))
             samples.append((datetime.now(UTC), total / 1e9))
         except psutil.Error:
             pass
@@ -171,7 +169,7 @@ def _watch(pid: int, samples: list[tuple[datetime, float]]) -> None:
 
 
 def child(kind: str) -> None:
-    """One pipeline, in this process."""
+    """Run one pipeline in this process."""
     from sluice.engine.job.run import JobRun
     from sluice.engine.session import session
     from sluice.plan import plan

@@ -1,9 +1,9 @@
-"""The orders pipeline over a topic of its own, beside the same topology in Kafka Streams: `orders.py --peer FOLDER`.
+"""Times the orders pipeline, and the same topology in Kafka Streams with `orders.py --peer FOLDER`.
 
-What is timed for Sluice: from the start of spark-submit, with an empty state, until the ledger shows a snapshot with
-every order, so that every store can be queried. For Kafka Streams, exactly-once: from the start of its process until
-the last order has gone through all aggregations. The two run in turn over the same topic; what is compared is the
-ratio of each pair. After the last run all eight stores are compared with totals computed by other means.
+Sluice is timed from the start of spark-submit, with empty state, until the ledger has a snapshot with every order, so
+that all stores can be queried. Kafka Streams (exactly-once) is timed from the start of its process until the last order
+has passed all aggregations. Both run alternately over the same topic, and the ratio of each pair is computed. After the
+last run, all eight stores are compared with totals computed independently.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ console = Console(stderr=True)
 
 @dataclass(frozen=True)
 class Result:
-    """One run: wall seconds until all is queryable, CPU seconds of everything but the broker by then."""
+    """One run: wall-clock seconds until all stores can be queried, and CPU seconds by then except the broker's."""
 
     wall_s: float
     cpu_s: float
@@ -58,14 +58,14 @@ class Result:
 
 def main(
     peer: Annotated[
-        Path | None, typer.Option(help="Folder of the Kafka Streams program; without it Sluice alone.")
+        Path | None, typer.Option(help="Folder of the Kafka Streams program; default: time only Sluice.")
     ] = None,
-    orders: Annotated[int, typer.Option(help="How many orders.")] = 1_000_000,
-    stores: Annotated[int, typer.Option(help="How many stores they come from.")] = 1_000,
-    runs: Annotated[int, typer.Option(help="How many runs of each.")] = 3,
-    at_least_once: Annotated[bool, typer.Option(help="Beside exactly-once also at-least-once output.")] = False,
+    orders: Annotated[int, typer.Option(help="Number of orders.")] = 1_000_000,
+    stores: Annotated[int, typer.Option(help="Number of stores.")] = 1_000,
+    runs: Annotated[int, typer.Option(help="Number of runs of each program.")] = 3,
+    at_least_once: Annotated[bool, typer.Option(help="Also time Sluice with at-least-once output.")] = False,
 ) -> None:
-    """Produce the orders, run each side in turn, print the times and their ratio."""
+    """Produce the orders, run the programs alternately, and print the times and their ratio."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home = Path(folder)
         with EmbeddedKafka(home / "kafka") as kafka:
@@ -76,7 +76,7 @@ def main(
             pairs = []
             for number in range(1, runs + 1):
                 pairs.append(_pair(home, kafka, rival, orders + stores, number, at_least_once))
-                console.print(f"run {number} of {runs}: {_said(pairs[-1])}")
+                console.print(f"run {number} of {runs}: {_summary(pairs[-1])}")
             wrong = _differences(home / "sluice", config)
     _report(pairs, orders, wrong)
     raise typer.Exit(1 if wrong else 0)
@@ -123,7 +123,7 @@ def _sluice(home: Path, kafka: EmbeddedKafka, records: int, delivery: str = "exa
 
 
 def _published(ledger: Path) -> int:
-    """How many records the newest snapshot holds."""
+    """The number of records that the newest snapshot includes."""
     if not ledger.exists():
         return 0
     with Ledger.open(f"sqlite:///{ledger}") as opened:
@@ -132,19 +132,19 @@ def _published(ledger: Path) -> int:
 
 def _renew_outputs(config: Mapping[str, str]) -> None:
     admin = AdminClient(dict(config))
-    there = admin.list_topics(timeout=10).topics
-    for gone in admin.delete_topics([topic for topic in MADE if topic in there] or ["none"]).values():
-        gone.exception(30)
+    existing = admin.list_topics(timeout=10).topics
+    for future in admin.delete_topics([topic for topic in MADE if topic in existing] or ["none"]).values():
+        future.exception(30)
     while MADE[-1] in admin.list_topics(timeout=10).topics:
         time.sleep(0.1)
     create_order_topics(config)
 
 
 def _build(peer: Path, home: Path) -> Path:
-    """A copy of the peer that can be written to; it builds itself at its first run."""
+    """Build the peer in a copy of its folder, which can be written to."""
     copy = home / "peer"
     shutil.copytree(peer, copy)
-    with console.status("building Kafka Streams' program"):
+    with console.status("building the Kafka Streams program"):
         subprocess.run(
             ["mvn", "-q", "-B", "package", "dependency:copy-dependencies", "-DoutputDirectory=target/lib",
              "-DincludeScope=runtime"], cwd=copy, check=True, stdout=sys.stderr,
@@ -154,21 +154,21 @@ def _build(peer: Path, home: Path) -> Path:
 
 def _kafka_streams(peer: Path, kafka: EmbeddedKafka, number: int) -> Result:
     environment = os.environ | {
-        # A name of its own: the group of an application that was stopped lives on for a while, with its offsets.
+        # A new name for each run, because the consumer group of a stopped application keeps its offsets for a while.
         "APP_ID": f"peer-{number}",
         "GUARANTEE": "exactly_once_v2",
         "TOPIC": "orders",
         "STORES_TOPIC": "stores",
         "BOOTSTRAP": kafka.bootstrap,
     }
-    done = subprocess.run(
+    run = subprocess.run(
         ["bash", "run.sh", "throughput"], cwd=peer, env=environment, capture_output=True, text=True,
         timeout=PEER_BUSY_SECONDS, check=False,
     )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"Kafka Streams' run failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return Result(found["wall_s"], found["cpu_s"])
+    if run.returncode:
+        raise SystemExit(f"The Kafka Streams program failed:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+    times: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return Result(times["wall_s"], times["cpu_s"])
 
 
 @contextmanager
@@ -189,57 +189,57 @@ def _process(
 
 @contextmanager
 def _busy_without(kafka: EmbeddedKafka) -> Iterator[Any]:
-    """A function that gives the machine's CPU seconds since now, less the broker's."""
+    """Yield a function that returns the machine's CPU seconds since now, minus the broker's."""
     broker = running(kafka.folder)
     assert broker is not None
     process = psutil.Process(broker.pid)
 
     def busy() -> float:
-        machine, mine = psutil.cpu_times(), process.cpu_times()
-        return machine.user + machine.nice + machine.system - mine.user - mine.system
+        machine, of_broker = psutil.cpu_times(), process.cpu_times()
+        return machine.user + machine.nice + machine.system - of_broker.user - of_broker.system
 
     began = busy()
     yield lambda: busy() - began
 
 
 def _differences(home: Path, config: dict[str, str]) -> dict[str, int]:
-    """Per store how many keys differ from the totals that plain Python makes of the topic."""
+    """Store → number of keys that differ from the totals that plain Python computes from the topic."""
     with console.status("comparing all eight stores with an independent computation"):
         expected = totals_of_topic(config).stores()
         with Ledger.open(f"sqlite:///{home / 'ledger.sqlite'}") as ledger:
-            found = {store: _contents(ledger, store) for store in expected}
+            actual = {store: _contents(ledger, store) for store in expected}
     return {
         store: wrong
         for store, values in expected.items()
-        if (wrong := sum(found[store].get(key) != values.get(key) for key in values.keys() | found[store].keys()))
+        if (wrong := sum(actual[store].get(key) != values.get(key) for key in values.keys() | actual[store].keys()))
     }
 
 
 def _contents(ledger: Ledger, name: str) -> dict[Any, Any]:
     snapshot = ledger.snapshots.latest("orders", "main")
     assert snapshot is not None
-    store = next(one for one in ledger.jobs.stores("orders") if one.name == name)
+    store = next(store for store in ledger.jobs.stores("orders") if store.name == name)
     values: dict[Any, Any] = {}
     for worker in ledger.jobs.workers("orders", "main"):
         with open_shard(worker.location) as shard:
-            for group_id in shard.scan(store.group_id, snapshot.batch, limit=sys.maxsize):
-                key = group_id.key if store.window_ms is None else (group_id.key, group_id.window_start)
-                values[key] = _value(group_id.value, store.store_column, name)
+            for row in shard.scan(store.group_id, snapshot.batch, limit=sys.maxsize):
+                key = row.key if store.window_ms is None else (row.key, row.window_start)
+                values[key] = _value(row.value, store.store_column, name)
     return values
 
 
-def _value(group_id: str | None, store_column: int, store: str) -> Any:
-    value = msgspec.json.decode(group_id or "", type=list[msgspec.Raw])[store_column]
+def _value(columns: str | None, store_column: int, store: str) -> Any:
+    value = msgspec.json.decode(columns or "", type=list[msgspec.Raw])[store_column]
     if "count" in store:
         return int(bytes(value))
-    found = msgspec.json.decode(value, type=dict[str, Decimal])
-    return int(found["runningOrderCount"]), found["runningRevenue"]
+    revenue = msgspec.json.decode(value, type=dict[str, Decimal])
+    return int(revenue["runningOrderCount"]), revenue["runningRevenue"]
 
 
-def _said(pair: dict[str, Result]) -> str:
-    said = ", ".join(f"{name} {result.wall_s:.1f} s ({result.cpu_s:.0f} CPU s)" for name, result in pair.items())
-    others = (f"Sluice / {name} {_ratio(pair, name):.2f}" for name in pair if name != "Sluice")
-    return "; ".join((said, *others))
+def _summary(pair: dict[str, Result]) -> str:
+    times = ", ".join(f"{name} {result.wall_s:.1f} s ({result.cpu_s:.0f} CPU s)" for name, result in pair.items())
+    ratios = (f"Sluice / {name} {_ratio(pair, name):.2f}" for name in pair if name != "Sluice")
+    return "; ".join((times, *ratios))
 
 
 def _ratio(pair: dict[str, Result], other: str) -> float:
@@ -262,11 +262,11 @@ def _report(pairs: list[dict[str, Result]], orders: int, wrong: dict[str, int]) 
     for name in pairs[0].keys() - {"Sluice"}:
         ratios = sorted(_ratio(pair, name) for pair in pairs)
         print(f"ratio Sluice / {name}: {statistics.median(ratios):.2f} (of {ratios[0]:.2f} to {ratios[-1]:.2f})")
-    print(f"WRONG: {wrong}" if wrong else "all eight stores equal the independent computation")
+    print(f"WRONG: {wrong}" if wrong else "all eight stores match the independent computation")
 
 
 if __name__ == "__main__":
-    # Told to stop, it still stops what it has started.
+    # Exit through SystemExit on SIGTERM, so that all started processes are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     jars.folder(jars.Bundle.BROKER, settings().home / "jars")
     typer.run(main)

@@ -1,10 +1,10 @@
-"""How many queries a second, and how quick: `queries.py --peer FOLDER`, with wrk on loopback.
+"""Measures throughput and latency of queries with wrk on the loopback address: `queries.py --peer FOLDER`.
 
-Two state servers with a worker each and a thousand keys, as a program asks them; the same keys through Airflow's API
-server, beside an empty route that asks nobody for a log-in; and two instances of the Kafka Streams program, with a
-thousand keys of their own. All of them run all the while. Each round measures every case once, one side of a pair
-right after the other, and which side is first changes from round to round; what is printed is the medians of the
-rounds, and the median of the ratios within rounds. CPU is that of the processes that answer, per request.
+The servers are two state servers with one worker each and a thousand keys; Airflow's API server with the same keys, and
+with an empty route without a log-in for comparison; and two instances of the Kafka Streams program with a thousand keys
+of their own. All of them run all the time. Each round measures every case once, both sides of a pair directly after
+each other; the order of the sides alternates. The output has the medians of the rounds, and the medians of the ratios
+within rounds. CPU is the time per request of the processes that answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BESIDE = {
     EVERYTHING: sides.THEIR_EVERYTHING,
     THROUGH_AIRFLOW: OPEN,
 }
-"""Which cases are compared."""
+"""Case of Sluice → the case with which it is compared."""
 WARM_UP_SECONDS = 3
 FEW_KEYS = 10_000
 ROUNDS_OF_LOOKS = 6
@@ -49,21 +49,23 @@ Rounds = list[dict[str, Result]]
 
 
 def main(
-    peer: Annotated[Path | None, typer.Option(help="Folder of the Kafka Streams program; without it, alone.")] = None,
-    seconds: Annotated[int, typer.Option(help="How long each measurement takes.")] = 4,
-    runs: Annotated[int, typer.Option(help="How many rounds.")] = 5,
-    connections: Annotated[int, typer.Option(help="Connections at a time.")] = 16,
-    orders: Annotated[int, typer.Option(help="Orders for the Kafka Streams program.")] = 100_000,
-    keys: Annotated[int, typer.Option(help="Also ask for keys among so many, beside 10,000.")] = 0,
+    peer: Annotated[
+        Path | None, typer.Option(help="Folder of the Kafka Streams program; default: measure only Sluice.")
+    ] = None,
+    seconds: Annotated[int, typer.Option(help="Duration of each measurement.")] = 4,
+    runs: Annotated[int, typer.Option(help="Number of rounds.")] = 5,
+    connections: Annotated[int, typer.Option(help="Number of concurrent connections.")] = 16,
+    orders: Annotated[int, typer.Option(help="Number of orders for the Kafka Streams program.")] = 100_000,
+    keys: Annotated[int, typer.Option(help="Also compare look-ups among this many keys with 10,000.")] = 0,
 ) -> None:
-    """Measure, and print the figures, the ratios, and whether what is wanted is held."""
+    """Measure, and print the figures, the ratios, and whether the targets are met."""
     if shutil.which("wrk") is None:
-        raise SystemExit("wrk is missing: on Debian, apt-get install wrk.")
+        raise SystemExit("wrk is not installed. On Debian: apt-get install wrk.")
     os.environ["SLUICE_SERVER_TOKEN"] = TOKEN
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, ExitStack() as stack:
         home = Path(folder)
         look_ups = look_up(home, keys, connections, seconds) if keys else None
-        with console.status("starting the sides"):
+        with console.status("starting the servers"):
             started = [sides.state_servers(home), sides.airflow(home)]
             started += [sides.kafka_streams(home, peer, orders)] if peer else []
             cases = {case.name: case for side in started for case in stack.enter_context(side)}
@@ -76,49 +78,49 @@ def main(
 
 
 def _round(home: Path, cases: dict[str, Case], number: int, connections: int, seconds: int) -> dict[str, Result]:
-    found = {}
+    results = {}
     for ours, theirs in BESIDE.items():
         for name in (ours, theirs) if number % 2 == 0 else (theirs, ours):
             if name in cases:
                 with console.status(f"round {number + 1}: {name}"):
-                    found[name] = measure(home, cases[name], connections, seconds)
-    return found
+                    results[name] = measure(home, cases[name], connections, seconds)
+    return results
 
 
 def ratio(rounds: Rounds, ours: str) -> float | None:
-    """Requests a second of one side by those of the other: the median over the rounds; None if there is no other."""
-    pairs = [(one[ours].req_s, one[BESIDE[ours]].req_s) for one in rounds if BESIDE[ours] in one]
-    return statistics.median(mine / theirs for mine, theirs in pairs) if pairs else None
+    """The median over the rounds of a pair's ratio of requests per second; None if the other was not measured."""
+    pairs = [(results[ours].req_s, results[BESIDE[ours]].req_s) for results in rounds if BESIDE[ours] in results]
+    return statistics.median(own / other for own, other in pairs) if pairs else None
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is wanted of a figure, and what it is."""
+    """A target for a figure, and the measured value."""
 
     what: str
-    wanted: float
-    found: float | None
-    """None if it was not measured."""
+    bound: float
+    measured: float | None
+    """None if the figure was not measured."""
     unit: str = ""
     at_most: bool = False
 
     @property
-    def is_held(self) -> bool | None:
-        """Whether it is as wanted; None if it was not measured."""
-        if self.found is None:
+    def is_met(self) -> bool | None:
+        """Whether the target is met; None if the figure was not measured."""
+        if self.measured is None:
             return None
-        return self.found <= self.wanted if self.at_most else self.found >= self.wanted
+        return self.measured <= self.bound if self.at_most else self.measured >= self.bound
 
     def __str__(self) -> str:
-        word = {True: "held", False: "NOT HELD", None: "not measured"}[self.is_held]
-        found = "" if self.found is None else f" {self.found:,.2f}{self.unit},"
-        bound = f"{'<=' if self.at_most else '>='} {self.wanted:,g}{self.unit}"
-        return f"{word:>12}: {self.what}:{found} wanted {bound}"
+        word = {True: "met", False: "NOT MET", None: "not measured"}[self.is_met]
+        measured = "" if self.measured is None else f" {self.measured:,.2f}{self.unit},"
+        bound = f"{'<=' if self.at_most else '>='} {self.bound:,g}{self.unit}"
+        return f"{word:>12}: {self.what}:{measured} target {bound}"
 
 
 def targets(rounds: Rounds, look_ups: float | None) -> Iterator[Target]:
-    """Everything that is wanted of queries."""
-    own, through = (median([one[name] for one in rounds]) for name in (OWN_KEY, THROUGH_AIRFLOW))
+    """The targets for queries."""
+    own, through = (median([results[name] for results in rounds]) for name in (OWN_KEY, THROUGH_AIRFLOW))
     yield Target(f"{OWN_KEY}, one process", 10_000, own.req_s, " req/s")
     yield Target(f"{OWN_KEY}, p99", 5, own.p99_ms, " ms", at_most=True)
     yield Target(f"{REMOTE_KEY} / Kafka Streams' remote key", 1, ratio(rounds, REMOTE_KEY))
@@ -136,16 +138,15 @@ def _print_figures(rounds: Rounds, connections: int) -> None:
     for ours, theirs in BESIDE.items():
         for name in (ours, theirs):
             if name in rounds[0]:
-                one = median([found[name] for found in rounds])
-                beside = ratio(rounds, ours) if name == ours else None
-                said = "" if beside is None else f"{beside:.2f}"
-                row = f"{one.req_s:,.0f}", f"{one.p50_ms:.2f}", f"{one.p99_ms:.2f}", f"{one.cpu_us:.0f}", said
-                table.add_row(name, *row)
+                result = median([results[name] for results in rounds])
+                compared = ratio(rounds, ours) if name == ours else None
+                figures = f"{result.req_s:,.0f}", f"{result.p50_ms:.2f}", f"{result.p99_ms:.2f}", f"{result.cpu_us:.0f}"
+                table.add_row(name, *figures, "" if compared is None else f"{compared:.2f}")
     Console(width=140).print(table)
 
 
 def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
-    """How long half of the look-ups take at most among many keys, by how long among few; measured in turn."""
+    """The ratio of the median latency of look-ups among many keys to that among few, measured alternately."""
     with ExitStack() as stack:
         with console.status(f"writing {keys:,} keys"):
             cases = [stack.enter_context(sides.among(home / f"of-{many}", many)) for many in (FEW_KEYS, keys)]
@@ -161,6 +162,6 @@ def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if any(one.startswith("--peer") for one in sys.argv):
+    if any(argument.startswith("--peer") for argument in sys.argv):
         jars.folder(jars.Bundle.BROKER, settings().home / "jars")
     typer.run(main)

@@ -1,4 +1,4 @@
-"""The servers that are asked: two state servers, Airflow's API server, two instances of the Kafka Streams program."""
+"""The measured servers: two state servers, Airflow's API server, and two instances of the Kafka Streams program."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.servers.hosts import TOKEN
 from tests.servers.processes import ServerProcess, environment
 from tests.states import States, ledger_url
 
-OWN_KEY = "a key on its owner"
+OWN_KEY = "a key of the queried server"
 REMOTE_KEY = "a key of the other server"
-EVERYTHING = "everything from both, 1,000 keys"
+EVERYTHING = "all 1,000 keys from both servers"
 THROUGH_AIRFLOW = "a key through Airflow, logged in"
 OPEN = "an empty open route in Airflow"
 THEIR_OWN_KEY, THEIR_REMOTE_KEY, THEIR_EVERYTHING = (
-    f"Kafka Streams: {one}" for one in (OWN_KEY, REMOTE_KEY, EVERYTHING)
+    f"Kafka Streams: {case}" for case in (OWN_KEY, REMOTE_KEY, EVERYTHING)
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,9 +43,9 @@ THEIR_COUNT = "/count/general"
 READY_SECONDS = 300
 _AT_ONCE = 1_000_000
 _LOOKS = 20_000
-# Orders are dated 2022: by default the broker would empty the changelogs of their windows within minutes.
+# The orders are from 2022. By default, the broker would delete the changelogs of their windows within minutes.
 _KEEP = "windowstore.changelog.additional.retention.ms=315360000000"
-OPEN_ROUTE = '''"""A plugin with one empty route, without a log-in: as quick as Airflow's API server can be."""
+OPEN_ROUTE = '''"""A plugin with an empty route without a log-in, to measure the limit of Airflow's API server."""
 
 from airflow.plugins_manager import AirflowPlugin
 from fastapi import FastAPI
@@ -66,7 +66,7 @@ class Open(AirflowPlugin):
 
 @contextmanager
 def state_servers(home: Path) -> Iterator[list[Case]]:
-    """Two state servers with a worker each."""
+    """Two state servers with one worker each."""
     ledger = ledger_url(f"sqlite:///{home}")
     _state(home)
     with ExitStack() as stack:
@@ -74,19 +74,19 @@ def state_servers(home: Path) -> Iterator[list[Case]]:
         for number in range(2):
             options = ("--workers", str(number), "--pipeline", "orders", "--rest")
             servers.append(stack.enter_context(ServerProcess(environment(home, home / "shards", ledger), *options)))
-        address, pids = f"http://127.0.0.1:{servers[0].port}", [one.process.pid for one in servers]
+        address, pids = f"http://127.0.0.1:{servers[0].port}", [server.process.pid for server in servers]
         shares = [[f"{COUNT}?location_id={key}" for key in KEYS if owner(key, 2) == n] for n in range(2)]
-        who = f"Bearer {TOKEN}"
+        authorization = f"Bearer {TOKEN}"
         yield [
-            Case(OWN_KEY, address, shares[0], who, pids),
-            Case(REMOTE_KEY, address, shares[1], who, pids),
-            Case(EVERYTHING, address, [COUNT], who, pids),
+            Case(OWN_KEY, address, shares[0], authorization, pids),
+            Case(REMOTE_KEY, address, shares[1], authorization, pids),
+            Case(EVERYTHING, address, [COUNT], authorization, pids),
         ]
 
 
 @contextmanager
 def among(home: Path, many: int) -> Iterator[Case]:
-    """A state server whose one worker has so many keys; it is asked for some of them, at random."""
+    """A state server with one worker that has `many` keys, of which random ones are queried."""
     home.mkdir()
     states = orders_states(f"sqlite:///{home}", workers=1)
     for start in range(0, many, _AT_ONCE):
@@ -112,7 +112,7 @@ def _state(home: Path) -> States:
 
 @contextmanager
 def airflow(home: Path) -> Iterator[list[Case]]:
-    """Airflow's API server with the plugin, and with an open route beside it."""
+    """Airflow's API server with the plugin, and with an open route for comparison."""
     folder = home / "alone"
     folder.mkdir()
     _state(folder)
@@ -122,12 +122,12 @@ def airflow(home: Path) -> Iterator[list[Case]]:
     (plugins / "open_route.py").write_text(OPEN_ROUTE)
     server = AirflowServer(home / "airflow", plugins_folder=plugins, env={"SLUICE_HOME": str(folder)})
     with server:
-        who = f"Bearer {server.token()}"
-        pids = [one.pid for process in server.pids for one in _group(process)]
+        authorization = f"Bearer {server.token()}"
+        pids = [process.pid for parent in server.pids for process in _group(parent)]
         paths = [f"{COUNT}?location_id={key}" for key in KEYS]
         yield [
             Case(OPEN, server.url, ["/open/"], "", pids),
-            Case(THROUGH_AIRFLOW, server.url, paths, who, pids),
+            Case(THROUGH_AIRFLOW, server.url, paths, authorization, pids),
         ]
 
 
@@ -138,23 +138,23 @@ def _group(pid: int) -> list[psutil.Process]:
 
 @contextmanager
 def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]]:
-    """Two instances of the Kafka Streams program, that have read orders of a thousand keys."""
+    """Two instances of the Kafka Streams program, which have read orders of a thousand keys."""
     copy = home / "peer"
     shutil.copytree(program, copy)
     with ExitStack() as stack:
         kafka = stack.enter_context(EmbeddedKafka(home / "kafka"))
         produce_orders({"bootstrap.servers": kafka.bootstrap}, count=orders, stores=len(KEYS), bad_share=0.0)
-        told = os.environ | {
+        variables = os.environ | {
             "APP_ID": "peer", "TOPIC": "orders", "STORES_TOPIC": "stores", "BOOTSTRAP": kafka.bootstrap,
             "ORDERS": str(orders), "BENCH_LOCK": str(home / "lock"), "STREAMS_CONF": _KEEP,
         }  # fmt: skip
-        # Builds it, and has it read everything once: its changelogs are what two instances start from.
-        done = subprocess.run(["bash", "run.sh", "throughput"], cwd=copy, env=told, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"Kafka Streams' run failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        # Build the program and let it read everything once, so that both instances start from its changelogs.
+        run = subprocess.run(["bash", "run.sh", "throughput"], cwd=copy, env=variables, capture_output=True, text=True)
+        if run.returncode:
+            raise SystemExit(f"The Kafka Streams program failed:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
         shutil.rmtree(copy / "state", ignore_errors=True)
         ports = [free_port(), free_port()]
-        pids = [stack.enter_context(_instance(copy, told, port)) for port in ports]
+        pids = [stack.enter_context(_instance(copy, variables, port)) for port in ports]
         for port in ports:
             _wait(port, orders)
         shares = [[f"{THEIR_COUNT}/{key}" for key in _get(port, f"/local{THEIR_COUNT}")] for port in ports]
@@ -167,15 +167,15 @@ def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]
 
 
 @contextmanager
-def _instance(folder: Path, told: dict[str, str], port: int) -> Iterator[int]:
-    """One instance, as the program starts itself; its process id."""
+def _instance(folder: Path, variables: dict[str, str], port: int) -> Iterator[int]:
+    """Start an instance with the program's own command, and yield its process id."""
     command = [
         "java", "-Xmx2g", "-Dsun.net.httpserver.nodelay=true", "-Dsun.net.httpserver.maxIdleConnections=512",
         "-cp", f"{folder}/target/kstreams-orders-1.jar:{folder}/target/lib/*", "lab.App",
     ]  # fmt: skip
     own = {"PORT": str(port), "STATE_DIR": str(folder / "state" / str(port)), "BENCH": "0"}
     with (folder / f"{port}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=told | own, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=folder, env=variables | own, stdout=log, stderr=log)
     try:
         yield process.pid
     finally:
@@ -184,19 +184,19 @@ def _instance(folder: Path, told: dict[str, str], port: int) -> Iterator[int]:
 
 
 def _wait(port: int, orders: int) -> None:
-    """Wait until an instance counts all orders, over both."""
+    """Wait until an instance returns the count of all orders, including those of the other instance."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         try:
             if sum(sum(_get(port, f"/count/{kind}").values()) for kind in ("general", "restaurant")) >= orders:
                 return
         except (OSError, ValueError):
-            pass  # it starts, or moves its tasks
+            pass  # the instance is starting or moving its tasks
         time.sleep(0.5)
-    raise SystemExit(f"The instance of Kafka Streams on port {port} did not count {orders:,} orders.")
+    raise SystemExit(f"The Kafka Streams instance on port {port} did not count {orders:,} orders.")
 
 
 def _get(port: int, path: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
+        content: dict[str, Any] = json.load(answer)
+    return content

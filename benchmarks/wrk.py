@@ -1,4 +1,4 @@
-"""What wrk sees of a server: one case, one measurement at a time."""
+"""Measures a server with wrk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ end
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked of whom."""
+    """A server and the requests to send to it."""
 
     name: str
     address: str
@@ -47,27 +47,29 @@ class Result:
     p50_ms: float
     p99_ms: float
     cpu_us: float
-    """CPU per request of the processes that answer, microseconds."""
+    """CPU time per request of the processes that answer, in microseconds."""
 
 
 def measure(home: Path, case: Case, connections: int, seconds: int) -> Result:
-    """Ask for `seconds` over so many connections; ends the program if one answer was not 200."""
+    """Send requests for `seconds` over concurrent connections. Raises SystemExit if any answer is not 200."""
     (home / "paths").write_text("\n".join(case.paths))
     (home / "wrk.lua").write_text(SCRIPT)
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(home / "wrk.lua"), case.address]
-    told = os.environ | {"PATHS": str(home / "paths"), "AUTHORIZATION": case.authorization}
+    variables = os.environ | {"PATHS": str(home / "paths"), "AUTHORIZATION": case.authorization}
     before = _cpu(case.pids)
-    output = subprocess.run(command, env=told, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
     used = _cpu(case.pids) - before
-    said: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    if said["bad"]:
-        raise SystemExit(f"{case.name}: {said['bad']} of {said['requests']} answers were wrong.")
-    return Result(said["req_s"], said["p50_ms"], said["p99_ms"], used / said["requests"] * 1e6)
+    report: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    if report["bad"]:
+        raise SystemExit(f"{case.name}: {report['bad']} of {report['requests']} answers were wrong.")
+    return Result(report["req_s"], report["p50_ms"], report["p99_ms"], used / report["requests"] * 1e6)
 
 
 def median(results: Sequence[Result]) -> Result:
     """The median of each figure."""
-    return Result(*(statistics.median(getattr(one, name) for one in results) for name in Result.__dataclass_fields__))
+    return Result(
+        *(statistics.median(getattr(result, name) for result in results) for name in Result.__dataclass_fields__)
+    )
 
 
 def _cpu(pids: Sequence[int]) -> float:
