@@ -1,32 +1,5 @@
-"""Airflow plugin that mounts the REST view and adds the page to the navigation."""
+"""Airflow plugin: serves the state of the pipelines, and adds Sluice's page to the navigation."""
 
-from __future__ import annotations
+from sluice.api.plugin import StatePlugin
 
-from urllib.parse import urlsplit
-
-from airflow.configuration import conf
-from airflow.plugins_manager import AirflowPlugin
-
-from sluice.api.mounted import Mounted
-
-_ROOT = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
-
-
-class StatePlugin(AirflowPlugin):
-    """Adds the REST view of the pipelines' state, custom routes, and the page."""
-
-    name = "sluice"
-    fastapi_apps = [  # noqa: RUF012 - declared like this by Airflow
-        {"name": "Sluice", "app": Mounted("generic_app"), "url_prefix": "/sluice"},
-        {"name": "Sluice custom routes", "app": Mounted("own_routes_app"), "url_prefix": "/v1"},
-    ]
-    external_views = [  # noqa: RUF012 - declared like this by Airflow
-        {
-            "name": "Sluice",
-            "href": f"{_ROOT}/sluice/",
-            "destination": "nav",
-            "url_route": "sluice",
-            "icon": f"{_ROOT}/sluice/static/icon.svg",
-            "nav_top_level": True,
-        }
-    ]
+__all__ = ["StatePlugin"]

@@ -31,6 +31,8 @@ from sluice.topology import (
 )
 from sluice.values.records import WALL_CLOCK
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from sluice.api.views.own import Routes, Stores
     from sluice.client import AsyncClient, Client

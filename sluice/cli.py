@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands import health, queries, samples, servers, topics
+from sluice.commands import health, project, queries, samples, servers, topics
 from sluice.commands.console import errors_as_messages, out, show
 from sluice.errors import SluiceError, TopologyError
 from sluice.settings import settings
@@ -28,6 +28,7 @@ app.add_typer(kafka, name="kafka")
 app.add_typer(topics.app, name="topics")
 app.add_typer(queries.app, name="query")
 app.command("dead-letters")(topics.dead_letters)
+app.command()(project.init)
 app.command()(samples.demo)
 app.command()(health.status)
 app.command()(servers.serve)

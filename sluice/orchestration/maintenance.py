@@ -1,10 +1,13 @@
-"""The task of the daily maintenance DAG."""
+"""The daily maintenance DAG."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import structlog
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk import DAG, Param
 
 from sluice.errors import StateError
 from sluice.settings import settings
@@ -24,3 +27,27 @@ def retain_all(params: dict[str, Any]) -> None:
                 failed += [f"{pipeline}/{done.job}, worker {worker}: {why}" for worker, why in done.failed.items()]
     if failed:
         raise StateError(f"Shards could not be compacted: {'; '.join(failed)}")
+
+
+def retention_dag() -> DAG:
+    """Once a day, delete old snapshots of every pipeline, and row versions that no other snapshot includes."""
+    with DAG(
+        "sluice_retention",
+        schedule="@daily",
+        catchup=False,
+        max_active_runs=1,
+        description="Delete old snapshots and compact the shards",
+        doc_md=retention_dag.__doc__,
+        tags={"sluice", "maintenance"},
+        params={
+            "keep_snapshots": Param(
+                100, type="integer", minimum=1, maximum=100_000, description="Number of newest snapshots to keep"
+            ),
+            "keep_hours": Param(
+                24, type="integer", minimum=1, maximum=8_760, description="Also keep snapshots younger than this"
+            ),
+        },
+        default_args={"owner": "sluice", "retries": 2, "retry_delay": timedelta(minutes=1)},
+    ) as dag:
+        PythonOperator(task_id="retain", python_callable=retain_all)
+    return dag

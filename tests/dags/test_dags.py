@@ -26,7 +26,7 @@ from sluice.topology import load_pipelines
 from sluice.topology.pipeline import RESERVED
 from tests.dags.conftest import ROOT, Connections
 
-PIPELINES = ("greetings", "orders", "pos", "products", "words", "words_global")
+PIPELINES = ("greetings", "orders", "pos", "products", "windows", "words", "words_global")
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from sluice import __version__
 from sluice.cli import app
 from sluice.errors import EngineError
+from sluice.plan import plan
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
+from sluice.topology import load_pipelines
+
+ROOT = Path(__file__).parents[2]
 
 
 def sluice(*arguments: str) -> Result:
@@ -121,3 +126,20 @@ def test_a_broken_file_does_not_affect_others(tmp_path: Path) -> None:
         "Invalid topology: fraud.py:2 cannot be imported: SyntaxError: '(' was never closed (fraud.py, line 2).",
         "Invalid topology: iot.py:2 cannot be imported: ModuleNotFoundError: No module named 'nothing_like_this'.",
     ]
+
+
+def test_init_makes_a_project_in_a_new_folder(tmp_path: Path) -> None:
+    project = tmp_path / "shop"
+    done = sluice("init", str(project))
+    assert done.exit_code == 0
+    assert (project / "README.md").read_text().startswith("# shop\n")
+    assert f"~={__version__}" in (project / "requirements.txt").read_text()
+    assert (project / ".gitignore").exists()
+    (pipeline,) = load_pipelines(project / "spark_jobs").pipelines
+    assert plan(pipeline).jobs
+    for file in ("dags/pipelines.py", "dags/maintenance.py", "plugins/state_plugin.py"):
+        assert (project / file).read_text() == (ROOT / file).read_text(), "as in the repository"
+
+    again = sluice("init", str(project))
+    assert again.exit_code == 1
+    assert "not empty" in again.stderr

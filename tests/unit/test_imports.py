@@ -50,6 +50,31 @@ def test_modules_do_not_import_heavy_packages(module: str) -> None:
     assert set(done.stdout.split()) <= ALLOWED[module]
 
 
+OTHER_EXTRAS = HEAVY | {"jinja2", "psutil", "psycopg", "starlette", "structlog", "uvicorn", "uvloop"}
+"""What the extras spark and airflow install, and the extra client does not."""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sluice; sluice.Client('http://127.0.0.1'); sluice.AsyncClient",
+        "from sluice.cli import app; app(['query', 'range', '--help'], standalone_mode=False)",
+        "from sluice import Pipeline; Pipeline('p').stream('s', value=str).group_by_key().count(store='n')",
+    ],
+)
+def test_clients_and_topologies_need_neither_spark_nor_airflow(code: str) -> None:
+    blocked = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in {OTHER_EXTRAS!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+"""
+    done = subprocess.run([sys.executable, "-c", blocked + code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def names(tree: ast.AST) -> set[str]:
     """Every name that the code imports or uses."""
     found = set()

@@ -1,0 +1,43 @@
+"""A project of one's own: `sluice init`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import sluice
+from sluice.commands.console import errors_as_messages, out
+from sluice.errors import SettingsError
+
+_TEMPLATE = Path(__file__).with_name("template")
+
+
+def init(folder: Annotated[Path, typer.Argument(help="The new project's folder.")]) -> None:
+    """Create a project: a pipeline, its test, and the files that Airflow loads."""
+    with errors_as_messages():
+        for file in create(folder):
+            out.print(f"created {file}", markup=False, soft_wrap=True)
+        out.print(f"Next: read {folder / 'README.md'}.", markup=False, soft_wrap=True)
+
+
+def create(folder: Path) -> list[Path]:
+    """Write the project's files. Raises SettingsError if the folder has files already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"{folder} exists and is not empty.", next_step="Name a new folder.")
+    words = {"PROJECT": folder.absolute().name, "VERSION": sluice.__version__}
+    created = []
+    for source in sorted(_TEMPLATE.rglob("*")):
+        if source.is_dir() or source.suffix == ".pyc":
+            continue
+        place = source.relative_to(_TEMPLATE)
+        # Packaging tools omit files whose names begin with a dot.
+        file = folder / (place.with_name(".gitignore") if place.name == "gitignore" else place)
+        text = source.read_text()
+        for word, meaning in words.items():
+            text = text.replace(word, meaning)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        created.append(file)
+    return created
