@@ -56,7 +56,9 @@ def orders(
 
 def _producer(name: str) -> Callable[..., None]:
     def send(
-        count: Annotated[int, typer.Option(min=1, help="Approximate number of records; default: the example's.")] = 0,
+        count: Annotated[
+            int | None, typer.Option(min=1, help="Approximate number of records; default: the example's.")
+        ] = None,
         seed: Seed = 7,
         start: Annotated[str, typer.Option(help="Time of the first record in UTC, or now.")] = "2025-03-03T08:00:00",
         bootstrap: Bootstrap = "",
@@ -64,10 +66,10 @@ def _producer(name: str) -> Callable[..., None]:
         from sluice.examples.example import create_example_topics, produce_samples
 
         with errors_as_messages():
-            sample = example(name)
-            kafka = _kafka(bootstrap)
+            sample, kafka = example(name), _kafka(bootstrap)
+            samples = sample.samples(count or sample.count, seed, _epoch_ms(start))
             created = create_example_topics(kafka, sample)
-            sent = produce_samples(kafka, sample, sample.samples(count or sample.count, seed, _epoch_ms(start)))
+            sent = produce_samples(kafka, sample, samples)
             out.print(", ".join(f"{number:,} records in {topic}" for topic, number in sent.items()))
             if created:
                 out.print(f"created the topics {', '.join(created)}")

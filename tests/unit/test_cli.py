@@ -63,6 +63,7 @@ def test_answers(arguments: tuple[str, ...], expected: str) -> None:
         (("explain", "nothing"), "There is no pipeline 'nothing'"),
         (("run", "orders"), "There are no jars in"),
         (("produce", "orders", "--start", "soon"), "--start 'soon' is not a time."),
+        (("produce", "products", "--start", "soon"), "--start 'soon' is not a time."),
     ],
 )
 def test_mistakes_are_reported_with_the_next_step(arguments: tuple[str, ...], expected: str) -> None:
