@@ -10,7 +10,7 @@ import typer
 
 from sluice.commands.console import errors_as_messages, out
 from sluice.errors import SettingsError
-from sluice.examples import NAMES, example
+from sluice.examples import NAMES, load_example
 from sluice.settings import settings
 
 app = typer.Typer(no_args_is_help=True, help="Send sample records to Kafka.")
@@ -66,7 +66,7 @@ def _producer(name: str) -> Callable[..., None]:
         from sluice.examples.example import create_example_topics, produce_samples
 
         with errors_as_messages():
-            sample, kafka = example(name), _kafka(bootstrap)
+            sample, kafka = load_example(name), _kafka(bootstrap)
             samples = sample.samples(count or sample.count, seed, _epoch_ms(start))
             created = create_example_topics(kafka, sample)
             sent = produce_samples(kafka, sample, samples)
@@ -94,7 +94,7 @@ def demo(
     from sluice.examples import demo as demos
 
     with errors_as_messages():
-        status = demos.demo(example(name), demos.Options(leave, port), out)
+        status = demos.demo(load_example(name), demos.Options(leave, port), out)
     raise typer.Exit(status)
 
 

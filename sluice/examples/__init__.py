@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAMES = ("greetings", "words", "products", "orders", "pos", "windows")
 
 
-def example(name: str) -> Example:
+def load_example(name: str) -> Example:
     """The example with this name. Raises SettingsError unless the name is one of `NAMES`."""
     if name not in NAMES:
         raise SettingsError(f"There is no example {name!r}.", next_step=f"Choose one of: {', '.join(NAMES)}.")

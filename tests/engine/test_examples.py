@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.run import JobRun
 from sluice.errors import EngineError, StateError
-from sluice.examples import example
+from sluice.examples import load_example
 from sluice.examples.example import START_MS, Example, create_example_topics, decoded, produce_samples, read_samples
 from sluice.plan import plan
 from sluice.remote.opening import open_shard
@@ -77,7 +77,7 @@ def differences(one: Example, settings: Settings) -> dict[str, int]:
 def test_stores_and_outputs_are_those_of_plain_python_and_come_back_when_lost(
     name: str, spark: SparkSession, settings: Settings
 ) -> None:
-    one, pipeline = example(name), load_pipeline(PIPELINES, name)
+    one, pipeline = load_example(name), load_pipeline(PIPELINES, name)
     create_example_topics(settings.kafka, one)
     samples = list(one.samples(COUNT, 7, START_MS))
     for part in (samples[: COUNT // 2], samples[COUNT // 2 :]):

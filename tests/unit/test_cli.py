@@ -137,7 +137,7 @@ def test_init_makes_a_project_in_a_new_folder(tmp_path: Path) -> None:
     assert f"~={__version__}" in (project / "requirements.txt").read_text()
     assert (project / ".gitignore").exists()
     (pipeline,) = load_pipelines(project / "spark_jobs").pipelines
-    assert plan(pipeline).jobs
+    assert plan(pipeline).job.outputs == ("checkouts",)
     for file in ("dags/pipelines.py", "dags/maintenance.py", "plugins/state_plugin.py"):
         assert (project / file).read_text() == (ROOT / file).read_text(), "as in the repository"
 

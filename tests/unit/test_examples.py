@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import SettingsError
-from sluice.examples import NAMES, example
+from sluice.examples import NAMES, load_example
 from sluice.examples.example import Results, Sample, canonical, decoded
 from sluice.examples.windows import expected as expected_windows
 
@@ -14,7 +14,7 @@ START = 1_740_988_800_000
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_seed_makes_the_same_samples_and_every_result_has_some(name: str) -> None:
-    one = example(name)
+    one = load_example(name)
     samples = list(one.samples(one.count, 7, START))
     assert samples == list(one.samples(one.count, 7, START)) != list(one.samples(one.count, 8, START))
     assert {sample.topic for sample in samples} == {*one.topics}
@@ -30,7 +30,7 @@ def test_the_same_seed_makes_the_same_samples_and_every_result_has_some(name: st
 
 def test_an_unknown_example_is_rejected() -> None:
     with pytest.raises(SettingsError, match="no example 'shop'"):
-        example("shop")
+        load_example("shop")
 
 
 def test_results_differ_where_a_key_or_a_record_does() -> None:
