@@ -195,10 +195,10 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PipelineHealth(StrEnum):
-    """What a pipeline does, the worst first."""
+    """The state of a pipeline in the overview, from the worst to the best."""
 
     BROKEN = "broken"
-    """Its file cannot be loaded: no job can run."""
+    """The pipeline's file cannot be loaded, so no job can run."""
     FAILED = "failed"
     """The last run of a job failed."""
     RUNNING = "running"
@@ -215,29 +215,29 @@ class Run(msgspec.Struct, frozen=True):
     started_at: datetime | None
     ended_at: datetime | None
     log: str
-    """Path of the log of its failed task, or of its last one, in Airflow."""
+    """Path in Airflow of the log of the run's failed task, or of its last task."""
     action: str
-    """What the run does: `run`, `replay`, `promote` or `drop`."""
+    """The action of the run: `run`, `replay`, `promote` or `drop`."""
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
-    """The records of a partition that a pipeline has not read."""
+    """The number of records of a partition that a pipeline has not read."""
 
     topic: str
     partition: int
     position: int | None
-    """The next offset to be read; None before the first batch."""
+    """The next offset to read; None before the first batch."""
     end: int
     unread: int
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline at a glance."""
+    """A pipeline in the overview."""
 
     pipeline: str
     health: PipelineHealth
     paused: bool
-    """Whether its DAG is paused in Airflow, so that nothing starts it."""
+    """Whether the pipeline's DAG is paused in Airflow, so that no run starts."""
     failures: list[Failure]
     unread: int | None
     """Unread records of all partitions; None if Kafka does not answer."""
@@ -245,11 +245,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     lag_error: str
     """Why the lag is unknown; empty if it is known."""
     snapshot: Snapshot | None
-    """The newest snapshot of the job that published longest ago; None before the first."""
+    """The newest snapshot of the job that published least recently; None before the first snapshot."""
     last_run: Run | None
-    """None without a run, and at a state server."""
+    """None before the first run, and on a state server."""
     dead_letters: dict[str, int]
-    """Reason → dead letters of the last 24 hours."""
+    """Reason → number of dead letters in the last 24 hours."""
     may_edit: bool
     """Whether you may start runs of the pipeline and re-drive its dead letters."""
 
@@ -261,7 +261,7 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str
     published_at: datetime
     seconds: float | None
-    """From the batch's clock until its snapshot was published; None if a rebuild repeated the batch."""
+    """The time from the batch's start until its snapshot was published; None if a rebuild repeated the batch."""
     phases: dict[str, float]
     """Phase → seconds: `start` (Spark plans the batch), `state` (its records are processed and the shards written),
     `audit`, `output`."""
@@ -270,22 +270,22 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     applied: int
     filtered: int
     late: dict[str, int]
-    """Store → records that were too late for it, counted once for each window."""
+    """Store → number of records that were too late for it, counted once per window."""
     dropped: dict[str, int]
-    """Reason → unusable records that were discarded."""
+    """Reason → number of unusable records that were dropped."""
     failed: dict[str, int]
-    """Step → records for which it failed."""
+    """Step → number of records for which the step failed."""
     dead_letters: dict[str, int]
-    """Reason → dead letters."""
+    """Reason → number of dead letters."""
     read: dict[str, int]
-    """Topic → records that were read."""
+    """Topic → number of records read."""
     written: dict[str, int]
-    """Topic → records that were written."""
+    """Topic → number of records written."""
     rows: int
-    """State rows that were written."""
+    """The number of state rows written."""
     run: str
     log: str
-    """Path of its task's log in Airflow; empty for a run without Airflow."""
+    """Path in Airflow of the task's log; empty for a run without Airflow."""
     wrong: list[str]
     """Why the audit does not balance; empty if it does."""
 
@@ -296,9 +296,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     generation: int
     current: bool
-    """Whether it is the one that queries read."""
+    """Whether this is the generation that queries read."""
     snapshot: Snapshot | None
     batches: int
     stores: list[str]
     same_topology: bool
-    """Whether its topology is that of the current generation."""
+    """Whether its topology is the same as that of the current generation."""

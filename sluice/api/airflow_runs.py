@@ -1,4 +1,4 @@
-"""Runs of pipelines, from the database of the Airflow whose API server this process is."""
+"""Runs of pipelines in Airflow, read from Airflow's database by Airflow's API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.api.runs import DagState
 from sluice.errors import NotFound, QueryError
 
 _TAG, _KINDS = "sluice", ("pipeline", "broken")
-"""The tags of pipelines' DAGs."""
+"""The tags of pipelines' DAGs: the first, and one of the others."""
 _ACTION = "action"
 
 
@@ -34,7 +34,7 @@ class AirflowRuns:
         self.root = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
     def dags(self) -> Mapping[str, DagState]:
-        """Pipeline → its DAG with its newest run."""
+        """Pipeline → its DAG with the newest run."""
         with create_session() as session:
             own = select(DagTag.dag_id).where(DagTag.name == _TAG)
             tagged = select(DagTag.dag_id).where(DagTag.name.in_(_KINDS), DagTag.dag_id.in_(own))
@@ -99,5 +99,5 @@ class AirflowRuns:
 
 
 def _rank(task: Any) -> tuple[bool, float]:
-    """The task whose log explains a run: one that failed, or else the one that began last."""
+    """Sort key for the task whose log explains a run: a failed task, or else the task that started last."""
     return str(task.state) == "failed", task.start_date.timestamp() if task.start_date else 0.0

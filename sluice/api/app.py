@@ -1,4 +1,4 @@
-"""The apps, without a log-in."""
+"""Builds the ASGI apps, without a log-in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.settings import settings
 
 
 def generic_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
-    """The app for `/sluice`: the generic view and the page. `folder` holds the pipelines and their own routes."""
+    """The app for `/sluice`: the generic view and the page. `folder` has the files of pipelines and custom routes."""
     page_router = page.router(folder or settings().pipelines)
     routers = (page_router, *page.DESCRIBED)
     routes = [route for router in routers for route in router.routes]
@@ -23,5 +23,5 @@ def generic_app(folder: Path | None = None, services: Services | None = None) ->
 
 
 def own_routes_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
-    """The app for `/v1`: the routes of one's own, which need no services."""
+    """The app for `/v1`: the custom routes, which need no services."""
     return OwnRoutesApp(folder or settings().pipelines)

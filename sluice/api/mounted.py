@@ -1,4 +1,4 @@
-"""ASGI apps that are imported only in the process that serves them."""
+"""ASGI apps for Airflow's plugin, imported only in the process that serves them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 def freeze_imports() -> None:
-    """Exclude everything loaded so far from garbage collection.
+    """Exclude all existing objects from garbage collection.
 
-    Airflow's API server holds about a million objects. Scanning them takes 0.4 s, during which no request is answered,
-    and under load that happened every second; in a state server it takes 0.1 s and more.
+    Airflow's API server has about a million objects. Scanning them blocks all requests for 0.4 s, and under load this
+    happened every second. In a state server, scanning takes at least 0.1 s.
     """
     gc.collect()
     gc.freeze()
 
 
 class Mounted:
-    """An app of `sluice.api.app` behind Airflow's log-in, created at its first request.
+    """An app of `sluice.api.app` behind Airflow's log-in, created at the first request.
 
-    Airflow loads plugins in every process, including each task's; importing the apps takes two seconds.
+    Airflow loads plugins in every process, including those of tasks, and importing the apps takes two seconds.
     """
 
     def __init__(self, factory: str) -> None:
@@ -29,7 +29,7 @@ class Mounted:
 
     @cached_property
     def app(self) -> ASGIApp:
-        """The app, behind the log-in."""
+        """The app behind the log-in."""
         from sluice.api import app
         from sluice.api.airflow_runs import AirflowRuns
         from sluice.api.auth.airflow import LoginRequired

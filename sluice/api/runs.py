@@ -1,4 +1,4 @@
-"""Runs of pipelines in Airflow: what the API shows of them, and starts. A state server has none."""
+"""The interface through which the API lists and starts runs of pipelines in Airflow. A state server has no runs."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from sluice.errors import Refused
 
 @dataclass(frozen=True)
 class DagState:
-    """A pipeline's DAG."""
+    """The state of a pipeline's DAG."""
 
     paused: bool
     last_run: Run | None
 
 
 class Runs(Protocol):
-    """The runs of pipelines. Its methods block."""
+    """The runs of pipelines. All methods block."""
 
     root: str
-    """The path under which Airflow is served; empty for `/`."""
+    """The URL path of Airflow; empty for `/`."""
 
     def dags(self) -> Mapping[str, DagState]:
-        """Pipeline → its DAG."""
+        """Pipeline → the state of its DAG."""
 
     def recent(self, pipeline: str, limit: int) -> list[Run]:
         """The newest runs of a pipeline, newest first."""
 
     def start(self, pipeline: str, parameters: Mapping[str, Any], user: str) -> str:
-        """Start a run with parameters. Returns its name. Raises QueryError if the DAG does not take them."""
+        """Start a run and return its id. Raises QueryError if the DAG does not accept the parameters."""
 
 
 class NoRuns:
-    """A state server's: without Airflow there are no runs."""
+    """The runs of a state server: none, because it runs without Airflow."""
 
     root = ""
 
@@ -46,7 +46,7 @@ class NoRuns:
         return []
 
     def start(self, _pipeline: str, _parameters: Mapping[str, Any], _user: str) -> str:
-        raise Refused("A state server starts no runs.", next_step="Send the request to Airflow's API server.")
+        raise Refused("A state server cannot start runs.", next_step="Send the request to Airflow's API server.")
 
 
 NO_RUNS = NoRuns()

@@ -1,4 +1,4 @@
-"""What the server around the API provides: Airflow's runs, and the log-in to Kafka."""
+"""Services that the API's server provides: Airflow's runs, and access to Kafka."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.offsets import Lag, Offsets, read_lag
 from sluice.settings import settings
 
 SERVICES = "sluice_services"
-"""The services' name in a request's state."""
+"""The key of the services in a request's state."""
 LAG_SECONDS = 2.0
 """How long the topics' end offsets are cached."""
 
@@ -29,7 +29,7 @@ def _kafka_settings() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Services:
-    """The runs of pipelines, and librdkafka's settings."""
+    """The runs of pipelines, and the librdkafka settings."""
 
     runs: Runs = NO_RUNS
     kafka: Callable[[], dict[str, str]] = _kafka_settings
@@ -38,13 +38,13 @@ class Services:
     )
 
     async def lag(self, positions: Mapping[str, Offsets]) -> dict[str, Lag]:
-        """Pipeline → its lag, from one request to the broker for all. `positions` has every topic that they read.
+        """Pipeline → its lag, with one request to the broker for all pipelines.
 
-        Raises BrokersUnreachable.
+        `positions` has all topics that a pipeline reads. Raises BrokersUnreachable.
         """
         topics = sorted({topic for read in positions.values() for topic in read})
-        # Partitions that no pipeline has read count from their beginning, which is asked for too.
-        # That no broker answers is cached too: each attempt takes seconds.
+        # Begin offsets are requested too: a partition that a pipeline has not read counts from its beginning.
+        # Errors are cached too, because each attempt to reach a broker takes seconds.
         lag = await self._lags.get(tuple(topics), lambda: asyncio.to_thread(self._read, topics))
         if isinstance(lag, BrokersUnreachable):
             raise lag

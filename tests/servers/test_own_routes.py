@@ -183,7 +183,7 @@ def test_concurrent_requests_share_a_computation(v1: TestClient) -> None:
     ("path", "status", "members"),
     [
         ("counts/a?least=x", 422, {"title": "Invalid parameters"}),
-        ("counts/a?most=1", 422, {"nextStep": "It takes least."}),
+        ("counts/a?most=1", 422, {"nextStep": "Its parameters: least."}),
         ("counts-bad/odd", 400, {"title": "Odd", "hint": "even"}),
         ("counts-bad/store", 404, {"detail": "There is no store 'nothing'."}),
         ("counts-bad/crash", 500, {"detail": "The request failed."}),

@@ -1,8 +1,7 @@
-"""Airflow's log-in and Airflow's permissions: a user who may read a pipeline's DAG may read its stores.
+"""Airflow's log-in and permissions: a user who may read a pipeline's DAG may read its stores.
 
-A user who may edit the DAG may also start its runs and re-drive its dead letters. Everything else in an app is open to
-every user who is logged in, and closed to everybody else. The check runs before the routes, so it also covers paths
-that do not exist.
+A user who may edit the DAG may also start runs and re-drive dead letters. All other routes of an app require only a
+log-in. The log-in is checked before routing, so it is also required for paths that do not exist.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sluice.api.http.cache import SingleFlightCache
 from sluice.api.http.problems import problem
 
 REMEMBER_SECONDS = 5.0
-"""How long a checked token and its permissions are cached, and so how long a revoked one still works."""
+"""How long a checked token and its permissions are cached, and therefore how long a revoked token still works."""
 
 _MAX_USERS = 1_000
 _HOW = "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."
@@ -42,7 +41,7 @@ _Headers = list[tuple[bytes, bytes]]
 
 
 class AirflowUser(Principal):
-    """A user of Airflow, and the permissions that have been looked up for them."""
+    """A user of Airflow, with a cache of the user's permissions."""
 
     def __init__(self, user: BaseUser) -> None:
         self._user = user
@@ -64,21 +63,21 @@ class AirflowUser(Principal):
     async def _may(self, pipeline: str, method: _Method) -> bool:
         permission = self._permissions.get((pipeline, method))
         if permission is None or (permission.done() and permission.exception() is not None):
-            # Auth managers query their databases, and block while they do.
+            # Auth managers block while they query their databases.
             lookup = asyncio.to_thread(_is_allowed, self._user, pipeline, method)
             permission = self._permissions[pipeline, method] = asyncio.ensure_future(lookup)
         return permission.result() if permission.done() else await asyncio.shield(permission)
 
 
 class LoginRequired:
-    """ASGI middleware: 401 for every request without a valid log-in, whatever its path."""
+    """ASGI middleware that responds with 401 to every request without a valid log-in, whatever its path."""
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._users = SingleFlightCache[AirflowUser | None](REMEMBER_SECONDS, _MAX_USERS, clock=clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401."""
+        """Pass the request on, or respond with 401."""
         if scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
             return
@@ -89,7 +88,7 @@ class LoginRequired:
                 await unauthorized(_HOW)(scope, receive, send)
                 return
             if scope["method"] not in _SAFE and _bearer(scope["headers"]) is None and not _is_same_origin(scope):
-                await problem(403, "A page of another site sent this request with the browser's log-in.", _HOW)(
+                await problem(403, "A page of another site sent this request with the browser's cookie.", _HOW)(
                     scope, receive, send
                 )
                 return
@@ -99,7 +98,7 @@ class LoginRequired:
     async def _user(self, token: bytes) -> AirflowUser | None:
         if not token:
             return None
-        # The cache holds digests, never tokens.
+        # The cache stores digests instead of tokens.
         digest = hashlib.sha256(token).digest()
         return await self._users.get(digest, lambda: _check(token), keep=lambda user: user is not None)
 
@@ -112,7 +111,7 @@ async def _check(token: bytes) -> AirflowUser | None:
 
 
 def _token(scope: Scope) -> bytes:
-    """The bearer token or the browser's cookie, in Airflow's own order: an explicit token wins over the cookie."""
+    """The bearer token, or else the browser's cookie. As in Airflow, the token has precedence."""
     headers: _Headers = scope["headers"]
     if (token := _bearer(headers)) is not None:
         return token
@@ -121,13 +120,13 @@ def _token(scope: Scope) -> bytes:
 
 
 def _bearer(headers: _Headers) -> bytes | None:
-    """The token in the Authorization header, which no browser sends by itself."""
+    """The token in the Authorization header, which browsers do not send on their own."""
     scheme, _, token = _header(headers, b"authorization").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
 
 
 def _is_same_origin(scope: Scope) -> bool:
-    """Whether the browser says that a page of this site sent the request: it attaches cookies to any site's."""
+    """Whether a page of this site sent the request, according to the browser, which sends cookies for any site."""
     if site := _header(scope["headers"], b"sec-fetch-site"):
         return site == b"same-origin"
     origin = urlsplit(_header(scope["headers"], b"origin").decode("latin-1"))

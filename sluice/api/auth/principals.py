@@ -20,7 +20,7 @@ class Principal(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which Airflow notes the runs that the principal starts."""
+        """The name that Airflow records for runs that the principal starts."""
 
     async def may_read(self, pipeline: str) -> bool:
         """Whether the principal may read the pipeline and its stores."""
@@ -33,7 +33,7 @@ Refresh = Callable[[], Awaitable[Principal | None]]
 
 
 def authenticate(scope: Scope, principal: Principal, refresh: Refresh) -> None:
-    """Attach the principal to a request. `refresh` checks the log-in again during long streaming responses."""
+    """Attach the principal to a request. Long streaming responses use `refresh` to check the log-in again."""
     scope.setdefault("state", {}).update({_PRINCIPAL: principal, _REFRESH: refresh})
 
 
@@ -43,12 +43,12 @@ def principal(request: Request) -> Principal:
 
 
 async def refresh_principal(request: Request) -> Principal | None:
-    """The principal of a request if the log-in is still valid."""
+    """The principal of a request, or None if the log-in is no longer valid."""
     refresh: Refresh = request.scope["state"][_REFRESH]
     return await refresh()
 
 
 def unauthorized(how_to_log_in: str) -> Response:
-    """A new 401 response. Not shared, because Airflow's middleware changes the headers of responses."""
+    """A new 401 response. It is not cached, because Airflow's middleware changes the headers of responses."""
     detail = "The request has no valid log-in."
     return problem(401, detail, how_to_log_in, headers={"WWW-Authenticate": "Bearer"})

@@ -1,4 +1,4 @@
-"""A cache for expensive values that many callers want at the same time."""
+"""A cache for expensive values that many callers request at the same time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class SingleFlightCache(Generic[T]):
-    """Keeps values for `seconds`; concurrent callers with the same key share one computation.
+    """Caches values for `seconds`. Concurrent callers with the same key share one computation.
 
-    The oldest values are dropped once the sizes of all add up to more than `capacity`.
+    The oldest values are dropped when the total size exceeds `capacity`.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class SingleFlightCache(Generic[T]):
     async def get(
         self, key: Hashable, compute: Callable[[], Awaitable[T]], keep: Callable[[T], bool] = lambda _: True
     ) -> T:
-        """The cached value, or the one that `compute` returns, which is cached if `keep` allows it."""
+        """The cached value, or the result of `compute`, which is cached if `keep` returns True."""
         cached = self._values.get(key)
         if cached is not None and cached[0] > self._clock():
             return cached[1]
         task = self._running.get(key)
         if task is None:
             task = self._running[key] = asyncio.ensure_future(self._compute(key, compute, keep))
-        # A caller that gives up must not cancel the computation for the others.
+        # A cancelled caller must not cancel the computation for the others.
         return await asyncio.shield(task)
 
     async def _compute(self, key: Hashable, compute: Callable[[], Awaitable[T]], keep: Callable[[T], bool]) -> T:

@@ -1,4 +1,4 @@
-"""The OpenAPI description, made from the routes and from the types of their parameters and answers."""
+"""Generates the OpenAPI description from the routes and the types of their parameters and answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROBLEM = {
 
 
 def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
-    """The OpenAPI document of routes under their prefixes."""
+    """The OpenAPI document of routes. Each argument is a path prefix with its routes."""
     routes = [(prefix, route) for prefix, routes in mounted for route in routes if route.is_described]
     types = [answer for _, route in routes for answer in route.answers]
     types += [route.body for _, route in routes if route.body is not None]
@@ -95,7 +95,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _resolved(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's schema without references: msgspec makes each enum a component of its own."""
+    """A parameter's schema without references, which msgspec creates for enums."""
     if "$ref" not in schema:
         return schema
     inner = {name: value for name, value in components[schema["$ref"]].items() if name not in ("title", "description")}
@@ -104,7 +104,7 @@ def _resolved(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str
 
 def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool) -> dict[str, Any]:
     plain = {key: value for key, value in schema.items() if key not in ("description", "anyOf", "default")}
-    # Nothing in a query is null: an optional parameter is left out.
+    # A query has no nulls: an optional parameter is omitted instead.
     plain |= next((variant for variant in schema.get("anyOf", ()) if variant.get("type") != "null"), {})
     description = schema.get("description") or plain.get("description") or ""
     plain.pop("description", None)
@@ -117,7 +117,7 @@ def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool)
 
 
 def _as_encoded(schema: Any) -> Any:
-    """A schema that fits the encoder: decimals are numbers, and optional members that are null are left out."""
+    """Adapt a schema to the encoder, which writes decimals as numbers and omits optional members that are null."""
     if isinstance(schema, dict):
         if schema.get("format") == "decimal":
             return {"type": "number"}

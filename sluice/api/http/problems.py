@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457)."""
+"""Converts errors to problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
     extensions: Mapping[str, Any] | None = None,
 ) -> Response:
-    """A problem document; `extensions` are additional members."""
+    """A response with a problem document; `extensions` are additional members."""
     members = {"type": "about:blank", "title": title or HTTPStatus(status).phrase, "status": status, "detail": detail}
     if next_step:
         members["nextStep"] = next_step
@@ -40,7 +40,7 @@ def problem(
 
 
 def problem_of(error: SluiceError) -> Response:
-    """The problem document of an error."""
+    """A response with the problem document of an error."""
     headers = {"Retry-After": _RETRY_SECONDS} if error.status in _TEMPORARY else {}
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("A request failed: %s", error)

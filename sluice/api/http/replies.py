@@ -1,4 +1,4 @@
-"""JSON responses. Values are copied in the text in which they were published; nothing parses them on the way."""
+"""JSON responses. Values are copied as the text that was published, without parsing."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _JSON_HEADERS: Headers = ((b"content-type", b"application/json"), (b"x-content-t
 
 @dataclass(frozen=True)
 class Payload:
-    """The part of a response that depends on the snapshot alone: encoded once, sent many times."""
+    """The part of a response that depends only on the snapshot. It is encoded once and can be sent many times."""
 
     member: str
-    """The response's member that it is; empty if it is the whole body."""
+    """The name of the response's member with this content; empty if the content is the whole body."""
     content: bytes
     workers: tuple[WorkerStatus, ...]
     cursor: str | None = None
 
     @property
     def partial(self) -> bool:
-        """Whether something may be missing because a worker is unavailable."""
+        """Whether data may be missing because a worker is unavailable."""
         return any(worker.status != "ok" for worker in self.workers)
 
 
 class JsonResponse(Response):
-    """A response whose headers are encoded already; Starlette would encode them for every response."""
+    """A response with already encoded headers, which Starlette would encode again for every response."""
 
     def __init__(self, body: bytes, headers: Headers) -> None:
         self.status_code = 200
         self.body = body
         self.background = None
-        # A new list for each response: middleware appends to it.
+        # A new list for each response, because middleware appends to it.
         self.raw_headers = [*headers, *_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
 
 
@@ -61,7 +61,7 @@ def age_seconds(since: datetime) -> float:
 
 
 def window_time(ms: int) -> datetime | None:
-    """A window's start or end, given in epoch milliseconds; None in a store without windows."""
+    """A window's start or end from epoch milliseconds; None in a store without windows."""
     return None if ms == NO_WINDOW else datetime.fromtimestamp(ms / 1_000, UTC)
 
 
@@ -77,7 +77,7 @@ def entries_payload(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...],
 
 
 def store_reply(pin: Pin, payload: Payload) -> Response:
-    """A response about a store: the members of `Answer`, and the payload."""
+    """A response about a store, with the members of `Answer` and the payload."""
     members: dict[str, Any] = {
         "pipeline": pin.store.pipeline,
         "store": pin.store.name,
@@ -97,12 +97,12 @@ def reply(value: Any) -> Response:
 
 
 def encoded(value: Any) -> bytes:
-    """JSON; decimals become numbers with all their digits."""
+    """Encode as JSON. Decimals become numbers with all of their digits."""
     return _ENCODER.encode(value)
 
 
 def provenance(pins: Sequence[Pin | JobSnapshot], workers: Iterable[WorkerStatus]) -> Headers:
-    """Headers with the snapshots and the unavailable workers, and the ETag of a complete response."""
+    """The headers with the snapshots and unavailable workers, and the ETag of a complete response."""
     unavailable = tuple(sorted({worker.number for worker in workers if worker.status != "ok"}))
     return _provenance(tuple(pin.name for pin in pins), tuple(pin.snapshot.id for pin in pins), unavailable)
 
@@ -121,7 +121,7 @@ def _provenance(names: tuple[str, ...], snapshots: tuple[str, ...], unavailable:
 
 
 def etag(pins: Iterable[Pin | JobSnapshot]) -> str:
-    """Weak ETag of the snapshots that a response comes from; weak because `age_seconds` keeps changing."""
+    """The weak ETag for the snapshots of a response; weak because `age_seconds` keeps changing."""
     return _etag(pin.name for pin in pins)
 
 

@@ -1,7 +1,8 @@
-"""Routes: a path, the parameters it takes as one Struct, and the function that answers.
+"""Routes: a path, its parameters as a Struct, and the handler.
 
-Routes only read, with GET and HEAD, except those with a body, which take POST. Requests of other sites with a browser's
-log-in are refused before the routes, and a body must be declared as JSON, which no form can do.
+Routes without a body are read-only and allow GET and HEAD; routes with a body allow POST. The log-in rejects POST
+requests that pages of other sites send with a browser's cookie. In addition, a body must be declared as JSON, which
+HTML forms cannot do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PATH_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 _ALWAYS_POSSIBLE = (401, 422, 503)
 _SEE_DOCS = "See /sluice/docs for all routes."
 _SHOWN_LENGTH = 100
-"""How much of an unknown parameter's name an error repeats."""
+"""Maximum length of an unknown parameter's name in an error."""
 
 _BODY_BYTES = 64 * 1024
 """Size limit of a POST request's body."""
@@ -37,11 +38,11 @@ _BODY_SECONDS = 10.0
 
 Handler = Callable[[Request, Any], Awaitable[Response]]
 Change = Callable[[Request, Any, Any], Awaitable[Response]]
-"""The handler of a POST request: it also takes the body."""
+"""The handler of a POST request, which also takes the body."""
 
 
 class InvalidParameters(QueryError):
-    """A parameter is missing, too big, or of the wrong type."""
+    """A parameter is missing, too large, or of the wrong type."""
 
     status = 422
     title = "Invalid parameters"
@@ -49,7 +50,7 @@ class InvalidParameters(QueryError):
 
 
 class NotJson(QueryError):
-    """The body of a request is not declared as JSON, as a form of another site cannot be either."""
+    """The body of a request is not declared as JSON."""
 
     status = 415
     title = "Not JSON"
@@ -64,11 +65,11 @@ class BodyTooBig(QueryError):
 
 
 class NoParameters(msgspec.Struct, frozen=True):
-    """The parameters of a route that takes none."""
+    """The parameters of a route without parameters."""
 
 
 class Unchanged(Exception):
-    """Answer 304: the client has the current response already. Not an error, but the shortest way out of a handler."""
+    """The client already has the current response. Handlers raise this to send a response with status 304."""
 
     def __init__(self, etag: str) -> None:
         super().__init__(etag)
@@ -77,7 +78,7 @@ class Unchanged(Exception):
 
 @dataclass(frozen=True)
 class Route:
-    """A path and its handler. `parameters` holds those of the path and of the query; `answers` are the JSON types."""
+    """A path and its handler. `parameters` are those of path and query; `answers` are the types of JSON responses."""
 
     path: str
     tag: str
@@ -85,19 +86,19 @@ class Route:
     parameters: type[msgspec.Struct]
     answers: tuple[Any, ...]
     problems: tuple[int, ...]
-    """Status codes of its problem documents."""
+    """The possible status codes of problem documents."""
     media_types: tuple[str, ...] = ("application/json",)
     has_etag: bool = False
     is_described: bool = True
     body: type[msgspec.Struct] | None = None
-    """The type of the JSON body of a POST request; None for a route that only reads."""
+    """The type of the JSON body of a POST request; None for a read-only route."""
     name: str = ""
-    """The operation in the OpenAPI description; the handler's name by default."""
+    """The operation's id in the OpenAPI description; default: the handler's name."""
     description: str = ""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that the route takes."""
+        """The HTTP methods that the route allows."""
         return ("GET", "HEAD") if self.body is None else ("POST",)
 
     @property
@@ -108,6 +109,8 @@ class Route:
 
 
 class Router:
+    """Collects routes with a common tag, path prefix and problem codes."""
+
     def __init__(self, tag: str, prefix: str = "", *problems: int) -> None:
         self._tag = tag
         self._prefix = prefix
@@ -134,7 +137,7 @@ class Router:
         parameters: type[msgspec.Struct] = NoParameters,
         **options: Any,
     ) -> Callable[[Change], Change]:
-        """Register the decorated function for POST. It takes the parameters, and the body decoded from JSON."""
+        """Register the decorated function for POST. The function takes the parameters and the decoded JSON body."""
 
         def register(handler: Change) -> Change:
             async def read_and_handle(request: Request, query: Any) -> Response:
@@ -154,7 +157,7 @@ class Router:
 
 
 class App:
-    """An ASGI app of routes. Every error is a problem document. `services` become state of each request."""
+    """An ASGI app of routes. Errors become problem documents. `services` are added to the state of each request."""
 
     def __init__(
         self, routes: Iterable[Route], static: ASGIApp | None = None, services: Mapping[str, Any] | None = None
@@ -194,7 +197,7 @@ class App:
             return problem(500, "The request failed.", "See the server's log.")
 
     async def _may_use(self, _request: Request, _reader: ParameterReader | None) -> bool:
-        """Whether the request's user may know that the route exists."""
+        """Whether the user may use the route; if not, the response is that for a path without a route."""
         return True
 
     def _match(self, path: str) -> tuple[ParameterReader | None, dict[str, str]]:
@@ -208,7 +211,7 @@ class App:
 
 async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise NotJson("The request's body must be JSON.")
+        raise NotJson("The body of the request must be JSON.")
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
@@ -223,11 +226,11 @@ async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.St
     except msgspec.ValidationError as error:
         raise InvalidParameters(_without_values(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidParameters("The request's body is not valid JSON.") from None
+        raise InvalidParameters("The body of the request is not valid JSON.") from None
 
 
 def no_route() -> Response:
-    """The response at a path without a route."""
+    """The response for a path without a route."""
     return problem(404, "There is nothing at this path.", _SEE_DOCS)
 
 
@@ -252,7 +255,7 @@ class ParameterReader:
             if name in self._lists:
                 values.setdefault(name, []).append(value)
             elif name not in self._names:
-                # Other sites may add parameters to links to the page; elsewhere a typing error must not go unnoticed.
+                # Links to the page from other sites may have additional parameters; elsewhere, report misspelled ones.
                 if self.route.is_described:
                     raise self._unknown(name)
             elif name in values:
@@ -267,19 +270,19 @@ class ParameterReader:
             raise InvalidParameters(_without_values(str(error))) from None
 
     def _unknown(self, name: str) -> InvalidParameters:
-        names = f"It takes {', '.join(sorted(self._names))}." if self._names else "It takes no parameters."
+        names = f"Its parameters: {', '.join(sorted(self._names))}." if self._names else "The route has no parameters."
         return InvalidParameters(f"The route has no parameter {name[:_SHOWN_LENGTH]!r}.", next_step=names)
 
 
 def _pairs(query: str) -> list[tuple[str, str]]:
     if "%" not in query and "+" not in query and "&" not in query:
-        name, _, value = query.partition("=")  # the most frequent case, at a tenth of the cost
+        name, _, value = query.partition("=")  # a fast path for the most frequent case
         return [(name, value)]
     return parse_qsl(query, keep_blank_values=True, errors="strict")
 
 
 def _without_values(error: str) -> str:
-    """A msgspec message that does not repeat the value that was sent: it can be anything."""
+    """A message of msgspec without the received value, which could contain anything."""
     message, _, place = error.partition(" - at `$.")
     if message.startswith("Invalid enum value"):
         message = "Not one of the allowed values"

@@ -1,4 +1,4 @@
-"""From a request to a pinned store: which store, whether this user may read it, and at which snapshot."""
+"""Access of a request to data: finds the store, checks the user's permission, and pins a snapshot."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from sluice.state.model import JobInfo, StoreInfo
 T = TypeVar("T")
 
 FIGURES_SECONDS = 2.0
-"""How long figures about pipelines are cached. They cost more than a query, and nothing depends on their being new."""
+"""How long figures about pipelines are cached, because they are more expensive than queries."""
 _LIST_STORES = "GET /sluice/v1/stores lists all stores."
 _CACHE_BYTES = 32 * 2**20
 CACHE_SECONDS = 1.0
-"""How long a complete response is cached, and so how long an unavailable worker can go unnoticed."""
+"""How long a complete response is cached, and therefore how long an unavailable worker can go unnoticed."""
 
 
 class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,38 +45,41 @@ class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="A snapshot (1.42), a run (run:NAME), or a time; by default the newest snapshot.",
+                description="A snapshot (1.42), a run (run:NAME), or a time; default: the newest snapshot.",
                 max_length=300,
             ),
         ]
         | None
     ) = None
     min_snapshot: (
-        Annotated[str, Meta(description="412 if the snapshot is older than this one.", max_length=30)] | None
+        Annotated[str, Meta(description="Respond with 412 if the snapshot is older than this one.", max_length=30)]
+        | None
     ) = None
     min_position: (
         Annotated[
             str,
             Meta(
-                description="412 if less was read: TOPIC:PARTITION:OFFSET, several separated by commas.",
+                description="Respond with 412 if less was read: TOPIC:PARTITION:OFFSET, separated by commas.",
                 max_length=4_000,
             ),
         ]
         | None
     ) = None
     require: (
-        Annotated[Literal["complete"], Meta(description="503 instead of a partial answer if a worker is unavailable.")]
+        Annotated[
+            Literal["complete"], Meta(description="Respond with 503 instead of a partial answer if a worker is down.")
+        ]
         | None
     ) = None
 
     @property
     def when(self) -> AsOf:
-        """The same for the reader."""
+        """The read point in the form that the reader takes."""
         return AsOf(self.as_of, self.min_snapshot, parse_positions(self.min_position) if self.min_position else {})
 
 
 class ApiState:
-    """What all requests of a process share: the reader, the response cache, and secrets from the ledger."""
+    """State shared by all requests of a process: the reader, caches, and secrets from the ledger."""
 
     def __init__(self, ledger: Ledger, reader: Reader) -> None:
         self.reader = reader
@@ -88,11 +91,11 @@ class ApiState:
         self._secrets: dict[str, bytes] = {}
 
     async def cached(self, key: tuple[object, ...], compute: Callable[[], Awaitable[Payload]]) -> Payload:
-        """The cached payload, or the computed one; a partial one is not cached."""
+        """The cached payload, or the computed one. Partial payloads are not cached."""
         return await self.responses.get(key, compute, keep=lambda payload: not payload.partial)
 
     async def secret(self, name: str) -> bytes:
-        """A key that all servers with this ledger share."""
+        """A secret key that all servers with this ledger share."""
         if name not in self._secrets:
             self._secrets[name] = await asyncio.to_thread(self.ledger.secrets.get, name)
         return self._secrets[name]
@@ -110,9 +113,9 @@ _states: dict[str, ApiState] = {}
 
 
 class Access:
-    """What one request may read.
+    """The access of one request to stores and pipelines.
 
-    The answer for a store that this user may not read is the same as for one that does not exist, timing included.
+    The response for a store that the user may not read is the same as for a store that does not exist, even in timing.
     """
 
     def __init__(self, request: Request, state: ApiState, user: Principal) -> None:
@@ -127,7 +130,7 @@ class Access:
         return await self.user.may_read(pipeline)
 
     async def figures(self, name: Hashable, read: Callable[[Ledger], T]) -> T:
-        """What `read` returns from the ledger, at most `FIGURES_SECONDS` old; concurrent requests share one reading."""
+        """The result of `read`, cached for `FIGURES_SECONDS` under `name`. Concurrent requests share one call."""
         ledger = self.state.ledger
         return cast("T", await self.state.figures.get(name, lambda: asyncio.to_thread(read, ledger)))
 
@@ -142,7 +145,7 @@ class Access:
         return [store for store in await self.reader.catalogue.stores() if await self.may_read(store.pipeline)]
 
     async def jobs(self, pipeline: str | None = None) -> list[JobInfo]:
-        """All jobs that this user may read, or those of one pipeline; NotFound if it has none."""
+        """All jobs that this user may read, or those of one pipeline. Raises NotFound if the pipeline has none."""
         jobs = [job for job in await self.reader.catalogue.jobs() if pipeline in (None, job.pipeline)]
         readable = [job for job in jobs if await self.may_read(job.pipeline)]
         if pipeline is not None and not readable:
@@ -153,13 +156,13 @@ class Access:
         return readable
 
     async def require_pipeline(self, pipeline: str) -> None:
-        """Raise NotFound if the user may not read a pipeline, or if it has neither jobs nor a DAG."""
+        """Raise NotFound if the user may not read the pipeline, or if it has neither jobs nor a DAG."""
         dags = await asyncio.to_thread(self.services.runs.dags)
         if pipeline not in dags or not await self.may_read(pipeline):
             await self.jobs(pipeline)
 
     async def failures(self) -> list[Failure]:
-        """Unresolved failures of the pipelines that this user may read."""
+        """The unresolved failures of the pipelines that this user may read."""
         failures = await self.reader.catalogue.failures()
         return [failure for failure in failures if await self.may_read(failure.pipeline)]
 
@@ -186,7 +189,7 @@ class Access:
         return pin
 
     def require_change(self, pins: Sequence[Pin | JobSnapshot]) -> None:
-        """Raise Unchanged if the client has the response of these snapshots already."""
+        """Raise Unchanged if the client already has the response for these snapshots."""
         etags = self.request.headers.get("if-none-match")
         if etags is not None and (current := etag(pins)) in etags:
             raise Unchanged(current)
@@ -194,9 +197,9 @@ class Access:
     async def cached(
         self, pins: Sequence[Pin | JobSnapshot], compute: Callable[[], Awaitable[Payload]], *, complete: bool = False
     ) -> Payload:
-        """The cached payload of this path, query and snapshots, or the computed one.
+        """The cached payload for this path, query and snapshots, or the computed one.
 
-        Raises Incomplete if it must be complete and a worker is unavailable.
+        Raises Incomplete if `complete` is set and a worker is unavailable.
         """
         scope = self.request.scope
         payload = await self.state.cached((scope["path"], scope["query_string"], *(pin.name for pin in pins)), compute)
@@ -208,7 +211,7 @@ class Access:
 def require_complete(workers: Iterable[WorkerStatus]) -> None:
     """Raise Incomplete, with the reasons, if a worker is unavailable."""
     if reasons := [f"worker {worker.number}: {worker.reason}" for worker in workers if worker.status != "ok"]:
-        raise Incomplete(f"Not every worker can be read: {', '.join(reasons)}")
+        raise Incomplete(f"Some workers cannot be read: {', '.join(reasons)}")
 
 
 async def access(request: Request) -> Access:

@@ -31,9 +31,9 @@ router = Router("stores", "/v1/stores", 400, 404, 429)
 POLL_SECONDS = 0.25
 """How often the ledger is checked for a new snapshot."""
 HEARTBEAT_SECONDS = 5.0
-"""How often an idle stream sends a comment, and the log-in of every stream is checked again."""
+"""How often an idle stream sends a comment, and how often the log-in of every stream is checked again."""
 MAX_STREAMS = 100
-"""The most streams that one server process has open at a time."""
+"""Maximum number of open streams per server process."""
 SEND_SECONDS = 30.0
 """How long a client may stop reading before its stream is closed."""
 
@@ -49,8 +49,9 @@ class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def stream_changes(request: Request, query: ChangesQuery) -> Response:
     """Server-sent events `snapshot`, one for each new snapshot, with the keys that changed.
 
-    The id of an event is its snapshot's. With the header Last-Event-ID, as browsers send it, a stream continues after
-    that snapshot. `reset` instead of `snapshot` means that the changed keys are unknown: read everything again.
+    The id of an event is the id of its snapshot. With the header Last-Event-ID, which browsers send when they
+    reconnect, the stream continues after that snapshot. An event `reset` instead of `snapshot` means that the changed
+    keys are unknown and everything must be read again.
     """
     allowed = await access(request)
     pin = await allowed.pin(query.store, query.pipeline)
@@ -64,13 +65,13 @@ async def stream_changes(request: Request, query: ChangesQuery) -> Response:
 
 
 class _Stream(StreamingResponse):
-    """One of at most `MAX_STREAMS` open streams; 429 if there are as many already."""
+    """A stream that responds with 429 if `MAX_STREAMS` streams are already open."""
 
     open_streams = 0
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # No await between the check and the count: the limit holds however many requests arrive at once.
+        # There is no await between check and count, so concurrent requests cannot exceed the limit.
         if _Stream.open_streams >= MAX_STREAMS:
             refusal = problem_of(Busy(f"{MAX_STREAMS} streams of changes are open."))
             await refusal(scope, receive, send)
@@ -114,7 +115,7 @@ async def _events(allowed: Access, pin: Pin, since: str | None) -> AsyncIterator
 
 
 async def _shared_event(allowed: Access, pin: Pin, last: str | None) -> bytes | None:
-    """The event of a new snapshot, computed once for all streams of its store; None while too many queries run."""
+    """The event for a new snapshot, computed once for all streams of the store; None while too many queries run."""
     try:
         key = ("changes", pin.name, pin.store.name, last)
         return (await allowed.state.cached(key, lambda: _event(allowed, pin, last))).content
@@ -123,7 +124,7 @@ async def _shared_event(allowed: Access, pin: Pin, last: str | None) -> bytes | 
 
 
 async def _event(allowed: Access, pin: Pin, last: str | None) -> Payload:
-    """A new subscriber first receives the current snapshot without changed keys."""
+    """Compute the event. The first event of a new subscriber has the current snapshot, without changed keys."""
     generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
     is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
     event: Literal["snapshot", "reset"] = "snapshot" if is_continuation else "reset"

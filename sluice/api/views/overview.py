@@ -1,4 +1,4 @@
-"""All pipelines at a glance: what each does, how far behind it is, and what it rejected."""
+"""An overview of all pipelines: health, unread records, last run, and dead letters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_DAG = DagState(paused=False, last_run=None)
 
 @router.get("", list[answers.Overview])
 async def show_overview(request: Request, _query: object) -> Response:
-    """All pipelines you may read, the worst first: health, unread records, last run, dead letters of 24 hours."""
+    """All pipelines that you may read, the worst first: health, unread records, last run, dead letters of 24 hours."""
     allowed = await access(request)
     jobs, failures, dags = await asyncio.gather(
         allowed.jobs(), allowed.failures(), asyncio.to_thread(allowed.services.runs.dags)
@@ -64,8 +64,8 @@ async def _overview(
     error: str,
 ) -> answers.Overview:
     newest = [await allowed.reader.catalogue.newest(job.pipeline, job.job) for job in jobs]
-    snapshots = [one.snapshot for one in newest if one is not None]
-    snapshot: Snapshot | None = min(snapshots, key=lambda one: one.published_at, default=None)
+    snapshots = [job_snapshot.snapshot for job_snapshot in newest if job_snapshot is not None]
+    snapshot: Snapshot | None = min(snapshots, key=lambda snapshot: snapshot.published_at, default=None)
     held = await allowed.figures(("held", name), lambda ledger: _is_held(ledger, jobs)) if jobs else False
     unread = None if lag is None else lag.records
     return answers.Overview(
@@ -104,7 +104,7 @@ def _positions(ledger: Ledger) -> dict[str, Offsets]:
 
 
 async def _lags(allowed: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:
-    """The lags by pipeline, or why they are unknown."""
+    """The lags by pipeline, and the reason if they are unknown."""
     if not positions:
         return {}, ""
     try:

@@ -1,4 +1,4 @@
-"""Custom routes: a file `NAME_routes.py` next to the pipelines defines HTTP routes over one pipeline's stores.
+"""Custom routes: a file `NAME_routes.py` in the folder of pipelines defines HTTP routes over a pipeline's stores.
 
     routes = Routes("pages")
 
@@ -6,8 +6,8 @@
     async def views(stores: Stores, page: str) -> Views:
         ...
 
-They are served under `/v1`, and behave like all other routes: log-in, the permission to read the pipeline's DAG, errors
-as problem documents, ETags, and an entry in the OpenAPI description.
+The routes are served under `/v1`. Like all routes, they have a log-in, the permission to read the pipeline's DAG,
+problem documents for errors, ETags, and an entry in the OpenAPI description.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sluice.state.shard.ranges import Range
 T = TypeVar("T")
 
 ROUTE_SECONDS = 10.0
-"""Time limit of a route."""
+"""Time limit for a request to a route."""
 _PROBLEMS = (400, 401, 404, 410, 422, 429, 503)
 
 Time = str | int | None
@@ -45,14 +45,14 @@ Time = str | int | None
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a worker serves queries."""
+    """The address of a worker's server."""
 
     host: str
     port: int
 
 
 class Stores:
-    """The stores of one pipeline, as of the newest snapshots when the request arrived."""
+    """The stores of a pipeline, in the newest snapshots at the time of the request."""
 
     def __init__(self, allowed: Access, pipeline: str, snapshots: Sequence[JobSnapshot]) -> None:
         self.snapshots = snapshots
@@ -62,20 +62,20 @@ class Stores:
 
     @classmethod
     async def open(cls, allowed: Access, pipeline: str) -> Stores:
-        """The stores for one request."""
+        """Open the stores for one request."""
         catalogue = allowed.reader.catalogue
         jobs = [job.job for job in await catalogue.jobs() if job.pipeline == pipeline]
         newest = [await catalogue.newest(pipeline, job) for job in jobs]
         return cls(allowed, pipeline, [snapshot for snapshot in newest if snapshot is not None])
 
     async def get(self, store: str, key: str) -> Entry | None:
-        """The entry of one key, or None."""
+        """The entry of a key, or None."""
         answer = await self._reader.get(await self._pin(store), key)
         entries = self._entries(answer.entries, answer.workers)
         return entries[0] if entries else None
 
     async def multi_get(self, store: str, keys: Iterable[str]) -> list[Entry]:
-        """The entries of up to 1,000 keys, in the given order. Omits keys without a value."""
+        """The entries of up to 1,000 keys, in the given order. Keys without a value are omitted."""
         answer = await self._reader.multi_get(await self._pin(store), keys)
         return self._entries(answer.entries, answer.workers)
 
@@ -87,7 +87,7 @@ class Stores:
     async def all(
         self, store: str, prefix: str = "", *, start: Time = None, end: Time = None, here: bool = False
     ) -> list[Entry]:
-        """All entries in order, up to 100,000. With `here`, only entries from shards that this server opens itself."""
+        """All entries in order, up to 100,000; with `here`, only those in shards that this server opens itself."""
         pin = await self._pin(store)
         workers = [worker for worker in pin.workers if self._reader.workers.is_here(worker)] if here else None
         answer = await self._reader.all(pin, _range(prefix, start, end), workers=workers)
@@ -121,9 +121,9 @@ class Stores:
         return self._address(workers[owner(key, len(workers))])
 
     async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
-        """Compute and encode the answer of an expensive route. Return the result unchanged from the route.
+        """Compute and encode the answer of an expensive route, which must return the result unchanged.
 
-        Concurrent requests with the same path and query share one computation. Its result is cached for a second.
+        Concurrent requests with the same path and query share one computation. The result is cached for one second.
         """
 
         async def payload() -> Payload:
@@ -155,7 +155,7 @@ class Stores:
         raise NotFound(f"There is no store {store!r}.", next_step="GET /sluice/v1/stores lists all stores.")
 
     def _address(self, worker: WorkerInfo) -> Address:
-        """The worker's state server, or else this server's own address, whatever host name the client used."""
+        """The address of the worker's state server, or else of this server, regardless of the client's Host header."""
         if worker.port:
             return Address(worker.host, worker.port)
         return Address(*self._allowed.request.scope["server"])
@@ -165,7 +165,7 @@ Function = TypeVar("Function", bound=Callable[..., Awaitable[Any]])
 
 
 class Routes:
-    """Routes over the stores of one pipeline, for users who may read the pipeline's DAG."""
+    """Routes over the stores of a pipeline, for users who may read the pipeline's DAG."""
 
     def __init__(self, pipeline: str) -> None:
         self.pipeline = pipeline
@@ -174,9 +174,9 @@ class Routes:
     def get(self, path: str, *, etag: bool = True) -> Callable[[Function], Function]:
         """Register an async function for GET requests to a path under `/v1`, such as `/pages/{page}/views`.
 
-        The function takes `Stores`, then the path and query parameters by name, annotated with types that msgspec
+        The function takes `Stores`, then the path and query parameters by name, with type annotations that msgspec
         supports. Parameters with a default are optional. The result is sent as JSON. `{name:path}` also matches
-        slashes. Set `etag=False` if the answer depends on more than the stores.
+        slashes. Set `etag=False` if the answer depends on anything other than the stores.
         """
 
         def register(function: Function) -> Function:
@@ -211,7 +211,7 @@ def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], ha
     if not path.startswith("/") or "{" in PATH_PARAMETER.sub("", path):
         raise RouteError(f"{path!r} is not a path such as /pages/{{page}}/views.")
     if missing := sorted({*in_path} - {*names}):
-        raise RouteError(f"{function.__name__} lacks the parameters {', '.join(missing)} of {path}.")
+        raise RouteError(f"{function.__name__} lacks the parameters {', '.join(missing)} of the path {path}.")
 
     async def handler(request: Request, query: msgspec.Struct) -> Response:
         allowed = await access(request)
@@ -226,7 +226,7 @@ def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], ha
                 raise TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.") from None
             raise RuntimeError("The route timed out.") from error
         except SystemExit as error:
-            raise RuntimeError("The route called sys.exit.") from error  # which would end the server
+            raise RuntimeError("The route called sys.exit.") from error  # a SystemExit would end the server
         if not has_etag or not stores.snapshots:
             return reply(answer)
         return JsonResponse(encoded(answer), provenance(stores.snapshots, stores.statuses))

@@ -1,6 +1,6 @@
-"""Finds the files of routes in the folder of pipelines. A file that cannot be used concerns its own routes alone.
+"""Finds the files of custom routes in the folder of pipelines. A file that cannot be used affects only its own routes.
 
-Each file is first imported in a process of its own, so that a file that hangs, exits or crashes ends only that process.
+Each file is first imported in a separate process, so that a file that hangs, exits or crashes ends only that process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RouteFiles:
 
 
 def load_routes(folder: Path, seconds: float = LOAD_SECONDS) -> RouteFiles:
-    """The routes of all files `NAME_routes.py` in a folder."""
+    """Load the routes of all files `NAME_routes.py` in a folder."""
     files = sorted(file for file in folder.glob("*_routes.py") if file.name[0] not in "_.")
     tried = outcomes(files, seconds, load=pipeline_of_routes, start_seconds=60.0)
     loaded = RouteFiles({}, {})
@@ -65,7 +65,7 @@ def _load(file: Path, seconds: float) -> Routes:
 
 
 def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
-    """Reserve the first parts of the paths for this file, so that no file can answer in another one's place."""
+    """Reserve the first segments of the paths for this file, so that two files cannot serve the same path."""
     firsts = {route.path.split("/")[1] for route in routes.routes}
     for first in sorted(firsts):
         if not first or "{" in first:
@@ -77,7 +77,7 @@ def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
 
 @cache
 def routes_of(folder: Path) -> tuple[Route, ...]:
-    """The routes of a folder as they were when the process first needed them."""
+    """The routes of a folder, loaded once per process."""
     files = load_routes(folder)
     for file, error in files.broken.items():
         log.error("The routes of %s are not served: %s", file.name, error)
@@ -93,7 +93,7 @@ async def readable_routes(request: Request, folder: Path) -> list[Route]:
 
 
 class OwnRoutesApp:
-    """The app for `/v1`: loads the files of routes at the first request."""
+    """The app for `/v1`, which loads the files of routes at the first request."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -106,7 +106,7 @@ class OwnRoutesApp:
 
 
 class _OwnApp(App):
-    """To users who may not read a pipeline, its routes look like paths that do not exist, timing included."""
+    """An app whose routes look like missing paths, even in timing, to users who may not read their pipeline."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         routes = list(routes)

@@ -1,4 +1,4 @@
-"""The page in Airflow's navigation, and the description of the REST view."""
+"""The page in Airflow's navigation, and the documentation of the REST view."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DESCRIBED = (overview.router, pipelines.router, stores.router, changes.router)
 """The routers of the generic view, in the order of its description."""
 STATIC = Path(__file__).parent / "static"
 
-# Everything on the page comes from its own server, and nothing that a store holds can run in it.
+# The page loads content only from its own server, and data from stores cannot run as scripts.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -36,22 +36,22 @@ _TEMPLATES = jinja2.Environment(
 
 
 def router(folder: Path) -> Router:
-    """The routes of the page; its documents describe the routes of one's own in `folder` too."""
+    """The routes of the page and of the documentation, which includes the custom routes in `folder`."""
     router = Router("page")
 
     @router.get("/", is_described=False)
     async def show_page(request: Request, _query: object) -> Response:
-        """The page with stores, workers and snapshots; its script queries the REST view."""
+        """The page with stores, workers and snapshots, whose script queries the REST view."""
         return _html("page.html", request)
 
     @router.get("/docs", is_described=False)
     async def show_docs(request: Request, _query: object) -> Response:
-        """The description of the REST view for people."""
+        """The documentation of the REST view as HTML."""
         return _html("docs.html", request, api=description(tuple(await readable_routes(request, folder))))
 
     @router.get("/openapi.json", is_described=False)
     async def get_openapi(request: Request, _query: object) -> Response:
-        """The description of the REST view for programs."""
+        """The OpenAPI description of the REST view."""
         return reply(description(tuple(await readable_routes(request, folder))))
 
     return router
@@ -59,7 +59,7 @@ def router(folder: Path) -> Router:
 
 @cache
 def description(own: tuple[Route, ...] = ()) -> dict[str, Any]:
-    """The OpenAPI description of the generic view and of routes of one's own."""
+    """The OpenAPI description of the generic view and of custom routes."""
     generic = [route for router in DESCRIBED for route in router.routes]
     return describe(("/sluice", generic), ("/v1", own))
 

@@ -1,4 +1,4 @@
-"""Pipelines: their health, jobs, snapshots, workers and topology."""
+"""Routes for pipelines: health, jobs, snapshots, batches, runs, workers and topology."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=20
 
 
 class Form(StrEnum):
-    """A form of a topology."""
+    """An output format of a topology."""
 
     TEXT = "text"
     MERMAID = "mermaid"
@@ -60,14 +60,12 @@ class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
     """The topology of a pipeline."""
 
-    form: Annotated[Form, Meta(description="The form of the topology.")] = msgspec.field(
-        default=Form.TEXT, name="format"
-    )
+    form: Annotated[Form, Meta(description="The output format.")] = msgspec.field(default=Form.TEXT, name="format")
 
 
 @router.get("", list[answers.PipelineStatus])
 async def list_pipelines(request: Request, _query: object) -> Response:
-    """All pipelines you may read, each with its jobs and its unresolved failures."""
+    """All pipelines that you may read, with their jobs and unresolved failures."""
     allowed = await access(request)
     jobs, failures = await allowed.jobs(), await allowed.failures()
     names = sorted({job.pipeline for job in jobs} | {failure.pipeline for failure in failures})
@@ -96,7 +94,7 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
     """The newest batches of each of the pipeline's jobs with their audits, newest first."""
     allowed = await access(request)
     jobs, root = await allowed.jobs(query.pipeline), allowed.services.runs.root
-    found = [
+    batches = [
         batch
         for job in jobs
         for batch in await allowed.figures(
@@ -104,12 +102,12 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
             lambda ledger, job=job: monitoring.batches(ledger, job, query.limit, root),  # type: ignore[misc]
         )
     ]
-    return reply(sorted(found, key=lambda batch: batch.published_at, reverse=True))
+    return reply(sorted(batches, key=lambda batch: batch.published_at, reverse=True))
 
 
 @router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
 async def list_runs(request: Request, query: RunsQuery) -> Response:
-    """The newest runs of the pipeline's DAG in Airflow, newest first; none at a state server."""
+    """The newest runs of the pipeline's DAG in Airflow, newest first; empty on a state server."""
     allowed = await access(request)
     await allowed.require_pipeline(query.pipeline)
     return reply(await asyncio.to_thread(allowed.services.runs.recent, query.pipeline, query.limit))
@@ -117,7 +115,7 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
 
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
 async def list_generations(request: Request, query: PipelineQuery) -> Response:
-    """The generations of each of the pipeline's jobs: the current one, and those built beside it."""
+    """The generations of each of the pipeline's jobs: the current one, and those of unfinished rebuilds."""
     allowed = await access(request)
     await allowed.jobs(query.pipeline)
     return reply(await asyncio.to_thread(monitoring.generations, allowed.state.ledger, query.pipeline))
@@ -141,7 +139,7 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
     if not content:
         raise NotFound(f"Pipeline {query.pipeline!r} has no topology as {query.form}.", next_step="Use format=text.")
     if query.form is Form.SVG:
-        # Names and expressions in a drawing come from an author: nothing in it may run.
+        # Names and expressions in a drawing come from an author, so scripts in it must not run.
         headers = _NO_SNIFF | {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
         return Response(content, media_type="image/svg+xml", headers=headers)
     return Response(content, media_type="text/plain; charset=utf-8", headers=_NO_SNIFF)

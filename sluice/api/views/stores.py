@@ -1,4 +1,4 @@
-"""Queries of any store of any pipeline."""
+"""Routes for queries of the stores of all pipelines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sluice.state.shard.ranges import Range
 
 MAX_PAGE = 1_000
 LIST_SECONDS = 20.0
-"""Time limit for the list of stores: longer than the timeout of one worker that does not answer."""
+"""Time limit for the list of stores, longer than the timeout of an unreachable worker."""
 _MAX_KEY_LENGTH = 2_000
 
 router = Router("stores", "/v1/stores", 400, 404, 410, 412, 429)
@@ -39,7 +39,7 @@ Time = Annotated[str, Meta(max_length=100)]
 Field = Annotated[
     str,
     Meta(
-        description="A field of the value, with dots for nested fields; empty: the value itself.",
+        description="A field of the value, with dots for nested fields; default: the value itself.",
         max_length=500,
     ),
 ]
@@ -52,13 +52,13 @@ class ListQuery(msgspec.Struct, frozen=True):
 
 
 class WindowQuery(ReadPoint, frozen=True, kw_only=True):
-    """A store, and the windows that start between two times."""
+    """A store, and a range of window starts."""
 
     store: Store
-    start_from: Annotated[Time, Meta(description="Windows that start at this time or later.")] | None = msgspec.field(
-        default=None, name="from"
+    start_from: Annotated[Time, Meta(description="Only windows that start at this time or later.")] | None = (
+        msgspec.field(default=None, name="from")
     )
-    to: Annotated[Time, Meta(description="Windows that start at this time or earlier.")] | None = None
+    to: Annotated[Time, Meta(description="Only windows that start at this time or earlier.")] | None = None
 
     @property
     def times(self) -> tuple[int | None, int | None]:
@@ -72,17 +72,19 @@ class KeyQuery(WindowQuery, frozen=True, kw_only=True):
 
 class KeysQuery(ReadPoint, frozen=True, kw_only=True):
     store: Store
-    key: Annotated[list[Key], Meta(description="A key; repeat it for several.", min_length=1, max_length=MAX_PAGE)]
+    key: Annotated[
+        list[Key], Meta(description="A key; repeat the parameter for more keys.", min_length=1, max_length=MAX_PAGE)
+    ]
 
 
 class RangeQuery(WindowQuery, frozen=True, kw_only=True):
-    prefix: Annotated[str, Meta(description="Keys with this prefix.", max_length=_MAX_KEY_LENGTH)] = ""
-    first: Annotated[str, Meta(description="The smallest key.", max_length=_MAX_KEY_LENGTH)] | None = None
-    last: Annotated[str, Meta(description="The largest key.", max_length=_MAX_KEY_LENGTH)] | None = None
+    prefix: Annotated[str, Meta(description="Only keys with this prefix.", max_length=_MAX_KEY_LENGTH)] = ""
+    first: Annotated[str, Meta(description="Only this key and larger ones.", max_length=_MAX_KEY_LENGTH)] | None = None
+    last: Annotated[str, Meta(description="Only this key and smaller ones.", max_length=_MAX_KEY_LENGTH)] | None = None
 
     @property
     def within(self) -> Range:
-        """The same for the reader."""
+        """The range in the form that the reader takes."""
         return Range(self.first, self.last, self.prefix, *self.times)
 
 
@@ -90,7 +92,7 @@ class PageQuery(RangeQuery, frozen=True, kw_only=True):
     """A page of a range."""
 
     limit: Limit = 100
-    cursor: Annotated[str, Meta(description="The cursor of the page before.", max_length=16_000)] | None = None
+    cursor: Annotated[str, Meta(description="The cursor from the previous page.", max_length=16_000)] | None = None
     worker: Annotated[int, Meta(description="Only this worker's entries.", ge=0, le=10_000)] | None = None
 
 
@@ -99,7 +101,8 @@ class CombineQuery(RangeQuery, frozen=True, kw_only=True):
     group_by: Annotated[
         str,
         Meta(
-            description="A field; _key; _start for the window's start in epoch ms; _all for one group.", max_length=500
+            description="A field, _key, _start for the window's start in epoch ms, or _all for one group.",
+            max_length=500,
         ),
     ] = "_all"
     order: Annotated[
@@ -119,7 +122,7 @@ class TopQuery(RangeQuery, frozen=True, kw_only=True):
 
 @router.get("", list[answers.Store], parameters=ListQuery)
 async def list_stores(request: Request, query: ListQuery) -> Response:
-    """All stores you may read, each with its snapshot and its workers' status."""
+    """All stores that you may read, with their snapshots and the status of their workers."""
     allowed = await access(request)
     try:
         async with asyncio.timeout(LIST_SECONDS):
@@ -130,7 +133,7 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
 
 @router.get("/{store}/keys/{key:path}", answers.Entries, parameters=KeyQuery, has_etag=True)
 async def get_key(request: Request, query: KeyQuery) -> Response:
-    """The value of one key, from the worker that owns it; in a store with windows, the key's windows in order."""
+    """The value of a key, from the worker that owns the key; in a windowed store, the key's windows in order."""
     allowed = await access(request)
     pin = await allowed.pin_at(query.store, query)
     if pin.store.kind == "window" or query.start_from or query.to:
@@ -146,7 +149,7 @@ async def get_key(request: Request, query: KeyQuery) -> Response:
 
 @router.get("/{store}/keys", answers.Entries, parameters=KeysQuery, has_etag=True)
 async def get_keys(request: Request, query: KeysQuery) -> Response:
-    """The values of several keys in the given order, each from its owner; keys without a value are left out."""
+    """The values of several keys in the given order, each from its owner. Keys without a value are omitted."""
     allowed = await access(request)
     pin = await allowed.pin_at(query.store, query)
     answer = await allowed.reader.multi_get(pin, query.key)
@@ -157,7 +160,7 @@ async def get_keys(request: Request, query: KeysQuery) -> Response:
 
 @router.get("/{store}", answers.Entries, parameters=PageQuery, has_etag=True)
 async def get_page(request: Request, query: PageQuery) -> Response:
-    """Entries of all workers sorted by key and window, page by page; all pages come from one snapshot."""
+    """Entries of all workers, sorted by key and window, page by page. All pages come from one snapshot."""
     allowed = await access(request)
     cursor = await _cursor(allowed, query)
     if cursor:
@@ -191,7 +194,7 @@ async def count_entries(request: Request, query: RangeQuery) -> Response:
 
 @router.get("/{store}/combine", answers.Groups, parameters=CombineQuery, has_etag=True)
 async def combine_entries(request: Request, query: CombineQuery) -> Response:
-    """The number of entries, and sum, min and max of a field, over all workers, by group."""
+    """For each group over all workers: the number of entries, and sum, min and max of a field."""
     allowed = await access(request)
     pin = await allowed.pin_at(query.store, query)
     demand_field(pin.store, "field", query.field)
@@ -217,7 +220,7 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
 
 @router.get("/{store}/top", answers.Entries, parameters=TopQuery, has_etag=True)
 async def get_top(request: Request, query: TopQuery) -> Response:
-    """The entries with the largest numbers in a field, or with the smallest, over all workers."""
+    """The entries of all workers with the largest, or smallest, numbers in a field."""
     allowed = await access(request)
     pin = await allowed.pin_at(query.store, query)
     demand_field(pin.store, "field", query.field)
@@ -237,7 +240,9 @@ def _workers(pin: Pin, number: int | None) -> list[WorkerInfo] | None:
     if number is None:
         return None
     if number >= len(pin.workers):
-        raise NotFound(f"There is no worker {number}.", next_step=f"There are {len(pin.workers)}, numbered from 0.")
+        raise NotFound(
+            f"There is no worker {number}.", next_step=f"There are {len(pin.workers)} workers, numbered from 0."
+        )
     return [pin.workers[number]]
 
 
@@ -246,7 +251,7 @@ async def _cursor(allowed: Access, query: PageQuery) -> Cursor | None:
         return None
     cursor = read_cursor(query.cursor, await allowed.state.secret(SECRET), query.store)
     if query.pipeline not in (None, cursor.pipeline):
-        raise QueryError("The cursor belongs to another pipeline.", next_step="Leave it out to start again.")
+        raise QueryError("The cursor belongs to another pipeline.", next_step="Omit the cursor to start again.")
     return cursor
 
 
