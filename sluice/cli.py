@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -133,9 +134,16 @@ def describe(
 def run(
     pipeline: Name,
     master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
+    linger: Annotated[
+        str, typer.Option(help='Then wait this long for new records, e.g. "5 minutes"; default: as the pipeline says.')
+    ] = "",
 ) -> None:
     """Run a pipeline with spark-submit, without Airflow, until it has read everything."""
-    _submit(pipeline, master)
+    from sluice.topology.windows import milliseconds
+
+    with errors_as_messages():
+        linger_ms = milliseconds(linger) if linger else settings().linger_ms
+    _submit(pipeline, master, linger_ms=linger_ms)
 
 
 @app.command()
@@ -150,7 +158,7 @@ def rebuild(
     _submit(pipeline, master, "--rebuild", *(["--from-topics"] if from_topics else []))
 
 
-def _submit(pipeline: str, master: str, *options: str) -> None:
+def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:
     from sluice.brokers import require_brokers
     from sluice.state.ledger.run_ends import note_killed, noted, now
     from sluice.submission import submission
@@ -158,7 +166,9 @@ def _submit(pipeline: str, master: str, *options: str) -> None:
     with errors_as_messages():
         _load(pipeline)
         started_at = now()
-        with submission(settings(), settings().kafka, master, [*options, pipeline]) as submitted:
+        with submission(
+            replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline]
+        ) as submitted:
             with noted(settings(), pipeline):
                 require_brokers(settings().kafka)
             status = submitted.run()

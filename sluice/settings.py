@@ -11,6 +11,7 @@
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | 2000000 | maximum number of stream records per batch; a longer backlog takes several batches |
+| SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new ones, in ms |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs that do not set their own: exactly_once or at_least_once |
 | SLUICE_RUN | | name of the driver's run, for audits and notes; Airflow's operator sets it |
 | SLUICE_SERVER_TOKEN | none | token shared by state servers and their callers; at least 16 characters |
@@ -53,6 +54,7 @@ class Settings:
     kafka: dict[str, str] = field(repr=False)
     spark_conf: dict[str, str] = field(repr=False)
     max_records: int
+    linger_ms: int | None
     delivery: str
     run: str
     server_token: str = field(default="", repr=False)
@@ -77,6 +79,7 @@ class Settings:
             kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),
             spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
             max_records=_positive(environ, "SLUICE_MAX_RECORDS", 2_000_000),
+            linger_ms=_whole(environ, "SLUICE_LINGER_MS"),
             delivery=_one_of(environ, "SLUICE_DELIVERY", "exactly_once", "at_least_once"),
             run=environ.get("SLUICE_RUN", ""),
             server_token=_token(environ),
@@ -117,6 +120,15 @@ def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name) or str(default)
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise SettingsError(f"{name} is {text!r}.", next_step="Set it to a whole number above 0.")
+    return int(text)
+
+
+def _whole(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise SettingsError(f"{name} is {text!r}.", next_step="Set it to a whole number.")
     return int(text)
 
 

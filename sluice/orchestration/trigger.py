@@ -19,9 +19,12 @@ from sluice.connections import KAFKA, kafka_config
 from sluice.errors import SluiceError
 from sluice.offsets import Lag, Offsets, read_lag
 from sluice.settings import settings
+from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JOB, JobRef
 
 _LONGEST_PAUSE_S = 5.0
+_SILENCE_S = 20.0
 
 log = structlog.get_logger(__name__)
 
@@ -44,9 +47,9 @@ class Burst:
     _fired: Offsets | None = None
     _fired_at: float = 0.0
 
-    def due(self, lag: Lag, now: float) -> bool:
-        """Whether an event is due at `now`, in seconds of a monotonic clock."""
-        if lag.records == 0:
+    def due(self, lag: Lag, now: float, *, driven: bool = False) -> bool:
+        """Whether an event is due at `now`, in seconds of a monotonic clock. Not while the pipeline is `driven`."""
+        if lag.records == 0 or driven:
             self._seen = self._fired = None
             return False
         if self._is_running(lag, now):
@@ -66,6 +69,22 @@ class Burst:
         return lag.ends == self._fired or now - self._fired_at < self.patience_s
 
 
+@dataclass
+class Driving:
+    """Notices whether a driver works on the pipeline: it holds the lease and renews it."""
+
+    silence_s: float
+    """How long a lease that is not renewed counts as held."""
+    _lease: LeaseRow | None = None
+    _since: float = 0.0
+
+    def sees(self, lease: LeaseRow | None, now: float) -> bool:
+        """Whether a driver works at `now`, in seconds of a monotonic clock."""
+        if lease != self._lease:
+            self._lease, self._since = lease, now
+        return lease is not None and lease.held and now - self._since < self.silence_s
+
+
 def _reaches(positions: Offsets, ends: Offsets) -> bool:
     return all(
         positions.get(topic, {}).get(partition, 0) >= end
@@ -78,7 +97,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     """Fires when `topics` have records beyond the offsets that `pipeline` has read according to the ledger.
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The ledger stores the
-    offsets that have been read, so a restarted triggerer fires only for unread records. If the broker, a topic or the
+    offsets that have been read, so a restarted triggerer fires only for unread records. The trigger does not fire while
+    a driver works on the pipeline: the driver may linger and read the records itself. If the broker, a topic or the
     ledger cannot be reached, the trigger logs this once and waits.
     """
 
@@ -114,11 +134,14 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield an event for each burst of records, forever."""
         burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds)
+        driving = Driving(_SILENCE_S)
         pause = self.poll_seconds
         while True:
-            lag = await self._look()
-            pause = self.poll_seconds if lag else min(pause * 2, _LONGEST_PAUSE_S)
-            if lag and burst.due(lag, time.monotonic()):
+            seen = await self._look()
+            pause = self.poll_seconds if seen else min(pause * 2, _LONGEST_PAUSE_S)
+            lag, lease = seen or (None, None)
+            now = time.monotonic()
+            if lag and burst.due(lag, now, driven=driving.sees(lease, now)):
                 log.info("records to read", pipeline=self.pipeline, records=lag.records)
                 yield TriggerEvent(  # type: ignore[no-untyped-call]
                     {"pipeline": self.pipeline, "records": lag.records, "ends": lag.ends}
@@ -130,15 +153,15 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             await asyncio.to_thread(self._ledger.close)
             self._ledger = None
 
-    async def _look(self) -> Lag | None:
-        """The lag; None while the broker, a topic or the ledger cannot be reached, which is logged once."""
+    async def _look(self) -> tuple[Lag, LeaseRow | None] | None:
+        """The lag and the lease; None while broker, topic or ledger cannot be reached, which is logged once."""
         try:
             if self._admin is None:
                 # Airflow gets connections from its supervisor through this thread's event loop, which asgiref uses.
                 config = await sync_to_async(kafka_config)(self.kafka_config_id)
                 self._admin = await asyncio.to_thread(AdminClient, quiet(config) | {"error_cb": _ignore})
                 self._address = config.get("bootstrap.servers", "")
-            lag = await asyncio.to_thread(self._lag, self._admin)
+            lag, lease = await asyncio.to_thread(self._lag, self._admin)
         except (KafkaException, TimeoutError) as error:
             why = error.args[0].str() if isinstance(error, KafkaException) else "timed out"
             self._wait(str(unreachable({"bootstrap.servers": self._address}, why)), "no broker")
@@ -152,13 +175,16 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         if self.trouble:
             log.info("reachable again", pipeline=self.pipeline)
         self.trouble = ""
-        return lag
+        return lag, lease
 
-    def _lag(self, admin: AdminClient) -> Lag:
+    def _lag(self, admin: AdminClient) -> tuple[Lag, LeaseRow | None]:
         if self._ledger is None:
             self._ledger = Ledger.open(settings().ledger)
         # Get positions before end offsets: positions beyond the end would look like a topic that was created again.
-        return read_lag(admin, self.topics, self._ledger.positions(self.pipeline))
+        positions = self._ledger.positions(self.pipeline)
+        generation = self._ledger.jobs.generation(self.pipeline, JOB)
+        lease = None if generation is None else self._ledger.leases.get(JobRef(self.pipeline, JOB, generation))
+        return read_lag(admin, self.topics, positions), lease
 
     def _wait(self, trouble: str, kind: str = "") -> None:
         """Log why the trigger waits, once per kind, because librdkafka has many messages for the same problem."""

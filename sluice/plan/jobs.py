@@ -358,6 +358,8 @@ class PlannedPipeline:
     name: str
     workers: int
     idle_timeout_ms: int | None
+    linger_ms: int
+    """How long a run that has read all records waits for new ones."""
     max_failures: float
     file: Path | None
     dead_letters: str

@@ -67,6 +67,7 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         name=pipeline.name,
         workers=pipeline.workers,
         idle_timeout_ms=pipeline.idle_timeout_ms,
+        linger_ms=pipeline.linger_ms,
         max_failures=pipeline.max_failures,
         file=pipeline.file,
         dead_letters=pipeline.dead_letters,

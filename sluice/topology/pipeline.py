@@ -32,6 +32,9 @@ class Pipeline(Graph):
     partition without a record for `idle_timeout` no longer delays the closing of windows; by default, windows wait for
     every partition.
 
+    A run ends when it has read all records. With `linger`, it then waits that long for new records and processes them
+    at once, without starting Spark again: results are seconds old while records keep arriving.
+
     `on_error` is the policy for a record that cannot be read, processed or written; sources, steps, stores and sinks
     can override it. `dead_letter` writes the record to `{name}_dead_letters` with the reason, `skip` counts it, `fail`
     ends the run before anything from its batch is published. A run also fails if a step fails for more than
@@ -46,6 +49,7 @@ class Pipeline(Graph):
         zone: str = "UTC",
         max_future_skew: Duration = "1 hour",
         idle_timeout: Duration | None = None,
+        linger: Duration = 0,
         on_error: OnError = "dead_letter",
         max_failures: float = 0.5,
     ) -> None:
@@ -58,6 +62,8 @@ class Pipeline(Graph):
         self.zone = _zone(where, zone)
         self.max_future_skew_ms = milliseconds(max_future_skew)
         self.idle_timeout_ms = None if idle_timeout is None else milliseconds(idle_timeout)
+        self.linger_ms = milliseconds(linger)
+        arguments.at_least(where, "linger", self.linger_ms, 0)
         arguments.at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
         arguments.at_least(where, "idle_timeout", self.idle_timeout_ms, 1)
         self.max_failures = _max_failures(where, max_failures)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice.offsets import Lag
-from sluice.orchestration.trigger import Burst
+from sluice.orchestration.trigger import Burst, Driving
+from sluice.state.ledger.leases import LeaseRow
 
 
 def lag(end: int, position: int = 0) -> Lag:
@@ -49,3 +50,26 @@ def test_events(story: list[tuple[float, Lag]], expected: list[float]) -> None:
 )
 def test_counting_unread_records(found: Lag, records: int) -> None:
     assert found.records == records
+
+
+def lease(beat: int, *, held: bool = True) -> LeaseRow:
+    return LeaseRow(
+        pipeline="p", job="main", generation=1, epoch=1, held=held, beat=beat, host="h", pid=1, process="p",
+        since="2026-01-01", run="",
+    )  # fmt: skip
+
+
+def test_records_that_a_working_driver_may_read_make_no_event() -> None:
+    burst = Burst(settle_s=2, max_wait_s=10, patience_s=100)
+    assert not any(burst.due(lag(now), now, driven=True) for now in range(1, 30))
+    assert [now for now in range(30, 36) if burst.due(lag(30), now)] == [32], "once it has ended"
+
+
+def test_a_driver_works_while_it_renews_its_lease() -> None:
+    driving = Driving(silence_s=20)
+    assert not driving.sees(None, 0)
+    assert driving.sees(lease(1), 1)
+    assert driving.sees(lease(1), 20)
+    assert not driving.sees(lease(1), 22), "it died"
+    assert driving.sees(lease(2), 23), "it only paused"
+    assert not driving.sees(lease(2, held=False), 24), "it has ended"

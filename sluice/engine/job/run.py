@@ -17,6 +17,7 @@ from sluice.engine.batch.topics import ensure_topics, message_limits, partition_
 from sluice.engine.job.backlog_run import BacklogRun, needs_order
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible
 from sluice.engine.job.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
+from sluice.engine.job.linger import Linger, News
 from sluice.engine.job.query import JobQuery, without_adaptive_execution
 from sluice.engine.job.replay import Sink, Step, joined, replay
 from sluice.engine.publish.at_least_once import AtLeastOnce
@@ -52,9 +53,24 @@ class JobRun:
     """For a rebuild: run only these batches, without output, because it has been written already."""
 
     def run(self) -> int:
-        """Read, compute and publish all records. Returns the number of records read."""
+        """Read, compute and publish all records. Returns the number of records read.
+
+        If the pipeline lingers, the run continues until no new records have arrived for that time.
+        """
         with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
-            return self._run(ledger, lease, Storage.of(self.job, lease.ref.generation, self.settings))
+            storage = Storage.of(self.job, lease.ref.generation, self.settings)
+            read, news = 0, True
+            while news:
+                count, news = self._run(ledger, lease, storage)
+                read += count
+            return read
+
+    @property
+    def linger_ms(self) -> int:
+        """How long to wait for new records once all have been read."""
+        if self.steps is not None:
+            return 0
+        return self.job.pipeline.linger_ms if self.settings.linger_ms is None else self.settings.linger_ms
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         pipeline, job, holder = self.job.pipeline.name, self.job.name, this_process(self.settings.run)
@@ -63,7 +79,8 @@ class JobRun:
             return Lease(ledger.leases, ref, holder, self.patience)  # the generation is not current yet
         return current_lease(ledger, pipeline, job, holder, self.patience, self.generation)
 
-    def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> int:
+    def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
+        """Returns the number of records read, and whether the topics have new partitions, which the next call reads."""
         pipeline = self.job.pipeline
         identity = SourceIdentity(self.settings.kafka, ledger.sources, storage.ref, self.job.topics)
         firsts = identity.check(*storage.positions())
@@ -93,13 +110,18 @@ class JobRun:
             with query_errors(publisher, storage, lease):
                 if self.steps is not None:
                     self._replay(query, publisher, firsts, self.steps)
-                    return publisher.read
-                if in_order:
-                    BacklogRun(query, self.settings.kafka, self.max_records, lease.require).run(publisher, firsts)
-                else:
-                    publisher.begin()
-                    query.run(publisher)
-        return publisher.read
+                    return publisher.read, False
+                linger = Linger(self.settings.kafka, self.job.topics, partitions, self.linger_ms, lease.check)
+                news: News | None = "records"
+                while news == "records":
+                    if in_order:
+                        BacklogRun(query, self.settings.kafka, self.max_records, lease.require).run(publisher, firsts)
+                    else:
+                        publisher.begin()
+                        query.run(publisher)
+                    ledger.failures.clear(pipeline.name, self.job.name)
+                    news = linger.wait(ledger.positions(pipeline.name))
+        return publisher.read, news == "partitions"
 
     def _replay(self, query: JobQuery, publisher: Publisher, firsts: Positions, steps: Sequence[Step]) -> None:
         partitions = query.partitions

@@ -1,0 +1,72 @@
+"""Waits for new records after a run has read all records, so that their batch needs no new driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from sluice.brokers import quiet
+from sluice.offsets import Lag, Offsets, read_lag
+
+log = structlog.get_logger()
+
+News = Literal["records", "partitions"]
+
+LONGEST_S = 3_600.0
+"""A run lingers for an hour at most, so that a changed pipeline takes effect, and no time limit of Airflow ends it."""
+
+
+@dataclass
+class Linger:
+    """Compares the topics' end offsets with the offsets that were read, several times a second."""
+
+    kafka: Mapping[str, str]
+    topics: Sequence[str]
+    partitions: Mapping[str, int]
+    """Topic → the number of partitions that the run reads."""
+    milliseconds: int
+    """How long to wait for new records."""
+    check: Callable[[], None]
+    """Raises LeaseError if this driver has lost its lease."""
+    pause_s: float = 0.25
+
+    def __post_init__(self) -> None:
+        self._last = time.monotonic() + LONGEST_S
+        self._admin = AdminClient(quiet(self.kafka)) if self.milliseconds else None
+        self._unreachable = False
+
+    def wait(self, positions: Offsets) -> News | None:
+        """Wait until there are records beyond `positions`, or new partitions. None: the time is over."""
+        if self._admin is None:
+            return None
+        end = min(time.monotonic() + self.milliseconds / 1000, self._last)
+        while (left := end - time.monotonic()) > 0:
+            self.check()
+            lag = self._lag(self._admin, positions)
+            if lag is not None and self._has_new_partitions(lag):
+                return "partitions"
+            if lag is not None and lag.records:
+                return "records"
+            time.sleep(min(self.pause_s, left))
+        return None
+
+    def _has_new_partitions(self, lag: Lag) -> bool:
+        return any(len(lag.ends.get(topic, {})) != count for topic, count in self.partitions.items())
+
+    def _lag(self, admin: AdminClient, positions: Offsets) -> Lag | None:
+        """The lag; None while the broker cannot be reached, which is logged once."""
+        try:
+            lag = read_lag(admin, self.topics, positions)
+        except (KafkaException, TimeoutError) as error:
+            if not self._unreachable:
+                log.warning("waiting for the broker", why=str(error))
+            self._unreachable = True
+            return None
+        self._unreachable = False
+        return lag

@@ -1,0 +1,106 @@
+"""A run that lingers reads new records as they arrive, and ends when none have arrived for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from sluice import Pipeline
+from sluice.engine.job.linger import Linger, News
+from sluice.offsets import Offsets
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import Names, by_shop, sale
+
+Act = Callable[[], None]
+
+
+def sums(names: Names) -> Pipeline:
+    pipeline = Pipeline(names.prefix, workers=1, linger="10 minutes")
+    by_shop(pipeline, names).count(store="n")
+    return pipeline
+
+
+def latest(names: Names) -> Pipeline:
+    """The same with an operator that needs records in order."""
+    pipeline = sums(names)
+    pipeline.stream(names("shops"), value=str).to_table(store="latest")
+    return pipeline
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`meanwhile(act, ...)` has one thing done each time that a run has read everything; then the time is over."""
+
+    def plan(*acts: Act) -> None:
+        left, real = list(acts), Linger.wait
+
+        def wait(self: Linger, positions: Offsets) -> News | None:
+            if not left:
+                return None
+            left.pop(0)()
+            return real(self, positions)
+
+        monkeypatch.setattr(Linger, "wait", wait)
+
+    return plan
+
+
+def test_records_that_arrive_while_a_run_lingers_are_its_next_batch(
+    start: Start, meanwhile: Callable[..., None]
+) -> None:
+    running = start(sums)
+    running.send("sales", sale("a"))
+    meanwhile(lambda: running.send("sales", sale("b")), lambda: running.send("sales", sale("a"), sale("a")))
+    assert running.run() == 4
+    assert running.store("n") == {"a": 3, "b": 1}
+    assert [snapshot.counts["read"] for snapshot in running.snapshots()] == [1, 1, 2]
+
+
+def test_ordered_operators_and_new_partitions_are_read_by_the_same_run(
+    start: Start, meanwhile: Callable[..., None]
+) -> None:
+    running = start(latest)
+    running.send("sales", sale("a"))
+    meanwhile(lambda: running.send("shops", (b"k", b"old")), lambda: grow(running), lambda: add(running))
+    assert running.run() == 3
+    assert running.store("latest") == {"k": "new"}
+
+
+def grow(running: Running) -> None:
+    admin = AdminClient({"bootstrap.servers": running.bootstrap})
+    for future in admin.create_partitions([NewPartitions(running.names("shops"), 2)]).values():
+        future.result(20)
+
+
+def add(running: Running) -> None:
+    """Write to the new partition, which a producer that is older than the partition may not know yet."""
+    producer = Producer({"bootstrap.servers": running.bootstrap})
+    producer.produce(running.names("shops"), key=b"k", value=b"new", partition=1)
+    assert producer.flush(20) == 0
+
+
+def test_a_lingering_run_holds_the_lease_and_ends_in_time(start: Start, meanwhile: Callable[..., None]) -> None:
+    running = start(sums)
+    running.settings = replace(running.settings, linger_ms=1_000)
+    running.send("sales", sale("a"))
+    times: list[float] = []
+
+    def held() -> bool:
+        with running.ledger() as ledger:
+            lease = ledger.leases.get(running.snapshot().ref)
+            return lease is not None and lease.held
+
+    def look() -> None:
+        times.append(time.monotonic())
+        assert held()
+
+    meanwhile(look)
+    assert running.run() == 1
+    assert time.monotonic() - times[0] > 1
+    assert not held()
