@@ -105,9 +105,9 @@ class States:
         rows = list(values)
         everywhere = {store.group_id for store in self.stores if store.kind == "global"}
         for number, place in enumerate(self.written_at):
-            mine = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
+            own = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
             with create_shard(place) as shard:
-                shard.write(self.batch, mine)
+                shard.write(self.batch, own)
         published = make_snapshot(
             self.batch, pipeline=self.pipeline, job=self.job, generation=self.generation, **snapshot
         )

@@ -37,9 +37,9 @@ BESIDE_ROUTES = [
 def routes(admin: httpx.Client) -> list[str]:
     """Every route of the OpenAPI document except streams, with example parameters."""
     paths = admin.get("/sluice/openapi.json").json()["paths"]
-    found = [re.sub(r"\{(\w+)\}", lambda name: EXAMPLES[name[1]], path) for path in paths]
-    assert STREAM in found
-    return [path for path in found if path != STREAM]
+    results = [re.sub(r"\{(\w+)\}", lambda name: EXAMPLES[name[1]], path) for path in paths]
+    assert STREAM in results
+    return [path for path in results if path != STREAM]
 
 
 def test_the_plugin_is_listed(admin: httpx.Client) -> None:

@@ -123,14 +123,14 @@ def test_no_body_is_read(viewer: httpx.Client, method: str) -> None:
 @pytest.mark.attack("S5", "SQL in keys, ranges, fields, groups and orders")
 def test_sql_is_text(viewer: httpx.Client, sql: str) -> None:
     assert viewer.get(f"{COUNT}/keys/{quote(sql, safe='')}").status_code == 404
-    for path, asked, found in (
+    for path, asked, result in (
         ("/keys", {"key": sql}, '"entries":[]'),
         ("", {"prefix": sql}, '"entries":[]'),
         ("", {"first": sql, "last": sql}, '"entries":[]'),
         ("/count", {"prefix": sql}, '"count":0'),
     ):
         answer = viewer.get(COUNT + path, params=asked)
-        assert (answer.status_code, found in answer.text) == (200, True), (path, asked, answer.text)
+        assert (answer.status_code, result in answer.text) == (200, True), (path, asked, answer.text)
     for name in ("order", "limit", "worker", "require", "smallest", "field", "group_by", sql):
         path = {"order": "/combine", "group_by": "/combine", "smallest": "/top", "field": "/top"}.get(name, "")
         assert viewer.get(COUNT + path, params={name: sql}).status_code == 422

@@ -84,8 +84,8 @@ def test_bodies(viewer: httpx.Client, path: str, body: str) -> None:
 def test_addresses_of_the_workers(viewer: httpx.Client, airflow: AirflowServer) -> None:
     here = f'"host":"127.0.0.1","port":{airflow.port}'
     assert viewer.get("/v1/metadata/all").text == f"[{{{here}}}]"
-    found = viewer.get("/v1/metadata/general_orders/store_1234")
-    assert found.text == f'{{{here},"key":"store_1234"}}'
+    response = viewer.get("/v1/metadata/general_orders/store_1234")
+    assert response.text == f'{{{here},"key":"store_1234"}}'
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,12 @@ def test_keys_may_contain_any_character(viewer: httpx.Client) -> None:
 
 def test_everything_page_by_page(viewer: httpx.Client) -> None:
     path, cursor = f"{STORES}/general_orders_count", None
-    found: list[list[str]] = []
-    while not found or cursor:
+    results: list[list[str]] = []
+    while not results or cursor:
         answer = viewer.get(path, params={"limit": 2} | ({"cursor": cursor} if cursor else {}))
-        found.append(keys(answer))
+        results.append(keys(answer))
         cursor = answer.json().get("cursor")
-    assert found == [["a/b <i>", "store_1234"], ["store_5"]]
+    assert results == [["a/b <i>", "store_1234"], ["store_5"]]
 
 
 @pytest.mark.parametrize(

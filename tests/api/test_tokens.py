@@ -27,8 +27,8 @@ def token(airflow: AirflowServer) -> str:
 @pytest.fixture(scope="module")
 def claims(token: str) -> dict[str, Any]:
     """The claims of Airflow's own tokens."""
-    found: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
-    return found
+    decoded: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
+    return decoded
 
 
 def signed(claims: dict[str, Any], key: str = JWT_SECRET, algorithm: str = "HS512", **changed: Any) -> str:

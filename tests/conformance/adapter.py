@@ -107,7 +107,7 @@ class Built:
     def _kinds(self) -> dict[str, values.Kind]:
         """The type of each topic's values, with all fields of the records and expressions."""
         every = values.kind_of(record["value"] for record in self.case["inputs"])
-        found = {
+        results = {
             topic: values.kind_of(record["value"] for record in self.case["inputs"] if record["topic"] == topic)
             or every
             for topic in dict.fromkeys(node["topic"] for node in self.nodes.values() if "topic" in node)
@@ -119,9 +119,9 @@ class Built:
             read += [one["expr"] for one in node.get("aggs", ()) if "expr" in one]
             for path in _paths(["all", *read]):
                 for topic, name in self._read_in(node.get("in") or node["left"], path):
-                    kind = found[topic]
-                    found[topic] = {name: None} | kind if isinstance(kind, dict) else kind
-        return {topic: values.completed(kind, every) for topic, kind in found.items()}
+                    kind = results[topic]
+                    results[topic] = {name: None} | kind if isinstance(kind, dict) else kind
+        return {topic: values.completed(kind, every) for topic, kind in results.items()}
 
     def _read_in(self, name: str, path: list[str]) -> Iterator[tuple[str, str]]:
         """The source topics that contain a field of a node's values, and the field's name there."""
@@ -174,7 +174,7 @@ class Built:
                 kind = self.kind(node["in"], node["list"])
                 kind = kind[0] if isinstance(kind, list) else None
             case {"op": "aggregate"}:
-                kind = {one["name"]: "int" for one in node["aggs"] if one["fn"] in ("count", "sum")}
+                kind = {aggregate["name"]: "int" for aggregate in node["aggs"] if aggregate["fn"] in ("count", "sum")}
             case {"op": "join"}:
                 return self._kind_at(node[path[0]], path[1:]) if path else None
             case {"op": "merge", "in": [first, *_]}:
@@ -301,7 +301,7 @@ def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
     grouped = parent.group_by(key)
     if "window" in node:
         grouped = grouped.windowed_by(window(node["window"]))
-    columns = {one["name"]: _aggregation(built, node["in"], one) for one in node["aggs"]}
+    columns = {aggregate["name"]: _aggregation(built, node["in"], aggregate) for aggregate in node["aggs"]}
     return grouped.aggregate(columns, store=built.store_of(node))
 
 

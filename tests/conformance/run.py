@@ -38,12 +38,12 @@ def main(arguments: list[str]) -> int:
         return 2
     passed, failed = 0, 0
     for feature, mine in by_feature(cases):
-        begun = time.monotonic()
+        start = time.monotonic()
         problems = run_all(mine, given.cuts, 1 if given.alone else TOGETHER)
         good = len(mine) - len(problems)
         passed, failed = passed + good, failed + len(problems)
         print(f"{feature} {good}/{len(mine)}", flush=True)
-        print(f"  {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
+        print(f"  {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
         for case, why in problems:
             print(f"  {case}: {why}", flush=True)
     print(f"{passed} passed, {failed} failed")
@@ -52,10 +52,10 @@ def main(arguments: list[str]) -> int:
 
 def by_feature(cases: Iterable[Case]) -> Iterator[tuple[str, list[Case]]]:
     """The cases of each feature, in the order of the file."""
-    found: dict[str, list[Case]] = {}
+    results: dict[str, list[Case]] = {}
     for case in cases:
-        found.setdefault(case["feature"], []).append(case)
-    yield from found.items()
+        results.setdefault(case["feature"], []).append(case)
+    yield from results.items()
 
 
 def run_all(cases: list[Case], cuts: str, together: int) -> list[tuple[str, str]]:
@@ -84,12 +84,12 @@ def run(cases: list[Case], cuts: str) -> list[tuple[str, str]]:
 
 def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
     """Pipe the records of all cases, each case's in order, and end batches as `cuts` says."""
-    chance = random.Random("".join(one.case["id"] for one in built))
-    for step in range(max(len(one.case["inputs"]) for one in built)):
-        for one in built:
-            for record in one.case["inputs"][step : step + 1]:
-                driver.pipe(one.topic_of(record["topic"]), record["value"], record["key"], timestamp=record["ts"])
-        if cuts == "each" or (cuts == "random" and chance.random() < 0.25):
+    rng = random.Random("".join(case.case["id"] for case in built))
+    for step in range(max(len(case.case["inputs"]) for case in built)):
+        for case in built:
+            for record in case.case["inputs"][step : step + 1]:
+                driver.pipe(case.topic_of(record["topic"]), record["value"], record["key"], timestamp=record["ts"])
+        if cuts == "each" or (cuts == "random" and rng.random() < 0.25):
             driver.commit()
 
 
@@ -101,10 +101,11 @@ def results(driver: TopologyTestDriver, built: Built) -> list[Row]:
             rows.append((key[0], (key[1], key[2]), value) if isinstance(key, tuple) else (key, None, value))
         return rows
     assert built.topic is not None
-    found = [
-        (one.key, _window(one.headers) if built.is_windowed else None, one.value) for one in driver.output(built.topic)
+    results = [
+        (record.key, _window(record.headers) if built.is_windowed else None, record.value)
+        for record in driver.output(built.topic)
     ]
-    return found if built.case["spec"]["result_kind"] == "stream" else collapsed(found)
+    return results if built.case["spec"]["result_kind"] == "stream" else collapsed(results)
 
 
 def _window(headers: dict[str, str]) -> tuple[int, int] | None:

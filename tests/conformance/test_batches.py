@@ -65,14 +65,15 @@ def results(found: list[tuple[Any, ...]], cuts: set[int], name: str) -> dict[str
             driver.pipe(topic, value, key, timestamp=time, partition=partition % PARTITIONS.get(topic, 1))
             if number in cuts:
                 driver.commit()
-        told: dict[str, Any] = {store: driver.store(store) for store in STORES}
+        reported: dict[str, Any] = {store: driver.store(store) for store in STORES}
         for topic in ("closed", "joined", "enriched"):
-            told[topic] = Counter(
-                json.dumps([one.key, one.headers, one.value], sort_keys=True) for one in driver.output(topic)
+            reported[topic] = Counter(
+                json.dumps([record.key, record.headers, record.value], sort_keys=True)
+                for record in driver.output(topic)
             )
         dropped = ("late/", "null_key/", "null_value/", "dropped/")
-        told["counts"] = {name: n for name, n in driver.counts().items() if name.startswith(dropped) and n}
-        return told
+        reported["counts"] = {name: n for name, n in driver.counts().items() if name.startswith(dropped) and n}
+        return reported
 
 
 @pytest.mark.timeout(600)

@@ -228,23 +228,23 @@ def results(seeds: Sequence[int], operators: int, cuts: str) -> dict[str, Any]:
     made = [Topology(pipeline, f"t{seed}", seed, random.Random(seed).randint(3, operators)) for seed in seeds]
     partitions = {topic: number for topology in made for topic, number in topology.partitions.items()}
     inputs = [list(topology.records()) for topology in made]
-    chance = random.Random(seeds[0])
+    rng = random.Random(seeds[0])
     with TopologyTestDriver(pipeline, partitions=partitions) as driver:
         for step in range(max(map(len, inputs))):
             for records in inputs:
                 for topic, value, key, when, partition in records[step : step + 1]:
                     driver.pipe(topic, value, key, timestamp=when, partition=partition)
-            if cuts == "each" or (cuts == "random" and chance.random() < 0.2):
+            if cuts == "each" or (cuts == "random" and rng.random() < 0.2):
                 driver.commit()
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for topology in made:
             for topic, kind in topology.outputs.items():
                 by_key: dict[tuple[str, str], list[Any]] = {}
                 for record in driver.output(topic):
                     window = str(record.headers) if kind == "windowed" else ""
                     by_key.setdefault((str(record.key), window), []).append((record.value, record.timestamp))
-                found[topic] = by_key if kind == "stream" else {key: each[-1] for key, each in by_key.items()}
-        return found
+                results[topic] = by_key if kind == "stream" else {key: each[-1] for key, each in by_key.items()}
+        return results
 
 
 def differences(seeds: Sequence[int], operators: int, cuts: str) -> list[str]:
@@ -267,17 +267,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--cuts", choices=("random", "each"), default="random")
     given = parser.parse_args(arguments)
     failed = 0
-    begun = time.monotonic()
+    start = time.monotonic()
     seeds = range(given.seed, given.seed + given.count)
     for begin in range(0, len(seeds), TOGETHER):
         some = seeds[begin : begin + TOGETHER]
-        found = differences(some, given.operators, given.cuts)
-        wrong = {line.partition("_")[0] for line in found}
+        different = differences(some, given.operators, given.cuts)
+        wrong = {line.partition("_")[0] for line in different}
         failed += len(wrong)
-        for line in found[:10]:
+        for line in different[:10]:
             print(f"  {line}", flush=True)
         passed = begin + len(some) - failed
-        print(f"{passed} passed, {failed} failed, {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"{passed} passed, {failed} failed, {time.monotonic() - start:.0f} s", flush=True)
     return 1 if failed else 0
 
 

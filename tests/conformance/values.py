@@ -27,10 +27,10 @@ _UNSEEN = {"n": "int", "g": "str"}
 
 def kind_of(values: Iterable[Any]) -> Kind:
     """The type that all values have."""
-    found: Kind = None
+    kind: Kind = None
     for value in values:
-        found = _common(found, _kind(value))
-    return found
+        kind = _common(kind, _kind(value))
+    return kind
 
 
 def contract(kind: Kind) -> Any:

@@ -35,9 +35,9 @@ def bag() -> DagBag:
 
 
 def dag(bag: DagBag, name: str) -> DAG:
-    found = bag.dags[name]
-    assert isinstance(found, DAG)
-    return found
+    loaded = bag.dags[name]
+    assert isinstance(loaded, DAG)
+    return loaded
 
 
 def test_every_dag_loads(bag: DagBag) -> None:
@@ -55,16 +55,16 @@ def test_every_dag_loads(bag: DagBag) -> None:
     ],
 )
 def test_tasks(bag: DagBag, name: str, tasks: list[str]) -> None:
-    found = dag(bag, name).topological_sort()  # type: ignore[no-untyped-call]
-    assert [task.task_id for task in found] == tasks
+    loaded = dag(bag, name).topological_sort()  # type: ignore[no-untyped-call]
+    assert [task.task_id for task in loaded] == tasks
 
 
 @pytest.mark.parametrize("name", [*PIPELINES, "produce_sample_orders", "sluice_retention"])
 def test_one_run_at_a_time_and_no_catchup(bag: DagBag, name: str) -> None:
-    found = dag(bag, name)
-    assert (found.max_active_runs, found.catchup) == (1, False)
-    assert found.doc_md
-    assert "sluice" in found.tags
+    loaded = dag(bag, name)
+    assert (loaded.max_active_runs, loaded.catchup) == (1, False)
+    assert loaded.doc_md
+    assert "sluice" in loaded.tags
 
 
 def test_the_trigger_starts_the_pipeline_for_its_topics(bag: DagBag) -> None:
@@ -95,8 +95,8 @@ def test_the_documentation_shows_the_topology(bag: DagBag) -> None:
 
 def test_loading_dags_needs_no_spark() -> None:
     code = "import runpy, sys; runpy.run_path('dags/pipelines.py'); print('pyspark' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "False"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_parameters_are_checked(bag: DagBag, conf: dict[str, object]) -> None:
 @pytest.mark.attack("S8", "every parameter that any DAG takes")
 def test_every_parameter_is_a_number_with_bounds(bag: DagBag) -> None:
     takes: dict[str, Any] = {name: dag(bag, name).params for name in bag.dags}
-    params = {(name, key): param.schema for name, found in takes.items() for key, param in found.items()}
+    params = {(name, key): param.schema for name, parameters in takes.items() for key, param in parameters.items()}
     assert len(params) == 5
     assert {name for name, _ in params} == {"produce_sample_orders", "sluice_retention"}
     for schema in params.values():

@@ -199,10 +199,10 @@ def test_nothing_is_submitted_while_the_broker_is_down(recorder: Path, monkeypat
     monkeypatch.setattr(operator, "require_brokers", require_brokers)
     address = f"127.0.0.1:{free_port()}"
     connect(monkeypatch, kafka={"bootstrap.servers": address})
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(AirflowException, match=f"Kafka at {address} does not answer: .*Connection refused"):
         submit(recorder)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - start < 10
     assert not recorder.exists()
     assert failures() == [("orders", "main", "orders/manual__1/main", f"Kafka at {address} does not answer")]
 
@@ -218,7 +218,10 @@ def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatc
 
 def failures() -> list[tuple[str, str, str, str]]:
     with Ledger.open(settings().ledger) as ledger:
-        return [(one.pipeline, one.job, one.run, one.detail.rsplit(": ", 2)[0]) for one in ledger.failures.all()]
+        return [
+            (failure.pipeline, failure.job, failure.run, failure.detail.rsplit(": ", 2)[0])
+            for failure in ledger.failures.all()
+        ]
 
 
 def test_the_log_omits_javas_warning_about_sparks_module(

@@ -42,23 +42,23 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 @pytest.fixture(scope="module")
 def driver(page: Pipeline, spark: SparkSession) -> Iterator[TopologyTestDriver]:
     """The page's pipeline, with a few records of each topic."""
-    with TopologyTestDriver(page, spark=spark) as made:
+    with TopologyTestDriver(page, spark=spark) as driver:
         for shop, city, floors in (("s1", "Pune", 2), ("s2", "Pune", 1), ("s3", "Goa", 3)):
-            made.pipe("shops", {"city": city, "floors": floors}, key=shop, timestamp=0)
-        made.pipe("cities", "a city", key="tea")
+            driver.pipe("shops", {"city": city, "floors": floors}, key=shop, timestamp=0)
+        driver.pipe("cities", "a city", key="tea")
         for key, note in (("s1", "quiet"), ("s1", "rain"), ("Goa", "sun")):
-            made.pipe("notes", note, key=key, timestamp=1_000)
+            driver.pipe("notes", note, key=key, timestamp=1_000)
         for key, item, amount, tags in (("s1", "tea", 5, ["hot", "wet"]), ("s1", "pot", 20, []), ("s3", "tea", 7, [])):
-            made.pipe("sales", {"item": item, "amount": amount, "tags": tags}, key=key, timestamp=5_000)
-        made.pipe("rows", "a,b", key="r")
+            driver.pipe("sales", {"item": item, "amount": amount, "tags": tags}, key=key, timestamp=5_000)
+        driver.pipe("rows", "a,b", key="r")
         for second in (0, 2, 59):
-            made.pipe("clicks", {"page": "home", "at": f"2026-01-01T00:00:{second:02}"})
-        made.pipe("clicks", {"page": "home", "at": "2026-01-01T00:01:15"})
-        yield made
+            driver.pipe("clicks", {"page": "home", "at": f"2026-01-01T00:00:{second:02}"})
+        driver.pipe("clicks", {"page": "home", "at": "2026-01-01T00:01:15"})
+        yield driver
 
 
 def records(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]:
-    return [(one.key, one.value) for one in driver.output(topic)]
+    return [(record.key, record.value) for record in driver.output(topic)]
 
 
 def test_every_row_of_the_tables_is_in_the_pipeline(page: Pipeline) -> None:

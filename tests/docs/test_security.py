@@ -18,14 +18,14 @@ ATTACKS = {f"S{number}" for number in range(1, 12)}
 @cache
 def marked(kind: str) -> dict[str, set[str]]:
     """Number of a fault or attack → files with tests for it."""
-    found: dict[str, set[str]] = defaultdict(set)
+    files_by_number: dict[str, set[str]] = defaultdict(set)
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 for marker in node.decorator_list:
                     if isinstance(marker, ast.Call) and ast.unparse(marker.func) == f"pytest.mark.{kind}":
-                        found[ast.literal_eval(marker.args[0])].add(str(file.relative_to(ROOT)))
-    return found
+                        files_by_number[ast.literal_eval(marker.args[0])].add(str(file.relative_to(ROOT)))
+    return files_by_number
 
 
 def test_every_fault_and_every_attack_has_a_test() -> None:
@@ -49,7 +49,7 @@ def test_the_guarantees_page_lists_the_files_of_each_fault(number: str) -> None:
 
 def _numbers(text: str) -> set[str]:
     """The numbers in a text such as `F2, F11 to F13`."""
-    found = set()
+    results = set()
     for kind, first, last in re.findall(r"([FB])(\d+)(?: to [FB](\d+))?", text):
-        found |= {f"{kind}{number}" for number in range(int(first), int(last or first) + 1)}
-    return found
+        results |= {f"{kind}{number}" for number in range(int(first), int(last or first) + 1)}
+    return results

@@ -39,12 +39,12 @@ def test_the_commands_of_the_tutorial_print_its_output(clone: Path) -> None:
     told = list(steps(text))
     command = ["bash", "-c", script(told, SEPARATOR)]
     nothing = subprocess.DEVNULL
-    ran = subprocess.run(command, env=environment(port), cwd=clone, stdin=nothing, capture_output=True, text=True)
-    printed = ran.stdout.split(f"{SEPARATOR}\n")
-    differences = [found for step, said in zip(told, printed, strict=False) if (found := step.differs(said))]
+    process = subprocess.run(command, env=environment(port), cwd=clone, stdin=nothing, capture_output=True, text=True)
+    printed = process.stdout.split(f"{SEPARATOR}\n")
+    differences = [found for step, results in zip(told, printed, strict=False) if (found := step.differs(results))]
     if differences:
         pytest.fail("\n".join(differences), pytrace=False)
-    assert (ran.returncode, len(printed)) == (0, len(told) + 1), ran.stderr[-3_000:]
+    assert (process.returncode, len(printed)) == (0, len(told) + 1), process.stderr[-3_000:]
 
 
 def environment(port: str) -> dict[str, str]:

@@ -106,11 +106,11 @@ class Traffic:
 
 def results(running: Running) -> dict[str, Any]:
     """All stores, and the records of every output by partition, in order."""
-    found: dict[str, Any] = {store: running.store(store) for store in ("customers", "last_order")}
+    results: dict[str, Any] = {store: running.store(store) for store in ("customers", "last_order")}
     for topic in ("with_customer", "paid"):
         messages = running.messages(running.names(topic))
-        found[topic] = [(each.partition(), each.key(), each.value(), each.timestamp()[1]) for each in messages]
-    return found
+        results[topic] = [(each.partition(), each.key(), each.value(), each.timestamp()[1]) for each in messages]
+    return results
 
 
 def begun(running: Running) -> int:

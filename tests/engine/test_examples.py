@@ -44,16 +44,16 @@ def run(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
 
 def held(settings: Settings, pipeline: Pipeline) -> dict[str, dict[Any, Any]]:
     """Every store, by key, or by key and the window's start and end."""
-    found: dict[str, dict[Any, Any]] = {}
+    results: dict[str, dict[Any, Any]] = {}
     with Ledger.open(settings.ledger) as ledger:
         for store in ledger.jobs.stores(pipeline.name):
             snapshot = ledger.snapshots.latest(pipeline.name, store.job)
             assert snapshot is not None
             places = [worker.location for worker in ledger.jobs.workers(pipeline.name, store.job)]
-            found[store.name] = {
+            results[store.name] = {
                 key: value for place in places for key, value in _entries(place, store, snapshot.batch)
             }
-    return found
+    return results
 
 
 def _entries(location: str, store: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:

@@ -27,15 +27,15 @@ def test_bad_records_become_dead_letters_with_their_original_bytes(start: Start)
 
     (first,) = [letter for letter in running.dead_letters() if letter.value() == bad]
     assert first.key() == b"\xfe"
-    found = list(cast(list[tuple[str, bytes | None]], first.headers()))
-    assert found[:3] == headers
-    assert dict(found[3:]) == {
+    dead_letters = list(cast(list[tuple[str, bytes | None]], first.headers()))
+    assert dead_letters[:3] == headers
+    assert dict(dead_letters[3:]) == {
         "sluice.reason": b"malformed",
         "sluice.detail": b"JSON is malformed: invalid character (byte 0)",
         "sluice.topic": running.names("sales").encode(),
         "sluice.partition": b"0",
         "sluice.offset": b"1",
-        "sluice.timestamp": dict(found)["sluice.timestamp"],
+        "sluice.timestamp": dict(dead_letters)["sluice.timestamp"],
     }
     assert first.timestamp()[0] == TIMESTAMP_CREATE_TIME
     assert sorted(running.reasons()) == ["contract", "digits", "malformed", "null_value"]

@@ -21,14 +21,14 @@ from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of, shop
 
 def a_busy_day(running: Running) -> None:
     """Sales out of order, some late, some invalid, in three partitions, with addresses."""
-    chance = random.Random(7)
+    rng = random.Random(7)
     running.send("shops", *(address(key, f"city of {key}") for key in "abc"))
     for partition in range(3):
         records = []
         for minute in range(20):
-            late = chance.choice([0, 0, 0, 1, 5])
-            at = f"08:{max(minute - late, 0):02}:{chance.randrange(60):02}"
-            records.append(sale(chance.choice("abcd"), f"{chance.randrange(1, 900)}.{chance.randrange(100):02}", at=at))
+            late = rng.choice([0, 0, 0, 1, 5])
+            at = f"08:{max(minute - late, 0):02}:{rng.randrange(60):02}"
+            records.append(sale(rng.choice("abcd"), f"{rng.randrange(1, 900)}.{rng.randrange(100):02}", at=at))
         records[5:5] = [b"{", sale("a", "1.005")]
         running.send("sales", *records, partition=partition)
 

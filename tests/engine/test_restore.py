@@ -50,8 +50,8 @@ async def answer(running: Running) -> tuple[dict[str, int], bool]:
     with running.ledger() as ledger:
         reader = Reader(ledger)
         (store,) = [one for one in await reader.catalogue.stores() if one.name == "n"]
-        found = await reader.all(await reader.catalogue.pin(store))
-        return {entry.key: int(bytes(entry.value)) for entry in found.entries}, found.partial
+        result = await reader.all(await reader.catalogue.pin(store))
+        return {entry.key: int(bytes(entry.value)) for entry in result.entries}, result.partial
 
 
 @pytest.mark.parametrize("how", [None, lambda data: data[: len(data) // 2]], ids=["missing", "cut off"])
@@ -98,8 +98,8 @@ def test_the_next_run_completes_an_interrupted_restore(start: Start, monkeypatch
         assert partial
         assert left.items() < whole.items()
     assert run(running) == 1
-    found, partial = asyncio.run(answer(running))
-    assert (found, partial) == (whole | {"a": 2}, False)
+    result, partial = asyncio.run(answer(running))
+    assert (result, partial) == (whole | {"a": 2}, False)
     assert len(running.output("copies")) == 7
     with running.ledger() as ledger:
         assert ledger.jobs.generations(running.pipeline.name, "main") == [1, 2]

@@ -54,11 +54,11 @@ def test_a_successful_run_prints_no_warnings(tmp_path: Path, kafka: EmbeddedKafk
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         producer.produce(name, word, key="A")
         assert producer.flush(30) == 0
-        ran = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "sluice.cli", *command, name],
             env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert (ran.returncode, ran.stderr) == (0, "")
-        assert ran.stdout.count("job done" if command == ["run"] else "equal to the published state") == 2
+        assert (process.returncode, process.stderr) == (0, "")
+        assert process.stdout.count("job done" if command == ["run"] else "equal to the published state") == 2
         for complaint in ("WARN", "ERROR", "Warning", "%3|", "%4|", "Traceback"):
-            assert complaint not in ran.stdout
+            assert complaint not in process.stdout

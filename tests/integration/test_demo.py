@@ -55,10 +55,10 @@ def stops(demo: subprocess.Popen[str], home: Path, number: signal.Signals) -> No
     assert members(sessions(home))
     assert running(home / "kafka")
     demo.send_signal(number)
-    said, _ = demo.communicate(timeout=120)
+    output, _ = demo.communicate(timeout=120)
     assert demo.returncode == 130
-    assert "all processes have ended" in said
-    assert "Traceback" not in said
+    assert "all processes have ended" in output
+    assert "Traceback" not in output
     assert members(sessions(home)) == []
     assert running(home / "kafka") is None
 
@@ -83,8 +83,8 @@ def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str],
 
 def test_a_second_demo_in_the_same_home_is_rejected(demo: subprocess.Popen[str], home: Path) -> None:
     second = start(home)
-    said, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=60)
     assert second.returncode == 1
-    assert "already running in" in said
+    assert "already running in" in output
     assert demo.poll() is None
     stops(demo, home, signal.SIGHUP)

@@ -78,9 +78,9 @@ def test_all_eight_stores_match_the_topic(platform: LocalPlatform, totals: Total
     assert totals.late
     expected = totals.stores()
     with platform.as_user(platform.viewer) as airflow:
-        found = served(airflow)
+        result = served(airflow)
     assert len(expected) == 8
-    assert differences(expected, found) == dict.fromkeys(expected, 0)
+    assert differences(expected, result) == dict.fromkeys(expected, 0)
 
 
 def test_the_queries_of_the_requirements(platform: LocalPlatform, totals: Totals) -> None:
@@ -111,10 +111,10 @@ def test_the_output_topics(platform: LocalPlatform, totals: Totals) -> None:
 
         latest = {m.key(): m.value() for m in read_topic(platform.kafka_config, f"{prefix}_revenue")}
         for location, (count, amount) in running.items():
-            found = json.loads(latest[location.encode()] or b"", parse_float=Decimal)
+            result = json.loads(latest[location.encode()] or b"", parse_float=Decimal)
             total = {"locationId": location, "runnuingOrderCount": count, "runningRevenue": amount}
-            assert found["totalRevenue"] == total
-            assert found["store"]["locationId"] == location
+            assert result["totalRevenue"] == total
+            assert result["store"]["locationId"] == location
 
 
 @pytest.mark.parametrize("route", ROUTES)

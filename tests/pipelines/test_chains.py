@@ -88,12 +88,15 @@ def driver(request: pytest.FixtureRequest, drive: Drive) -> TopologyTestDriver:
 @pytest.mark.timeout(600)
 def test_chains_have_the_results_of_kafka_streams(driver: TopologyTestDriver) -> None:
     assert driver.store("forties") == {("all", 0, 40): {"tens": 5, "n": 5}}
-    assert [(one.key, one.value["left"], one.value["right"]["n"]) for one in driver.output("priced")] == [
+    assert [(record.key, record.value["left"], record.value["right"]["n"]) for record in driver.output("priced")] == [
         ("a", {"n": 1}, 1)
     ]
     assert driver.store("unmatched") == {("c", 0, 10): 1}
-    assert [(one.value["left"]["n"], one.value["right"]["c"]) for one in driver.output("with_own")] == [(1, 1), (2, 2)]
-    both = [(one.value["left"], one.value["right"], one.timestamp) for one in driver.output("both")]
+    assert [(record.value["left"]["n"], record.value["right"]["c"]) for record in driver.output("with_own")] == [
+        (1, 1),
+        (2, 2),
+    ]
+    both = [(record.value["left"], record.value["right"], record.timestamp) for record in driver.output("both")]
     assert both == [({"n": 4}, {"n": 1}, 12), ({"n": 9}, None, 30)]
     assert driver.store("merged") == {("a", 20, 30): 1, ("b", 20, 30): 1}
     assert driver.counts()["late/merged"] == 1

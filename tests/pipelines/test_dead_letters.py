@@ -121,7 +121,7 @@ STORES = ("reduced", "listed", "of_second", "visits", "states", "states_listed")
 
 
 def seen(driver: TopologyTestDriver) -> dict[str, Any]:
-    topics = {topic: [(one.key, one.value) for one in driver.output(topic)] for topic in ("copies", "totals")}
+    topics = {topic: [(record.key, record.value) for record in driver.output(topic)] for topic in ("copies", "totals")}
     return {store: driver.store(store) for store in STORES} | topics
 
 
@@ -155,7 +155,10 @@ def test_a_dead_letter_names_step_line_key_and_error(drive: Drive) -> None:
     driver = drive(sensors("said"))
     driver.pipe("readings", {"value": 1}, "a", timestamp=0)
     driver.pipe("readings", {"value": BROKEN}, "a", timestamp=1_700_000_000_000)
-    letters = {one.headers.get("sluice.step", one.headers.get("sluice.output")): one for one in driver.dead_letters()}
+    letters = {
+        dead_letter.headers.get("sluice.step", dead_letter.headers.get("sluice.output")): dead_letter
+        for dead_letter in driver.dead_letters()
+    }
     letter = letters["store reduced"]
     assert (letter.key, letter.value) == ("a", {"value": BROKEN})
     at = letter.headers.pop("sluice.at")
@@ -197,7 +200,7 @@ def test_a_change_of_a_table_within_a_group_is_atomic(drive: Drive) -> None:
         driver.pipe("states", {"value": value}, "a", timestamp=value)
     driver.pipe("states", {"value": 2}, "b", timestamp=20)
     assert driver.store("states_listed") == {"all": [BROKEN - 1, 2]}
-    assert [one.value for one in driver.dead_letters()] == [{"value": 5}]
+    assert [dead_letter.value for dead_letter in driver.dead_letters()] == [{"value": 5}]
 
 
 def test_a_value_that_was_not_added_is_not_subtracted(drive: Drive) -> None:
@@ -206,7 +209,7 @@ def test_a_value_that_was_not_added_is_not_subtracted(drive: Drive) -> None:
         driver.pipe("states", {"value": value}, key, timestamp=0)
         driver.commit()
     assert driver.store("states_listed") == {"all": [2, 3]}
-    assert [one.key for one in driver.dead_letters()] == ["all", "all"]
+    assert [dead_letter.key for dead_letter in driver.dead_letters()] == ["all", "all"]
 
 
 @pytest.mark.parametrize("store", ["reduce", "process"])

@@ -17,7 +17,7 @@ def driver(drive: Drive) -> TopologyTestDriver:
 
 def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]:
     """New records. The records of one source are in order; the order between two sources is not guaranteed."""
-    return [(one.key, one.value) for one in driver.read(topic)]
+    return [(record.key, record.value) for record in driver.read(topic)]
 
 
 def test_keys_and_values_of_both_topics_are_capitalized(driver: TopologyTestDriver) -> None:

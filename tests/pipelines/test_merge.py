@@ -44,7 +44,7 @@ def test_merged_records_and_results_are_in_order_of_time(drive: Drive) -> None:
     driver.pipe("cash", {"account": "cash", "amount": 6}, timestamp=9)
     seen = [(record.key, *record.value.values()) for record in driver.read("merged")]
     paid_late = [("k", "all", 106), ("k", "paid", 104)]
-    assert [one for one in seen if one not in paid_late] == [
+    assert [row for row in seen if row not in paid_late] == [
         ("k", "cash", 1), ("k", "all", 2), ("k", "cash", 3), ("k", "cash", 5), (None, "cash", 6),
     ]  # fmt: skip
     assert sorted(seen[3:5]) == paid_late, "both are of one record"
@@ -74,6 +74,6 @@ def test_a_record_arrives_once_per_path_through_merges_and_flat_maps(drive: Driv
     twice.merge(paid.map_values("amount")).group_by_key().count(store="flat")
     driver = drive(pipeline)
     driver.pipe("paid", {"account": "a", "amount": 6}, "k")
-    found = {name: (driver.store(f"{name}_counts")["k"], len(driver.read(name))) for name in ("two", "three", "six")}
-    assert found == {"two": (2, 2), "three": (3, 3), "six": (6, 6)}
+    results = {name: (driver.store(f"{name}_counts")["k"], len(driver.read(name))) for name in ("two", "three", "six")}
+    assert results == {"two": (2, 2), "three": (3, 3), "six": (6, 6)}
     assert driver.store("flat") == {"k": 4}

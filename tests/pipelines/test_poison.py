@@ -116,15 +116,15 @@ def exchange(name: str) -> Pipeline:
 
 
 def seen(driver: TopologyTestDriver) -> dict[str, Any]:
-    topics = {topic: [(one.key, one.value) for one in driver.output(topic)] for topic in TOPICS}
+    topics = {topic: [(record.key, record.value) for record in driver.output(topic)] for topic in TOPICS}
     return topics | {store: driver.store(store) for store in STORES}
 
 
 @pytest.mark.timeout(3600)
 def test_invalid_records_do_not_change_the_results_of_valid_ones(drive: Drive) -> None:
     poison = GOOD // 10
-    chance = random.Random(12)
-    poisoned = dict.fromkeys(chance.sample(range(GOOD), poison))
+    rng = random.Random(12)
+    poisoned = dict.fromkeys(rng.sample(range(GOOD), poison))
     kinds: Counter[str] = Counter()
     begun: set[str] = set()
     harmless = 0
@@ -134,7 +134,7 @@ def test_invalid_records_do_not_change_the_results_of_valid_ones(drive: Drive) -
         for driver in (alone, among):
             driver.pipe("orders", {"amount": LARGE, "kind": "first"}, f"k{first}", timestamp=0)
     for number in range(GOOD):
-        key = f"k{chance.randrange(50)}"
+        key = f"k{rng.randrange(50)}"
         if number in poisoned:
             kind = KINDS[sum(kinds.values()) % len(KINDS)]
             kinds[kind] += 1
@@ -281,8 +281,8 @@ def kind_of(detail: str) -> str:
 
 @pytest.mark.timeout(3600)
 def test_invalid_records_do_not_change_joins_tables_and_timers(drive: Drive) -> None:
-    chance = random.Random(13)
-    poisoned = set(chance.sample(range(GOOD), GOOD // 10))
+    rng = random.Random(13)
+    poisoned = set(rng.sample(range(GOOD), GOOD // 10))
     kinds: Counter[str] = Counter()
     alone, among = drive(market("alone_too")), drive(market("among_too"))
     for driver in (alone, among):
@@ -290,7 +290,7 @@ def test_invalid_records_do_not_change_joins_tables_and_timers(drive: Drive) -> 
         for number in range(5):
             driver.pipe("rates", {"amount": number}, str(number))
     for number in range(GOOD):
-        key, amount = f"k{chance.randrange(50)}", number / 7 + 1
+        key, amount = f"k{rng.randrange(50)}", number / 7 + 1
         topic = ("shipments", "items", "stock", "items")[number % 4]
         if number in poisoned:
             kind = (*AT_ONCE, *LATER)[sum(kinds.values()) % (len(AT_ONCE) + len(LATER))]
@@ -332,6 +332,6 @@ def good_keys(store: dict[Any, Any]) -> dict[Any, Any]:
 
 def by_key(driver: TopologyTestDriver, topic: str) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {}
-    for one in driver.output(topic):
-        values.setdefault(one.key, []).append(one.value)
+    for record in driver.output(topic):
+        values.setdefault(record.key, []).append(record.value)
     return values

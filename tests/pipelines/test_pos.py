@@ -62,7 +62,7 @@ def test_home_deliveries_are_shipped_and_every_line_is_masked(pos: TopologyTestD
     assert pickled.value["InvoiceNumber"] == "1"
     assert pickled.value["DeliveryAddress"] == ADDRESS, "who delivers must know where"
 
-    first, second, third, fourth = (one.value for one in pos.read("hadoop-sink"))
+    first, second, third, fourth = (record.value for record in pos.read("hadoop-sink"))
     assert first == {
         "InvoiceNumber": "1",
         "CreatedTime": 1595688900000,
@@ -92,7 +92,7 @@ def test_a_card_earns_points_in_every_store(pos: TopologyTestDriver) -> None:
     pos.pipe("pos", invoice("2", store="STR2", card="4629", amount=100.5, **PRIME), key="STR2")
     pos.pipe("pos", invoice("3", store="STR1", card="7777", amount=50, **PRIME), key="STR1")
     pos.pipe("pos", invoice("4", store="STR1", card="4629", amount=1000), key="STR1")
-    assert [(one.key, one.value) for one in pos.read("loyalty")] == [
+    assert [(record.key, record.value) for record in pos.read("loyalty")] == [
         ("4629", notification("1", "4629", 2000, 40, 40)),
         ("4629", notification("2", "4629", 100.5, 2.01, 42.01)),
         ("7777", notification("3", "7777", 50, 1, 1)),

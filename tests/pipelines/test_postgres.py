@@ -49,9 +49,9 @@ def test_keys_with_nul_do_not_collide_with_the_state_of_all_keys(on: On) -> None
         driver.pipe("l", {"n": n}, key, timestamp=time)
         driver.pipe("s", {"n": n}, key, timestamp=time)
         driver.commit()
-    joined = [(one.key, one.value["left"]["n"]) for one in driver.output("joined")]
+    joined = [(record.key, record.value["left"]["n"]) for record in driver.output("joined")]
     assert joined == [(NUL, 0), (NUL, 1), ("", 2), ("x\0", 3), ("x", 4)]
-    held = [(one.key, one.value) for one in driver.output("held")]
+    held = [(record.key, record.value) for record in driver.output("held")]
     assert held == [(NUL, 2), ("", 1), ("x\0", 1), ("x", 2)]
     assert driver.store("c") == {NUL: 2, "": 1, "x\0": 1, "x": 2}
 
@@ -64,4 +64,4 @@ def test_the_words_pipeline_runs_with_postgresql(spark: SparkSession, postgres: 
             driver.pipe("alphabet", word, "A", timestamp=1_000)
             driver.commit()
         assert driver.store("letters_joined") == {"A": "Apple-Alpha"}
-        assert [one.value["right"] for one in driver.output("words_near_description_inner")] == ["the first"] * 2
+        assert [record.value["right"] for record in driver.output("words_near_description_inner")] == ["the first"] * 2

@@ -61,7 +61,7 @@ def pay(driver: TopologyTestDriver, number: str, amount: float, key: str, at: in
 
 
 def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]:
-    return [(one.key, one.value) for one in driver.read(topic)]
+    return [(record.key, record.value) for record in driver.read(topic)]
 
 
 def test_a_processor_keeps_its_state_and_does_not_receive_duplicates(drive: Drive) -> None:

@@ -46,8 +46,8 @@ def test_transform_adds_columns_in_its_branch_only(drive: Drive) -> None:
     driver.pipe("readings", {"sensor": "a", "samples": [1, 2]})
     driver.pipe("readings", {"sensor": "b", "samples": [1]})
     driver.pipe("readings", {"sensor": "c", "samples": [0, 1, 2]})
-    assert [one.value for one in driver.output("means")] == [{"sensor": "a", "mean": 1.5}]
-    assert [one.value["sensor"] for one in driver.output("all")] == ["a", "b", "c"]
+    assert [record.value for record in driver.output("means")] == [{"sensor": "a", "mean": 1.5}]
+    assert [record.value["sensor"] for record in driver.output("all")] == ["a", "b", "c"]
 
 
 def test_a_function_that_loses_rows_is_named_in_the_error(drive: Drive) -> None:

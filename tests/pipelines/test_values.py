@@ -36,7 +36,10 @@ def keys_and_values(driver: TopologyTestDriver, topic: str) -> list[tuple[object
 
 
 def reasons(driver: TopologyTestDriver) -> list[tuple[object, str, str]]:
-    return [(one.value, one.headers["sluice.reason"], one.headers["sluice.detail"]) for one in driver.dead_letters()]
+    return [
+        (dead_letter.value, dead_letter.headers["sluice.reason"], dead_letter.headers["sluice.detail"])
+        for dead_letter in driver.dead_letters()
+    ]
 
 
 def test_values_may_be_numbers_and_lists(drive: Drive) -> None:

@@ -32,8 +32,8 @@ class Event(Struct):
 def driver(spark: SparkSession, server: str) -> Iterator[TopologyTestDriver]:
     """One driver for all stories: each has pages and an hour of its own."""
     database = new_database(server) if server else ""
-    with TopologyTestDriver(load_pipeline(PIPELINES, "windows"), spark=spark, database=database) as made:
-        yield made
+    with TopologyTestDriver(load_pipeline(PIPELINES, "windows"), spark=spark, database=database) as driver:
+        yield driver
 
 
 def ms(clock: str) -> int:
@@ -60,9 +60,9 @@ def stored(driver: TopologyTestDriver, store: str, page: str) -> dict[tuple[int,
 def read(driver: TopologyTestDriver, topic: str, page: str) -> list[tuple[Any, ...]]:
     """Window and value of a page's new records of a topic."""
     return [
-        (int(one.headers["window_start"]), int(one.headers["window_end"]), one.value)
-        for one in driver.read(topic)
-        if one.key == page
+        (int(record.headers["window_start"]), int(record.headers["window_end"]), record.value)
+        for record in driver.read(topic)
+        if record.key == page
     ]
 
 
@@ -78,7 +78,7 @@ def test_a_late_visit_counts_until_the_grace_of_its_minute_is_over(driver: Topol
     visit(driver, "home", "08:00:59")
     assert stored(driver, "minutes", "home")[eight] == 3
     assert driver.counts()["late/minutes"] == 1
-    assert [one.value["page"] for one in driver.read("visits_late")] == ["home"]
+    assert [record.value["page"] for record in driver.read("visits_late")] == ["home"]
     assert read(driver, "minutes_closed", "home") == [], "a window has one result"
     assert driver.store("visits_total")["home"] == 6, "without a window nothing is late"
 
@@ -121,7 +121,7 @@ def test_sessions_merge_when_a_visit_comes_between_them(driver: TopologyTestDriv
 
 def test_a_pages_total_comes_once_a_minute_or_when_too_many_wait(driver: TopologyTestDriver) -> None:
     def totals(topic: str) -> list[Any]:
-        return [one.value for one in driver.read(topic) if one.key == "jobs"]
+        return [record.value for record in driver.read(topic) if record.key == "jobs"]
 
     visit(driver, "jobs", "14:00:00", "14:00:20", "14:00:59")
     assert totals("visits_total_per_minute") == []
@@ -159,7 +159,10 @@ def test_a_record_without_a_valid_time_is_dealt_with_as_its_source_says(drive: D
             driver.pipe(f"events_{policy}", event, key="k", timestamp=1_000_000)
     kept = {("k", 5_000, 6_000): 1}
     assert driver.store("in_time_dead_letter") == kept
-    assert [one.headers["sluice.reason"] for one in driver.dead_letters()] == ["event_time", "event_time"]
+    assert [dead_letter.headers["sluice.reason"] for dead_letter in driver.dead_letters()] == [
+        "event_time",
+        "event_time",
+    ]
     assert driver.store("in_time_skip") == kept
     assert driver.counts()["dropped/event_time"] == 2
 
@@ -209,7 +212,7 @@ def test_late_records_are_counted_and_written_to_their_own_topic(drive: Drive, k
         driver.pipe("ticks", {"n": n}, "a", timestamp=at)
     driver.commit()
     driver.pipe("ticks", {"n": 5}, "a", timestamp=12)
-    assert [(one.key, one.value, one.timestamp) for one in driver.output("late_ticks")] == [
+    assert [(record.key, record.value, record.timestamp) for record in driver.output("late_ticks")] == [
         ("a", {"n": 3}, 7), ("a", {"n": 5}, 12),
     ]  # fmt: skip
     assert driver.counts()["late/per_window"] == 2

@@ -20,7 +20,7 @@ def words(drive: Drive) -> TopologyTestDriver:
 
 
 def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]:
-    return [(one.key, one.value) for one in driver.read(topic)]
+    return [(record.key, record.value) for record in driver.read(topic)]
 
 
 def pair(left: str | None, right: str | None) -> dict[str, str | None]:

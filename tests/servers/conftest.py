@@ -28,13 +28,13 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
     """Three hosts; the first has two of the four workers."""
     database = f"sqlite:///{tmp_path}"
     ledger = Ledger.open(ledger_url(database))
-    found = [Host(ledger, tmp_path / f"host{number}") for number in range(3)]
-    for host, numbers in zip(found, ((0, 3), (1,), (2,)), strict=True):
+    results = [Host(ledger, tmp_path / f"host{number}") for number in range(3)]
+    for host, numbers in zip(results, ((0, 3), (1,), (2,)), strict=True):
         host.start(*numbers)
-    yield found
-    for host in found:
+    yield results
+    for host in results:
         host.begin_stop()
-    for host in found:
+    for host in results:
         host.stop()
 
 

@@ -91,8 +91,8 @@ def test_workers_in_separate_network_namespaces(namespaces: list[Namespace], tmp
         expected = {location: n + 1 for n, location in enumerate(LOCATIONS)}
         assert counts() == expected
         mine = next(location for location in LOCATIONS if owner(location, 2) == 1)
-        found = front.get(f"/v1/metadata/general_orders/{mine}").json()
-        assert found == {"host": namespaces[1].inner, "port": PORT, "key": mine}
+        body = front.get(f"/v1/metadata/general_orders/{mine}").json()
+        assert body == {"host": namespaces[1].inner, "port": PORT, "key": mine}
 
         move(ledger, Placement("orders", 1, namespaces[2].inner, PORT))
         states.publish(totals("general", {mine: (99, "0.00")}))

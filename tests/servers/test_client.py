@@ -33,8 +33,8 @@ COUNT, REVENUE, WINDOWS = "general_orders_count", "general_orders_revenue", "gen
 
 @pytest.fixture
 def client(hosts: list[Host], states: States) -> Iterator[Client]:
-    with Client(f"http://{hosts[0].address}", token=TOKEN) as made:
-        yield made
+    with Client(f"http://{hosts[0].address}", token=TOKEN) as client:
+        yield client
 
 
 def test_every_method(client: Client) -> None:
@@ -162,9 +162,10 @@ def test_the_number_of_change_streams_is_limited(hosts: list[Host], states: Stat
             address = f"http://{hosts[0].address}/sluice/v1/stores/{COUNT}/changes"
             requests = [client.build_request("GET", address) for _ in range(count)]
             answers = await asyncio.gather(*(client.send(request, stream=True) for request in requests))
-            told = [await anext(answer.aiter_bytes()) for answer in answers]
+            reported = [await anext(answer.aiter_bytes()) for answer in answers]
             assert all(
-                (b"event: snapshot" in first) == (a.status_code == 200) for a, first in zip(answers, told, strict=True)
+                (b"event: snapshot" in first) == (a.status_code == 200)
+                for a, first in zip(answers, reported, strict=True)
             )
             for answer in answers:
                 await answer.aclose()
@@ -202,9 +203,9 @@ def test_the_command_prints_tables_json_and_csv(sluice: CliRunner) -> None:
     assert [line.split() for line in table] == [
         ["key", "runningOrderCount", "runningRevenue"], ["store_7", "8", "7.00"], ["store_1", "2", "1.00"],
     ]  # fmt: skip
-    told = query(sluice, "get", REVENUE, "store_7", "--format", "json").stdout
-    assert '"runningRevenue":7.00' in told
-    assert json.loads(told) == [{"key": "store_7", "runningOrderCount": 8, "runningRevenue": 7.0}]
+    result = query(sluice, "get", REVENUE, "store_7", "--format", "json").stdout
+    assert '"runningRevenue":7.00' in result
+    assert json.loads(result) == [{"key": "store_7", "runningOrderCount": 8, "runningRevenue": 7.0}]
     rows = list(csv.DictReader(io.StringIO(query(sluice, "range", COUNT, "--format", "csv").stdout)))
     assert {row["key"]: int(row["value"]) for row in rows} == {key: n + 1 for n, key in enumerate(LOCATIONS)}
     window = query(sluice, "range", WINDOWS, "--from", "2022-12-05", "--format", "csv").stdout.splitlines()
@@ -247,9 +248,9 @@ def test_missing_workers_are_reported(sluice: CliRunner, hosts: list[Host]) -> N
 
 def test_control_characters_do_not_reach_the_terminal(sluice: CliRunner, states: States) -> None:
     states.publish(totals("general", {"\x1b]0;owned\x07[red]x": (1, "1.00")}))
-    told = query(sluice, "range", COUNT, "--as-of", "1.1", "--prefix", "\x1b").stdout
-    assert "\x1b]0;" not in told
-    assert "[red]x" in told
+    result = query(sluice, "range", COUNT, "--as-of", "1.1", "--prefix", "\x1b").stdout
+    assert "\x1b]0;" not in result
+    assert "[red]x" in result
 
 
 def test_a_field_named_key_does_not_replace_the_key(sluice: CliRunner, states: States) -> None:
@@ -262,13 +263,13 @@ def test_a_field_named_key_does_not_replace_the_key(sluice: CliRunner, states: S
 def test_long_keys_are_not_truncated_in_tables(sluice: CliRunner, states: States) -> None:
     key = "store [of] " + "x" * 100
     states.publish(windows("general", key, {"2022-12-05T08:55:15.001": (1, "1.00")}))
-    told = query(sluice, "get", WINDOWS, key).stdout.splitlines()
-    assert told[1].split() == [
+    result = query(sluice, "get", WINDOWS, key).stdout.splitlines()
+    assert result[1].split() == [
         *key.split(), "2022-12-05T08:55:15.001+00:00", "2022-12-05T08:55:30.001+00:00", "1",
     ]  # fmt: skip
 
 
 def test_names_in_brackets_are_shown(sluice: CliRunner, states: States) -> None:
     states.publish([(0, "store_1", -1, -1, '[1,{"[bold]":1,"a[/]":"\\\\"}]')])
-    told = query(sluice, "get", REVENUE, "store_1").stdout.splitlines()
-    assert [line.split() for line in told] == [["key", "[bold]", "a[/]"], ["store_1", "1", "\\"]]
+    result = query(sluice, "get", REVENUE, "store_1").stdout.splitlines()
+    assert [line.split() for line in result] == [["key", "[bold]", "a[/]"], ["store_1", "1", "\\"]]

@@ -29,16 +29,16 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sent(host: Host, parts: Iterator[bytes]) -> tuple[float, bytes]:
     """Send parts until the server closes the connection. Returns the duration and the response."""
-    begun, heard = time.monotonic(), b""
+    start, heard = time.monotonic(), b""
     with socket.create_connection(("127.0.0.1", host.port), timeout=SOON) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for part in parts:
                 connection.sendall(part)
-                assert time.monotonic() < begun + SOON, "the server goes on listening"
+                assert time.monotonic() < start + SOON, "the server goes on listening"
         with contextlib.suppress(ConnectionResetError):
             while found := connection.recv(65_536):
                 heard += found
-    return time.monotonic() - begun, heard
+    return time.monotonic() - start, heard
 
 
 def slowly(part: bytes, *before: bytes) -> Iterator[bytes]:

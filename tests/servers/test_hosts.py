@@ -37,8 +37,8 @@ def counts(answer: httpx.Response) -> dict[str, int]:
 
 
 def test_shards_are_on_the_hosts_of_their_workers(hosts: list[Host], states: States) -> None:
-    found = [sorted(path.stem for path in host.folder.rglob("*.sqlite")) for host in hosts]
-    assert found == [["worker-0", "worker-3"], ["worker-1"], ["worker-2"]]
+    results = [sorted(path.stem for path in host.folder.rglob("*.sqlite")) for host in hosts]
+    assert results == [["worker-0", "worker-3"], ["worker-1"], ["worker-2"]]
 
 
 def test_every_host_answers_every_query(hosts: list[Host], states: States) -> None:
@@ -68,13 +68,13 @@ def test_a_host_can_answer_for_its_own_workers_only(hosts: list[Host], states: S
 def test_metadata_has_the_address_of_each_worker(hosts: list[Host], states: States) -> None:
     addresses = [{"host": "127.0.0.1", "port": host.port} for host in hosts]
     assert sorted(hosts[1].get("/v1/metadata/all").json(), key=str) == sorted(addresses, key=str)
-    found = hosts[1].get(f"/v1/metadata/general_orders/{of_worker(2)}").json()
-    assert found == addresses[2] | {"key": of_worker(2)}
+    body = hosts[1].get(f"/v1/metadata/general_orders/{of_worker(2)}").json()
+    assert body == addresses[2] | {"key": of_worker(2)}
     workers = hosts[0].get("/sluice/v1/pipelines/orders/workers").json()
-    assert [(one["number"], one["port"]) for one in workers] == [
+    assert [(worker["number"], worker["port"]) for worker in workers] == [
         (0, hosts[0].port), (1, hosts[1].port), (2, hosts[2].port), (3, hosts[0].port),
     ]  # fmt: skip
-    assert {one["status"] for one in workers} == {"ok"}
+    assert {worker["status"] for worker in workers} == {"ok"}
     assert "general_orders_count" in workers[0]["stores"]
 
 
@@ -105,21 +105,21 @@ def test_a_global_table_is_read_without_a_call(hosts: list[Host], states: States
 
 
 def test_concurrent_queries_for_keys_share_calls(hosts: list[Host], states: States) -> None:
-    mine = [location for location in LOCATIONS if owner(location, 4) == 1]
-    hosts[0].get("/v1/orders/count/general_orders", location_id=mine[0])
+    own = [location for location in LOCATIONS if owner(location, 4) == 1]
+    hosts[0].get("/v1/orders/count/general_orders", location_id=own[0])
     hosts[1].calls.clear()
     answers: dict[str, Any] = {}
 
     def ask(location: str) -> None:
         answers[location] = hosts[0].get("/v1/orders/count/general_orders", location_id=location).json()["orderCount"]
 
-    threads = [threading.Thread(target=ask, args=(location,)) for location in mine]
+    threads = [threading.Thread(target=ask, args=(location,)) for location in own]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == {location: LOCATIONS.index(location) + 1 for location in mine}
-    assert hosts[1].queries <= len(mine)
+    assert answers == {location: LOCATIONS.index(location) + 1 for location in own}
+    assert hosts[1].queries <= len(own)
 
 
 @pytest.mark.fault("F12", "a worker's host down, and back")
@@ -131,7 +131,7 @@ def test_answers_are_partial_while_a_host_is_down(hosts: list[Host], states: Sta
     assert "ETag" not in answer.headers
     page = hosts[0].get(COUNT).json()
     assert page["partial"]
-    assert [one["status"] for one in page["workers"]] == ["ok", "unavailable", "ok", "ok"]
+    assert [worker["status"] for worker in page["workers"]] == ["ok", "unavailable", "ok", "ok"]
     assert "cannot be reached" in page["workers"][1]["reason"]
     complete = hosts[0].get(COUNT, require="complete")
     assert (complete.status_code, complete.json()["title"]) == (503, "Incomplete")
@@ -242,7 +242,7 @@ def test_a_local_shard_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> N
         claim(local.ledger, settings(), Options(1), "local", [0])
     for number in range(2):
         move(local.ledger, Placement("local", number, "127.0.0.1", hosts[number].port))
-    assert {one.port for one in local.ledger.jobs.workers("local", "totals")} == {hosts[0].port, hosts[1].port}
+    assert {worker.port for worker in local.ledger.jobs.workers("local", "totals")} == {hosts[0].port, hosts[1].port}
     local.publish({"k3": "[33]"})
     with open_shard(local.ledger.jobs.workers("local", "totals")[owner("k3", 2)].location) as shard:
         assert [row.value for row in shard.scan(0, 1, Range.of_key("k3"))] == ["[33]"]

@@ -40,17 +40,17 @@ def servers(home: Path) -> Iterator[list[ServerProcess]]:
     """Four hosts with one worker each."""
     ledger = ledger_url(f"sqlite:///{home}")
     Ledger.open(ledger).close()
-    found = [
+    results = [
         ServerProcess(environment(home, home / f"host{n}", ledger), "--workers", str(n), "--pipeline", "orders")
         for n in range(4)
     ]
     with ExitStack() as stack:
-        for number, server in enumerate(found):
+        for number, server in enumerate(results):
             server.start()
-            stack.callback(_end, found, number)
-        for server in found:
+            stack.callback(_end, results, number)
+        for server in results:
             server.wait()
-        yield found
+        yield results
 
 
 def _end(servers: list[ServerProcess], number: int) -> None:
@@ -89,11 +89,11 @@ def test_airflow_queries_all_servers(viewer: httpx.Client, servers: list[ServerP
     expected = {location: number + 1 for number, location in enumerate(LOCATIONS)}
     assert counts(viewer.get(COUNT)) == expected
     for location, count in expected.items():
-        found = viewer.get(COUNT, params={"location_id": location})
-        assert found.text == f'{{"locationId":"{location}","orderCount":{count}}}'
+        response = viewer.get(COUNT, params={"location_id": location})
+        assert response.text == f'{{"locationId":"{location}","orderCount":{count}}}'
         at = viewer.get(f"/v1/metadata/general_orders/{location}").json()
         assert at == {"host": "127.0.0.1", "port": servers[owner(location, 4)].port, "key": location}
-    assert viewer.get("/v1/metadata/all").json() == [{"host": "127.0.0.1", "port": one.port} for one in servers]
+    assert viewer.get("/v1/metadata/all").json() == [{"host": "127.0.0.1", "port": server.port} for server in servers]
     assert viewer.get(COUNT, params={"query_other_hosts": False}).json() == []
 
 
@@ -105,7 +105,7 @@ def test_a_killed_server_is_reported_until_it_restarts(viewer: httpx.Client, ser
     assert answer.headers["X-Sluice-Unavailable"] == "2"
     assert viewer.get("/sluice/v1/stores/general_orders_count?require=complete").status_code == 503
     page = viewer.get("/sluice/v1/pipelines/orders/workers").json()
-    assert [one["status"] for one in page] == ["ok", "ok", "unavailable", "ok"]
+    assert [worker["status"] for worker in page] == ["ok", "ok", "unavailable", "ok"]
 
     # The restarted server finds its workers in the ledger.
     servers[2] = ServerProcess(servers[2].variables, port=servers[2].port).start().wait()
@@ -173,18 +173,18 @@ def test_invalid_requests_are_rejected(
 def test_a_second_server_cannot_claim_a_worker(home: Path, servers: list[ServerProcess], states: States) -> None:
     variables = environment(home, home / "host0", ledger_url(f"sqlite:///{home}"))
     thief = ServerProcess(variables, "--workers", "0", "--pipeline", "orders").start()
-    said, _ = thief.process.communicate(timeout=30)
+    output, _ = thief.process.communicate(timeout=30)
     assert thief.process.returncode == 1
-    assert f"Worker 0 of 'orders' is at 127.0.0.1:{servers[0].port}, not here." in said
+    assert f"Worker 0 of 'orders' is at 127.0.0.1:{servers[0].port}, not here." in output
     assert states.ledger.placements.of("orders")[0].port == servers[0].port
 
 
 def test_a_server_without_a_token_does_not_start(home: Path) -> None:
     variables = environment(home, home / "host0", ledger_url(f"sqlite:///{home}"))
     del variables["SLUICE_SERVER_TOKEN"]
-    ran = subprocess.run([SLUICE, "serve"], env=variables, capture_output=True, text=True, check=False, timeout=30)
-    assert ran.returncode == 1
-    assert "A state server needs a token" in ran.stderr
+    process = subprocess.run([SLUICE, "serve"], env=variables, capture_output=True, text=True, check=False, timeout=30)
+    assert process.returncode == 1
+    assert "A state server needs a token" in process.stderr
 
 
 def test_commands_list_and_move_workers(home: Path, servers: list[ServerProcess], viewer: httpx.Client) -> None:

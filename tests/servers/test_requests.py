@@ -88,11 +88,11 @@ def refused(host: Host, path: str, method: str = "GET", **headers: str) -> dict[
     status, said, content = answered(host, path, method, **headers)
     assert 400 <= status < 500, (path, status, content[:300])
     assert said["content-type"] == "application/problem+json", path
-    found: dict[str, object] = msgspec.json.decode(content)
-    assert found["status"] == status
-    assert found["title"]
-    assert found["detail"]
-    return found
+    document: dict[str, object] = msgspec.json.decode(content)
+    assert document["status"] == status
+    assert document["title"]
+    assert document["detail"]
+    return document
 
 
 def test_every_route_works_without_parameters(host: Host) -> None:
@@ -104,9 +104,9 @@ def test_every_route_works_without_parameters(host: Host) -> None:
 @pytest.mark.attack("S5", "parameters that no route has, and parameters given twice")
 def test_a_misspelled_parameter_is_named(host: Host, path: str) -> None:
     for name in ("as_off", "store", "%00", "a%20b", "%3Cb%3E"):
-        found = refused(host, f"{path}{'&' if '?' in path else '?'}{name}=1.0")
-        assert (found["status"], found["title"]) == (422, "Invalid parameters")
-        assert "has no parameter" in str(found["detail"])
+        problem = refused(host, f"{path}{'&' if '?' in path else '?'}{name}=1.0")
+        assert (problem["status"], problem["title"]) == (422, "Invalid parameters")
+        assert "has no parameter" in str(problem["detail"])
     assert "'as_off'" in str(refused(host, f"{COUNT}?as_off=1.0")["detail"])
     assert "as_of" in str(refused(host, f"{COUNT}?as_off=1.0")["nextStep"])
     assert refused(host, f"{COUNT}?as_of=1.0&as_of=1.1")["detail"] == "The parameter as_of is given twice."
@@ -122,9 +122,9 @@ def test_a_misspelled_parameter_is_named(host: Host, path: str) -> None:
     ],
 )
 def test_a_field_that_no_value_has_is_named(host: Host, path: str, named: str) -> None:
-    found = refused(host, REVENUE + path)
-    assert (found["status"], found["title"]) == (422, "Unknown field")
-    assert str(found["detail"]).startswith(named)
+    problem = refused(host, REVENUE + path)
+    assert (problem["status"], problem["title"]) == (422, "Unknown field")
+    assert str(problem["detail"]).startswith(named)
     for right in ("/top?field=runningRevenue", "/combine?field=runningRevenue&group_by=_start"):
         assert answered(host, REVENUE + right)[0] == 200
 
@@ -152,8 +152,8 @@ def test_any_number_gets_a_response_below_500(host: Host, path: str, status: int
     for number in HUGE:
         if number == "-1" and path in ("?from={}", "?to={}", "?as_of={}"):
             continue  # a time before 1970
-        found = refused(host, COUNT + path.format(quote(number)))
-        assert found["status"] in {status, 400, 404, 410, 412, 422}, (number, found)
+        problem = refused(host, COUNT + path.format(quote(number)))
+        assert problem["status"] in {status, 400, 404, 410, 412, 422}, (number, problem)
     assert refused(host, f"{COUNT}?as_of=1.9223372036854775808")["status"] == 400
     assert refused(host, f"{COUNT}?as_of=1.9223372036854775807")["status"] == 404
 
@@ -230,10 +230,12 @@ def test_keys_may_contain_nul(host: Host) -> None:
 
 def test_a_job_without_stores_has_workers(hosts: list[Host], states: States) -> None:
     states.ledger.jobs.register(msgspec.structs.replace(states.info(), job="steps", stores=()))
-    found = hosts[0].get("/sluice/v1/pipelines/orders/workers").json()
-    assert [(one["number"], one["stores"]) for one in found if one["job"] == "steps"] == [(n, []) for n in range(4)]
-    assert {one["reason"] for one in found if one["job"] == "steps"} == {"Nothing is published yet."}
-    assert [one["status"] for one in found if one["job"] == "totals"] == ["ok"] * 4
+    body = hosts[0].get("/sluice/v1/pipelines/orders/workers").json()
+    assert [(worker["number"], worker["stores"]) for worker in body if worker["job"] == "steps"] == [
+        (n, []) for n in range(4)
+    ]
+    assert {worker["reason"] for worker in body if worker["job"] == "steps"} == {"Nothing is published yet."}
+    assert [worker["status"] for worker in body if worker["job"] == "totals"] == ["ok"] * 4
 
 
 @pytest.mark.parametrize("levels", [90, 960, 5_000])
@@ -246,12 +248,12 @@ def test_a_deeply_nested_value_is_not_a_500(hosts: list[Host], states: States, l
     states.ledger.jobs.register(states.info())
     deep = f"[{'[' * levels}{']' * levels},1]"
     states.publish([(0, "deep", -1, -1, deep)])
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for path in ("", "/keys/deep", "/keys?key=deep", "/count", "/combine?field=a", "/top?field=a"):
         status, _, content = answered(hosts[0], COUNT + path)
-        found[path] = status
+        results[path] = status
         # This test cannot parse a response with the deeply nested value, because its own stack is deep already.
         assert status in (200, 400) or (status, msgspec.json.decode(content)["title"]) == (503, "State unavailable")
     if levels == 90:
-        assert set(found.values()) == {200}
+        assert set(results.values()) == {200}
     assert httpx.get(f"http://{hosts[0].address}/v1/x", timeout=10).status_code == 401, "the server goes on"

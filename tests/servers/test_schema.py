@@ -54,10 +54,10 @@ def test_the_description_is_valid() -> None:
 def test_parameters_with_few_values_are_enums() -> None:
     paths, types = description()["paths"], description()["components"]["schemas"]
     enums = {
-        one["name"]: one["schema"]["enum"]
+        parameter["name"]: parameter["schema"]["enum"]
         for path in paths.values()
-        for one in path["get"]["parameters"]
-        if "enum" in one["schema"]
+        for parameter in path["get"]["parameters"]
+        if "enum" in parameter["schema"]
     }
     assert enums == {
         "require": ["complete"],
@@ -70,7 +70,11 @@ def test_parameters_with_few_values_are_enums() -> None:
         assert types[reply]["properties"]["status"]["enum"] == ["ok", "unavailable"]
     assert types["OrderRevenue"]["properties"]["orderType"]["enum"] == ["GENERAL", "RESTAURANT"]
     assert types["Group"]["properties"]["sum"]["anyOf"][0] == {"type": "number"}
-    keys = next(one for one in paths["/sluice/v1/stores/{store}/keys"]["get"]["parameters"] if one["name"] == "key")
+    keys = next(
+        parameter
+        for parameter in paths["/sluice/v1/stores/{store}/keys"]["get"]["parameters"]
+        if parameter["name"] == "key"
+    )
     assert keys["required"]
 
 

@@ -70,8 +70,8 @@ class FakeServer:
 @pytest.fixture
 def elsewhere() -> Iterator[FakeServer]:
     """A server that is not registered in the ledger."""
-    with FakeServer() as made:
-        yield made
+    with FakeServer() as elsewhere:
+        yield elsewhere
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -83,7 +83,7 @@ def test_calls_only_go_to_the_registered_server(
     with FakeServer(status, headers=to) as redirecting:
         states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", redirecting.port))
         page = hosts[0].get(COUNT, as_of="1.0", first="a").json()
-        assert [one["status"] for one in page["workers"]] == ["ok", "unavailable", "ok", "ok"]
+        assert [worker["status"] for worker in page["workers"]] == ["ok", "unavailable", "ok", "ok"]
         assert hosts[0].get(f"{COUNT}/keys/{OF_1}").status_code == 503
         with pytest.raises((Refused, StateError)):
             move(states.ledger, Placement("orders", 2, "127.0.0.1", redirecting.port))
@@ -130,7 +130,7 @@ def test_an_unclaimed_address_is_not_called(tmp_path: Path, hosts: list[Host], e
     ]
     local.ledger.jobs.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
     page = hosts[0].get("/sluice/v1/stores/totals?pipeline=local").json()
-    assert [one["status"] for one in page["workers"]] == ["unavailable", "ok"]
+    assert [worker["status"] for worker in page["workers"]] == ["unavailable", "ok"]
     assert "does not belong to a registered state server" in page["workers"][0]["reason"]
     assert elsewhere.asked == []
 
@@ -228,8 +228,8 @@ def test_no_secret_is_in_the_process_list_or_the_output(tmp_path: Path) -> None:
             server.kill(15)
     broken = variables | {"SLUICE_LEDGER": f"postgresql://sluice:{PASSWORD}@127.0.0.1:1/ledger"}
     failing = ServerProcess(broken).start()
-    said, _ = failing.process.communicate(timeout=60)
-    assert (failing.process.returncode, PASSWORD in said, TOKEN in said) == (1, False, False)
+    output, _ = failing.process.communicate(timeout=60)
+    assert (failing.process.returncode, PASSWORD in output, TOKEN in output) == (1, False, False)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,6 @@ def test_an_audit_is_published_with_its_snapshot(database: str) -> None:
             ledger.snapshots.publish(make_snapshot(1), audit(1, lease.epoch - 1))
         assert ledger.audits.all(JobRef("orders", "totals", 1)) == [made]
         assert ledger.snapshots.publish(make_snapshot(1), audit(1, lease.epoch))
-        # An audit goes with its snapshot.
+        # An audit is removed together with its snapshot.
         ledger.snapshots.forget(JobRef("orders", "totals", 1), before=1)
-        assert [one.batch for one in ledger.audits.all(JobRef("orders", "totals", 1))] == [1]
+        assert [kept.batch for kept in ledger.audits.all(JobRef("orders", "totals", 1))] == [1]

@@ -83,7 +83,7 @@ def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> 
 def test_no_audit_reveals_a_password(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=10)))
     place = "postgresql://sluice:hunter2@127.0.0.1:1/state?schema=s"
-    workers = tuple(msgspec.structs.replace(one, location=place) for one in states.info().workers)
+    workers = tuple(msgspec.structs.replace(worker, location=place) for worker in states.info().workers)
     states.ledger.jobs.register(msgspec.structs.replace(states.info(), workers=workers))
     try:
         _, text = said(states, verify=True)

@@ -33,11 +33,11 @@ class Logs:
 
     def index(self, time: int) -> Offsets:
         self.asked += 1
-        found = {
+        results = {
             part: next((offset for offset, (timestamp, _) in enumerate(entries) if timestamp >= time), None)
             for part, entries in self.entries.items()
         }
-        return {part: offset for part, offset in found.items() if offset is not None}
+        return {part: offset for part, offset in results.items() if offset is not None}
 
     def latest(self) -> int:
         return max((timestamp for entries in self.entries.values() for timestamp, _ in entries), default=-1)
@@ -102,27 +102,27 @@ def test_batches_are_consecutive_stretches_of_the_order(data: st.DataObject) -> 
     entry = st.tuples(st.integers(0, 12), st.booleans() | st.just(True))
     partitions = data.draw(st.lists(st.lists(entry, max_size=25), min_size=1, max_size=4))
     far_away: list[Entry] = [(10**12, False)] if data.draw(st.booleans()) else []
-    found = logs(*([*far_away, *partition] for partition in partitions))
-    position = {part: data.draw(st.integers(0, found.ends[part])) for part in found.parts}
+    result = logs(*([*far_away, *partition] for partition in partitions))
+    position = {part: data.draw(st.integers(0, result.ends[part])) for part in result.parts}
     most = data.draw(st.integers(1, 30))
-    batches = list(taken(found, most, position))
-    assert [record for batch in batches for record in batch] == found.ordered(position)
+    batches = list(taken(result, most, position))
+    assert [record for batch in batches for record in batch] == result.ordered(position)
     assert all(len(batch) <= most for batch in batches)
 
 
 def test_equal_times_stay_together_if_a_batch_can_hold_them() -> None:
-    found = logs([1, 1, 2, 2, 3], [1, 2, 2, 2, 3])
-    assert [[record[0] for record in batch] for batch in taken(found, 6)] == [[1, 1, 1], [2] * 5, [3, 3]]
+    result = logs([1, 1, 2, 2, 3], [1, 2, 2, 2, 3])
+    assert [[record[0] for record in batch] for batch in taken(result, 6)] == [[1, 1, 1], [2] * 5, [3, 3]]
 
 
 def test_a_time_with_more_records_than_a_batch_may_have_takes_several_batches() -> None:
-    found = logs([5] * 7, [5] * 4, [4, 6])
-    assert [len(batch) for batch in taken(found, 5)] == [1, 5, 5, 2]
+    result = logs([5] * 7, [5] * 4, [4, 6])
+    assert [len(batch) for batch in taken(result, 5)] == [1, 5, 5, 2]
 
 
 def test_a_record_waits_for_the_time_that_its_partition_has_reached() -> None:
-    found = logs([1, 50, 2, 3], [10, 20, 30, 40])
-    assert [[(record[1], record[2]) for record in batch] for batch in taken(found, 3)] == [
+    result = logs([1, 50, 2, 3], [10, 20, 30, 40])
+    assert [[(record[1], record[2]) for record in batch] for batch in taken(result, 3)] == [
         [(0, 0), (1, 0), (1, 1)],
         [(1, 2), (1, 3)],
         [(0, 1), (0, 2), (0, 3)],
@@ -132,19 +132,19 @@ def test_a_record_waits_for_the_time_that_its_partition_has_reached() -> None:
 @pytest.mark.parametrize("most", [100, 1_000])
 def test_the_index_finds_each_batch_with_few_requests_and_few_records_read(most: int) -> None:
     # A day of records, at different speeds.
-    found = logs(*([1_700_000_000_000 + number * step for number in range(2_000)] for step in (43_000, 21_000, 7_000)))
-    sizes = [len(batch) for batch in taken(found, most)]
+    result = logs(*([1_700_000_000_000 + number * step for number in range(2_000)] for step in (43_000, 21_000, 7_000)))
+    sizes = [len(batch) for batch in taken(result, most)]
     assert all(size >= most * 0.7 for size in sizes[:-2])
-    assert found.asked <= 6 * len(sizes)
-    assert found.read_records <= 3 * (len(sizes) + 1)
+    assert result.asked <= 6 * len(sizes)
+    assert result.read_records <= 3 * (len(sizes) + 1)
 
 
 def test_markers_of_transactions_do_not_end_batches_early_or_late() -> None:
     # Records of years ago, written today in transactions: the index finds the first marker for every later time.
     marker = (1_700_000_000_000, False)
     one: list[int | Entry] = [entry for time in range(0, 100, 2) for entry in (time, marker)]
-    found = logs(one, list(range(1, 100, 2)))
-    batches = list(taken(found, 10))
+    result = logs(one, list(range(1, 100, 2)))
+    batches = list(taken(result, 10))
     assert len(batches) >= 10
     for before, after in pairwise(batches):
         assert before[-1] < after[0]

@@ -40,10 +40,10 @@ def down(address: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
 def test_an_unreachable_broker_is_reported_with_address_and_reason(
     address: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(BrokersUnreachable) as error:
         require_brokers({"bootstrap.servers": address})
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - start < 10
     assert error.value.detail.startswith(f"Kafka at {address} does not answer: Connect to ")
     assert error.value.detail.endswith("failed: Connection refused.")
     assert capfd.readouterr().err == ""
@@ -53,13 +53,13 @@ def test_an_unreachable_broker_is_reported_with_address_and_reason(
 def test_commands_fail_quickly_without_a_broker(
     command: tuple[str, ...], down: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begun = time.monotonic()
-    ran = CliRunner().invoke(app, command)
-    assert time.monotonic() - begun < 10
-    assert ran.exit_code == 1
-    assert ran.stderr.startswith(f"Kafka does not answer: Kafka at {down} does not answer: Connect to ")
-    assert len(ran.stderr.splitlines()) == 2, "the error and the next step"
-    assert "hunter2" not in ran.output
+    start = time.monotonic()
+    result = CliRunner().invoke(app, command)
+    assert time.monotonic() - start < 10
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Kafka does not answer: Kafka at {down} does not answer: Connect to ")
+    assert len(result.stderr.splitlines()) == 2, "the error and the next step"
+    assert "hunter2" not in result.output
     assert capfd.readouterr().err == "", "no Kafka client logged anything"
 
 

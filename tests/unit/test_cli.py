@@ -77,8 +77,8 @@ def test_mistakes_are_reported_with_the_next_step(arguments: tuple[str, ...], ex
 def test_help_loads_nothing_heavy() -> None:
     heavy = "{'airflow', 'pyspark', 'confluent_kafka', 'sqlalchemy', 'pandas', 'httpx'}"
     code = f"import sys; import sluice.cli; print(*{heavy} & set(sys.modules))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == ""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == ""
 
 
 @pytest.fixture

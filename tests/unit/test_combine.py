@@ -57,9 +57,9 @@ def combined(combiner: Combiner, *batches: pa.RecordBatch) -> dict[tuple[str, in
     """The partial aggregates that reach the operator, one row per state row."""
     rows = [row for batch in combiner(iter(batches)) for row in batch.to_pylist()]
     parts = list(combiner.columns)
-    found = {(row["key"], row["window_start"]): tuple(row[part] for part in parts) for row in rows}
-    assert len(found) == len(rows)
-    return found
+    results = {(row["key"], row["window_start"]): tuple(row[part] for part in parts) for row in rows}
+    assert len(results) == len(rows)
+    return results
 
 
 def test_a_task_passes_on_one_row_per_state_row() -> None:
@@ -84,8 +84,8 @@ def test_the_columns_that_identify_a_state_row_are_kept() -> None:
 
 def test_nulls_count_as_spark_counts_them() -> None:
     combiner = Combiner.of(job(all="count(*)", there="count(amount)", total="sum(amount)"), TYPES)
-    found = combined(combiner, state_rows(("a", 0, None), ("a", 0, Decimal("5.00")), ("b", 0, None)))
-    assert found == {("a", 0): (2, 1, Decimal("5.00")), ("b", 0): (1, 0, None)}
+    result = combined(combiner, state_rows(("a", 0, None), ("a", 0, Decimal("5.00")), ("b", 0, None)))
+    assert result == {("a", 0): (2, 1, Decimal("5.00")), ("b", 0): (1, 0, None)}
 
 
 def test_a_sum_has_the_digits_that_spark_gives_it() -> None:

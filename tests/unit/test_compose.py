@@ -31,11 +31,11 @@ def client() -> list[str] | None:
 
 
 def check(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    found = client()
-    if found is None:
+    result = client()
+    if result is None:
         pytest.skip("no client for docker compose is installed")
     path = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    command = [*found, "-f", str(COMPOSE), "config", "-q"]
+    command = [*result, "-f", str(COMPOSE), "config", "-q"]
     return subprocess.run(command, env=path | environ, cwd=DOCKER, capture_output=True, text=True, timeout=60)
 
 
@@ -88,8 +88,8 @@ def test_the_example_lists_every_variable_without_secrets() -> None:
 
 def test_every_setting_is_known_to_sluice() -> None:
     environment = SERVICES["airflow-scheduler"]["environment"]
-    known = set(re.findall(r"^\| (SLUICE_\w+)", sluice.settings.__doc__ or "", re.MULTILINE))
-    assert {name for name in environment if name.startswith("SLUICE_")} <= known
+    settings = set(re.findall(r"^\| (SLUICE_\w+)", sluice.settings.__doc__ or "", re.MULTILINE))
+    assert {name for name in environment if name.startswith("SLUICE_")} <= settings
     read = sluice.settings.Settings.read(environment)
     assert read.kafka == {"bootstrap.servers": "kafka:19092"}
 

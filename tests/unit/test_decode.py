@@ -210,9 +210,9 @@ BAD: dict[str, tuple[bytes | None, str, str]] = {
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_value_is_rejected_with_its_reason(kind: str) -> None:
     raw, reason, detail = BAD[kind]
-    found = refused(raw)
-    assert found[0] == reason
-    assert found[1] == detail or (detail.endswith(": ") and found[1].startswith(detail)), found[1]
+    result = refused(raw)
+    assert result[0] == reason
+    assert result[1] == detail or (detail.endswith(": ") and result[1].startswith(detail)), result[1]
 
 
 ODD_BUT_GOOD = {
@@ -489,8 +489,8 @@ def test_a_dead_letter_has_the_original_bytes_and_position(reading: Reading) -> 
     (table,) = reading.side_outputs.records(0, "p_dead_letters")
     (letter,) = table.to_pylist()
     assert (letter["key"], letter["value"]) == (b"\x00\xfe", b"\xff{")
-    found = [(header["key"], header["value"]) for header in letter["headers"]]
-    assert found == [
+    results = [(header["key"], header["value"]) for header in letter["headers"]]
+    assert results == [
         ("trace", b"\x00\xff"),
         ("none", None),
         ("sluice.reason", b"malformed"),
@@ -591,8 +591,8 @@ def test_a_key_that_is_not_utf8_is_rejected(tmp_path: Path, monkeypatch: pytest.
 def test_a_table_accepts_texts_and_tombstones_in_offset_order(reading: Reading) -> None:
     accented = order(shop='"é"')
     rows = reading.table().read(GOOD, None, accented, keys=[b"a", b"b", b"c"])
-    found = sorted((row["position"], row["key"], row["value"]) for row in rows)
-    assert found == [(100, "a", f"[{GOOD.decode()}]"), (101, "b", None), (102, "c", f"[{accented.decode()}]")]
+    result = sorted((row["position"], row["key"], row["value"]) for row in rows)
+    assert result == [(100, "a", f"[{GOOD.decode()}]"), (101, "b", None), (102, "c", f"[{accented.decode()}]")]
     assert reading.counts == {"read": 3, "applied": 3}
 
 

@@ -57,11 +57,11 @@ def test_no_secret_is_recorded(known: Settings) -> None:
 def test_a_killed_driver_is_recorded_by_its_parent(known: Settings) -> None:
     begun = now()
     note_killed(known, "orders", "r1", begun, "The driver ended with status 137.")
-    assert [one.detail for one in failures(known)] == ["The driver ended with status 137."]
+    assert [failure.detail for failure in failures(known)] == ["The driver ended with status 137."]
     begun = now()
     fail(known, EngineError("why"))
     note_killed(known, "orders", "r2", begun, "The driver ended with status 1.")
-    assert [one.detail for one in failures(known)] == ["why."], "it said why itself"
+    assert [failure.detail for failure in failures(known)] == ["why."], "it said why itself"
 
 
 def test_broken_files_are_recorded_until_fixed(known: Settings) -> None:
@@ -78,8 +78,8 @@ def test_broken_files_are_recorded_until_fixed(known: Settings) -> None:
 
 
 def test_an_unreachable_ledger_does_not_hide_the_error(tmp_path: Path) -> None:
-    known = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_LEDGER": "postgresql://me@127.0.0.1:1/none"})
-    fail(known, EngineError("why"))
-    with noted(known, "orders"):
+    settings = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_LEDGER": "postgresql://me@127.0.0.1:1/none"})
+    fail(settings, EngineError("why"))
+    with noted(settings, "orders"):
         pass
-    note_files(known, {})
+    note_files(settings, {})

@@ -77,16 +77,16 @@ sys.meta_path.insert(0, Missing())
 
 def names(tree: ast.AST) -> set[str]:
     """Every name that the code imports or uses."""
-    found = set()
+    results = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            found |= {part for name in [*modules, *(one.name for one in node.names)] for part in name.split(".")}
+            results |= {part for name in [*modules, *(one.name for one in node.names)] for part in name.split(".")}
         elif isinstance(node, ast.Name):
-            found.add(node.id)
+            results.add(node.id)
         elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
-    return found
+            results.add(node.attr)
+    return results
 
 
 @pytest.mark.attack("S7", "data that is code: a pickle in a cursor, a shard, the ledger or an answer of a server")

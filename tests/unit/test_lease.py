@@ -52,9 +52,9 @@ def test_a_second_driver_is_rejected_with_the_holders_name(ledger: Ledger) -> No
     with lease(ledger, "orders/manual__1/main"):
         with pytest.raises(LeaseError) as refused, lease(ledger, "orders/manual__2/main"):
             pass
-        said = str(refused.value)
-        assert f"process {os.getpid()}, since 20" in said
-        assert "run orders/manual__1/main" in said
+        text = str(refused.value)
+        assert f"process {os.getpid()}, since 20" in text
+        assert "run orders/manual__1/main" in text
 
 
 def test_one_of_many_concurrent_drivers_gets_the_lease(ledger: Ledger) -> None:
@@ -72,10 +72,10 @@ def test_one_of_many_concurrent_drivers_gets_the_lease(ledger: Ledger) -> None:
 
 def test_a_silent_holder_on_another_host_expires(ledger: Ledger) -> None:
     assert ledger.leases.take(JobRef("orders", "totals", 1), ELSEWHERE, None)
-    begun = time.monotonic()
+    start = time.monotonic()
     with lease(ledger) as mine:
         assert mine.epoch == 2
-    assert time.monotonic() - begun >= QUICK.silence_s
+    assert time.monotonic() - start >= QUICK.silence_s
 
 
 def test_expiry_does_not_use_the_wall_clock(ledger: Ledger) -> None:
@@ -137,8 +137,8 @@ def test_a_paused_driver_cannot_publish_after_it_resumes(ledger: Ledger, databas
         with lease(ledger) as mine:
             assert ledger.snapshots.publish(make_snapshot(0), audit(0, mine.epoch))
             process.send_signal(signal.SIGCONT)
-            said, _ = process.communicate(b"\n", timeout=20)
-            assert b"has lost its lease" in said
+            output, _ = process.communicate(b"\n", timeout=20)
+            assert b"has lost its lease" in output
         assert ledger.snapshots.last_batch(JobRef("orders", "totals", 1)) == 0
 
 

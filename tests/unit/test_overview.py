@@ -42,9 +42,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
     """The topics' end offsets, in place of a broker's."""
-    found: dict[str, dict[int, int]] = {"orders": {0: 10, 1: 5}}
-    monkeypatch.setattr(services, "read_lag", lambda _admin, _topics, positions: Lag(found, positions, {}))
-    return found
+    results: dict[str, dict[int, int]] = {"orders": {0: 10, 1: 5}}
+    monkeypatch.setattr(services, "read_lag", lambda _admin, _topics, positions: Lag(results, positions, {}))
+    return results
 
 
 def run(state: Literal["queued", "running", "success", "failed"]) -> DagState:

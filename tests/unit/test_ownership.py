@@ -47,10 +47,10 @@ def test_ledger_and_shards_are_private(tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}/home/state", workers=1)
     states.publish({"a": "[1,2]"})
     with states.ledger.engine.connect(), LocalShard.open(states.location(0), to_write=True):
-        found = modes(tmp_path)
-        assert "home/state/orders/totals/g1/worker-0.sqlite-wal" in found
-        assert "home/state/ledger.sqlite-wal" in found
-        for path, mode in found.items():
+        actual_modes = modes(tmp_path)
+        assert "home/state/orders/totals/g1/worker-0.sqlite-wal" in actual_modes
+        assert "home/state/ledger.sqlite-wal" in actual_modes
+        for path, mode in actual_modes.items():
             assert mode == ("600" if ".sqlite" in path else "700"), path
 
 
@@ -85,14 +85,14 @@ def test_opening_a_missing_shard_creates_no_folder(tmp_path: Path) -> None:
 
 
 def test_printed_settings_show_no_password() -> None:
-    known = Settings.read({
+    settings = Settings.read({
         "SLUICE_LEDGER": f"postgresql://u:{PASSWORD}@db/ledger",
         "SLUICE_SHARDS": f"postgresql://u:{PASSWORD}@db/shards",
         "SLUICE_KAFKA": f'{{"sasl.password": "{PASSWORD}"}}',
         "SLUICE_SPARK_CONF": f'{{"spark.ssl.keyPassword": "{PASSWORD}"}}',
         "SLUICE_PASSWORD": PASSWORD,
     })  # fmt: skip
-    assert PASSWORD not in repr(known)
+    assert PASSWORD not in repr(settings)
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +167,6 @@ def test_a_password_is_only_used_for_its_database_and_user(
     monkeypatch.setenv("SLUICE_SHARDS", shards)
     settings.cache_clear()
     kept = "postgresql+psycopg://u@db/shards?schema=s"
-    found = with_password(database_url(kept)).render_as_string(hide_password=False)
+    result = with_password(database_url(kept)).render_as_string(hide_password=False)
     settings.cache_clear()
-    assert found == (opened or kept)
+    assert result == (opened or kept)

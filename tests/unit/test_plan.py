@@ -172,7 +172,7 @@ def test_nothing_is_evaluated_for_filtered_records() -> None:
     assert tried["t2_0"].columns == ("s0_amount / s0_quantity",)
     assert made["n2_each"] == "IF((n1 AND t2_0_error IS NULL), t2_0.c0, NULL)"
     assert made["n3"] == "coalesce((n1 AND t2_0_error IS NULL) AND (n2_each > 1), false)"
-    assert any(one.passed == "n1" and one.columns == ("100 div s0_quantity",) for one in tried.values())
+    assert any(value.passed == "n1" and value.columns == ("100 div s0_quantity",) for value in tried.values())
     assert made["o4_value"].startswith("IF(n3, ")
 
 

@@ -21,9 +21,9 @@ NAMES = [pipeline.name for pipeline in load_pipelines(FOLDER).pipelines]
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_survives_a_pickle(name: str) -> None:
     planned = load_plan(FOLDER, name)
-    again: Plan = pickle.loads(pickle.dumps(planned))
-    assert again == planned
-    assert again.job is not planned.job
+    copy: Plan = pickle.loads(pickle.dumps(planned))
+    assert copy == planned
+    assert copy.job is not planned.job
 
 
 def doubled(value: str) -> str:
@@ -31,8 +31,8 @@ def doubled(value: str) -> str:
 
 
 def test_a_function_of_a_module_is_found_by_its_name() -> None:
-    again: Reference = pickle.loads(pickle.dumps(Reference(doubled)))
-    assert again.value is doubled
+    copy: Reference = pickle.loads(pickle.dumps(Reference(doubled)))
+    assert copy.value is doubled
 
 
 def test_a_lambda_is_pickled_with_its_code() -> None:
@@ -44,8 +44,8 @@ def test_a_lambda_is_pickled_with_its_code() -> None:
         return plan(pipeline)
 
     job = planned(times).job
-    again: Reference = pickle.loads(pickle.dumps(job.functions[0].function))
-    assert again.value(None, "ab") == "ababab"
-    assert again == job.functions[0].function
+    copy: Reference = pickle.loads(pickle.dumps(job.functions[0].function))
+    assert copy.value(None, "ab") == "ababab"
+    assert copy == job.functions[0].function
     other = planned(4).job
-    assert again != other.functions[0].function
+    assert copy != other.functions[0].function

@@ -34,14 +34,14 @@ class Repository:
     ) -> dict[Module, Path]:
         assert not transitive, "what is locked is never resolved anew"
         work.mkdir()
-        found = {}
+        results = {}
         for module in modules:
             self.requested.append(module)
             if module in self.content:
-                found[module] = work / module.file
-                found[module].write_bytes(self.content[module])
+                results[module] = work / module.file
+                results[module].write_bytes(self.content[module])
                 on_jar()
-        return found
+        return results
 
 
 @pytest.fixture
@@ -163,9 +163,9 @@ def fake_java(folder: Path, text: str) -> dict[str, str]:
 )
 def test_java_is_found_on_the_path_and_in_java_home(tmp_path: Path, text: str, release: int) -> None:
     environ = fake_java(tmp_path, text)
-    found = checks.Java(tmp_path / "bin" / "java", release)
-    assert checks.find_java(environ) == found
-    assert checks.find_java({"PATH": "", "JAVA_HOME": str(tmp_path)}) == found
+    java = checks.Java(tmp_path / "bin" / "java", release)
+    assert checks.find_java(environ) == java
+    assert checks.find_java({"PATH": "", "JAVA_HOME": str(tmp_path)}) == java
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,12 @@ def shard_file(states: States, worker: int) -> Path:
 
 
 async def pinned(reader: Reader, store: str = "totals", as_of: str | None = None) -> Pin:
-    (found,) = [known for known in await reader.catalogue.stores() if known.name == store]
-    return await reader.catalogue.pin(found, AsOf(as_of))
+    (results,) = [known for known in await reader.catalogue.stores() if known.name == store]
+    return await reader.catalogue.pin(results, AsOf(as_of))
 
 
 def values(answer: Answer) -> dict[str, str]:
-    return {found.key: bytes(found.value).decode() for found in answer.entries}
+    return {entry.key: bytes(entry.value).decode() for entry in answer.entries}
 
 
 def ask(reader: Reader, key: str, store: str = "totals", as_of: str | None = None) -> dict[str, str]:
@@ -80,7 +80,7 @@ def test_values_keep_their_published_text(states: States, reader: Reader) -> Non
 def test_all_entries_of_all_workers_are_sorted_by_key(states: States, reader: Reader) -> None:
     states.publish({f"k{number:02}": f"[{number}]" for number in range(20)})
     answer = everything(reader)
-    assert [found.key for found in answer.entries] == [f"k{number:02}" for number in range(20)]
+    assert [entry.key for entry in answer.entries] == [f"k{number:02}" for number in range(20)]
     assert [(worker.number, worker.status) for worker in answer.workers] == [(0, "ok"), (1, "ok")]
     assert not answer.partial
 
@@ -90,16 +90,16 @@ def test_pages_cover_every_entry_once(states: States, reader: Reader) -> None:
 
     async def pages() -> list[list[str]]:
         pin, after = await pinned(reader), None
-        found: list[list[str]] = []
-        while not found or after is not None:
+        result: list[list[str]] = []
+        while not result or after is not None:
             page = await reader.scan(pin, Range(prefix="k"), after=after, limit=7)
             after = page.after
-            found.append([entry.key for entry in page.entries])
-        return found
+            result.append([entry.key for entry in page.entries])
+        return result
 
-    found = asyncio.run(pages())
-    assert [len(page) for page in found] == [7, 7, 6]
-    assert [key for page in found for key in page] == [f"k{number:02}" for number in range(20)]
+    result = asyncio.run(pages())
+    assert [len(page) for page in result] == [7, 7, 6]
+    assert [key for page in result for key in page] == [f"k{number:02}" for number in range(20)]
 
 
 def test_windows_of_a_key(states: States, reader: Reader) -> None:
@@ -108,8 +108,8 @@ def test_windows_of_a_key(states: States, reader: Reader) -> None:
     async def run() -> Answer:
         return await reader.windows(await pinned(reader, "windows"), "a", 15_000, 30_000)
 
-    found = [(one.window_start, one.window_end, bytes(one.value)) for one in asyncio.run(run()).entries]
-    assert found == [(15_000, 30_000, b"15000"), (30_000, 45_000, b"30000")]
+    results = [(entry.window_start, entry.window_end, bytes(entry.value)) for entry in asyncio.run(run()).entries]
+    assert results == [(15_000, 30_000, b"15000"), (30_000, 45_000, b"30000")]
 
 
 def test_the_query_must_fit_the_kind_of_store(states: States, reader: Reader) -> None:

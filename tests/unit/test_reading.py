@@ -61,8 +61,8 @@ def states(database: str) -> States:
 def ask(states: States, query: Callable[[Reader, Pin], Awaitable[T]], store: str = "revenue", **when: Any) -> T:
     async def run() -> T:
         reader = Reader(states.ledger)
-        (found,) = await reader.catalogue.named(store)
-        return await query(reader, await reader.catalogue.pin(found, AsOf(**when)))
+        (result,) = await reader.catalogue.named(store)
+        return await query(reader, await reader.catalogue.pin(result, AsOf(**when)))
 
     return asyncio.run(run())
 
@@ -72,13 +72,13 @@ def keys(answer: Answer) -> list[str]:
 
 
 def figures(found: Combined) -> dict[Any, Any]:
-    return {json.loads(bytes(one.group)): (one.entries, one.sum, one.min, one.max) for one in found.groups}
+    return {json.loads(bytes(group.group)): (group.entries, group.sum, group.min, group.max) for group in found.groups}
 
 
 def test_several_keys_keep_the_requested_order(states: States) -> None:
     answer = ask(states, lambda reader, pin: reader.multi_get(pin, ["d", "none", "a", "a", "b"]))
     assert keys(answer) == ["d", "a", "b"]
-    assert [one.status for one in answer.workers] == ["ok"] * len(answer.workers)
+    assert [worker.status for worker in answer.workers] == ["ok"] * len(answer.workers)
 
 
 @pytest.mark.attack("S5", "1,001 keys at once")
@@ -114,9 +114,9 @@ def test_aggregates_over_all_workers_are_exact(states: States) -> None:
 
 
 def test_aggregates_by_a_field(states: States) -> None:
-    found = ask(states, lambda reader, pin: reader.combine(pin, "sum", "at.city", order="sum"))
-    assert list(figures(found)) == ["Rome", "Oslo", "Bern"]
-    assert figures(found) == {
+    result = ask(states, lambda reader, pin: reader.combine(pin, "sum", "at.city", order="sum"))
+    assert list(figures(result)) == ["Rome", "Oslo", "Bern"]
+    assert figures(result) == {
         "Rome": (2, Decimal("27.20"), Decimal("0.20"), Decimal("27.00")),
         "Oslo": (1, Decimal("0.10"), Decimal("0.10"), Decimal("0.10")),
         "Bern": (1, None, None, None),
@@ -127,8 +127,8 @@ def test_aggregates_by_a_field(states: States) -> None:
 
 def test_aggregates_by_window(states: States) -> None:
     states.publish([(1, key, start, start + 15_000, f"[{start}]") for key in "abc" for start in (0, 15_000)])
-    found = ask(states, lambda reader, pin: reader.combine(pin, "", "_start"), "windows")
-    assert figures(found) == {0: (3, 0, 0, 0), 15_000: (3, 45_000, 15_000, 15_000)}
+    result = ask(states, lambda reader, pin: reader.combine(pin, "", "_start"), "windows")
+    assert figures(result) == {0: (3, 0, 0, 0), 15_000: (3, 45_000, 15_000, 15_000)}
 
 
 def test_aggregated_values_must_be_numbers(states: States) -> None:
@@ -150,10 +150,10 @@ def test_sums_equal_those_of_plain_python(values: dict[str, Decimal]) -> None:
     whole = Aggregates("", "_all")
     for share in shares:
         whole.merge(share.groups())
-    (found,) = whole.groups()
+    (result,) = whole.groups()
     with localcontext(Context(prec=200)):
-        assert found.sum == sum(values.values())
-    assert (found.min, found.max, found.entries) == (min(values.values()), max(values.values()), len(values))
+        assert result.sum == sum(values.values())
+    assert (result.min, result.max, result.entries) == (min(values.values()), max(values.values()), len(values))
 
 
 def test_changes_since_a_batch(states: States) -> None:
@@ -161,8 +161,8 @@ def test_changes_since_a_batch(states: States) -> None:
     states.publish({"c": None, "b": "[1,2]"})
     assert ask(states, lambda reader, pin: reader.changed(pin, 0)).keys == [("a", -1), ("b", -1), ("c", -1)]
     assert ask(states, lambda reader, pin: reader.changed(pin, 1)).keys == [("b", -1), ("c", -1)]
-    found = ask(states, lambda reader, pin: reader.changed(pin, 0, limit=2))
-    assert (len(found.keys), found.more) == (2, True)
+    result = ask(states, lambda reader, pin: reader.changed(pin, 0, limit=2))
+    assert (len(result.keys), result.more) == (2, True)
 
 
 def test_as_of_a_snapshot_a_run_or_a_time(states: States) -> None:
@@ -341,14 +341,14 @@ def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch
 
     async def run() -> list[float]:
         reader = Reader(slow.ledger)
-        (found,) = await reader.catalogue.named("windows")
-        pin = await reader.catalogue.pin(found)
-        begun, took = time.monotonic(), []
+        (result,) = await reader.catalogue.named("windows")
+        pin = await reader.catalogue.pin(result)
+        start, took = time.monotonic(), []
 
         async def look() -> None:
             with contextlib.suppress(TooSlow):
                 await reader.windows(pin, "a")
-            took.append(time.monotonic() - begun)
+            took.append(time.monotonic() - start)
 
         await asyncio.gather(*(look() for _ in range(20)))
         return took
@@ -359,13 +359,13 @@ def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch
 def test_a_slow_query_does_not_block_the_event_loop(slow: States) -> None:
     async def run() -> float:
         reader, longest = Reader(slow.ledger), 0.0
-        (found,) = await reader.catalogue.named("windows")
-        pin = await reader.catalogue.pin(found)
+        (result,) = await reader.catalogue.named("windows")
+        pin = await reader.catalogue.pin(result)
         asking = asyncio.ensure_future(reader.count(pin, Range(start_from=1)))
         while not asking.done():
-            begun = time.monotonic()
+            start = time.monotonic()
             await asyncio.sleep(0.001)
-            longest = max(longest, time.monotonic() - begun)
+            longest = max(longest, time.monotonic() - start)
         assert (await asking).entries == SLOW - 1
         return longest
 

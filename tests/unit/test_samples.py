@@ -42,19 +42,19 @@ def test_another_seed_makes_other_orders() -> None:
 
 def test_an_order_has_the_fields_of_the_requirements() -> None:
     sample = next(iter(orders(1)))
-    found = json.loads(sample.value, parse_float=str)
-    assert list(found) == ["orderId", "locationId", "finalAmount", "orderType", "orderLineItems", "orderedDateTime"]
-    assert found["locationId"] == sample.key
-    assert sum(Decimal(item["amount"]) for item in found["orderLineItems"]) == Decimal(found["finalAmount"])
-    assert found["orderedDateTime"] == "2022-12-05T08:55:27"
+    result = json.loads(sample.value, parse_float=str)
+    assert list(result) == ["orderId", "locationId", "finalAmount", "orderType", "orderLineItems", "orderedDateTime"]
+    assert result["locationId"] == sample.key
+    assert sum(Decimal(item["amount"]) for item in result["orderLineItems"]) == Decimal(result["finalAmount"])
+    assert result["orderedDateTime"] == "2022-12-05T08:55:27"
     assert sample.timestamp_ms == START_MS
 
 
 def test_each_store_has_an_address_and_one_is_1234() -> None:
-    found = {key: json.loads(value) for key, value in stores(50)}
-    assert len(found) == 50
-    assert found[STORE_1234]["address"].keys() == {"addressLine1", "addressLine2", "city", "state", "zip"}
-    assert all(value["locationId"] == key for key, value in found.items())
+    results = {key: json.loads(value) for key, value in stores(50)}
+    assert len(results) == 50
+    assert results[STORE_1234]["address"].keys() == {"addressLine1", "addressLine2", "city", "state", "zip"}
+    assert all(value["locationId"] == key for key, value in results.items())
 
 
 def test_a_single_store_is_1234() -> None:
@@ -84,21 +84,21 @@ def test_no_order_is_late_by_default(count: int, seed: int) -> None:
 
 
 def test_late_orders_count_in_the_running_totals_only() -> None:
-    found = added(list(orders(30_000, late_share=0.01)))
-    late = sum(found.late.values())
+    result = added(list(orders(30_000, late_share=0.01)))
+    late = sum(result.late.values())
     assert late > 100
-    assert sum(count for count, _ in found.running.values()) == 30_000
-    assert sum(count for count, _ in found.windows.values()) == 30_000 - late
+    assert sum(count for count, _ in result.running.values()) == 30_000
+    assert sum(count for count, _ in result.windows.values()) == 30_000 - late
 
 
 @given(COUNTS, SEEDS)
 def test_every_record_and_cent_is_counted(count: int, seed: int) -> None:
     samples = list(orders(count, 7, seed, 0.1))
-    found = added(samples)
+    result = added(samples)
     good = [json.loads(sample.value, parse_float=Decimal)["finalAmount"] for sample in samples if not sample.reason]
-    assert found.read == count == len(good) + sum(found.dead_letters.values())
-    assert sum((amount for _, amount in found.running.values()), Decimal(0)) == sum(good, Decimal(0))
-    assert sum((amount for _, amount in found.windows.values()), Decimal(0)) == sum(good, Decimal(0))
+    assert result.read == count == len(good) + sum(result.dead_letters.values())
+    assert sum((amount for _, amount in result.running.values()), Decimal(0)) == sum(good, Decimal(0))
+    assert sum((amount for _, amount in result.windows.values()), Decimal(0)) == sum(good, Decimal(0))
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_every_record_and_cent_is_counted(count: int, seed: int) -> None:
     ids=["grace - 1", "grace", "grace + 1"],
 )
 def test_a_window_closes_when_stream_time_reaches_its_end_and_grace(ahead_s: int, late: bool) -> None:
-    found = totals([(0, order(f"2022-12-05T08:55:{ahead_s:02}")), (0, order("2022-12-05T08:55:00"))])
-    assert bool(found.late) is late
+    result = totals([(0, order(f"2022-12-05T08:55:{ahead_s:02}")), (0, order("2022-12-05T08:55:00"))])
+    assert bool(result.late) is late
 
 
 def test_stream_time_belongs_to_a_partition_and_an_order_type() -> None:
@@ -124,17 +124,17 @@ def test_a_rejected_record_does_not_advance_stream_time() -> None:
 
 def test_the_eight_stores() -> None:
     first, second = order(amount="27.00"), order(amount="0.01", when="2022-12-05T08:55:44")
-    found = totals([(0, first), (0, second), (0, order(kind="RESTAURANT", location="b"))]).stores()
+    result = totals([(0, first), (0, second), (0, order(kind="RESTAURANT", location="b"))]).stores()
     start = 1_670_230_515_000
-    assert found["general_orders_count"] == {"a": 2}
-    assert found["general_orders_revenue"] == {"a": (2, Decimal("27.01"))}
-    assert found["general_orders_count_window"] == {("a", start): 1, ("a", start + WINDOW_MS): 1}
-    assert found["general_orders_revenue_window"] == {
+    assert result["general_orders_count"] == {"a": 2}
+    assert result["general_orders_revenue"] == {"a": (2, Decimal("27.01"))}
+    assert result["general_orders_count_window"] == {("a", start): 1, ("a", start + WINDOW_MS): 1}
+    assert result["general_orders_revenue_window"] == {
         ("a", start): (1, Decimal("27.00")),
         ("a", start + WINDOW_MS): (1, Decimal("0.01")),
     }
-    assert found["restaurant_orders_revenue"] == {"b": (1, Decimal("27.00"))}
-    assert len(found) == 8
+    assert result["restaurant_orders_revenue"] == {"b": (1, Decimal("27.00"))}
+    assert len(result) == 8
 
 
 @pytest.mark.parametrize(

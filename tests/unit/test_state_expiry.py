@@ -23,7 +23,7 @@ def row(key: str, start: int, value: str | None = "[1]", group_id: int = 0) -> R
 
 
 def starts(shard: LocalShard, as_of: int, group_id: int = 0) -> list[int]:
-    return [found.window_start for found in shard.scan(group_id, as_of)]
+    return [row.window_start for row in shard.scan(group_id, as_of)]
 
 
 def test_expired_windows_stay_visible_in_older_snapshots(shard: LocalShard) -> None:

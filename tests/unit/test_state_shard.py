@@ -110,8 +110,8 @@ def test_ranges_and_prefixes(shard: LocalShard, within: Range, expected: list[st
     shard.write(0, [row(key, "[1]") for key in keys])
     assert sorted(group_id.key for group_id in shard.scan(0, 0, within)) == sorted(expected)
     assert shard.count(0, 0, within) == len(expected)
-    found = [group_id.key for group_id in shard.scan(0, 0)]
-    assert found == sorted(keys, key=lambda key: key.encode())
+    results = [group_id.key for group_id in shard.scan(0, 0)]
+    assert results == sorted(keys, key=lambda key: key.encode())
 
 
 def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:

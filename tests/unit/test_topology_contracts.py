@@ -163,8 +163,8 @@ def test_amounts_are_found_at_any_depth() -> None:
     rows = [[Decimal(7)], [Decimal(8), Decimal(9)]]
     full = Deep(Decimal(1), Decimal(2), line, [line, line], {"a": Decimal(5)}, Part(1, Decimal(6)), rows)
     bare = Deep(Decimal(10), None, line, [], {}, None, [])
-    found = {path: eval(text, {"values": [full, bare]}) for path, _, text in decimals(Deep)}
-    assert found == {
+    results = {path: eval(text, {"values": [full, bare]}) for path, _, text in decimals(Deep)}
+    assert results == {
         "$.one": [1, 10],
         "$.perhaps": [2],
         "$.line.price": [3, 3],

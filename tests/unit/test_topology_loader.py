@@ -161,7 +161,7 @@ def test_a_pipeline_is_found_without_importing_other_files(tmp_path: Path) -> No
         write(tmp_path, **{f"of_{name}": touch + GOOD.format(name=name)})
     write(tmp_path, broken="def", waits="import time; time.sleep(600)" + GOOD.format(name="waits"))
     assert load_pipeline(tmp_path, "fraud").name == "fraud"
-    assert [one.name for one in ran.iterdir()] == ["fraud"]
+    assert [file.name for file in ran.iterdir()] == ["fraud"]
 
 
 def test_a_computed_name_is_found(tmp_path: Path) -> None:

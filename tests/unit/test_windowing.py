@@ -201,8 +201,8 @@ class Sales:
 
     def run(self, *batches: list[tuple[int, str | None, int]], partition: int = 0) -> list[tuple[str, str, int]]:
         """Process records (time, shop, amount) of one partition; returns store, key and window start of each row."""
-        found = list(self.windowing(self._arrow(records, partition) for records in batches))
-        state_rows = pa.Table.from_batches([batch for batch in found if batch.num_rows] or found[:1])
+        result = list(self.windowing(self._arrow(records, partition) for records in batches))
+        state_rows = pa.Table.from_batches([batch for batch in result if batch.num_rows] or result[:1])
         self.last = state_rows
         names = [group.name for group in self.job.groups]
         columns = (state_rows.column(name).to_pylist() for name in ("group_id", "key", "window_start"))
@@ -220,8 +220,8 @@ class Sales:
 
     def facts(self, batch: int = 0) -> Facts:
         """A task's side outputs, without the last-seen times."""
-        found = self.side_outputs.facts(batch)
-        return Facts(found.counts, {name: time for name, time in found.stream_times.items() if SEEN not in name})
+        result = self.side_outputs.facts(batch)
+        return Facts(result.counts, {name: time for name, time in result.stream_times.items() if SEEN not in name})
 
     def _arrow(self, records: list[tuple[int, str | None, int]], partition: int) -> pa.RecordBatch:
         times, shops, amounts = (list(column) for column in zip(*records, strict=True)) if records else ([], [], [])
@@ -235,9 +235,9 @@ class Sales:
             self.input: pa.array(amounts, pa.int64()),
         }
         for group in self.job.groups:
-            mine = [group.number != 3 and (group.number == 0 or is_big) for is_big in big]
-            columns[group.passed] = pa.array(mine, pa.bool_())
-            columns[group.key] = pa.array([k if m else None for k, m in zip(shops, mine, strict=True)], pa.string())
+            own = [group.number != 3 and (group.number == 0 or is_big) for is_big in big]
+            columns[group.passed] = pa.array(own, pa.bool_())
+            columns[group.key] = pa.array([k if m else None for k, m in zip(shops, own, strict=True)], pa.string())
         for sink in self.job.stream_sinks:
             columns[f"o{sink.number}"] = pa.array(big, pa.bool_())
             columns[f"o{sink.number}_key"] = key

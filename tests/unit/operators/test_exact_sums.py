@@ -48,17 +48,17 @@ def read(accumulator: Any) -> float | None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_order_batches_and_subtraction_do_not_change_the_sum(seed: int) -> None:
-    chance = random.Random(seed)
-    values, gone = doubles(chance), doubles(chance)
+    rng = random.Random(seed)
+    values, gone = doubles(rng), doubles(rng)
     steps = [(value, 1) for value in values + gone] + [(value, -1) for value in gone]
-    chance.shuffle(steps)
+    rng.shuffle(steps)
     sums, decode = ExactSum(), state_decoder(ExactSum().kind)
     accumulator, other = sums.begin(), sums.begin()
     for value, sign in steps:
-        if chance.random() < 0.2:
+        if rng.random() < 0.2:
             accumulator, other = other, accumulator
         accumulator = sums.add(accumulator, value) if sign == 1 else sums.subtract(accumulator, value)
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             accumulator = decode(encode_state(accumulator))
     whole = sums.merge(accumulator, other)
     assert whole[0] == len(values)

@@ -116,8 +116,8 @@ def test_with_shared_stream_time_a_late_match_can_come_first(watches: bool) -> N
     operator = StreamJoin("left", before=3, after=5, grace=0)
     if watches:
         operator.watch()
-    found = {(result.key, result.value["right"]) for result in run(operator, rows).results}
-    assert found == {("a", None), ("late", "r")} | (set() if watches else {("late", None)})
+    results = {(result.key, result.value["right"]) for result in run(operator, rows).results}
+    assert results == {("a", None), ("late", "r")} | (set() if watches else {("late", None)})
 
 
 def test_skipped_unmatched_records_are_emitted_at_the_next_check() -> None:
