@@ -61,7 +61,7 @@ class Entries(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Count(Answer, frozen=True, kw_only=True, omit_defaults=True):
-    """The number of entries."""
+    """The number of entries in a store or range."""
 
     count: int
 
@@ -77,7 +77,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Groups(Answer, frozen=True, kw_only=True, omit_defaults=True):
-    """Aggregates by group."""
+    """Aggregates of a store's entries, by group."""
 
     groups: list[Group]
 

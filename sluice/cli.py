@@ -55,7 +55,7 @@ def kafka_start(
 
 @kafka.command("stop")
 def kafka_stop(folder: Folder = None) -> None:
-    """Stop the broker."""
+    """Stop the broker that `kafka start` has started."""
     from sluice.testing.kafka import stop
 
     with errors_as_messages():
@@ -122,7 +122,7 @@ def describe(
     mermaid: Annotated[bool, typer.Option("--mermaid", help="As a Mermaid flowchart.")] = False,
     svg: Annotated[bool, typer.Option("--svg", help="As an SVG drawing.")] = False,
 ) -> None:
-    """Print a pipeline's topology."""
+    """Print a pipeline's topology as text, as a flowchart or as a drawing."""
     from sluice.topology import drawing
 
     draw: Callable[[Pipeline], str] = drawing.mermaid if mermaid else drawing.svg if svg else drawing.text

@@ -53,7 +53,7 @@ class AirflowRuns:
             return self._answers(session, session.scalars(newest).all())
 
     def start(self, pipeline: str, parameters: Mapping[str, Any], user: str) -> str:
-        """Trigger the pipeline's DAG."""
+        """Trigger the pipeline's DAG and return the new run's id."""
         try:
             run = trigger_dag(
                 pipeline,

@@ -128,7 +128,7 @@ def count(
     as_of: AsOf = None,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """Count entries."""
+    """Count the entries of a store."""
     part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
         answer = client.count(store, **part)

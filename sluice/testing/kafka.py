@@ -70,7 +70,7 @@ log.retention.ms=-1
 
 @dataclass(frozen=True)
 class Broker:
-    """A running broker."""
+    """A running broker: its address and its process."""
 
     pid: int
     port: int

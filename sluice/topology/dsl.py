@@ -539,11 +539,11 @@ class Stream(Handle[V]):
         return self._joined(other, "stream-table", how, on=on, on_error=on_error)
 
     def left_join(self, other: Stream[Any] | Table[Any], *window: JoinWindow, **options: Any) -> Stream[dict[str, Any]]:
-        """`join` with `how="left"`."""
+        """`join` with `how="left"`: `right` is null without a match."""
         return self.join(other, *window, how="left", **options)
 
     def outer_join(self, other: Stream[Any], window: JoinWindow, **options: Any) -> Stream[dict[str, Any]]:
-        """`join` with `how="outer"`."""
+        """`join` with `how="outer"`: either side is null without a match."""
         return self.join(other, window, how="outer", **options)
 
     @overload
@@ -764,11 +764,11 @@ class Table(Handle[V]):
         return Table(self.pipeline, node, Shape.joined(self.shape, other.shape))
 
     def left_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
-        """`join` with `how="left"`."""
+        """`join` with `how="left"`: `right` is null without a match."""
         return self.join(other, how="left", **options)
 
     def outer_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
-        """`join` with `how="outer"`."""
+        """`join` with `how="outer"`: either side is null without a match."""
         return self.join(other, how="outer", **options)
 
     def suppress_until_window_closes(self, *, max_records: int | None = None, max_bytes: int | None = None) -> Table[V]:

@@ -30,7 +30,7 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass(frozen=True)
 class Step:
-    """A batch to run."""
+    """A batch to run again, with its end offsets and clock."""
 
     ends: Positions
     """The batch's end offsets, for the partitions that existed at that time."""

@@ -47,7 +47,7 @@ class GlobalTables:
         return tables
 
     def apply(self, changed: pa.Table) -> None:
-        """Apply a batch's changes."""
+        """Apply a batch's changes to the copies of the global tables."""
         for group_id, key, value in zip(
             *(changed.column(name).to_pylist() for name in ("group_id", "key", "value")), strict=True
         ):

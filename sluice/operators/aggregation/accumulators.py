@@ -217,7 +217,7 @@ def _within(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
 
 
 class Extreme(Accumulator):
-    """The minimum or maximum."""
+    """The minimum or maximum of the values; without values, None."""
 
     def __init__(self, argument: Any, better: Callable[[Any, Any], bool]) -> None:
         super().__init__(argument | None)

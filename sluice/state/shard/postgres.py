@@ -39,7 +39,7 @@ def escaped(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    """Reverse `escaped`."""
+    """The key that `escaped` has turned into this text."""
     return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
 
 
