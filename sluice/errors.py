@@ -112,7 +112,7 @@ class DamagedState(StateError):
 
 
 class QueryError(SluiceError):
-    """A query is invalid."""
+    """A query is invalid or cannot be answered."""
 
     status = 400
     title = "Invalid query"

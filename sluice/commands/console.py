@@ -26,7 +26,7 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class Form(StrEnum):
-    """An output format."""
+    """An output format of the commands."""
 
     TABLE = "table"
     JSON = "json"

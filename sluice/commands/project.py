@@ -1,4 +1,4 @@
-"""A project of one's own: `sluice init`."""
+"""`sluice init`: creates a new project from a template."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def init(folder: Annotated[Path, typer.Argument(help="The new project's folder."
 
 
 def create(folder: Path) -> list[Path]:
-    """Write the project's files. Raises SettingsError if the folder has files already."""
+    """Write the project's files, and return them. Raises SettingsError if the folder is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingsError(f"{folder} exists and is not empty.", next_step="Name a new folder.")
+        raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
     words = {"PROJECT": folder.absolute().name, "VERSION": sluice.__version__}
     created = []
     for source in sorted(_TEMPLATE.rglob("*")):
         if source.is_dir() or source.suffix == ".pyc":
             continue
         place = source.relative_to(_TEMPLATE)
-        # Packaging tools omit files whose names begin with a dot.
+        # The template's .gitignore has no dot, because packaging tools omit files whose names begin with a dot.
         file = folder / (place.with_name(".gitignore") if place.name == "gitignore" else place)
         text = source.read_text()
         for word, meaning in words.items():

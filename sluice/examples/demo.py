@@ -158,10 +158,10 @@ def _compare(example: Example, platform: LocalPlatform, airflow: Airflow, steps:
                 actual.stores[store] = example.actual_store(store, rows)
         differences = expected.differences(actual)
         step.say(f"{expected.size:,} entries and records, {sum(differences.values())} differences")
-    known = example.answers(expected)
+    expected_answers = example.answers(expected)
     answers: list[tuple[str, str, bool | None]] = []
     for path in example.paths:
-        right = airflow.json(path) == known[path] if path in known else None
+        right = airflow.json(path) == expected_answers[path] if path in expected_answers else None
         answers.append((path, airflow.ask(path).text, right))
     return Outcome(expected, differences, answers)
 

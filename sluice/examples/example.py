@@ -74,7 +74,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Example:
-    """An example pipeline."""
+    """An example pipeline, with sample records and expected results."""
 
     name: str
     """The name of the pipeline and of its file in `spark_jobs`."""

@@ -45,7 +45,7 @@ class Row(msgspec.Struct):
 
 
 class Output(Protocol):
-    """Receives an operator's results."""
+    """Receives the results of an operator."""
 
     def emit(
         self,

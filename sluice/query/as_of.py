@@ -46,9 +46,9 @@ class AsOf:
     def demand(self, snapshot: Snapshot) -> None:
         """Raise NotReached, with the state's progress, if the snapshot has not reached the bounds."""
         if not self.is_reached(snapshot):
-            said = {"snapshot": snapshot.id, "positions": snapshot.positions}
+            progress = {"snapshot": snapshot.id, "positions": snapshot.positions}
             raise NotReached(
-                f"The state is at snapshot {snapshot.id}, which is before the requested minimum.", extensions=said
+                f"The state is at snapshot {snapshot.id}, which is before the requested minimum.", extensions=progress
             )
 
 
@@ -60,20 +60,20 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
     pipeline, job = newest.pipeline, newest.job
     if as_of.startswith(_RUN):
         # PostgreSQL rejects NUL in text, and no run's name contains NUL.
-        found = None if "\0" in as_of else ledger.snapshots.of_run(pipeline, job, as_of.removeprefix(_RUN))
-        if found is None:
+        snapshot = None if "\0" in as_of else ledger.snapshots.of_run(pipeline, job, as_of.removeprefix(_RUN))
+        if snapshot is None:
             raise NotFound(
                 f"The run {as_of.removeprefix(_RUN)[:100]!r} has no published snapshot.",
-                next_step="The run found nothing to read, or its snapshots are no longer kept.",
+                next_step="The run found no records to read, or its snapshots are no longer kept.",
             )
-        return found
+        return snapshot
     if "." in as_of and not _is_time(as_of):
         generation, batch = parse_snapshot(as_of)
-        found = ledger.snapshots.get(JobRef(pipeline, job, generation), batch)
-        return found or _missing(ledger, newest, f"There is no snapshot {as_of} of job {job!r}", (generation, batch))
+        snapshot = ledger.snapshots.get(JobRef(pipeline, job, generation), batch)
+        return snapshot or _missing(ledger, newest, f"There is no snapshot {as_of} of job {job!r}", (generation, batch))
     moment = datetime.fromtimestamp((_time(as_of) or 0) / 1_000, UTC)
-    found = ledger.snapshots.at(pipeline, job, moment)
-    return found or _missing(ledger, newest, f"No snapshot is kept that was there at {moment.isoformat()}", (-1, -1))
+    snapshot = ledger.snapshots.at(pipeline, job, moment)
+    return snapshot or _missing(ledger, newest, f"The snapshot of {moment.isoformat()} is not kept", (-1, -1))
 
 
 def parse_snapshot(text: str) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def parse_snapshot(text: str) -> tuple[int, int]:
 
 def parse_positions(text: str) -> dict[str, dict[str, int]]:
     """Parse positions: `topic:partition:offset`, separated by commas. Raises QueryError if the text is invalid."""
-    found: dict[str, dict[str, int]] = {}
+    positions: dict[str, dict[str, int]] = {}
     for part in text.split(","):
         topic, _, rest = part.strip().partition(":")
         left, _, right = rest.partition(":")
@@ -96,8 +96,8 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
             raise QueryError(
                 "min_position is not a position.", next_step="Write TOPIC:PARTITION:OFFSET, separated by commas."
             )
-        found.setdefault(topic, {})[str(partition)] = offset
-    return found
+        positions.setdefault(topic, {})[str(partition)] = offset
+    return positions
 
 
 def _number(text: str, most: int) -> int | None:

@@ -27,24 +27,24 @@ def demand_field(store: StoreInfo, parameter: str, path: str) -> None:
     for name in path.split(".") if path else ():
         if kind == "" or re.match(r"map\s*<|variant$", kind, re.IGNORECASE):
             return
-        found = _fields(kind)
-        if found is None:
+        fields = _fields(kind)
+        if fields is None:
             return
-        if name not in found:
-            known = (
-                f"Its fields are: {', '.join(found)}." if found else "The values have no fields: omit the parameter."
+        if name not in fields:
+            next_step = (
+                f"Its fields are: {', '.join(fields)}." if fields else "The values have no fields: omit the parameter."
             )
             raise UnknownField(
-                f"{parameter}: the values of store {store.name!r} have no field {path[:_SHOWN]!r}.", next_step=known
+                f"{parameter}: the values of store {store.name!r} have no field {path[:_SHOWN]!r}.", next_step=next_step
             )
-        kind = found[name]
+        kind = fields[name]
 
 
 def _fields(ddl: str) -> dict[str, str] | None:
     """The fields of a struct with their types; empty for any other type. None if the text is not a type."""
     if not (inner := re.fullmatch(r"\s*struct\s*<(.*)>\s*", ddl, re.IGNORECASE | re.DOTALL)):
         return {} if re.match(r"\s*[a-z]+\s*([<(].*[>)])?\s*$", ddl, re.IGNORECASE | re.DOTALL) else None
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     name, begin, depth = None, 0, 0
     for token in _TOKEN.finditer(inner[1] + ","):
         quoted, sign, plain = token.groups()
@@ -58,5 +58,5 @@ def _fields(ddl: str) -> dict[str, str] | None:
             kind = inner[1][begin : token.start()].strip()
             if name is None or not kind.startswith(":"):
                 return None
-            found[name], name = kind[1:].strip(), None
-    return found
+            fields[name], name = kind[1:].strip(), None
+    return fields

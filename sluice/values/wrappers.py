@@ -21,7 +21,7 @@ class Wrapper:
 
 
 class WithoutKey(Wrapper):
-    """Drops the key argument."""
+    """Calls the author's function without the key."""
 
     def __call__(self, key: str | None, *arguments: Any) -> Any:
         return self.function(*arguments)
@@ -38,7 +38,7 @@ class Print:
 
 
 class Not(Wrapper):
-    """Negates a condition."""
+    """Negates the result of a condition."""
 
     def __call__(self, *arguments: Any) -> bool:
         return not self.function(*arguments)

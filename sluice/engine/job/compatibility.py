@@ -32,8 +32,8 @@ def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:
 
     The state stays valid. Only the author knows whether the new code gives other results, and can rebuild the state.
     """
-    known = {} if before is None else before.functions
-    return sorted(name for name, code in now.functions.items() if known.get(name, code) != code)
+    codes = {} if before is None else before.functions
+    return sorted(name for name, code in now.functions.items() if codes.get(name, code) != code)
 
 
 def means_the_same(before: JobInfo, now: JobInfo) -> bool:

@@ -167,14 +167,14 @@ class TableAggregate(Timeless, Adding):
     def _update(self, state: State, key: str, time: int, held: str | None, added: str | None, out: Output) -> None:
         """Subtract `held`, add `added`, and send one result for both changes."""
         calculation = self.calculation
-        known = state.get(0)
-        if known is None and added is None:
+        stored = state.get(0)
+        if stored is None and added is None:
             return
         old = None
-        if known is None:
+        if stored is None:
             aggregate = calculation.begin()
         else:
-            time, aggregate = max(known[0], time), known[1]
+            time, aggregate = max(stored[0], time), stored[1]
             old = calculation.result(aggregate) if self.retracts else None
             if held is not None:
                 aggregate = calculation.subtract(key, aggregate, calculation.read(held))

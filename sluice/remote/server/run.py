@@ -97,7 +97,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
 
 
 def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
-    """Uvicorn's configuration."""
+    """The configuration of the Uvicorn server."""
     return uvicorn.Config(
         app,
         host=options.bind,

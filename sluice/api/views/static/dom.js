@@ -1,12 +1,12 @@
-// Elements and numbers. Text goes in as text, never as markup: keys, values and reasons are anybody's.
+// Creates elements and formats numbers. Text is never inserted as markup, because keys and values can contain anything.
 
 export const byId = (id) => document.getElementById(id);
 
 export function element(tag, className = "", ...content) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(...content.map((part) => (part instanceof Node ? part : String(part))));
-  return made;
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  node.append(...content.map((part) => (part instanceof Node ? part : String(part))));
+  return node;
 }
 
 export function titled(node, title) {
@@ -27,7 +27,7 @@ export function age(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
-// An age that goes on by itself until the next answer comes.
+// An age that is updated every second until the next response.
 export function running(snapshot, suffix = "") {
   const node = element("span", "", age(snapshot.age_seconds) + suffix);
   node.dataset.since = Date.now() - snapshot.age_seconds * 1000;

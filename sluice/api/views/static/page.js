@@ -28,7 +28,7 @@ async function refresh() {
       ran.map((one) => ask(`/v1/pipelines/${encodeURIComponent(one.pipeline)}/snapshots?limit=${RUNS}`)),
     );
     showFigures(stores, pipelines);
-    showCuts(snapshots.flat());
+    showSnapshots(snapshots.flat());
     showTopologies(ran);
     await showOrders(stores);
     byId("trouble").hidden = true;
@@ -38,8 +38,8 @@ async function refresh() {
 }
 
 function showTrouble(error) {
-  const said = error instanceof Problem ? error.message : "Airflow's API server does not answer.";
-  byId("trouble").textContent = `${said} The figures below may be out of date.`;
+  const message = error instanceof Problem ? error.message : "Airflow's API server does not answer.";
+  byId("trouble").textContent = `${message} The figures below may be out of date.`;
   byId("trouble").hidden = false;
 }
 
@@ -125,7 +125,7 @@ function total(counts, name) {
     .reduce((sum, [, count]) => sum + count, 0);
 }
 
-function showCuts(snapshots) {
+function showSnapshots(snapshots) {
   const newest = snapshots.sort((one, other) => one.snapshot.age_seconds - other.snapshot.age_seconds).slice(0, RUNS);
   byId("snapshots").replaceChildren(...newest.map(({ job, snapshot, counts }) => row(
     cell(titled(element("code", "", snapshot.id), job)),
@@ -183,7 +183,7 @@ function bar(location, most) {
   return titled(made, `${location.locationId}: ${number(location.GENERAL)} general, ${number(location.RESTAURANT)} restaurant`);
 }
 
-// A topology changes with its job's generation only: what is drawn already stays.
+// A topology changes only with its job's generation, so existing drawings are kept.
 function showTopologies(pipelines) {
   const key = JSON.stringify(pipelines.map((one) => [one.pipeline, one.jobs.map((job) => job.generation)]));
   if (byId("topologies").dataset.key === key) return;
@@ -198,7 +198,7 @@ function topology(pipeline) {
   const drawing = element("div", "drawing", picture);
   picture.addEventListener("error", async () => {
     const answer = await fetch(`${address}?format=text`);
-    drawing.replaceChildren(element("pre", "", answer.ok ? await answer.text() : "It has not been drawn."));
+    drawing.replaceChildren(element("pre", "", answer.ok ? await answer.text() : "There is no drawing."));
   });
   picture.addEventListener("click", () => drawing.classList.toggle("large"));
   picture.src = `${address}?format=svg`;

@@ -1,4 +1,4 @@
-// Light or dark: as Airflow around this page is, or as the system where there is no Airflow around it.
+// Use the light or dark theme of the Airflow page that frames this page, or else of the system.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
@@ -6,7 +6,7 @@ function airflow() {
   try {
     return window.parent === window ? null : window.parent.document.documentElement;
   } catch {
-    return null; // framed by another site
+    return null; // the frame belongs to another site
   }
 }
 

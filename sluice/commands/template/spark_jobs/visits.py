@@ -1,4 +1,4 @@
-"""Page visits: how often each page is seen, in all and per minute."""
+"""Page visits: the number of visits of each page, in total and per minute."""
 
 from datetime import datetime
 
@@ -8,7 +8,7 @@ from sluice import Pipeline, tumbling
 
 
 class Visit(Struct):
-    """A visitor opens a page."""
+    """A visit to a page."""
 
     page: str
     at: datetime

@@ -1,4 +1,4 @@
-"""The pipeline visits, on the real engine without a broker."""
+"""Tests of the pipeline visits on the real engine, without a broker."""
 
 from collections.abc import Iterator
 from pathlib import Path
