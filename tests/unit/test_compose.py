@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +100,40 @@ def test_all_services_of_sluice_use_one_image() -> None:
     own = {name for name, service in SERVICES.items() if "build" in service}
     assert own == {name for name in SERVICES if name.startswith(("airflow", "spark"))}
     assert (DOCKER / SERVICES["airflow-init"]["build"]["context"] / "docker" / "Dockerfile").is_file()
+
+
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+ROOT = DOCKER.parent
+
+
+def test_the_image_copies_what_exists_and_is_not_ignored() -> None:
+    copied = {source for line in re.findall(r"^COPY (.+)$", DOCKERFILE, re.MULTILINE) for source in line.split()[:-1]}
+    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    assert {source.split("/")[0] for source in copied} == kept
+    assert all((ROOT / source).exists() for source in copied)
+
+
+def test_the_image_has_airflow_and_spark() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = re.findall(r'install .*"\.\[(\w+)\]"', DOCKERFILE)
+    needed = [need for extra in [*extras, "spark"] for need in project["optional-dependencies"][extra]]
+    assert "sluice-streams[spark]" in needed
+    assert {"apache-airflow", "pyspark"} <= {re.split(r"[\[<>=]", need)[0] for need in needed}
+    assert f"pip uninstall --yes {project['name']}" in DOCKERFILE
+
+
+def test_the_image_does_not_run_as_root() -> None:
+    assert re.findall(r"^USER (.+)$", DOCKERFILE, re.MULTILINE)[-1] == "sluice"
+
+
+@every_service
+def test_commands_and_probes_exist_in_the_image(name: str) -> None:
+    service = SERVICES[name]
+    if "build" not in service:
+        return
+    for words in (service["command"], service.get("healthcheck", {}).get("test", ["CMD", "python3"])[1:]):
+        assert words[0] in ("airflow", "python3") or words[0].endswith("pyspark/bin/spark-class")
+        if words[0] == "airflow":
+            command = {"db": "airflow.cli.commands.db_command", "jobs": "airflow.cli.commands.jobs_command"}
+            module = command.get(words[1], f"airflow.cli.commands.{words[1].replace('-', '_')}_command")
+            assert importlib.util.find_spec(module), words
