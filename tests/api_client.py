@@ -1,4 +1,4 @@
-"""The API in the tests' own process, without Airflow: a principal, runs and a log-in to Kafka that tests choose."""
+"""The API in the tests' own process, without Airflow, with a configurable user, runs and Kafka settings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sluice.query import Reader
 from sluice.state.ledger.ledger import Ledger
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
-"""A broker that there is not."""
+"""A broker that does not exist."""
 
 
 @dataclass
 class User(Principal):
-    """Reads every pipeline but the hidden ones, and edits those in `editable`."""
+    """May read every pipeline except the hidden ones, and edit those in `editable`."""
 
     hidden: tuple[str, ...] = ()
     editable: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class User(Principal):
 
 @dataclass
 class KnownRuns:
-    """Runs as a test says; it notes those that are started."""
+    """Runs that the test chooses. Records the runs that are started."""
 
     root: str = "/airflow"
     states: dict[str, DagState] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Api:
     kafka: Mapping[str, str] = field(default_factory=lambda: NOWHERE)
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """The answer to a GET request, which must succeed."""
+        """The body of the response to a GET request. Raises AssertionError unless the request succeeds."""
         response = self.ask("GET", path, params=parameters)
         assert response.status_code == httpx.codes.OK, response.text
         return response.json()

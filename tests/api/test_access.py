@@ -48,7 +48,7 @@ def test_the_plugin_is_listed(admin: httpx.Client) -> None:
     assert admin.get("/api/v2/plugins/importErrors").json()["total_entries"] == 0
 
 
-@pytest.mark.attack("S1", "every route, page and document, and paths there are none of, by every method, with slashes")
+@pytest.mark.attack("S1", "every route, page and document, and missing paths, with every method and extra slashes")
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"])
 def test_without_a_log_in_every_path_is_401(anonymous: httpx.Client, routes: list[str], method: str) -> None:
     asked = [path + slash for path in [*routes, STREAM, *BESIDE_ROUTES] for slash in ("", "/")]
@@ -73,7 +73,7 @@ def test_nothing_can_be_changed(admin: httpx.Client, routes: list[str]) -> None:
         assert {admin.request(method, path).status_code for path in routes} == {405}
 
 
-@pytest.mark.attack("S9", "reading every route for where state is kept")
+@pytest.mark.attack("S9", "searching every response for the location of state")
 def test_no_response_reveals_where_state_is_stored(admin: httpx.Client, routes: list[str]) -> None:
     for path in [*routes, "/sluice/v1/stores?entries=true"]:
         assert "sqlite" not in admin.get(path).text

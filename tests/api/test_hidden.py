@@ -43,7 +43,7 @@ def told(answer: httpx.Response, name: str) -> tuple[int, str, dict[str, str]]:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", [*OF_A_PIPELINE, *OF_A_STORE])
-@pytest.mark.attack("S2", "every route with the name of a pipeline that one may not read, beside a name there is not")
+@pytest.mark.attack("S2", "every route with the name of a hidden pipeline, compared with a missing name")
 def test_a_hidden_pipeline_looks_like_a_missing_one(viewer: httpx.Client, method: str, path: str) -> None:
     hidden = told(viewer.request(method, path.format(HIDDEN)), HIDDEN)
     assert hidden == told(viewer.request(method, path.format(MISSING)), MISSING)
@@ -51,7 +51,7 @@ def test_a_hidden_pipeline_looks_like_a_missing_one(viewer: httpx.Client, method
 
 
 @pytest.mark.parametrize("path", BY_NAME)
-@pytest.mark.attack("S2", "the names of stores that one may not read, beside names there are not")
+@pytest.mark.attack("S2", "the names of hidden stores, compared with missing names")
 def test_a_hidden_store_looks_like_a_missing_one(admin: httpx.Client, viewer: httpx.Client, path: str) -> None:
     if not path.endswith("changes"):
         assert admin.get(path.format("totals")).status_code == 200
@@ -60,7 +60,7 @@ def test_a_hidden_store_looks_like_a_missing_one(admin: httpx.Client, viewer: ht
     assert hidden[0] == 404
 
 
-@pytest.mark.attack("S2", "an ETag and a cursor that somebody else has been given")
+@pytest.mark.attack("S2", "an ETag and a cursor of another user")
 def test_etags_and_cursors_of_other_users_open_nothing(admin: httpx.Client, viewer: httpx.Client) -> None:
     page = admin.get(f"{STORES}/totals", params={"pipeline": HIDDEN, "limit": 1})
     known = {"If-None-Match": page.headers["ETag"]}

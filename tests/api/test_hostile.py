@@ -100,7 +100,7 @@ def test_no_name_escapes_its_folder(
     assert "Traceback" not in airflow.log()
 
 
-@pytest.mark.attack("S5", "queries that are no text, empty, endless, doubled, and paths that lead nowhere")
+@pytest.mark.attack("S5", "queries that are not text, empty, too long or duplicated, and missing paths")
 def test_invalid_requests_get_a_problem_document(
     airflow: AirflowServer, viewer: httpx.Client, raw: http.client.HTTPConnection
 ) -> None:
@@ -112,7 +112,7 @@ def test_invalid_requests_get_a_problem_document(
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-@pytest.mark.attack("S5", "bodies that are no JSON, or nested without end, by methods that no route has")
+@pytest.mark.attack("S5", "bodies that are not JSON or deeply nested, with unsupported methods")
 def test_no_body_is_read(viewer: httpx.Client, method: str) -> None:
     for content in (b"{", b"[" * 100_000, b"\xff", b'{"a": 1e999}', b""):
         answer = viewer.request(method, COUNT, content=content, headers={"Content-Type": "application/json"})
@@ -155,13 +155,13 @@ def test_sql_is_text(viewer: httpx.Client, sql: str) -> None:
     ],
     ids=lambda asked: asked[:20],
 )
-@pytest.mark.attack("S5", "a limit of a billion, 10,000 keys at once, names without end")
+@pytest.mark.attack("S5", "a limit of a billion, 10,000 keys at once, endless names")
 def test_the_size_of_a_request_is_limited(viewer: httpx.Client, raw: http.client.HTTPConnection, asked: str) -> None:
     # The HTTP server already rejects 90 kB of keys.
     assert told(raw, viewer, COUNT + asked)[0] == (422 if len(asked) < 60_000 else 400)
 
 
-@pytest.mark.attack("S7", "a cursor with each of its bytes changed in turn, cut off, made longer, of another store")
+@pytest.mark.attack("S7", "a cursor with each byte changed in turn, truncated, extended, of another store")
 def test_changed_cursors_are_rejected(viewer: httpx.Client) -> None:
     cursor = viewer.get(COUNT, params={"limit": 1}).json()["cursor"]
     assert viewer.get(COUNT, params={"cursor": cursor}).status_code == 200

@@ -104,7 +104,7 @@ async def measure(address: str, token: str, heavy: str) -> Seen:
         return seen
 
 
-@pytest.mark.attack("S11", "500 queries at once, each through all of a store, while somebody opens Airflow's UI")
+@pytest.mark.attack("S11", "500 scans of a store at once while a user opens Airflow's UI")
 def test_excess_queries_get_429_and_the_ui_stays_usable(airflow: AirflowServer, heavy: str) -> None:
     tries: list[Seen] = []
     while not any(seen.is_usable for seen in tries):

@@ -10,7 +10,7 @@ from sluice.api.mounted import Mounted
 def test_the_first_request_freezes_loaded_objects() -> None:
     gc.unfreeze()
     mounted = Mounted("own_routes_app")
-    assert gc.get_freeze_count() == 0, "loading a plugin must cost a process nothing"
+    assert gc.get_freeze_count() == 0, "loading the plugin must not freeze objects"
     try:
         assert mounted.app is mounted.app
         assert gc.get_freeze_count() > 10_000

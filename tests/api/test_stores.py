@@ -189,7 +189,7 @@ def test_problems(viewer: httpx.Client, path: str, status: int) -> None:
     assert {"type", "title", "detail"} <= answer.json().keys()
 
 
-@pytest.mark.attack("S7", "cursors that were made up: a pickle, another pipeline, another snapshot, no text")
+@pytest.mark.attack("S7", "forged cursors: a pickle, another pipeline, another snapshot, not text")
 @pytest.mark.parametrize(
     "content",
     [

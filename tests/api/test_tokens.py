@@ -44,7 +44,7 @@ def statuses(client: httpx.Client, token: str) -> set[int]:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "Basic", ""])
 @pytest.mark.parametrize("token", ["", "x", "a.b.c", "é", jwt.encode({"sub": "admin", "role": "admin"}, "k" * 64)])
-@pytest.mark.attack("S3", "tokens that nobody has signed, or somebody else")
+@pytest.mark.attack("S3", "tokens without a signature or with a foreign one")
 def test_forged_tokens_are_401(anonymous: httpx.Client, scheme: str, token: str) -> None:
     given = f"{scheme} {token}".strip().encode()
     for headers in ({b"Authorization": given}, {b"Cookie": b"_token=" + token.encode()}):
@@ -70,15 +70,15 @@ def _with_claims_of(other: str, token: str) -> str:
 
 
 @pytest.mark.parametrize("how", FORGED)
-@pytest.mark.attack("S3", "Airflow's own token, expired, for another audience, or changed, with the signature it had")
+@pytest.mark.attack("S3", "Airflow's own token, expired, for another audience, or changed with the old signature")
 def test_tokens_that_airflow_rejects_are_401(
     anonymous: httpx.Client, claims: dict[str, Any], token: str, how: str
 ) -> None:
-    assert statuses(anonymous, signed(claims)) == {200}, "signed again as it was, it counts"
+    assert statuses(anonymous, signed(claims)) == {200}, "the same claims with the right signature are valid"
     assert statuses(anonymous, FORGED[how](claims, token)) == {401}
 
 
-@pytest.mark.attack("S3", "a token that expires while it is remembered as checked")
+@pytest.mark.attack("S3", "a token that expires while it is cached")
 def test_a_token_that_expires_is_401_within_seconds(anonymous: httpx.Client, claims: dict[str, Any]) -> None:
     leeway = 10  # Airflow's own
     short = signed(claims, exp=int(time.time()) - leeway + 2)
@@ -111,7 +111,7 @@ ELSEWHERE: list[dict[str, str]] = [
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize("path", [STORES, "/v1/orders/count", "/sluice/nothing"])
-@pytest.mark.attack("S3", "what a page of another site can make a browser send that is logged in")
+@pytest.mark.attack("S3", "requests that a page of another site can make a logged-in browser send")
 def test_a_cookie_does_not_help_pages_of_other_sites(
     airflow: AirflowServer, anonymous: httpx.Client, token: str, method: str, path: str
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_cookie_does_not_help_pages_of_other_sites(
         assert anonymous.request(method, path, headers=headers).status_code in (404, 405)
 
 
-@pytest.mark.attack("S3", "reading answers from a page of another site")
+@pytest.mark.attack("S3", "reading responses from a page of another site")
 def test_other_sites_cannot_read_responses(anonymous: httpx.Client, token: str) -> None:
     origin = {"Origin": "https://evil.example"}
     preflight = {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "authorization"}
@@ -157,7 +157,7 @@ def leaving(airflow: AirflowServer) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.attack("S3", "a token used on, and a stream read on, after the log-out")
+@pytest.mark.attack("S3", "a token and a stream that are used after the log-out")
 def test_a_log_out_ends_access_within_seconds(leaving: httpx.Client) -> None:
     assert leaving.get(STORES).status_code == 200
     stream = Stream(leaving)

@@ -122,7 +122,7 @@ def test_a_lost_worker_and_an_unreadable_ledger_are_reported(page: Page, states:
     expect(sluice.locator("#trouble")).to_contain_text("The ledger is away. Start it.", timeout=15_000)
 
 
-@pytest.mark.attack("S6", "script in the error of a pipeline that is broken, and of one that failed")
+@pytest.mark.attack("S6", "script in the errors of a broken and of a failed pipeline")
 def test_a_failed_and_a_broken_pipeline_are_red(page: Page, states: States, tmp_path: Path) -> None:
     failures = states.ledger.failures
     failed = EngineError(f"Kafka at 127.0.0.1:9092 does not answer. {HOSTILE}")
@@ -177,7 +177,7 @@ def is_harmless(frame: Frame) -> bool:
     return made == 0 and "broken" not in frame.title() and frame.locator("#broken").count() == 0
 
 
-@pytest.mark.attack("S6", "script in names, types, values, a worker's trouble, error texts, a topology")
+@pytest.mark.attack("S6", "script in names, types, values, reasons, error texts, a topology")
 def test_markup_in_any_text_stays_text(page: Page, hostile: States) -> None:
     sluice = open_sluice(page)
     row = sluice.locator("#stores tr", has_text="hostile")
@@ -208,7 +208,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.attack("S6", "a link to an answer that holds script, opened in the browser that is logged in")
+@pytest.mark.attack("S6", "a link to a response with script, opened in a logged-in browser")
 def test_a_response_opened_as_a_page_runs_no_script(airflow: AirflowServer, page: Page, hostile: States) -> None:
     for path, status in ANSWERS.items():
         answer = page.goto(f"{airflow.url}/sluice/v1/{path}")

@@ -62,7 +62,7 @@ def lease(beat: int, *, held: bool = True) -> LeaseRow:
 def test_records_that_a_working_driver_may_read_make_no_event() -> None:
     burst = Burst(settle_s=2, max_wait_s=10, patience_s=100)
     assert not any(burst.due(lag(now), now, driven=True) for now in range(1, 30))
-    assert [now for now in range(30, 36) if burst.due(lag(30), now)] == [32], "once it has ended"
+    assert [now for now in range(30, 36) if burst.due(lag(30), now)] == [32], "after the driver has ended"
 
 
 def test_a_driver_works_while_it_renews_its_lease() -> None:
@@ -71,5 +71,5 @@ def test_a_driver_works_while_it_renews_its_lease() -> None:
     assert driving.sees(lease(1), 1)
     assert driving.sees(lease(1), 20)
     assert not driving.sees(lease(1), 22), "it died"
-    assert driving.sees(lease(2), 23), "it only paused"
-    assert not driving.sees(lease(2, held=False), 24), "it has ended"
+    assert driving.sees(lease(2), 23), "the driver only paused"
+    assert not driving.sees(lease(2, held=False), 24), "the driver has ended"

@@ -199,7 +199,7 @@ def test_no_pipeline_can_replace_another_dag(bag: DagBag) -> None:
     assert set(bag.dags) - set(PIPELINES) == RESERVED
 
 
-@pytest.mark.attack("S8", "parameters of a DAG: texts, and figures out of bounds")
+@pytest.mark.attack("S8", "parameters of a DAG: text, and numbers out of bounds")
 @pytest.mark.parametrize("conf", [{"count": 0}, {"count": 10**9}, {"stores": "; rm"}, {"seed": -1}])
 def test_parameters_are_checked(bag: DagBag, conf: dict[str, object]) -> None:
     params = dag(bag, "produce_sample_orders").params
@@ -207,7 +207,7 @@ def test_parameters_are_checked(bag: DagBag, conf: dict[str, object]) -> None:
         params.update(conf)
 
 
-@pytest.mark.attack("S8", "every parameter that any DAG takes")
+@pytest.mark.attack("S8", "every parameter of every DAG")
 def test_every_parameter_is_a_number_with_bounds(bag: DagBag) -> None:
     takes: dict[str, Any] = {name: dag(bag, name).params for name in bag.dags}
     params = {(name, key): param.schema for name, parameters in takes.items() for key, param in parameters.items()}

@@ -109,14 +109,14 @@ def test_parameters_of_a_run_do_not_change_the_submission(recorder: Path, monkey
     assert "evil" not in json.dumps([hostile.arguments, hostile.environment])
 
 
-@pytest.mark.attack("S8", "templates in what an operator is told")
+@pytest.mark.attack("S8", "templates in an operator's arguments")
 def test_nothing_of_a_job_is_a_template(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     assert SluiceJobOperator.template_fields == ()
     assert submit(recorder, pipeline="{{ conn.kafka_default.extra }}").arguments[-1] == "{{ conn.kafka_default.extra }}"
 
 
-@pytest.mark.attack("S8", "shell words in the name of a pipeline, and in the master of a connection")
+@pytest.mark.attack("S8", "shell syntax in the name of a pipeline and in the master of a connection")
 def test_shell_syntax_is_not_interpreted(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     evil = tmp_path / "evil"
     connect(monkeypatch, f"local[2]; touch {evil}")
@@ -131,8 +131,8 @@ def test_settings_go_through_the_environment(recorder: Path, monkeypatch: pytest
     assert json.loads(said["SLUICE_KAFKA"]) == {**KAFKA, "enable.auto.commit": "false"}
     assert said["SLUICE_LEDGER"] == settings().ledger
     assert said["PYSPARK_PYTHON"] == sys.executable
-    assert said["SLUICE_RUN"] == "orders/manual__1/main", "whichever try it is"
-    assert "SLUICE_KAFKA" not in os.environ, "nothing stays behind in this process"
+    assert said["SLUICE_RUN"] == "orders/manual__1/main", "the same for every try"
+    assert "SLUICE_KAFKA" not in os.environ, "the environment of this process is unchanged"
 
 
 @pytest.mark.attack("S9", "reading the process list while a run is submitted")
@@ -175,7 +175,7 @@ def test_a_cluster_gets_the_jars(recorder: Path, monkeypatch: pytest.MonkeyPatch
         ({"master": None}, "There is no connection 'spark_default' with a Spark master."),
         ({"kafka": None}, "There is no connection 'kafka_default'."),
         ({"kafka": {"group.id": "g"}}, "bootstrap.servers"),
-        ({"deploy-mode": "cluster"}, "Set its deploy-mode to client."),
+        ({"deploy-mode": "cluster"}, "Set the connection's deploy-mode to client."),
     ],
 )
 def test_missing_connections_fail_at_once_with_the_next_step(
@@ -213,7 +213,9 @@ def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatc
     program.write_text("#!/bin/sh\nexit 137\n")
     with pytest.raises(AirflowException, match="137"):
         submit(recorder)
-    assert failures() == [("orders", "main", "orders/manual__1/main", "The driver ended without an error message")]
+    assert failures() == [
+        ("orders", "main", "orders/manual__1/main", "The driver ended without an error message. See the task's log.")
+    ]
 
 
 def failures() -> list[tuple[str, str, str, str]]:

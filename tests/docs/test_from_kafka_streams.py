@@ -128,7 +128,7 @@ def test_windows(driver: TopologyTestDriver) -> None:
     assert sorted(driver.store("per_slide").values()) == [1, 1, 1, 1, 2]
     assert list(driver.store("visits").values()) == [4]
     ((key, count),) = records(driver, "per_closed_minute")
-    assert (key, count) == ("home", 3), "the first minute's grace was over at the last click"
+    assert (key, count) == ("home", 3), "the last click ended the grace of the first window"
 
 
 def test_joins(driver: TopologyTestDriver) -> None:
@@ -151,4 +151,4 @@ def test_processors(driver: TopologyTestDriver) -> None:
     assert records(driver, "running") == [("s1", 5), ("s1", 25), ("s3", 7)]
     assert [value["item"] for _, value in records(driver, "new_items")] == ["tea", "pot"]
     driver.pipe("sales", {"item": "cup", "amount": 1}, key="s3", timestamp=5_000 + 3_600_000)
-    assert records(driver, "quiet") == [("s1", b"an hour without a sale")], "the other's own sale put its timer off"
+    assert records(driver, "quiet") == [("s1", b"an hour without a sale")], "the other key's sale postponed its timer"

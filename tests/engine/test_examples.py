@@ -1,4 +1,4 @@
-"""The example pipelines on a real broker: every store and output is what plain Python makes of the same records."""
+"""The example pipelines on a real broker: every store and output equals the results that plain Python computes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settings(kafka: EmbeddedKafka, tmp_path: Path) -> Settings:
 
 
 def run(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
-    """Run a pipeline, on the generation that readers see."""
+    """Run a pipeline on its current generation."""
     job = plan(pipeline).job
     with Ledger.open(settings.ledger) as ledger:
         generation = ledger.jobs.generation(pipeline.name, job.name) or 1
@@ -43,7 +43,7 @@ def run(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
 
 
 def held(settings: Settings, pipeline: Pipeline) -> dict[str, dict[Any, Any]]:
-    """Every store, by key, or by key and the window's start and end."""
+    """The values of every store, by key, or by key and the window's start and end."""
     results: dict[str, dict[Any, Any]] = {}
     with Ledger.open(settings.ledger) as ledger:
         for store in ledger.jobs.stores(pipeline.name):
@@ -64,7 +64,7 @@ def _entries(location: str, store: StoreInfo, batch: int) -> Iterator[tuple[Any,
 
 
 def differences(one: Example, settings: Settings) -> dict[str, int]:
-    """What differs between the pipeline's results and those that its topics' records imply."""
+    """The differences between the pipeline's results and those that its topics' records imply."""
     expected = one.expected(read_samples(settings.kafka, one))
     actual = one.actual(settings.kafka, expected)
     for store, entries in held(settings, load_pipeline(PIPELINES, one.name)).items():
@@ -72,9 +72,9 @@ def differences(one: Example, settings: Settings) -> dict[str, int]:
     return expected.differences(actual)
 
 
-# The orders are run end to end.
+# tests/integration runs the orders pipeline end to end.
 @pytest.mark.parametrize("name", ["greetings", "pos", "words", "windows", "products"])
-def test_stores_and_outputs_are_those_of_plain_python_and_come_back_when_lost(
+def test_stores_and_outputs_equal_those_of_plain_python_and_are_restored_after_a_loss(
     name: str, spark: SparkSession, settings: Settings
 ) -> None:
     one, pipeline = load_example(name), load_pipeline(PIPELINES, name)
@@ -93,5 +93,5 @@ def test_stores_and_outputs_are_those_of_plain_python_and_come_back_when_lost(
         with pytest.raises((EngineError, StateError), match="rebuild"):
             run(spark, pipeline, settings)
         Rebuild(spark, plan(pipeline).job, settings).run()
-        assert held(settings, pipeline) == before, "also where the wall clock gave the times"
-        assert differences(one, settings) == {}, "nothing is written again"
+        assert held(settings, pipeline) == before, "even if the event times are from the wall clock"
+        assert differences(one, settings) == {}, "the output is not written twice"

@@ -1,4 +1,4 @@
-"""A run that lingers reads new records as they arrive, and ends when none have arrived for a while."""
+"""A lingering run reads new records as they arrive, and ends when none have arrived for a while."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sums(names: Names) -> Pipeline:
 
 
 def latest(names: Names) -> Pipeline:
-    """The same with an operator that needs records in order."""
+    """The same aggregation by an ordered operator."""
     pipeline = sums(names)
     pipeline.stream(names("shops"), value=str).to_table(store="latest")
     return pipeline
@@ -35,7 +35,7 @@ def latest(names: Names) -> Pipeline:
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`meanwhile(act, ...)` has one thing done each time that a run has read everything; then the time is over."""
+    """`meanwhile(act, ...)` calls one function each time a run has read all records; after the last one, time is up."""
 
     def plan(*acts: Act) -> None:
         left, real = list(acts), Linger.wait
@@ -79,7 +79,7 @@ def grow(running: Running) -> None:
 
 
 def add(running: Running) -> None:
-    """Write to the new partition, which a producer that is older than the partition may not know yet."""
+    """Write to the new partition, which an older producer may not know yet."""
     producer = Producer({"bootstrap.servers": running.bootstrap})
     producer.produce(running.names("shops"), key=b"k", value=b"new", partition=1)
     assert producer.flush(20) == 0

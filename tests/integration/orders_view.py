@@ -1,4 +1,4 @@
-"""The orders pipeline's stores as its REST view returns them, and its dead letters."""
+"""The stores of the orders pipeline as the REST API returns them, and its dead letters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
 
 
 def served(airflow: Airflow) -> dict[str, dict[Any, Any]]:
-    """The eight stores as the orders view returns them, in the shape of `Totals.stores`."""
+    """The eight stores as the orders view returns them, in the form of `Totals.stores`."""
     stores: dict[str, dict[Any, Any]] = {}
     for prefix in KINDS:
         stores[f"{prefix}_count"] = _by_location(airflow, f"/v1/orders/count/{prefix}", _count)

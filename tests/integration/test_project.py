@@ -1,4 +1,4 @@
-"""A project made by `sluice init`, with nothing of this repository but the wheel."""
+"""A project that `sluice init` made passes its tests with the wheel alone, without this repository."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_records_during_a_run_make_one_event_after_it(broker: EmbeddedKafka, led
         await until(events, 1)
         await asyncio.to_thread(send, broker, topic, 5)
         await asyncio.sleep(1.5)
-        assert len(events) == 1, "the run that was started has not ended yet"
+        assert len(events) == 1, "the started run has not ended yet"
         publish(ledger, topic, 0, {str(partition): end for partition, end in events[0]["ends"][topic].items()})
         await until(events, 2)
         await asyncio.sleep(1)

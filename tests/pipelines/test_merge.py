@@ -47,7 +47,7 @@ def test_merged_records_and_results_are_in_order_of_time(drive: Drive) -> None:
     assert [row for row in seen if row not in paid_late] == [
         ("k", "cash", 1), ("k", "all", 2), ("k", "cash", 3), ("k", "cash", 5), (None, "cash", 6),
     ]  # fmt: skip
-    assert sorted(seen[3:5]) == paid_late, "both are of one record"
+    assert sorted(seen[3:5]) == paid_late, "both results are from the same record"
     assert driver.store("twice") == {"k": {"last": 10, "n": 6}}
 
 

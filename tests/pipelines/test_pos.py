@@ -60,7 +60,7 @@ def test_home_deliveries_are_shipped_and_every_line_is_masked(pos: TopologyTestD
     (pickled,) = pos.read("shipment")
     assert pickled.key == "STR1"
     assert pickled.value["InvoiceNumber"] == "1"
-    assert pickled.value["DeliveryAddress"] == ADDRESS, "who delivers must know where"
+    assert pickled.value["DeliveryAddress"] == ADDRESS, "a delivery needs an address"
 
     first, second, third, fourth = (record.value for record in pos.read("hadoop-sink"))
     assert first == {
@@ -83,7 +83,7 @@ def test_home_deliveries_are_shipped_and_every_line_is_masked(pos: TopologyTestD
     assert (second["InvoiceNumber"], second["ItemCode"], second["City"]) == ("1", "213", "Pune")
     for line in (third, fourth):
         assert line["InvoiceNumber"] == "2"
-        assert {line["City"], line["State"], line["PinCode"]} == {None}, "only of home deliveries"
+        assert {line["City"], line["State"], line["PinCode"]} == {None}, "only home deliveries are shipped"
     assert pos.read("loyalty") == []
 
 
@@ -100,7 +100,7 @@ def test_a_card_earns_points_in_every_store(pos: TopologyTestDriver) -> None:
 
     pos.pipe("pos", invoice("5", store="STR3", card="4629", amount=10, **PRIME), key="STR3")
     (last,) = pos.read("loyalty")
-    assert last.value == notification("5", "4629", 10, 0.2, 42.21), "the sum goes on in the next batch"
+    assert last.value == notification("5", "4629", 10, 0.2, 42.21), "the sum continues in the next batch"
 
 
 def notification(number: str, card: str, amount: float, earned: float, total: float) -> dict[str, Any]:

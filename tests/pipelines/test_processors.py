@@ -73,15 +73,17 @@ def test_a_processor_keeps_its_state_and_does_not_receive_duplicates(drive: Driv
     assert sum(number for name, number in driver.counts().items() if name.startswith("duplicate/")) == 1
 
     pay(driver, "3", 0.25, key="ann", at=30)
-    assert read(driver, "sums") == [("ann", {"total": 10.75, "since": 30.0})], "what was put is what is got, cut or not"
+    assert read(driver, "sums") == [("ann", {"total": 10.75, "since": 30.0})], (
+        "a stored value is read unchanged, in the same batch or a later one"
+    )
     assert read(driver, "quiet") == []
 
     pay(driver, "4", 2, key="bob", at=66)
-    assert read(driver, "quiet") == [], "it was put off just in time"
+    assert read(driver, "quiet") == [], "the second payment postponed the timer"
     pay(driver, "5", 2, key="bob", at=90)
-    assert read(driver, "quiet") == [("ann", b"quiet")], "another key brings the time"
+    assert read(driver, "quiet") == [("ann", b"quiet")], "a record of another key advances stream time"
     pay(driver, "6", 2, key="ann", at=151)
-    assert [value["since"] for key, value in read(driver, "sums") if key == "ann"] == [None], "two minutes have gone by"
+    assert [value["since"] for key, value in read(driver, "sums") if key == "ann"] == [None], "two minutes have passed"
 
 
 def test_a_processors_store_can_be_queried(drive: Drive) -> None:
@@ -94,7 +96,9 @@ def test_a_processors_store_can_be_queried(drive: Drive) -> None:
     pay(driver, "3", 0.25, key="ann", at=30)
     assert driver.store("sums") == {"ann": {"total": 10.75}, "bob": {"total": 1}}
     pay(driver, "4", 2, key="cid", at=200)
-    assert driver.store("seen") == {"cid": {"last": "1970-01-01T00:03:20"}}, "the others have outlived two minutes"
+    assert driver.store("seen") == {"cid": {"last": "1970-01-01T00:03:20"}}, (
+        "the other entries have expired after two minutes"
+    )
     assert driver.store("sums").keys() == {"ann", "bob", "cid"}
 
 
@@ -142,10 +146,10 @@ def test_names_of_queryable_stores_of_processors_are_unique(drive: Drive) -> Non
 def test_a_timer_of_the_wall_clock_fires_when_the_clock_has_moved(drive: Drive) -> None:
     driver = drive(accounts())
     pay(driver, "1", 10, key="ann", at=0)
-    assert len(read(driver, "asleep")) == 1, "it was due at once"
+    assert len(read(driver, "asleep")) == 1, "the timer was due at once"
     pay(driver, "2", 1, key="bob", at=1)
     read(driver, "asleep")
 
     driver.advance(2 * 3_600_000)
     pay(driver, "3", 1, key="bob", at=2)
-    assert ("ann", b"asleep") in read(driver, "asleep"), "in the first batch after"
+    assert ("ann", b"asleep") in read(driver, "asleep"), "the timer fires in the next batch"

@@ -81,7 +81,7 @@ def test_a_suppressed_table_subtracts_the_old_values_of_its_rows(drive: Drive) -
     assert driver.store("groups") == {"x": {"c": 0, "n": None}, "y": {"c": 1, "n": 7}}
     assert [(record.value["left"]["n"], record.value["right"]["n"]) for record in driver.read("joined")] == [
         (2, 1), (7, 2),
-    ], "x refers to nothing any more"  # fmt: skip
+    ], "x has no foreign key any more"  # fmt: skip
     assert driver.store("all") == {"all": {"n": 9}}
 
 

@@ -1,4 +1,4 @@
-"""The pipeline windows: windows of every kind, grace, suppress, and where a record's time comes from."""
+"""The pipeline windows: windows of every kind, grace, suppress, and the sources of event times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Event(Struct):
 
 @pytest.fixture(scope="module")
 def driver(spark: SparkSession, server: str) -> Iterator[TopologyTestDriver]:
-    """One driver for all stories: each has pages and an hour of its own."""
+    """One driver for all tests: each test has its own pages and its own hour."""
     database = new_database(server) if server else ""
     with TopologyTestDriver(load_pipeline(PIPELINES, "windows"), spark=spark, database=database) as driver:
         yield driver
@@ -47,7 +47,7 @@ def span(start: str, end: str) -> tuple[int, int]:
 
 
 def visit(driver: TopologyTestDriver, page: str, *times: str, topic: str = "visits") -> None:
-    """Visits of a page at these times; the records are written at noon."""
+    """Write visits of a page with these times; the records' timestamps are at noon."""
     for clock in times:
         driver.pipe(topic, {"page": page, "at": f"1970-01-01T{clock}"}, timestamp=ms("12:00:00"))
 
@@ -66,14 +66,14 @@ def read(driver: TopologyTestDriver, topic: str, page: str) -> list[tuple[Any, .
     ]
 
 
-def test_a_late_visit_counts_until_the_grace_of_its_minute_is_over(driver: TopologyTestDriver) -> None:
+def test_a_late_visit_counts_until_the_grace_of_its_window_ends(driver: TopologyTestDriver) -> None:
     eight, one_past = span("08:00:00", "08:01:00"), span("08:01:00", "08:02:00")
     visit(driver, "home", "08:00:04", "08:00:54", "08:01:05", "08:00:58", "08:01:13")
     assert stored(driver, "minutes", "home") == {eight: 3, one_past: 2}
     assert read(driver, "minutes_closed", "home") == [], "at 08:01:13 the first minute is still open"
 
     visit(driver, "cart", "08:01:15")
-    assert read(driver, "minutes_closed", "home") == [(*eight, 3)], "whichever page brings the time"
+    assert read(driver, "minutes_closed", "home") == [(*eight, 3)], "a visit of any page advances stream time"
 
     visit(driver, "home", "08:00:59")
     assert stored(driver, "minutes", "home")[eight] == 3
@@ -83,7 +83,7 @@ def test_a_late_visit_counts_until_the_grace_of_its_minute_is_over(driver: Topol
     assert driver.store("visits_total")["home"] == 6, "without a window nothing is late"
 
 
-def test_a_visit_is_in_every_hopping_window_that_holds_its_time(driver: TopologyTestDriver) -> None:
+def test_a_visit_is_in_every_hopping_window_around_its_time(driver: TopologyTestDriver) -> None:
     visit(driver, "help", "09:00:10", "09:00:40", "09:01:05")
     assert stored(driver, "overlapping_minutes", "help") == {
         span("08:59:30", "09:00:30"): 1,
@@ -113,26 +113,28 @@ def test_sessions_merge_when_a_visit_comes_between_them(driver: TopologyTestDriv
     merged = span("11:00:10", "11:00:50")
     assert stored(driver, "sessions", "shop") == {merged: 3}
     assert read(driver, "session_changes", "shop") == [(*first, None), (*second, None), (*merged, 3)]
-    assert read(driver, "sessions_closed", "shop") == [], "more can come until 11:01:35: its end, the gap, the grace"
+    assert read(driver, "sessions_closed", "shop") == [], (
+        "the session is open until 11:01:35, its end plus gap and grace"
+    )
 
     visit(driver, "cart", "11:01:35")
     assert read(driver, "sessions_closed", "shop") == [(*merged, 3)]
 
 
-def test_a_pages_total_comes_once_a_minute_or_when_too_many_wait(driver: TopologyTestDriver) -> None:
+def test_a_pages_total_is_emitted_once_a_minute_or_when_the_buffer_is_full(driver: TopologyTestDriver) -> None:
     def totals(topic: str) -> list[Any]:
         return [record.value for record in driver.read(topic) if record.key == "jobs"]
 
     visit(driver, "jobs", "14:00:00", "14:00:20", "14:00:59")
     assert totals("visits_total_per_minute") == []
     visit(driver, "cart", "14:01:00")
-    assert totals("visits_total_per_minute") == [3], "a minute after the first that was held back, the latest"
+    assert totals("visits_total_per_minute") == [3], "a minute after the first update, the latest total is emitted"
     assert totals("visits_total_when_full") == []
     visit(driver, "help", "14:01:01")
-    assert totals("visits_total_when_full") == [3], "two may wait: the oldest comes out early"
+    assert totals("visits_total_when_full") == [3], "the buffer holds two updates: the oldest is emitted early"
 
 
-def test_a_visits_time_is_that_of_its_field_of_its_record_or_of_the_clock(driver: TopologyTestDriver) -> None:
+def test_a_visits_time_is_from_a_field_the_record_or_the_clock(driver: TopologyTestDriver) -> None:
     before = int(time.time() * 1_000)
     for topic in ("visits", "visits_recorded", "visits_processed"):
         visit(driver, "blog", "15:00:00", topic=topic)
@@ -142,10 +144,10 @@ def test_a_visits_time_is_that_of_its_field_of_its_record_or_of_the_clock(driver
     assert stored(driver, "minutes_recorded", "blog") == {span("12:00:00", "12:01:00"): 1}
     (first, _), (second, end) = sorted(stored(driver, "minutes_processed", "blog"))
     assert before - MINUTE < first <= time.time() * 1_000
-    assert first + 2 * MINUTE <= second < end == second + MINUTE, "the driver's clock was moved by two minutes"
+    assert first + 2 * MINUTE <= second < end == second + MINUTE, "the driver's clock was advanced by two minutes"
 
 
-def test_a_record_without_a_valid_time_is_dealt_with_as_its_source_says(drive: Drive) -> None:
+def test_the_sources_policy_for_invalid_times(drive: Drive) -> None:
     pipeline = Pipeline("timeless", workers=1)
     for policy in ("dead_letter", "skip", "clock"):
         events = pipeline.stream(f"events_{policy}", value=Event, event_time="at", invalid_time=policy)
@@ -169,7 +171,7 @@ def test_a_record_without_a_valid_time_is_dealt_with_as_its_source_says(drive: D
     by_clock = driver.store("in_time_clock")
     assert by_clock.pop(("k", 5_000, 6_000)) == 1
     ((_, start, end),) = by_clock
-    assert before - 1_000 < end, "the time of processing, not the record's own"
+    assert before - 1_000 < end, "the processing time, not the record's timestamp"
     assert start <= time.time() * 1_000
     assert list(by_clock.values()) == [2]
 

@@ -33,15 +33,15 @@ def test_a_table_has_the_latest_word_of_each_key(words: TopologyTestDriver) -> N
     words.pipe("words", "C3PO", key="c")
     words.pipe("words", "Anaconda", key="a")
     assert words.store("words_latest") == {"a": "Anaconda", "b": "Bus", "c": "C3PO"}
-    assert words.store("words_clean") == {"a": "Anaconda", "b": "Bus"}, "what does not match is not in the table"
+    assert words.store("words_clean") == {"a": "Anaconda", "b": "Bus"}, "the table has no words that do not match"
     clean = [("b", b"Bus"), ("c", None), ("a", b"Anaconda")]
-    assert read(words, "words_clean") == clean, "a batch's updates of a key are written as one"
+    assert read(words, "words_clean") == clean, "a batch writes one update per key"
 
     words.pipe("words", None, key="b")
     words.pipe("words", "x", key="a")
     words.pipe("words", "no key")
     assert words.store("words_latest") == {"a": "x", "c": "C3PO"}, "null deletes"
-    assert words.store("words_clean") == {}, "so does a word that no longer matches"
+    assert words.store("words_clean") == {}, "a word that no longer matches is deleted"
     assert words.counts()["null_key/words_latest"] == 1
 
 

@@ -78,7 +78,7 @@ def test_the_client_raises_the_servers_errors(client: Client, states: States, ho
         client.get(COUNT, "store_1", as_of="1.0", min_snapshot="1.0")
     assert gone.value.extensions["newest"] == "1.1"
     hosts[1].stop()
-    with pytest.raises(StateError, match="Not every worker"):
+    with pytest.raises(StateError, match="Some workers cannot be read"):
         client.count(COUNT, require="complete")
     assert client.count(REVENUE).partial
     assert issubclass(Incomplete, StateError)
@@ -179,7 +179,7 @@ def test_the_number_of_change_streams_is_limited(hosts: list[Host], states: Stat
         time.sleep(0.05)
     for _ in range(3):
         assert hosts[0].ask("HEAD", f"/sluice/v1/stores/{COUNT}/changes").status_code == 200
-    assert changes_module._Stream.open_streams == 0, "HEAD opens no stream"
+    assert changes_module._Stream.open_streams == 0, "HEAD must not open a stream"
     assert asyncio.run(ask(5)) == {200: 5}
 
 

@@ -264,7 +264,7 @@ def test_a_worker_cannot_be_claimed_twice(hosts: list[Host], states: States) -> 
     states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", hosts[1].port))
 
 
-@pytest.mark.attack("S10", "a move to an address where nobody, or another server, answers")
+@pytest.mark.attack("S10", "a move to an address without a server, or with another server")
 def test_a_move_needs_a_state_server(hosts: list[Host], states: States) -> None:
     with pytest.raises(StateError, match="No state server answers"):
         move(states.ledger, Placement("orders", 1, "127.0.0.1", 9))

@@ -210,7 +210,7 @@ def shape(answer: Any) -> tuple[int, str, set[str]]:
     return answer.status_code, answer.text, set(answer.headers)
 
 
-@pytest.mark.attack("S2", "routes of a pipeline one may not read, and their description")
+@pytest.mark.attack("S2", "routes of a hidden pipeline, and their description")
 def test_routes_of_a_hidden_pipeline_look_like_missing_ones(v1: TestClient, home: Path, states: States) -> None:
     for how in ("?", "?x=1"):
         assert shape(v1.get(f"/v1/salaries{how}")) == shape(v1.get(f"/v1/salariex{how}"))

@@ -118,7 +118,7 @@ def test_a_server_ends_after_sigterm(home: Path) -> None:
         assert server.kill(signal.SIGTERM) in (0, -signal.SIGTERM)
 
 
-@pytest.mark.attack("S1", "every path of a state server without its token, and with one letter of it wrong")
+@pytest.mark.attack("S1", "every path of a state server without the token, and with a wrong token")
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE"])
 @pytest.mark.parametrize("path", ["/", "/local", f"{SHARD}/0", f"{SHARD}/0/query", f"{SHARD}/0/batches/1", "/sluice/"])
 def test_without_the_token_every_path_is_401(servers: list[ServerProcess], path: str, method: str) -> None:
@@ -133,7 +133,7 @@ def ask(server: ServerProcess, method: str, path: str, content: bytes = b"") -> 
     return CLIENT.request(method, f"http://127.0.0.1:{server.port}{path}", headers=headers, content=content)
 
 
-@pytest.mark.attack("S10", "asking a state server, with the token, for another one's shards")
+@pytest.mark.attack("S10", "querying a state server, with the token, for another server's shards")
 def test_a_server_rejects_requests_for_other_servers_shards(servers: list[ServerProcess], states: States) -> None:
     assert ask(servers[0], "POST", f"{SHARD}/0/query", QUESTION).status_code == 200
     for method, path in (
@@ -148,7 +148,7 @@ def test_a_server_rejects_requests_for_other_servers_shards(servers: list[Server
         assert "is not at this server" in refused.json()["detail"]
 
 
-@pytest.mark.attack("S5", "questions to a state server that are none: SQL, a pickle, 5 MB")
+@pytest.mark.attack("S5", "invalid queries to a state server: SQL, a pickle, 5 MB")
 @pytest.mark.parametrize(
     ("path", "content", "status"),
     [
@@ -201,7 +201,7 @@ def test_commands_list_and_move_workers(home: Path, servers: list[ServerProcess]
     assert len(counts(viewer.get(COUNT))) == 40
 
 
-@pytest.mark.attack("S10", "a state server with a certificate that nobody has vouched for")
+@pytest.mark.attack("S10", "a state server with an untrusted certificate")
 def test_a_certificate_is_verified(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = _certificate(home)
     states = States(f"sqlite:///{home}/tls", workers=1)

@@ -104,7 +104,7 @@ def test_calls_only_go_to_the_registered_server(
         (500, b"Internal Server Error"),
     ],
 )
-@pytest.mark.attack("S10", "something else that answers at a registered address")
+@pytest.mark.attack("S10", "another program at a registered address")
 def test_an_unexpected_response_makes_the_worker_unavailable(
     hosts: list[Host], states: States, status: int, content: bytes
 ) -> None:
@@ -119,7 +119,7 @@ def test_an_unexpected_response_makes_the_worker_unavailable(
         assert other.asked
 
 
-@pytest.mark.attack("S10", "a shard's address, in the ledger, at a server that never claimed the worker")
+@pytest.mark.attack("S10", "a ledger entry with the address of a server that never claimed the worker")
 def test_an_unclaimed_address_is_not_called(tmp_path: Path, hosts: list[Host], elsewhere: FakeServer) -> None:
     local = States(f"sqlite:///{tmp_path}", pipeline="local", workers=2)
     local.publish({f"k{number}": f"[{number}]" for number in range(10)})
@@ -145,7 +145,7 @@ def test_an_unclaimed_address_is_not_called(tmp_path: Path, hosts: list[Host], e
         {"worker": "http://127.0.0.1:{}"},
     ],
 )
-@pytest.mark.attack("S10", "telling a query where to ask: parameters, Host, X-Forwarded-Host")
+@pytest.mark.attack("S10", "selecting the host of a query: parameters, Host, X-Forwarded-Host")
 def test_no_request_can_select_a_host(
     hosts: list[Host], states: States, elsewhere: FakeServer, parameters: dict[str, str]
 ) -> None:
@@ -166,7 +166,7 @@ def test_no_request_can_select_a_host(
 NAMES = ["..", "%2e%2e", ".", "a%2fb", "a%5cb", "%00", "orders%00", "orders.sqlite", "%c0%ae", "a b", "ö", "-" * 5_000]
 
 
-@pytest.mark.attack("S4", "names of pipelines and jobs, sent to a state server, that would be paths")
+@pytest.mark.attack("S4", "names of pipelines and jobs, sent to a state server, that look like paths")
 def test_no_name_escapes_a_servers_folder(hosts: list[Host], states: States, tmp_path: Path) -> None:
     before = {path for path in tmp_path.rglob("*") if hosts[0].folder not in path.parents}
     for name in NAMES:
@@ -180,7 +180,7 @@ def test_no_name_escapes_a_servers_folder(hosts: list[Host], states: States, tmp
     assert not list(hosts[0].folder.rglob("*.."))
 
 
-@pytest.mark.attack("S5", "a question without end, sent to a state server in pieces")
+@pytest.mark.attack("S5", "an endless query, sent to a state server in pieces")
 def test_a_query_has_a_time_limit(hosts: list[Host], states: States) -> None:
     pieces = (b"x" * 1_000_000 for _ in range(5))
     refused = hosts[0].ask("POST", "/local/orders/totals/1/0/query", content=pieces)
@@ -197,7 +197,7 @@ def texts_of(hosts: list[Host]) -> str:
     return "".join(answer.text + str(answer.headers) for answer in answers)
 
 
-@pytest.mark.attack("S9", "reading answers and logs about a database that cannot be reached")
+@pytest.mark.attack("S9", "reading responses and logs about an unreachable database")
 def test_no_response_or_log_contains_a_database_password(
     hosts: list[Host], tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,9 +212,7 @@ def test_no_response_or_log_contains_a_database_password(
     assert PASSWORD not in told + caplog.text + "".join(capfd.readouterr())
 
 
-@pytest.mark.attack(
-    "S9", "the process list, the environment of children, and what a state server says, at its start too"
-)
+@pytest.mark.attack("S9", "reading the process list, the environment of children, and a state server's output")
 def test_no_secret_is_in_the_process_list_or_the_output(tmp_path: Path) -> None:
     States(f"sqlite:///{tmp_path}", workers=1).publish({"a": "[1]"})
     variables = environment(tmp_path, tmp_path, ledger_url(f"sqlite:///{tmp_path}"))
@@ -235,7 +233,7 @@ def test_no_secret_is_in_the_process_list_or_the_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "address", ["evil.example/x:80", "evil.example#:80", "a@evil.example:80", "evil.example?:80", "x"]
 )
-@pytest.mark.attack("S10", "an address of a move that is more than host and port")
+@pytest.mark.attack("S10", "an address with more than host and port for a move")
 def test_an_address_is_host_and_port(address: str) -> None:
     with pytest.raises(SettingsError, match="is not HOST:PORT"):
         place_of("orders", 1, address, tls=False)

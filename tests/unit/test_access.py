@@ -80,7 +80,7 @@ async def _ask(ask: Access, store: str, pipeline: str | None) -> None:
         ("", "nothing"),
     ],
 )
-@pytest.mark.attack("S2", "measuring how long the answer for a name takes")
+@pytest.mark.attack("S2", "measuring the response time for a name")
 def test_a_hidden_name_costs_as_many_look_ups_as_a_missing_one(
     state: ApiState, store: str, pipeline: str | None
 ) -> None:

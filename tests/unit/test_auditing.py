@@ -79,7 +79,7 @@ def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> 
     assert not any(worker.unavailable for worker in states.ledger.jobs.workers("orders", "totals"))
 
 
-@pytest.mark.attack("S9", "reading the audit of state in a database that cannot be reached")
+@pytest.mark.attack("S9", "reading the audit of state in an unreachable database")
 def test_no_audit_reveals_a_password(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=10)))
     place = "postgresql://sluice:hunter2@127.0.0.1:1/state?schema=s"
@@ -90,7 +90,7 @@ def test_no_audit_reveals_a_password(states: States) -> None:
     except StateError as error:
         text = str(error)
     assert "hunter2" not in text + str(states.ledger.quarantine.get(JobRef("orders", "totals", 1)))
-    assert "127.0.0.1" in text, "what is said is about the database"
+    assert "127.0.0.1" in text, "the error is about the database"
 
 
 def test_an_unknown_pipeline_is_an_error(states: States) -> None:

@@ -81,7 +81,7 @@ def test_a_batch_that_a_rebuild_repeated_has_no_duration(api: Api, states: State
     assert (batch["seconds"], batch["records_per_second"]) == (None, None)
 
 
-def test_an_audit_that_does_not_balance_says_why(api: Api, states: States) -> None:
+def test_an_audit_that_does_not_balance_has_the_reason(api: Api, states: States) -> None:
     publish(states, 0, begun=0, phases={}, read=101)
     assert api.get(BATCHES)[0]["wrong"] == ["orders/0: 101 records were read, but 100 are accounted for"]
 
@@ -99,7 +99,7 @@ def test_the_runs_of_a_dag_that_has_published_nothing(api: Api) -> None:
     assert (run["state"], run["log"]) == ("failed", "/dags/fresh/runs/manual__1")
 
 
-def test_generations_name_the_current_one_and_what_was_built_beside_it(api: Api, states: States) -> None:
+def test_generations_list_the_current_one_and_unfinished_ones(api: Api, states: States) -> None:
     states.publish({"a": "[1,2]"})
     shadow = replace(states, generation=2)
     states.ledger.jobs.register(shadow.info(description="another topology"), hidden=True)
@@ -137,5 +137,5 @@ def test_a_hidden_pipeline_looks_like_a_missing_one(api: Api, what: str) -> None
         ("by-hand", ""),
     ],
 )
-def test_a_run_s_log_is_at_its_task(run: str, path: str) -> None:
+def test_the_log_of_a_run_is_that_of_its_task(run: str, path: str) -> None:
     assert log_path(run) == path

@@ -70,7 +70,7 @@ def test_mistakes_are_reported_with_the_next_step(arguments: tuple[str, ...], ex
     result = sluice(*arguments)
     assert result.exit_code == 1
     assert expected in result.stderr
-    assert len(result.stderr.splitlines()) == 2, "what is wrong, and what to do"
+    assert len(result.stderr.splitlines()) == 2, "the error and the next step"
     assert "Traceback" not in result.output
 
 

@@ -1,4 +1,4 @@
-"""The examples' samples, and the results that plain Python expects of them."""
+"""The samples of the examples, and the expected results that plain Python computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_same_seed_makes_the_same_samples_and_every_result_has_some(name: st
     samples = list(one.samples(one.count, 7, START))
     assert samples == list(one.samples(one.count, 7, START)) != list(one.samples(one.count, 8, START))
     assert {sample.topic for sample in samples} == {*one.topics}
-    if name != "orders":  # whose samples are out of order, and whose results do not depend on the order
+    if name != "orders":  # their samples are out of order, and their results do not depend on the order
         times = [sample.timestamp_ms for sample in samples]
         assert sorted(set(times)) == times
 

@@ -39,7 +39,7 @@ def test_a_failed_run_is_recorded_until_one_succeeds(known: Settings) -> None:
     assert begun <= failure.at <= now()
 
     fail(known, ZeroDivisionError("x"))
-    assert [one.detail for one in failures(known)] == ["ZeroDivisionError: x."], "the last one counts"
+    assert [one.detail for one in failures(known)] == ["ZeroDivisionError: x."], "the last failure is kept"
 
     with noted(known, "words"):
         pass
@@ -61,7 +61,7 @@ def test_a_killed_driver_is_recorded_by_its_parent(known: Settings) -> None:
     begun = now()
     fail(known, EngineError("why"))
     note_killed(known, "orders", "r2", begun, "The driver ended with status 1.")
-    assert [failure.detail for failure in failures(known)] == ["why."], "it said why itself"
+    assert [failure.detail for failure in failures(known)] == ["why."], "the driver reported the error itself"
 
 
 def test_broken_files_are_recorded_until_fixed(known: Settings) -> None:

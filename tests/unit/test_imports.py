@@ -89,14 +89,14 @@ def names(tree: ast.AST) -> set[str]:
     return results
 
 
-@pytest.mark.attack("S7", "data that is code: a pickle in a cursor, a shard, the ledger or an answer of a server")
+@pytest.mark.attack("S7", "data that is code: a pickle in a cursor, a shard, the ledger or a response of a server")
 def test_nothing_that_is_sent_or_stored_can_become_code() -> None:
     files = [file for folder in ASKED for file in (ROOT / folder).rglob("*.py")]
     assert len(files) > 60
     assert {str(file): found for file in files if (found := names(ast.parse(file.read_text())) & REVIVES)} == {}
 
 
-@pytest.mark.attack("S8", "a shell between a run's parameters and what is started")
+@pytest.mark.attack("S8", "a shell between a run's parameters and the started process")
 def test_nothing_is_started_through_a_shell() -> None:
     for file in (
         file for folder in ("sluice", "dags", "plugins", "spark_jobs") for file in (ROOT / folder).rglob("*.py")

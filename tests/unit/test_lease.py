@@ -116,7 +116,7 @@ def test_a_retry_waits_for_the_driver_left_behind(ledger: Ledger) -> None:
         ended = pool.submit(work)
         held.wait()
         with lease(ledger, "orders/manual__1/main", patience=Patience(0.05, 5, 5)) as mine:
-            assert ended.done(), "it took the lease while the other one had it"
+            assert ended.done(), "the second driver took the lease while the first one held it"
             assert mine.epoch == 2
 
 

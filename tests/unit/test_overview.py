@@ -1,4 +1,4 @@
-"""The overview of all pipelines: what each does, how far behind it is, and what it rejected in a day."""
+"""The overview of all pipelines: status, unread records, and dead letters of the last day."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def api(states: States) -> Api:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a broker, do not wait long."""
+    """Lower the timeout for a broker that does not respond."""
     monkeypatch.setattr("sluice.offsets.ANSWER_SECONDS", 0.1)
 
 
@@ -83,7 +83,7 @@ def test_unread_records_are_counted_by_topic_and_partition(
     ]
 
 
-def test_without_a_broker_the_lag_is_unknown_and_everything_else_is_there(api: Api, states: States) -> None:
+def test_without_a_broker_only_the_lag_is_unknown(api: Api, states: States) -> None:
     states.publish({"a": "[1,2]"})
     overview = only(api)
     assert (overview["unread"], overview["lag"], overview["health"]) == (None, [], "idle")
@@ -122,7 +122,7 @@ def test_a_driver_that_holds_the_lease_makes_a_pipeline_running_without_airflow(
     assert only(api)["health"] == "running"
 
 
-def test_a_dag_that_never_ran_is_listed_and_says_whether_it_is_paused(api: Api) -> None:
+def test_a_dag_that_never_ran_is_listed_with_its_paused_state(api: Api) -> None:
     api.runs.states["fresh"] = DagState(paused=True, last_run=None)
     overviews = {one["pipeline"]: one for one in api.get(OVERVIEW)}
     assert (overviews["fresh"]["paused"], overviews["fresh"]["health"]) == (True, "idle")
@@ -156,7 +156,7 @@ def test_dead_letters_of_24_hours_are_counted_by_reason(api: Api, states: States
     assert only(api)["dead_letters"] == {"digits": 3, "contract": 2, "processing": 2, "unwritten": 1}
 
 
-@pytest.mark.attack("S2", "the overview of pipelines that one may not read, with and without a DAG")
+@pytest.mark.attack("S2", "the overview of hidden pipelines, with and without a DAG")
 def test_hidden_pipelines_are_left_out(api: Api, states: States) -> None:
     api.user = User(hidden=("orders", "secret"))
     api.runs.states["secret"] = run("failed")
@@ -164,7 +164,7 @@ def test_hidden_pipelines_are_left_out(api: Api, states: States) -> None:
     assert api.get(OVERVIEW) == []
 
 
-def test_it_says_which_pipelines_the_user_may_change(api: Api, states: States) -> None:
+def test_the_overview_names_the_pipelines_that_the_user_may_edit(api: Api, states: States) -> None:
     States(states.database, pipeline="pages")
     api.user = User(editable=("pages",))
     assert {one["pipeline"]: one["may_edit"] for one in api.get(OVERVIEW)} == {"orders": False, "pages": True}

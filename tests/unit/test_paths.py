@@ -24,7 +24,7 @@ def test_there_may_be_more_than_a_thousand_results_at_every_level() -> None:
     assert sorted(deep) == deep
 
 
-def test_what_was_sent_on_under_another_key_comes_after_everything_else_of_the_record() -> None:
+def test_rows_with_another_key_come_after_all_other_rows_of_the_record() -> None:
     last_child = paths.constant([paths.turn(9)], rekeyed=False)
     assert last_child is not None
     once = paths.rekeyed(RECORD)

@@ -32,7 +32,7 @@ class Repository:
     def fetch(
         self, java: Path, modules: Iterable[Module], work: Path, *, transitive: bool, on_jar: Callable[[], None]
     ) -> dict[Module, Path]:
-        assert not transitive, "what is locked is never resolved anew"
+        assert not transitive, "locked modules are never resolved again"
         work.mkdir()
         results = {}
         for module in modules:
@@ -81,7 +81,7 @@ def test_every_bundle_is_downloaded(tmp_path: Path, lock: Path, repository: Repo
         f"{jar.bundle}/{jar.module.file}" for jar in CONTENT
     }
     assert len(arrived) == len(CONTENT)
-    assert sorted(path.name for path in root.iterdir()) == ["broker", "spark"], "nothing else is left behind"
+    assert sorted(path.name for path in root.iterdir()) == ["broker", "spark"], "no other file is left"
 
 
 def test_the_second_time_nothing_is_downloaded(tmp_path: Path, lock: Path, repository: Repository) -> None:

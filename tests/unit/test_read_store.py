@@ -1,4 +1,4 @@
-"""Reading a store without a server, from Python and from the command line."""
+"""`read_store` and `sluice query --local` read a store without a server."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_entries_are_decoded_and_in_order(states: States) -> None:
     assert read_store("windows", start="2022-12-05T08:55:15") == [Entry("a", 7, START, END)]
 
 
-def test_it_may_be_called_where_an_event_loop_runs(states: States) -> None:
+def test_read_store_works_inside_a_running_event_loop(states: States) -> None:
     async def run() -> list[Entry]:
         return read_store("totals")
 
     assert len(asyncio.run(run())) == 2
 
 
-def test_errors_say_what_to_do(states: States) -> None:
+def test_errors_have_a_next_step(states: States) -> None:
     with pytest.raises(NotFound, match="Stores in this ledger: revenue, totals, windows"):
         read_store("nothing")
     States(states.database, pipeline="other").publish({"a": "[1,1]"})

@@ -296,7 +296,7 @@ def test_postgresql_interrupts_a_slow_statement(states: States, monkeypatch: pyt
         driver: Any = shard._driver
         with pytest.raises(TooSlow), deadline(time.monotonic() + 0.1, 0.1):
             driver.fetch("SELECT pg_sleep(20)", ())
-        assert driver.fetch("SELECT pg_sleep(0.2)", ()) == [("",)], "without a deadline a statement takes its time"
+        assert driver.fetch("SELECT pg_sleep(0.2)", ()) == [("",)], "without a deadline the statement runs to its end"
         with pytest.raises(TooSlow), deadline(time.monotonic() - 1, 0.1):
             driver.fetch("SELECT 1", ())
 
@@ -353,7 +353,7 @@ def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch
         await asyncio.gather(*(look() for _ in range(20)))
         return took
 
-    assert max(asyncio.run(run())) < 3, "each of them alone takes a while"
+    assert max(asyncio.run(run())) < 3, "each query takes a while"
 
 
 def test_a_slow_query_does_not_block_the_event_loop(slow: States) -> None:

@@ -52,7 +52,7 @@ def test_a_window_expires_by_its_newest_end(shard: LocalShard) -> None:
     shard.write(0, [(0, "a", 0, 10, "[1]")])
     shard.write(1, [(0, "a", 0, 40, "[2]")])
     shard.expire(1, {0: 30})
-    assert starts(shard, 1) == [0], "the session went on until 40"
+    assert starts(shard, 1) == [0], "the session lasted until 40"
     shard.expire(2, {0: 41})
     assert starts(shard, 2) == []
 

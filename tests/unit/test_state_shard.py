@@ -268,7 +268,7 @@ def test_locations() -> None:
     assert len(long) <= 63
 
 
-@pytest.mark.attack("S4", "names of pipelines that would lead out of the folder of shards")
+@pytest.mark.attack("S4", "names of pipelines that would escape the folder of shards")
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "a b", "a\0b", "x?y"])
 def test_names_cannot_escape_the_folder(name: str) -> None:
     with pytest.raises(SettingsError):

@@ -416,7 +416,7 @@ def test_through_writes_the_records_and_goes_on_with_them() -> None:
 def test_a_source_may_be_timed_by_the_wall_clock() -> None:
     clicks = Pipeline("p").stream("sales", value=Sale, event_time=WALL_CLOCK, invalid_time="skip")
     assert isinstance(clicks.node, nodes.Source)
-    assert (clicks.node.event_time, clicks.node.on_time) == (WALL_CLOCK, "clock"), "no record is without a time"
+    assert (clicks.node.event_time, clicks.node.on_time) == (WALL_CLOCK, "clock"), "every record has a time"
 
 
 def test_which_of_a_tables_changes_are_written_is_checked() -> None:

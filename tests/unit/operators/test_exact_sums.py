@@ -66,7 +66,7 @@ def test_order_batches_and_subtraction_do_not_change_the_sum(seed: int) -> None:
     in_order = sums.begin()
     for value in values:
         in_order = sums.add(in_order, value)
-    assert encode_state(whole) == encode_state(in_order), "the state is the same, to the byte"
+    assert encode_state(whole) == encode_state(in_order), "the state has the same bytes"
 
 
 @pytest.mark.parametrize("value", EDGES)
@@ -88,4 +88,4 @@ def test_tenths_add_up_exactly() -> None:
     functions = Functions(Function("sum", float), Function("avg", float))
     for cuts in ([], [1], [1, 2]):
         ran = run(Aggregate(functions), [Given("a", [x, x], 0) for x in (0.1, 0.2, 0.3)], cuts)
-        assert ran.values[-1] == [0.6, 0.2], "where adding doubles gives 0.6000000000000001"
+        assert ran.values[-1] == [0.6, 0.2], "adding the doubles directly gives 0.6000000000000001"

@@ -97,9 +97,11 @@ def test_nulls(how: How, row: Given, expected: list[Any], dropped: dict[str, int
 
 def test_a_null_advances_time_but_emits_nothing() -> None:
     waiting = [left(100), left(200, key=None)]
-    assert join("left", *waiting).values == [pair("l", None)], "of the record without a key"
-    assert join("left", *waiting, left(110)).values == [pair("l", None)] * 2, "110 is behind, so at once"
-    assert join("left", *waiting, left(200)).values == [pair("l", None)] * 2, "200 brings 100 out"
+    assert join("left", *waiting).values == [pair("l", None)], "for the record without a key"
+    assert join("left", *waiting, left(110)).values == [pair("l", None)] * 2, "110 is late, so it is emitted at once"
+    assert join("left", *waiting, left(200)).values == [pair("l", None)] * 2, (
+        "200 advances stream time, so 100 is emitted"
+    )
 
 
 def test_state_only_keeps_records_that_can_match() -> None:

@@ -16,7 +16,7 @@ def test_the_limit_counts_from_the_first_update_and_emits_the_latest() -> None:
 
 def test_another_key_advances_time() -> None:
     rows = [Given("a", 1, 5), Given("b", 1, 15), Given("a", 2, 16)]
-    assert run(Suppress("time_limit", 10), rows).values == [1], "the update at 16 starts the timer anew"
+    assert run(Suppress("time_limit", 10), rows).values == [1], "the update at 16 restarts the timer"
     assert run(Suppress("time_limit", 10), rows[:2]).values == [1]
 
 
@@ -32,7 +32,7 @@ def test_the_old_value_is_the_one_before_the_last_update() -> None:
         (1, False),
         (2, True),
         (3, False),
-    ], "as in Kafka Streams, whose next step takes back 2 and not 1"
+    ], "as in Kafka Streams, whose next step subtracts 2 and not 1"
 
 
 def test_updates_of_a_window_wait_from_the_first_one() -> None:
@@ -58,7 +58,7 @@ def test_a_full_buffer_emits_the_oldest_of_all_keys_early(cuts: tuple[int, ...])
 def test_emitted_updates_free_the_buffer() -> None:
     rows = [Given("a", 1, 0), Given("b", 1, 10), Given("c", 1, 12)]
     ran = run(Suppress("time_limit", 10, Limit(records=2)), rows)
-    assert [(result.key, result.value) for result in ran.results] == [("a", 1)], "b and c have room"
+    assert [(result.key, result.value) for result in ran.results] == [("a", 1)], "b and c fit into the buffer"
 
 
 def test_a_full_buffer_of_bytes_emits_early() -> None:

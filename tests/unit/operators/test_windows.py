@@ -68,7 +68,7 @@ def test_hopping_windows_overlap_start_at_0_and_are_late_one_by_one() -> None:
     assert counts(run(operator, at(12))) == {(5, 15): 1, (10, 20): 1}
     ran = run(operator, at(16, 12))
     assert counts(ran) == {(10, 20): 2, (15, 25): 1}, "[5, 15) is closed, [10, 20) is not"
-    assert not ran.dropped, "it counts in one"
+    assert not ran.dropped, "the record counts in one window"
 
 
 def test_a_record_late_for_all_its_windows_is_counted_once() -> None:
@@ -103,7 +103,7 @@ def test_sliding_windows_follow_their_values() -> None:
 def test_early_values_share_the_first_sliding_window() -> None:
     operator = SlidingAggregate(COUNT, Sliding(10))
     assert counts(run(operator, at(2, 5))) == {(0, 10): 2, (3, 13): 1}
-    assert counts(run(operator, at(5, 2))) == {(0, 10): 2, (3, 13): 1}, "in whatever order"
+    assert counts(run(operator, at(5, 2))) == {(0, 10): 2, (3, 13): 1}, "in any order"
 
 
 def test_sliding_windows_do_not_depend_on_the_order_within_grace() -> None:
