@@ -172,7 +172,7 @@ class Busy(QueryError):
 
 
 class Refused(SluiceError):
-    """A state server was asked for, or tried to claim, a worker that belongs to another server."""
+    """A request to a state server, or its claim, concerns a worker that belongs to another server."""
 
     status = 403
     title = "Refused"

@@ -57,7 +57,7 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_snapshots: int, de
 
 
 def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datetime) -> Snapshot | None:
-    """The oldest snapshot to keep, at the latest the one that was the newest at the deadline.
+    """The oldest snapshot to keep: the snapshot that was the newest at the deadline, or an earlier one.
 
     `snapshots` are sorted from newest to oldest.
     """
@@ -70,6 +70,6 @@ def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datet
 
 
 def _compact(worker: WorkerInfo, keep_from: int) -> int:
-    # Versions replaced by the newest batch are kept: if that batch is written again, it starts from them.
+    # Versions replaced by the newest batch are kept, because a retry of that batch starts from them.
     with open_shard(worker.location, to_write=True) as shard:
         return shard.compact(keep_from)

@@ -71,7 +71,7 @@ class Burst:
 
 @dataclass
 class Driving:
-    """Notices whether a driver works on the pipeline: it holds the lease and renews it."""
+    """Detects whether a driver is running the pipeline, by its lease, which the driver holds and renews."""
 
     silence_s: float
     """How long a lease that is not renewed counts as held."""

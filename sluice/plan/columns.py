@@ -251,7 +251,7 @@ def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scop
             # Skip the expression for records that an earlier filter removed.
             column = Column(columns[name], f"IF({scope.passed}, {sql}, NULL)", node.number, field=name)
             add(builder, scope.stage, scope.depth + 1, column)
-    # A stream's null value becomes a value; in a table, null is still a deletion.
+    # Mapping turns a stream's null value into a value; in a table, a null value remains a deletion.
     is_null = scope.is_null if nodes.is_table(node) else "false"
     return replace(scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
 

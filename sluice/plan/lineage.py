@@ -14,7 +14,7 @@ from sluice.values.references import Reference
 
 
 def made_by(node: nodes.Node) -> str:
-    """The steps before an operator as the author wrote them. Of a contract, only the fields that are used count."""
+    """The steps before an operator as the author wrote them, with only the used fields of each contract."""
     steps = [*_ancestors(node)]
     texts = " ".join(drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source))
     return " > ".join(

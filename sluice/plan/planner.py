@@ -110,7 +110,7 @@ def _fused_job(pipeline: Pipeline, planned: PlannedPipeline, fused: list[nodes.A
 
 
 def _ordered_job(pipeline: Pipeline, planned: PlannedPipeline) -> OrderedJob:
-    """The job of the ordered operators, if there are any, and of all that needs no operator."""
+    """The job of the ordered operators, if there are any, and of all stateless outputs."""
     builder = PlanBuilder(pipeline, planned.steps)
     planner = Planner(builder)
     planner.plan()
@@ -238,7 +238,7 @@ def _risk(node: nodes.Aggregate) -> tuple[str, ...]:
 
 
 def _arguments(members: list[nodes.Aggregate]) -> list[str]:
-    """The arguments of the aggregates that are computed first, for stores of the same stream."""
+    """The arguments of aggregates that are computed in columns of their own, because they can fail or overflow."""
     types = types_after(members[0].parent) | METADATA
     texts = [text for node in members for text in node.columns.values()]
     return list(dict.fromkeys(sql for text in texts for sql in without_risk(text, types)[1].values()))

@@ -118,7 +118,7 @@ class Handle(Generic[V]):
         for names in (*picked, named):
             columns |= names if isinstance(names, Mapping) else {names: expressions.reference(names)}
         if not columns:
-            raise TopologyError(f"{self._where(step)} names no column.")
+            raise TopologyError(f"{self._where(step)} needs at least one column.")
         self._check_columns(step, columns)
         return (
             {name: expressions.column_sql(column) for name, column in columns.items()},
@@ -486,7 +486,7 @@ class Stream(Handle[V]):
     @overload
     def group_by(self, key: Callable[[Key, V], object]) -> GroupedStream[V]: ...
     def group_by(self, key: str | Function) -> GroupedStream[V]:
-        """Group by an SQL expression or a Python function, whose result as text is the key of the following stores."""
+        """Group by an SQL expression or a Python function. The result, as text, is the key of the aggregates."""
         if not isinstance(key, str):
             return self._apply("group_by", key, "key", self.shape, on_error=None).group_by_key()
         self._check(key, "group_by", "key")
@@ -528,7 +528,7 @@ class Stream(Handle[V]):
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
         if window is not None or how == "outer":
             raise TopologyError(
-                f"{where}: a join of a stream and a table takes no window, and how must be 'inner' or 'left'."
+                f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'."
             )
         if on is not None:
             if not isinstance(other, GlobalTable):
@@ -839,7 +839,7 @@ class _Grouped(Generic[V]):
     def _sql(self, store: str, columns: Mapping[str, str], on_error: OnError | None) -> Table[dict[str, Any]]:
         step = f"aggregate into {store!r}"
         if not columns:
-            raise TopologyError(f"{self.parent._where(step)} names no column.")
+            raise TopologyError(f"{self.parent._where(step)} needs at least one column.")
         for text in columns.values():
             self.parent._check(text, step, aggregate=True)
         return self._add(store, dict(columns), Shape(dict.fromkeys(columns, "")), scalar=False, on_error=on_error)

@@ -1,6 +1,6 @@
 """Checks of SQL expressions while a pipeline is built, without Spark, from their text and the declared types.
 
-Rejects only what is certainly wrong: the type of a function's result, for example, is unknown here. `sluice check`
+Rejects only certain mistakes, because some types are unknown here, such as those of functions' results. `sluice check`
 lets Spark analyze the expressions.
 """
 

@@ -30,7 +30,7 @@ OnError = Literal["dead_letter", "skip", "fail"]
 OnTime = Literal["dead_letter", "skip", "fail", "clock"]
 """Policy for a record without a valid event time; `clock` gives it the time of processing."""
 WALL_CLOCK = "(wall clock)"
-"""As `event_time`: a record's time is the time of processing, whatever the record says. No field has this name."""
+"""The value of `event_time` for the time of processing. No field can have this name."""
 Delivery = Literal["exactly_once", "at_least_once"]
 Emit = Literal["every", "latest"]
-"""Which of a key's changes within a batch are written."""
+"""The changes of a key within a batch that are written: all of them, or only the last."""

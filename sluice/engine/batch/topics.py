@@ -1,4 +1,4 @@
-"""Topics on the broker: partitions, maximum record sizes, creation; and Kafka's errors as EngineErrors."""
+"""Creates topics, reads their partitions and limits, and converts Kafka's errors to EngineErrors."""
 
 from __future__ import annotations
 

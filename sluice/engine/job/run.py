@@ -172,7 +172,7 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
     try:
         yield
     except StreamingQueryException as failed:
-        # If another driver has taken the lease over, it uses the checkpoint and shards, and causes any failure here.
+        # A driver that has taken the lease over changes the checkpoint and shards, so the lost lease is the real cause.
         lease.require()
         if publisher.error is not None:
             raise publisher.error from None

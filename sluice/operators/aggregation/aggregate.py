@@ -24,7 +24,7 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     windows: dict[int, tuple[int, T]]
     """Has only the key 0, because the aggregate has no windows."""
     instead: dict[str, str | None]
-    """By row key, for each row whose value could not be added: the value that the aggregate still includes, if any."""
+    """Row key → the value that the aggregate includes instead of the row's current one, which could not be added."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ def joined(left: str | None, right: str | None) -> str:
 
 
 class Pair(msgspec.Struct, array_like=True):
-    """The values of a key in both tables."""
+    """The values of both tables for a key."""
 
     left: str | None = None
     left_time: int = -1
@@ -71,7 +71,7 @@ class TableJoin(Timeless):
 
 
 class Entry(msgspec.Struct, array_like=True):
-    """The table's value of a key."""
+    """The table's value for a key."""
 
     value: str | None = None
 

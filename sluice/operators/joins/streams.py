@@ -25,7 +25,7 @@ class Record(msgspec.Struct, array_like=True):
 
 
 class Side(msgspec.Struct, array_like=True):
-    """The records of one side of a key."""
+    """A key's records of one side of the join."""
 
     records: list[Record] = []
     """Sorted by time."""
