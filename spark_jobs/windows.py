@@ -1,6 +1,6 @@
-"""Page visits in windows of every kind, with results at every change, when a window closes, or at most once per time.
+"""Page visits in windows of every kind. Results are sent at every change, when a window closes, or at a time limit.
 
-The visits of each of the three topics have another event time: a field, the Kafka timestamp, or the processing time.
+Each of the three topics uses a different event time: a field, the Kafka timestamp, or the time of processing.
 """
 
 from datetime import datetime

@@ -200,8 +200,8 @@ class Stream(Handle[V]):
     ) -> Stream[V]:
         """Write every record to `topic`, as `to` does, and return the stream of these records.
 
-        Grouping and joining shuffle by key on their own, so the records are not read back from the topic. Those that
-        others write to it are not in the stream.
+        The records are not read back from the topic, because grouping and joining always shuffle by key. Records that
+        other programs write to the topic are not in the stream.
         """
         self.to(topic, value=value, key=key, delivery=delivery, on_error=on_error)
         return self
@@ -638,7 +638,7 @@ class Stream(Handle[V]):
 
     def _require_no_returns(self, step: str, returns: type | None) -> None:
         if returns is not None:
-            raise TopologyError(f"{self._where(step)}: returns= goes with a Python function, not with SQL.")
+            raise TopologyError(f"{self._where(step)}: returns= is only allowed with a Python function.")
 
     def _next(self, node: nodes.Node, shape: Shape | None = None) -> Stream[Any]:
         return Stream(self.pipeline, node, shape or self.shape)
