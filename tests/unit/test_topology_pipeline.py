@@ -192,7 +192,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a type for SQL": (
         lambda: sales().flat_map_values("split(shop, '')", returns=str),  # type: ignore[call-overload]
-        r"flat_map_values at .*: returns= goes with a Python function",
+        r"flat_map_values at .*: returns= is only allowed with a Python function",
     ),
     "an adder of too few": (
         lambda: sales().group_by("shop").aggregate(int, lambda n: n + 1, store="n", returns=int),  # type: ignore[arg-type, misc]
