@@ -43,8 +43,10 @@ fmt: $(INSTALLED) ## Format the code and sort imports
 	@$(BIN)/ruff format .
 
 .PHONY: docs
-docs: $(INSTALLED) ## Generate docs/reference.md and the drawings from the code
+docs: $(INSTALLED) ## Generate docs/reference.md and the drawings from the code, and build the site in build/docs
 	@$(BIN)/python -m docs.make_reference
+	@$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --keep-going docs build/docs
+	@echo "The site's first page is build/docs/index.html"
 
 .PHONY: bench
 bench: $(JARS) ## Time a million orders; PEER=folder also times the Kafka Streams program in that folder

@@ -1,0 +1,20 @@
+"""Sphinx's configuration: `make docs` builds the pages of this folder, with search, into build/docs."""
+
+from __future__ import annotations
+
+import sluice
+
+project = "Sluice"
+copyright = "the authors of Sluice"  # noqa: A001
+version = release = sluice.__version__
+
+extensions = ["myst_parser", "sphinxcontrib.mermaid"]
+source_suffix = {".md": "markdown"}
+# A link to a heading is checked like a link to a page.
+myst_heading_anchors = 4
+myst_fence_as_directive = ["mermaid"]
+
+html_theme = "furo"
+html_title = "Sluice"
+html_static_path: list[str] = []
+html_copy_source = False
