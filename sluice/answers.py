@@ -203,7 +203,7 @@ class PipelineHealth(StrEnum):
     """The last run of a job failed."""
     RUNNING = "running"
     BEHIND = "behind"
-    """There are unread records and no run."""
+    """There are unread records, but no run."""
     IDLE = "idle"
 
 
@@ -263,8 +263,8 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None
     """The time from the batch's start until its snapshot was published; None if a rebuild repeated the batch."""
     phases: dict[str, float]
-    """Phase → seconds: `start` (Spark plans the batch), `state` (its records are processed and the shards written),
-    `audit`, `output`."""
+    """Phase → seconds: `start` (planning by Spark), `state` (processing records and writing shards), `audit`,
+    `output`."""
     records: int
     records_per_second: float | None
     applied: int

@@ -65,7 +65,7 @@ def kafka_stop(folder: Folder = None) -> None:
 
 @app.command()
 def explain(pipeline: Name) -> None:
-    """Print how a pipeline is run: what its query reads, stores and writes."""
+    """Print a pipeline's plan: what its query reads, stores and writes."""
     from sluice.plan import explain, plan
 
     with errors_as_messages():
@@ -135,7 +135,7 @@ def run(
     pipeline: Name,
     master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
     linger: Annotated[
-        str, typer.Option(help='Then wait this long for new records, e.g. "5 minutes"; default: as the pipeline says.')
+        str, typer.Option(help='Then wait this long for new records, e.g. "5 minutes"; default: set by the pipeline.')
     ] = "",
 ) -> None:
     """Run a pipeline with spark-submit, without Airflow, until it has read everything."""

@@ -62,7 +62,7 @@ class AirflowRuns:
                 conf=dict(parameters),
             )
         except (ParamValidationError, ValueError) as error:
-            raise QueryError(f"The DAG of {pipeline} does not take these parameters: {error}") from None
+            raise QueryError(f"The DAG of {pipeline} does not accept these parameters: {error}") from None
         except AirflowException as error:
             raise NotFound(f"The DAG of {pipeline} cannot be started: {error}") from None
         if run is None:

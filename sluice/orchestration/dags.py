@@ -93,7 +93,7 @@ def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
 
 
 def pipeline_dag(pipeline: Pipeline) -> DAG:
-    """The DAG of one pipeline, with its name: a task that runs its job, one run at a time."""
+    """The DAG of a pipeline. It has the pipeline's name and a task that runs the job, and runs once at a time."""
     topics = sorted(set(plan(pipeline).job.topics))
     trigger = KafkaEndOffsetTrigger(pipeline.name, topics)
     asset = Asset(f"{pipeline.name}.records", watchers=[AssetWatcher(f"{pipeline.name}.records", trigger)])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SluiceJobOperator(SparkSubmitOperator):
-    """Submits a pipeline to the Spark and with the Kafka of two connections.
+    """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
     The parameters of a run are not used.
     """
@@ -50,7 +50,7 @@ class SluiceJobOperator(SparkSubmitOperator):
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> None:
-        """Submit, and wait until the pipeline has read everything. Mistakes in the set-up fail without retries."""
+        """Submit the pipeline and wait until it has read everything. A wrong configuration fails without retries."""
         started_at = now()
         try:
             master = spark_master(self._conn_id)

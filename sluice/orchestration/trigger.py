@@ -48,7 +48,7 @@ class Burst:
     _fired_at: float = 0.0
 
     def due(self, lag: Lag, now: float, *, driven: bool = False) -> bool:
-        """Whether an event is due at `now`, in seconds of a monotonic clock. Not while the pipeline is `driven`."""
+        """Whether an event is due at `now`, in seconds of a monotonic clock. No event is due while a driver runs."""
         if lag.records == 0 or driven:
             self._seen = self._fired = None
             return False
@@ -74,12 +74,12 @@ class Driving:
     """Detects whether a driver is running the pipeline, by its lease, which the driver holds and renews."""
 
     silence_s: float
-    """How long a lease that is not renewed counts as held."""
+    """How long a lease counts as held after its last renewal."""
     _lease: LeaseRow | None = None
     _since: float = 0.0
 
     def sees(self, lease: LeaseRow | None, now: float) -> bool:
-        """Whether a driver works at `now`, in seconds of a monotonic clock."""
+        """Whether a driver is running at `now`, in seconds of a monotonic clock."""
         if lease != self._lease:
             self._lease, self._since = lease, now
         return lease is not None and lease.held and now - self._since < self.silence_s
@@ -154,7 +154,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             self._ledger = None
 
     async def _look(self) -> tuple[Lag, LeaseRow | None] | None:
-        """The lag and the lease; None while broker, topic or ledger cannot be reached, which is logged once."""
+        """The lag and the lease; None while the broker, a topic or the ledger is unreachable, which is logged once."""
         try:
             if self._admin is None:
                 # Airflow gets connections from its supervisor through this thread's event loop, which asgiref uses.

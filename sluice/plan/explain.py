@@ -8,7 +8,7 @@ from sluice.plan.jobs import FusedJob, Job, OrderedJob, Plan
 
 
 def explain(plan: Plan) -> str:
-    """The job as text: what it reads, stores and writes, and why its operators are ordered."""
+    """Describe what the job reads, stores and writes, and why its operators are ordered."""
     job = plan.job
     lines = [
         f"pipeline {plan.pipeline.name}: {plan.pipeline.workers} workers, one streaming query with {_summary(job)}"

@@ -353,13 +353,13 @@ class TableSink:
 
 @dataclass(frozen=True)
 class PlannedPipeline:
-    """A pipeline's name, its settings for all steps, and its descriptions."""
+    """The name, settings and descriptions of a pipeline."""
 
     name: str
     workers: int
     idle_timeout_ms: int | None
     linger_ms: int
-    """How long a run that has read all records waits for new ones."""
+    """How long a run that has read all records waits for new records."""
     max_failures: float
     file: Path | None
     dead_letters: str
@@ -376,7 +376,7 @@ class PlannedPipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseJob:
-    """The common part of both kinds: input topics, columns of single records, output topics, one snapshot per batch."""
+    """The fields of both kinds of job: input topics, columns of single records, output topics."""
 
     pipeline: PlannedPipeline
     streams: tuple[Source, ...]
@@ -391,11 +391,11 @@ class BaseJob:
     stream_sinks: tuple[Sink, ...]
     """The topics to which single records are written."""
     state_functions: tuple[tuple[str, Reference], ...]
-    """The author's functions that the job's state depends on, each with a name for messages."""
+    """The author's functions on which the job's state depends, each with a name for messages."""
 
     @property
     def name(self) -> str:
-        """The job's name among the ledger's."""
+        """The job's name in the ledger."""
         return JOB
 
     @property

@@ -58,7 +58,7 @@ def keeps_order(pipeline: Pipeline) -> bool:
 
 @lru_cache(maxsize=16)
 def _keeps_order(pipeline: Pipeline, size: int) -> bool:
-    """The same, remembered for a pipeline of as many nodes."""
+    """`keeps_order`, cached until the number of nodes changes."""
     return any(_needs_order(pipeline, node) for node in pipeline.nodes)
 
 
@@ -108,7 +108,7 @@ def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
 
 
 def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str | None:
-    """Why this aggregate needs records in order; None if Spark could compute it in any order."""
+    """The reason why an aggregate needs records in order; None if Spark can compute it in any order."""
     window = node.window
     if node.python is not None:
         return "Python functions need records in order"

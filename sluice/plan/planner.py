@@ -125,7 +125,7 @@ def _ordered_job(pipeline: Pipeline, planned: PlannedPipeline) -> OrderedJob:
         if after_operators(pipeline, peek):
             planner.peek(peek)
         else:
-            scope_of(builder, peek)  # adds its column to every record
+            scope_of(builder, peek)  # adds the column that calls the function
     operators, edges = planner.finish()
     tables = _tables(pipeline, 0)
     stream_sinks = tuple(_stream_sink(builder, sink) for sink in plain)
@@ -150,7 +150,7 @@ def _of_every_job(
     ends: list[nodes.Node],
     tables: tuple[TableInput, ...],
 ) -> dict[str, Any]:
-    """The common part of both kinds of job, once all columns exist; `ends` are the nodes that read sources."""
+    """The fields of both kinds of job, after all columns exist. The job reads the sources of the nodes in `ends`."""
     read = {source for node in ends for source in nodes.sources_of(node)}
     streams = [
         source_of(source, builder.used.get(source.number, {}), builder.key_fields.get(source.number, ()))
@@ -199,7 +199,7 @@ def _is_used(pipeline: Pipeline, node: nodes.Node) -> bool:
 
 
 def _stage(builder: PlanBuilder, sink: nodes.Sink) -> int:
-    """The stage before a sink: 0 if no ordered operator precedes it."""
+    """The stage before a sink; 0 if no ordered operator precedes the sink."""
     return scope_of(builder, sink.parent).stage if after_operators(builder.pipeline, sink) else 0
 
 

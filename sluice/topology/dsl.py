@@ -425,9 +425,9 @@ class Stream(Handle[V]):
         self._apply("foreach", function, "nothing", self.shape, on_error=on_error)
 
     def print(self, label: str | None = None) -> None:
-        """Print every record as `[label]: key, value`, as a stream's last step; `label` defaults to the step's name.
+        """Print every record as `[label]: key, value`, as the stream's last step; `label` defaults to the step's name.
 
-        Spark's tasks print, so the lines are in the run's log, or on a cluster in those of the executors.
+        Spark's tasks print the records, so the lines are in the run's log, or in the executors' logs on a cluster.
         """
         self.foreach(Print(label or self.node.name))
 

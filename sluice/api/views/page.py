@@ -17,7 +17,7 @@ from sluice.api.views import changes, overview, pipelines, stores
 from sluice.api.views.own_files import readable_routes
 
 DESCRIBED = (overview.router, pipelines.router, stores.router, changes.router)
-"""The routers of the generic view, in the order of its description."""
+"""The routers of the generic view, in the order of the documentation."""
 STATIC = Path(__file__).parent / "static"
 
 # The page loads content only from its own server, and data from stores cannot run as scripts.

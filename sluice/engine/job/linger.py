@@ -19,7 +19,7 @@ log = structlog.get_logger()
 News = Literal["records", "partitions"]
 
 LONGEST_S = 3_600.0
-"""A run lingers for an hour at most, so that a changed pipeline takes effect, and no time limit of Airflow ends it."""
+"""A run lingers for at most an hour, so that changes of the pipeline take effect before Airflow's time limit."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Linger:
         self._unreachable = False
 
     def wait(self, positions: Offsets) -> News | None:
-        """Wait until there are records beyond `positions`, or new partitions. None: the time is over."""
+        """Wait until there are records beyond `positions`, or new partitions. Returns None after the waiting time."""
         if self._admin is None:
             return None
         end = min(time.monotonic() + self.milliseconds / 1000, self._last)

@@ -67,7 +67,7 @@ class JobRun:
 
     @property
     def linger_ms(self) -> int:
-        """How long to wait for new records once all have been read."""
+        """How long to wait for new records after all records have been read."""
         if self.steps is not None:
             return 0
         return self.job.pipeline.linger_ms if self.settings.linger_ms is None else self.settings.linger_ms
