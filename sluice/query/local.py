@@ -59,7 +59,7 @@ async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range) -> 
             reasons = "; ".join(
                 f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.reason
             )
-            raise Incomplete(f"Not every worker can be read: {reasons}")
+            raise Incomplete(f"Some workers cannot be read: {reasons}")
         return answer.entries
 
 

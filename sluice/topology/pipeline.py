@@ -102,7 +102,7 @@ class Pipeline(Graph):
         `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
         the record's key, or a function from the Kafka key's bytes to text (default: the Kafka key as text).
         `event_time` is the field that holds the event time (default: the Kafka timestamp), or `WALL_CLOCK` for the time
-        of processing: all records of a batch get the time at which the batch began, and a rebuild repeats it.
+        of processing: all records of a batch get the time at which the batch began, and a rebuild uses the same times.
         `invalid_time` is the policy for a record without a valid event time: one of the `on_error` policies, or "clock"
         to use the time of processing. `nulls="keep"` passes records with a null value on; Python functions receive None
         as their value.
