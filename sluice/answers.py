@@ -301,4 +301,83 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     stores: list[str]
     same_topology: bool
-    """Whether its topology is the same as that of the current generation."""
+    """Whether its topology is that of the current generation."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that could not be read, processed or written."""
+
+    place: str
+    """PARTITION/OFFSET of the dead letter itself."""
+    at: datetime
+    reason: str
+    detail: str
+    source: str
+    """TOPIC/PARTITION/OFFSET of the record; empty for an output record, and for a timer's failure."""
+    step: str
+    key: str | None
+    """As text; bytes that are not UTF-8 are shown as �."""
+    value: str | None
+    bytes: int
+    """The size of the value."""
+    headers: dict[str, str]
+    history: list[Any]
+    """Earlier failures of the same record, oldest first, if it was re-driven."""
+    redriven_at: datetime | None
+    not_redrivable: str
+    """Why it cannot be re-driven; empty if it can."""
+
+
+class DeadLetters(msgspec.Struct, frozen=True):
+    """The newest dead letters that were chosen, newest first."""
+
+    pipeline: str
+    topic: str
+    reasons: dict[str, int]
+    """Reason → all that were chosen, however many `dead_letters` holds."""
+    complete: bool
+    """Whether the search reached the topic's end in time."""
+    dead_letters: list[DeadLetter]
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """What became of the chosen dead letters."""
+
+    redriven: int
+    skipped: dict[str, int]
+    """Why dead letters were not re-driven → how many."""
+    more: bool
+    """Whether more are left to re-drive: send the request again."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A run that was started."""
+
+    run: str
+    log: str
+    """Path of the run in Airflow."""
+
+
+class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A key whose values differ; one of the values is absent if the key is missing or added."""
+
+    key: str
+    kind: Literal["changed", "missing", "added"]
+    start: datetime | None = None
+    before: Any = None
+    after: Any = None
+
+
+class Diff(msgspec.Struct, frozen=True, kw_only=True):
+    """How a store's second snapshot differs from its first."""
+
+    pipeline: str
+    store: str
+    before: Snapshot
+    after: Snapshot
+    same: int
+    changed: int
+    missing: int
+    """Entries of the first snapshot that the second lacks."""
+    added: int
+    examples: list[Difference]

@@ -88,8 +88,11 @@ def require_delivery(error: KafkaError | None, message: Message) -> None:
         raise EngineError(f"A record was not written to {message.topic()}: {error}.")
 
 
-def read_topic(kafka: Mapping[str, str], topic: str) -> Iterator[Message]:
-    """Yield the committed records of a topic from its beginning to its current end, in order within a partition."""
+def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None) -> Iterator[Message]:
+    """The committed records of a topic from its beginning to its current end, each partition's in order.
+
+    With `since_ms`, from the first record of each partition whose timestamp is that or later.
+    """
     consumer = Consumer(
         {
             "group.id": "sluice-read-topic",
@@ -105,7 +108,8 @@ def read_topic(kafka: Mapping[str, str], topic: str) -> Iterator[Message]:
         metadata = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
         if metadata.error is not None:
             raise EngineError(f"Topic {topic} cannot be read: {metadata.error}")
-        consumer.assign([TopicPartition(topic, number, 0) for number in metadata.partitions])
+        partitions = [TopicPartition(topic, number, since_ms or 0) for number in metadata.partitions]
+        consumer.assign(partitions if since_ms is None else consumer.offsets_for_times(partitions, _TIMEOUT_S))
         unread = set(metadata.partitions)
         while unread:
             for message in consumer.consume(10_000, timeout=1.0):

@@ -1,4 +1,4 @@
-"""A real browser, logged in to a real Airflow."""
+"""A real browser, and one that is logged in to a real Airflow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.airflow_server import AirflowServer
 
@@ -24,22 +24,34 @@ _FLAGS = [
 
 
 @contextmanager
-def browser_page(airflow: AirflowServer, scheme: str = "light", user: str = "viewer") -> Iterator[Page]:
-    """A page at Airflow's home, 1280 by 800, logged in as `user`. Skips where Debian's Chromium is not installed."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium. Skips where it is not installed."""
+    path = shutil.which("chromium")
+    if path is None:
         pytest.skip("Chromium is not installed (apt-get install chromium)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         try:
-            page = browser.new_page(
-                viewport={"width": 1280, "height": 800}, color_scheme="dark" if scheme == "dark" else "light"
-            )
-            page.goto(airflow.url)
-            page.locator("input[name=username]").fill(user)
-            page.locator("input[name=password]").fill(airflow.passwords[user])
-            page.locator("button[type=submit]").click()
-            expect(page.get_by_role("link", name="Sluice")).to_be_visible(timeout=30_000)
-            yield page
+            yield browser
         finally:
             browser.close()
+
+
+def open_airflow(browser: Browser, airflow: AirflowServer, user: str = "viewer", scheme: str = "light") -> Page:
+    """A page at Airflow's home, 1280 by 800, logged in as `user`."""
+    page = browser.new_page(
+        viewport={"width": 1280, "height": 800}, color_scheme="dark" if scheme == "dark" else "light"
+    )
+    page.goto(airflow.url)
+    page.locator("input[name=username]").fill(user)
+    page.locator("input[name=password]").fill(airflow.passwords[user])
+    page.locator("button[type=submit]").click()
+    expect(page.get_by_role("link", name="Sluice")).to_be_visible(timeout=30_000)
+    return page
+
+
+@contextmanager
+def browser_page(airflow: AirflowServer, scheme: str = "light", user: str = "viewer") -> Iterator[Page]:
+    """The same with a browser of its own."""
+    with chromium() as browser:
+        yield open_airflow(browser, airflow, user, scheme)

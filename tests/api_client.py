@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import httpx
-from starlette.types import Receive, Scope, Send
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.answers import Run
-from sluice.api.app import generic_app
+from sluice.api.app import generic_app, own_routes_app
 from sluice.api.auth.principals import Principal, authenticate
 from sluice.api.runs import DagState
 from sluice.api.services import Services
 from sluice.api.views.access import ApiState
 from sluice.query import Reader
 from sluice.state.ledger.ledger import Ledger
+from tests.ports import free_port
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 """A broker that does not exist."""
@@ -70,6 +76,7 @@ class Api:
     user: User = field(default_factory=User)
     runs: KnownRuns = field(default_factory=KnownRuns)
     kafka: Mapping[str, str] = field(default_factory=lambda: NOWHERE)
+    folder: Path = Path("spark_jobs")
 
     def get(self, path: str, **parameters: Any) -> Any:
         """The body of the response to a GET request. Raises AssertionError unless the request succeeds."""
@@ -80,9 +87,12 @@ class Api:
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         return asyncio.run(self._ask(method, path, options))
 
-    async def _ask(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+    @cached_property
+    def app(self) -> ASGIApp:
+        """The app as it is mounted, at `/sluice` and `/v1`, for the user."""
         state = ApiState(self.ledger, Reader(self.ledger))
-        app = generic_app(Path("spark_jobs"), Services(self.runs, lambda: dict(self.kafka)))
+        services = Services(self.runs, lambda: dict(self.kafka))
+        apps = {"/sluice": generic_app(self.folder, services), "/v1": own_routes_app(self.folder)}
 
         async def with_user(scope: Scope, receive: Receive, send: Send) -> None:
             async def again() -> Principal:
@@ -90,7 +100,30 @@ class Api:
 
             authenticate(scope, self.user, again)
             scope["state"]["sluice_state"] = state
-            await app(scope, receive, send)
+            prefix = "/" + scope["path"].split("/")[1]
+            await apps[prefix]({**scope, "root_path": prefix}, receive, send)
 
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(with_user), base_url="http://sluice") as client:
-            return await client.request(method, path, **options)
+        return with_user
+
+    async def _ask(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+        # Each call has an event loop of its own, and so an app: nothing is cached.
+        self.__dict__.pop("app", None)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://api") as client:
+            return await client.request(method, f"/sluice{path}", **options)
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """Serve the app in a thread; yields its address."""
+        port = free_port()
+        server = uvicorn.Server(uvicorn.Config(self.app, port=port, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join(10)

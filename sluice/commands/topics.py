@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.commands.console import Form, FormOption, errors_as_messages, out, print_rows, printable
+from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows, printable
 from sluice.settings import settings
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from sluice.dead_letters import DeadLetter, Marker
 
 app = typer.Typer(no_args_is_help=True, help="Create, fill and read Kafka topics.")
 
@@ -64,39 +63,84 @@ def read(topic: TopicName) -> None:
             out.print(printable((message.value() or b"").decode(errors="replace")), soft_wrap=True)
 
 
-def dead_letters(
+dead_letters = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive them after a fix.")
+
+Reason = Annotated[str, typer.Option(help="Only those with this reason, such as contract.")]
+Since = Annotated[str, typer.Option(help="Only those written at this time or later, UTC without a zone.")]
+Partition = Annotated[int | None, typer.Option(min=0, help="Only those of records of this partition.")]
+
+
+@dead_letters.command("list")
+def list_dead_letters(
     pipeline: Pipeline,
-    reason: Annotated[str, typer.Option(help="Only dead letters with this reason, such as contract.")] = "",
+    reason: Reason = "",
+    since: Since = "",
+    partition: Partition = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 20,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """List a pipeline's newest dead letters: reason, position of the record, error, key and value."""
-    from sluice.topics import read_topic
+    """List a pipeline's newest dead letters: reason, place of the record, error, key and value."""
+    from sluice.dead_letters import Chosen, find
+
+    with errors_as_messages():
+        found = find(settings().kafka, pipeline, Chosen(reason, _time(since), partition), limit)
+        print_rows(
+            [_row(letter, found.markers.get((letter.partition, letter.offset))) for letter in found.letters], form
+        )
+        if not found.complete:
+            err.print("The topic has more dead letters than could be read in time: choose with --since.")
+
+
+@dead_letters.command()
+def redrive(
+    pipeline: Pipeline,
+    reason: Reason = "",
+    since: Since = "",
+    partition: Partition = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 10_000,
+) -> None:
+    """Write the records of dead letters to their topics again, each once.
+
+    Without --reason, only records that could not be read: of other records, steps that did not fail would count them
+    twice.
+    """
+    from sluice.dead_letters import Chosen
+    from sluice.dead_letters import redrive as redrive_chosen
+    from sluice.plan import plan
     from sluice.topology import load_pipeline
 
     with errors_as_messages():
-        topic = load_pipeline(settings().pipelines, pipeline).dead_letters
-        rows = (_row(message) for message in read_topic(settings().kafka, topic))
-        matching = ((row["time"], number, row) for number, row in enumerate(rows) if reason in ("", row["reason"]))
-        print_rows([row for *_, row in heapq.nlargest(limit, matching)], form)
+        topics = plan(load_pipeline(settings().pipelines, pipeline)).job.topics
+        chosen = Chosen(reason, _time(since), partition)
+        done = redrive_chosen(settings().kafka, pipeline, topics, chosen, limit)
+        out.print(f"{done.redriven:,} re-driven")
+        for why, count in sorted(done.skipped.items()):
+            out.print(f"{count:,} left: {why}", markup=False)
+        if done.more:
+            out.print("There are more: run the command again.")
 
 
-def _row(message: Message) -> dict[str, Any]:
-    from sluice.topics import text_headers
+def _time(text: str) -> datetime | None:
+    from sluice.query.times import parse_time
 
-    headers = {name.removeprefix("sluice."): text for name, text in text_headers(message).items()}
-    place = "/".join(headers.get(name, "-") for name in ("topic", "partition", "offset"))
+    ms = parse_time("--since", text or None)
+    return None if ms is None else datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
+
+
+def _row(letter: DeadLetter, marker: Marker | None) -> dict[str, Any]:
     row = {
-        "time": datetime.fromtimestamp(message.timestamp()[1] / 1_000, UTC).isoformat(timespec="milliseconds"),
-        "reason": headers.get("reason", ""),
-        "record": place,
-        "error": headers.get("detail", ""),
-        "step": headers.get("step"),
-        "key": headers.get("key") or _decoded(message.key()),
-        "value": _decoded(message.value()),
+        "time": letter.at.isoformat(timespec="milliseconds"),
+        "reason": letter.reason,
+        "record": "/".join(letter.header(name) or "-" for name in ("topic", "partition", "offset")),
+        "error": letter.header("detail"),
+        "step": letter.header("step") or None,
+        "failures": len(letter.history) + 1 if letter.history else None,
+        "redriven": marker.at.isoformat(timespec="milliseconds") if marker else None,
+        "key": letter.header("key") or _decoded(letter.key),
+        "value": _decoded(letter.value),
     }
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _decoded(content: bytes | str | None) -> str | None:
-    return content.decode(errors="replace") if isinstance(content, bytes) else content
+def _decoded(content: bytes | None) -> str | None:
+    return None if content is None else content.decode(errors="replace")

@@ -71,6 +71,7 @@ class Pipeline(Graph):
         self.file: Path | None = None
         self.claim("topic", self.dead_letters)
         self.claim("topic", self.markers)
+        self.claim("topic", f"{name}_redriven")
 
     @property
     def dead_letters(self) -> str:

@@ -1,4 +1,4 @@
-"""A real Airflow with a busy orders pipeline, for the browser."""
+"""The page in a real browser: over a busy orders pipeline without Airflow, and in a real Airflow."""
 
 from __future__ import annotations
 
@@ -7,21 +7,39 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
+from playwright.sync_api import Browser
 
+from sluice.answers import Run
+from sluice.api.runs import DagState
+from sluice.remote.opening import create_shard
+from sluice.state.ledger.audits import SourceAudit
+from sluice.state.ledger.history import Batch
+from sluice.state.ledger.leases import Holder
+from sluice.state.model import owner
+from sluice.testing.kafka import EmbeddedKafka
 from sluice.topology import drawing, load_pipeline
-from tests.airflow_server import AirflowServer
+from tests.airflow_browser import chromium
 from tests.api.states import KINDS, orders_states, totals, windows
-from tests.states import States
+from tests.api_client import Api, User
+from tests.states import States, make_audit, make_snapshot
 
 REPOSITORY = Path(__file__).parents[2]
-RUNS = 6
+BATCHES = 6
+LOG = "/dags/orders/runs/manual__1/tasks/totals"
 
 
-@pytest.fixture(scope="package")
-def states(tmp_path_factory: pytest.TempPathFactory) -> States:
-    """Six runs over fifty locations, always the same."""
-    states = orders_states(f"sqlite:///{tmp_path_factory.mktemp('sluice')}", workers=4)
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> States:
+    """Six batches of orders of fifty locations, with audits, always the same."""
+    states = orders_states(f"sqlite:///{tmp_path}", workers=4)
     pipeline = load_pipeline(REPOSITORY / "spark_jobs", "orders")
     states.ledger.jobs.register(
         states.info(
@@ -29,15 +47,36 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> States:
         )
     )
     busy = Busy(random.Random(7))
-    for run in range(RUNS):
-        published_at = datetime.now(UTC) - timedelta(seconds=95 * (RUNS - 1 - run) + 12)
-        rows = [row for kind in KINDS for row in busy.run(kind, run)]
-        states.publish(
-            [*rows, (4, "store_1234", -1, -1, '[{"locationId":"store_1234"}]')],
-            published_at=published_at,
-            counts=busy.counts,
-        )
+    for _ in range(BATCHES):
+        publish(states, busy)
     return states
+
+
+def publish(states: States, busy: Busy) -> None:
+    """Publish a batch with its audit and its history, as a run does."""
+    states.batch += 1
+    batch, ledger = states.batch, states.ledger
+    holder = Holder(host="h", pid=1, process="p")
+    lease = ledger.leases.take(states.ref, holder, ledger.leases.get(states.ref))
+    assert lease is not None
+    rows = [row for kind in KINDS for row in busy.run(kind, batch)]
+    everywhere = [(4, "store_1234", -1, -1, '[{"locationId":"store_1234"}]')]
+    for number, place in enumerate(states.written_at):
+        with create_shard(place) as shard:
+            shard.write(batch, [*everywhere, *(row for row in rows if owner(row[1], 4) == number)], lease.epoch)
+    published_at = datetime.now(UTC) - timedelta(
+        seconds=95 * max(BATCHES - 1 - batch, 0) + (12 if batch < BATCHES else 0)
+    )
+    read = busy.counts["read"]
+    source = SourceAudit(topic="orders", partition=0, start=0, end=read, read=read, applied=read)
+    phases = {"start": 300 + 20 * batch, "state": 2_100 + 100 * batch, "audit": 150, "output": 420}
+    begun = round(published_at.timestamp() * 1_000) - sum(phases.values())
+    ledger.snapshots.publish(
+        make_snapshot(batch, published_at=published_at, counts=busy.counts, run="orders/manual__1/totals"),
+        msgspec.structs.replace(make_audit(batch, lease.epoch, source), phases=phases),
+        batch=Batch(number=batch, begun=begun, partitions={"orders": 2}, ends={"orders": {"0": read}}),
+    )
+    ledger.leases.release(lease)
 
 
 class Busy:
@@ -66,16 +105,26 @@ class Busy:
         self.counts = {
             "read": applied + sum(bad.values()),
             "applied": applied,
+            "rows": 100,
+            "output/general_orders": applied // 2,
             "late/general_orders_count_window": late,
             **{f"dead_letter/{reason}": count for reason, count in bad.items()},
         }
 
 
-@pytest.fixture(scope="package")
-def airflow(tmp_path_factory: pytest.TempPathFactory, states: States) -> Iterator[AirflowServer]:
-    with AirflowServer(
-        tmp_path_factory.mktemp("airflow"),
-        plugins_folder=REPOSITORY / "plugins",
-        env={"SLUICE_HOME": states.database.removeprefix("sqlite:///"), "PYTHONPATH": str(REPOSITORY)},
-    ) as server:
-        yield server
+@pytest.fixture
+def api(states: States, kafka: EmbeddedKafka) -> Api:
+    """The API over these states, with a log-in that may change the orders, and a broker without their topic."""
+    api = Api(states.ledger, User(editable=("orders",)), kafka={"bootstrap.servers": kafka.bootstrap})
+    began = datetime.now(UTC) - timedelta(seconds=40)
+    succeeded = Run("manual__1", "success", began, began + timedelta(seconds=28), LOG, "run")
+    api.runs.root = ""
+    api.runs.states["orders"] = DagState(False, succeeded)
+    api.runs.history["orders"] = [succeeded]
+    return api
+
+
+@pytest.fixture
+def address(api: Api) -> Iterator[str]:
+    with api.serve() as address:
+        yield f"{address}/sluice/"

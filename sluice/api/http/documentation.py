@@ -33,6 +33,9 @@ def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
     types += [route.body for _, route in routes if route.body is not None]
     _, components = msgspec.json.schema_components(types, ref_template=_REFERENCES)
     components = {name: _as_encoded(schema) for name, schema in components.items()}
+    paths: dict[str, dict[str, Any]] = {}
+    for prefix, route in routes:
+        paths.setdefault(_plain(prefix + route.path), {})["get" if route.body is None else "post"] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -40,10 +43,7 @@ def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
             "version": "1",
             "description": "The pipelines and their queryable state. Every route needs a log-in.",
         },
-        "paths": {
-            _plain(prefix + route.path): {"get" if route.body is None else "post": _operation(route)}
-            for prefix, route in routes
-        },
+        "paths": paths,
         "components": {
             "schemas": components | {"Problem": _PROBLEM},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

@@ -163,8 +163,12 @@ class App:
         self, routes: Iterable[Route], static: ASGIApp | None = None, services: Mapping[str, Any] | None = None
     ) -> None:
         routes = list(routes)
-        self._plain = {route.path: ParameterReader(route) for route in routes if "{" not in route.path}
-        self._patterns = [(route.pattern, ParameterReader(route)) for route in routes if "{" in route.path]
+        paths: dict[str, dict[str, ParameterReader]] = {}
+        for route in routes:
+            paths.setdefault(route.path, {}).update(dict.fromkeys(route.methods, ParameterReader(route)))
+        patterns = {route.path: route.pattern for route in routes if "{" in route.path}
+        self._plain = {path: readers for path, readers in paths.items() if path not in patterns}
+        self._patterns = [(pattern, paths[path]) for path, pattern in patterns.items()]
         self._static = static
         self._services = dict(services or {})
 
@@ -179,13 +183,12 @@ class App:
         await response(scope, receive, send)
 
     async def _answer(self, path: str, request: Request) -> Response:
-        reader, path_values = self._match(path)
-        if not await self._may_use(request, reader) or reader is None:
+        readers, path_values = self._match(path)
+        if not await self._may_use(request, next(iter(readers.values()), None)) or not readers:
             return no_route()
-        if request.method not in (methods := reader.route.methods):
-            allowed = " and ".join(methods)
-            detail = f"Only {allowed} {'are' if len(methods) > 1 else 'is'} allowed here."
-            return problem(405, detail, _SEE_DOCS, headers={"Allow": ", ".join(methods)})
+        if (reader := readers.get(request.method)) is None:
+            detail = f"Only {' and '.join(readers)} {'are' if len(readers) > 1 else 'is'} allowed here."
+            return problem(405, detail, _SEE_DOCS, headers={"Allow": ", ".join(readers)})
         try:
             return await reader.route.handler(request, reader.read(path_values, request.scope["query_string"]))
         except Unchanged as unchanged:
@@ -200,13 +203,14 @@ class App:
         """Whether the user may use the route; if not, the response is that for a path without a route."""
         return True
 
-    def _match(self, path: str) -> tuple[ParameterReader | None, dict[str, str]]:
+    def _match(self, path: str) -> tuple[dict[str, ParameterReader], dict[str, str]]:
+        """The readers of a path by method, and the values of the path's parameters."""
         if (plain := self._plain.get(path)) is not None:
             return plain, {}
-        for pattern, reader in self._patterns:
+        for pattern, readers in self._patterns:
             if (match := pattern.fullmatch(path)) is not None:
-                return reader, match.groupdict()
-        return None, {}
+                return readers, match.groupdict()
+        return {}, {}
 
 
 async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:

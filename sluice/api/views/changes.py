@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import override
 
 from sluice import answers
-from sluice.api.auth.principals import refresh_principal
+from sluice.api.auth.principals import Principal, refresh_principal
 from sluice.api.http.problems import problem_of
 from sluice.api.http.replies import Payload, encoded, snapshot_answer, window_time
 from sluice.api.http.routes import Router
@@ -25,9 +25,14 @@ from sluice.api.views.stores import Store
 from sluice.errors import Busy, SluiceError
 from sluice.query import Pin
 from sluice.query.as_of import parse_snapshot
+from sluice.state.ledger.ledger import Ledger
 
 router = Router("stores", "/v1/stores", 400, 404, 429)
 
+pipelines_router = Router("overview", "/v1/events", 429)
+
+EVENT_SECONDS = 1.0
+"""How often the ledger and Airflow are checked for changes of any pipeline."""
 POLL_SECONDS = 0.25
 """How often the ledger is checked for a new snapshot."""
 HEARTBEAT_SECONDS = 5.0
@@ -62,6 +67,61 @@ async def stream_changes(request: Request, query: ChangesQuery) -> Response:
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=headers)
     return _Stream(_events(allowed, pin, since), media_type=_EVENTS, headers=headers)
+
+
+@pipelines_router.get("", media_types=(_EVENTS,))
+async def stream_events(request: Request, _query: object) -> Response:
+    """Server-sent events `pipelines`: the names of pipelines that published, began or ended a run, or failed."""
+    allowed = await access(request)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    if request.method == "HEAD":
+        return Response(media_type=_EVENTS, headers=headers)
+    return _Stream(_pipeline_events(allowed), media_type=_EVENTS, headers=headers)
+
+
+async def _pipeline_events(allowed: Access) -> AsyncIterator[bytes]:
+    user: Principal | None = allowed.user
+    before: dict[str, Any] = {}
+    heartbeat = time.monotonic()
+    while user is not None:
+        try:
+            now = {name: state for name, state in (await _activity(allowed)).items() if await user.may_read(name)}
+        except SluiceError as error:
+            yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
+            now = before
+        if changed := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
+            yield _encoded_event("pipelines", "", changed)
+        before = now
+        if time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
+            heartbeat = time.monotonic()
+            yield b": still here\n\n"
+            user = await refresh_principal(allowed.request)
+        await asyncio.sleep(EVENT_SECONDS)
+
+
+async def _activity(allowed: Access) -> dict[str, Any]:
+    """Pipeline → its newest snapshots, failures, and the state of its last run."""
+    dags, ledger = await asyncio.gather(
+        allowed.state.figures.get("dags", lambda: asyncio.to_thread(allowed.services.runs.dags)),
+        allowed.figures("activity", _ledger_activity),
+    )
+    return {
+        name: (ledger.get(name), dag.last_run and (dag.last_run.run, dag.last_run.state), dag.paused)
+        if (dag := dags.get(name))
+        else (ledger.get(name),)
+        for name in {*dags, *ledger}
+    }
+
+
+def _ledger_activity(ledger: Ledger) -> dict[str, Any]:
+    activity: dict[str, list[Any]] = {}
+    for name in ledger.jobs.pipelines():
+        for job in ledger.jobs.current(name):
+            snapshot = ledger.snapshots.latest(name, job.job)
+            activity.setdefault(name, []).append((job.job, snapshot.id if snapshot else ""))
+    for failure in ledger.failures.all():
+        activity.setdefault(failure.pipeline, []).append((failure.job, failure.kind, failure.at))
+    return activity
 
 
 class _Stream(StreamingResponse):

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.api.http.documentation import describe
 from sluice.api.http.replies import reply
 from sluice.api.http.routes import Route, Router
-from sluice.api.views import changes, overview, pipelines, stores
+from sluice.api.views import changes, dead_letters, overview, pipelines, stores
+from sluice.api.views.access import access
 from sluice.api.views.own_files import readable_routes
 
-DESCRIBED = (overview.router, pipelines.router, stores.router, changes.router)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
+DESCRIBED = (
+    overview.router,
+    pipelines.router,
+    dead_letters.router,
+    stores.router,
+    changes.router,
+    changes.pipelines_router,
+)
 """The routers of the generic view, in the order of the documentation."""
 STATIC = Path(__file__).parent / "static"
 
@@ -35,6 +47,10 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
+class PanelQuery(msgspec.Struct, frozen=True, kw_only=True):
+    pipeline: str
+
+
 def router(folder: Path) -> Router:
     """The routes of the page and of the documentation, which includes the custom routes in `folder`."""
     router = Router("page")
@@ -43,6 +59,16 @@ def router(folder: Path) -> Router:
     async def show_page(request: Request, _query: object) -> Response:
         """The page with stores, workers and snapshots, whose script queries the REST view."""
         return _html("page.html", request)
+
+    @router.get("/panels/{pipeline}.js", is_described=False, parameters=PanelQuery)
+    async def get_panel(request: Request, query: PanelQuery) -> Response:
+        """The module of a pipeline's own panel, PIPELINE_panel.js beside the pipeline; 204 without one."""
+        allowed = await access(request)
+        await allowed.require_pipeline(query.pipeline)
+        file = folder / f"{query.pipeline}_panel.js"
+        if not _NAME.fullmatch(query.pipeline) or not file.is_file():
+            return Response(status_code=204)
+        return Response(await asyncio.to_thread(file.read_bytes), media_type="text/javascript", headers=_HEADERS)
 
     @router.get("/docs", is_described=False)
     async def show_docs(request: Request, _query: object) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import StrEnum
 from typing import Annotated
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
@@ -55,6 +56,25 @@ class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
     """The newest runs of a pipeline."""
 
     limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=200)] = 20
+
+
+class Action(StrEnum):
+    """What a run does."""
+
+    RUN = "run"
+    """Read all unread records."""
+    REPLAY = "replay"
+    """Build the state again from the topics, in a generation beside the current one, which stays."""
+    PROMOTE = "promote"
+    """Read what was published since into the generation that was built, and make it the current one."""
+    DROP = "drop"
+    """Remove the generation that was built."""
+
+
+class StartRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run is to do."""
+
+    action: Action = Action.RUN
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -111,6 +131,20 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
     allowed = await access(request)
     await allowed.require_pipeline(query.pipeline)
     return reply(await asyncio.to_thread(allowed.services.runs.recent, query.pipeline, query.limit))
+
+
+@router.post("/{pipeline}/runs", answers.Started, body=StartRun, parameters=PipelineQuery)
+async def start_run(request: Request, query: PipelineQuery, wanted: StartRun) -> Response:
+    """Trigger the pipeline's DAG: to read, or to replay into another generation, promote it or drop it.
+
+    Needs permission to edit the DAG. A run waits for the one before it to end.
+    """
+    allowed = await access(request)
+    await allowed.require_edit(query.pipeline)
+    runs = allowed.services.runs
+    run = await asyncio.to_thread(runs.start, query.pipeline, {"action": wanted.action.value}, allowed.user.name)
+    log = f"{runs.root}/dags/{quote(query.pipeline, safe='')}/runs/{quote(run, safe='')}"
+    return reply(answers.Started(run, log))
 
 
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)

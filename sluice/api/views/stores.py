@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice import answers
-from sluice.api.http.replies import Payload, encoded, entries_payload, reply, snapshot_answer, store_reply
+from sluice.api.http.replies import Payload, encoded, entries_payload, reply, snapshot_answer, store_reply, window_time
 from sluice.api.http.routes import Router
 from sluice.api.views.access import Access, ReadPoint, access, require_complete
 from sluice.errors import NotFound, NotReady, QueryError, TooSlow
 from sluice.query import Answer, Pin
 from sluice.query.as_of import AsOf
 from sluice.query.cursors import SECRET, Cursor, read_cursor, write_cursor
+from sluice.query.differences import compare
 from sluice.query.fields import demand_field
 from sluice.query.reader import MANY
 from sluice.query.times import parse_time
@@ -120,6 +121,15 @@ class TopQuery(RangeQuery, frozen=True, kw_only=True):
     smallest: Annotated[bool, Meta(description="Sort ascending.")] = False
 
 
+class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Two snapshots of a store, of one generation or of two."""
+
+    store: Store
+    before: Annotated[str, Meta(description="A snapshot (1.40), a run (run:NAME), or a time.", max_length=300)]
+    after: Annotated[str, Meta(description="The same; by default the newest snapshot.", max_length=300)] | None = None
+    pipeline: Annotated[str, Meta(description="The pipeline, if several have the store.", max_length=200)] | None = None
+
+
 @router.get("", list[answers.Store], parameters=ListQuery)
 async def list_stores(request: Request, query: ListQuery) -> Response:
     """All stores that you may read, with their snapshots and the status of their workers."""
@@ -216,6 +226,35 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
         return Payload("groups", groups, combined.workers)
 
     return store_reply(pin, await allowed.cached([pin], combine, complete=query.require is not None))
+
+
+@router.get("/{store}/diff", answers.Diff, parameters=DiffQuery)
+async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
+    """How many entries are the same in two snapshots, changed, missing and added, with examples.
+
+    One of the snapshots can be of a generation that was built beside the current one.
+    """
+    allowed = await access(request)
+    before = await allowed.pin(query.store, query.pipeline, AsOf(query.before))
+    after = await allowed.pin(query.store, query.pipeline, AsOf(query.after))
+    found = await compare(allowed.reader, before, after)
+    examples = [
+        answers.Difference(one.key, one.kind, window_time(one.window_start), one.before, one.after)
+        for one in found.examples
+    ]
+    return reply(
+        answers.Diff(
+            pipeline=before.store.pipeline,
+            store=before.store.name,
+            before=snapshot_answer(before.snapshot),
+            after=snapshot_answer(after.snapshot),
+            same=found.same,
+            changed=found.changed,
+            missing=found.missing,
+            added=found.added,
+            examples=examples,
+        )
+    )
 
 
 @router.get("/{store}/top", answers.Entries, parameters=TopQuery, has_etag=True)

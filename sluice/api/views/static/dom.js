@@ -1,42 +1,72 @@
-// Creates elements and formats numbers. Text is never inserted as markup, because keys and values can contain anything.
+// Elements. Text goes in as text, never as markup: keys, values, names and errors are anybody's.
 
 export const byId = (id) => document.getElementById(id);
 
-export function element(tag, className = "", ...content) {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  node.append(...content.map((part) => (part instanceof Node ? part : String(part))));
-  return node;
+// element("a", { href: "#/", class: "name" }, "text", node): attributes with the value null or false are left out.
+export function element(tag, attributes = {}, ...content) {
+  return filled(document.createElement(tag), attributes, content);
 }
 
-export function titled(node, title) {
-  node.title = title;
-  return node;
+export function svg(tag, attributes = {}, ...content) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, content);
 }
 
-export const row = (...cells) => element("tr", "", ...cells);
-export const cell = (content, className = "") => element("td", className, content);
-
-const format = new Intl.NumberFormat("en");
-export const number = (value) => (value === null || value === undefined ? "–" : format.format(value));
-
-export function age(seconds) {
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
-  return `${Math.round(seconds / 86400)} days`;
-}
-
-// An age that is updated every second until the next response.
-export function running(snapshot, suffix = "") {
-  const node = element("span", "", age(snapshot.age_seconds) + suffix);
-  node.dataset.since = Date.now() - snapshot.age_seconds * 1000;
-  node.dataset.suffix = suffix;
-  return titled(node, new Date(snapshot.published_at).toLocaleString());
-}
-
-setInterval(() => {
-  for (const node of document.querySelectorAll("[data-since]")) {
-    node.textContent = age((Date.now() - node.dataset.since) / 1000) + node.dataset.suffix;
+function filled(node, attributes, content) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
   }
-}, 1000);
+  const parts = content.flat(3).filter((part) => part !== null && part !== undefined && part !== false);
+  node.append(...parts.map((part) => (part instanceof Node ? part : String(part))));
+  return node;
+}
+
+export const link = (href, ...content) => element("a", { href }, ...content);
+
+// A link to a page of Airflow, which opens in the whole window and not in this frame.
+export const airflowLink = (path, ...content) => element("a", { href: path, target: "_top" }, ...content);
+
+export const badge = (text, kind = "") => element("span", { class: `badge ${kind}` }, text);
+
+export function button(text, action, attributes = {}) {
+  return element("button", { type: "button", onclick: action, ...attributes }, text);
+}
+
+export function card(title, ...content) {
+  return element("section", { class: "card" }, element("h2", {}, title), ...content);
+}
+
+// A table whose rows become cards on narrow screens. `columns`: { title, cell: (row) => content, number, sort }.
+export function table(columns, rows, { label, empty = "Nothing yet.", sorting = null } = {}) {
+  if (!rows.length) return element("p", { class: "quiet" }, empty);
+  const head = columns.map((column) => {
+    const sorted = sorting && sorting.by === column.title;
+    const content = sorting && column.sort
+      ? button(column.title + (sorted ? (sorting.down ? " ↓" : " ↑") : ""), () => sorting.choose(column), { class: "sort" })
+      : column.title;
+    const order = sorted ? (sorting.down ? "descending" : "ascending") : null;
+    return element("th", { scope: "col", class: column.number ? "number" : null, "aria-sort": order }, content);
+  });
+  const body = rows.map((row) => element("tr", {}, columns.map((column, index) =>
+    element(index ? "td" : "th", { scope: index ? null : "row", class: column.number ? "number" : null, "data-label": column.title },
+      element("div", {}, column.cell(row))))));
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
+    element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)));
+}
+
+// A dialog that asks before something changes. Resolves to true or false.
+export function confirm(title, text, action) {
+  return new Promise((resolve) => {
+    const dialog = element("dialog", { "aria-labelledby": "dialog-title" },
+      element("h2", { id: "dialog-title" }, title), element("p", {}, text),
+      element("div", { class: "actions" },
+        button("Cancel", () => dialog.close("no")), button(action, () => dialog.close("yes"), { class: "primary" })));
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}

@@ -1,0 +1,118 @@
+"""A pipeline's dead letters, read from their topic and re-driven."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice import answers, dead_letters
+from sluice.api.http.replies import reply
+from sluice.api.http.routes import Router
+from sluice.api.views.access import access
+from sluice.api.views.pipelines import PipelineQuery
+from sluice.dead_letters import Chosen, DeadLetter, Marker
+from sluice.errors import QueryError
+from sluice.query.limits import Gate
+from sluice.query.times import parse_time
+
+router = Router("dead letters", "/v1/pipelines", 400, 404, 429)
+
+_SHOWN_BYTES = 10_000
+"""How much of a value an answer shows."""
+_gate = Gate(running=1, waiting=4)
+
+Reason = Annotated[str, Meta(description="Only those with this reason.", max_length=200)]
+Since = Annotated[str, Meta(description="Only those written at this time or later.", max_length=100)]
+Partition = Annotated[int, Meta(description="Only those of records of this partition.", ge=0, le=2**31 - 1)]
+
+
+class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
+    """Dead letters by reason, time and partition."""
+
+    reason: Reason = ""
+    since: Since | None = None
+    partition: Partition | None = None
+    limit: Annotated[int, Meta(description="Maximum number of dead letters.", ge=1, le=1_000)] = 100
+
+
+class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The dead letters to re-drive. Without a reason or a place, only records that could not be read are."""
+
+    reason: Reason = ""
+    since: Since | None = None
+    partition: Partition | None = None
+    place: Annotated[str, Meta(description="One dead letter, by its PARTITION/OFFSET.", max_length=40)] | None = None
+    limit: Annotated[int, Meta(description="Maximum number of dead letters.", ge=1, le=dead_letters.MOST)] = 1_000
+
+
+@router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
+async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Response:
+    """The newest dead letters, with place, bytes, headers and error; and the number of all, by reason."""
+    allowed = await access(request)
+    jobs = await allowed.jobs(query.pipeline)
+    chosen = Chosen(query.reason, _time(query.since), query.partition)
+    async with _gate:
+        kafka = allowed.services.kafka()
+        found = await asyncio.to_thread(dead_letters.find, kafka, query.pipeline, chosen, query.limit)
+    topics = {topic for job in jobs for topic in job.topics}
+    letters = [
+        _letter(letter, topics, found.markers.get((letter.partition, letter.offset))) for letter in found.letters
+    ]
+    topic = dead_letters.topic_of(query.pipeline)
+    reasons = dict(found.reasons.most_common())
+    return reply(answers.DeadLetters(query.pipeline, topic, reasons, found.complete, letters))
+
+
+@router.post("/{pipeline}/dead_letters/redrive", answers.Redriven, body=Redrive, parameters=PipelineQuery)
+async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Response:
+    """Write the records of dead letters to their source topics again, each once. Needs permission to edit the DAG."""
+    allowed = await access(request)
+    await allowed.require_edit(query.pipeline)
+    topics = {topic for job in await allowed.jobs(query.pipeline) for topic in job.topics}
+    which = Chosen(chosen.reason, _time(chosen.since), chosen.partition, _place(chosen.place))
+    async with _gate:
+        kafka = allowed.services.kafka()
+        done = await asyncio.to_thread(dead_letters.redrive, kafka, query.pipeline, topics, which, chosen.limit)
+    return reply(answers.Redriven(done.redriven, dict(done.skipped), done.more))
+
+
+def _letter(letter: DeadLetter, topics: set[str], marker: Marker | None) -> answers.DeadLetter:
+    return answers.DeadLetter(
+        place=f"{letter.partition}/{letter.offset}",
+        at=letter.at,
+        reason=letter.reason,
+        detail=letter.header("detail"),
+        source="/".join(map(str, letter.source)) if letter.source else "",
+        step=" ".join(filter(None, (letter.header("step"), letter.header("at")))),
+        key=letter.header("key") or _text(letter.key),
+        value=_text(letter.value),
+        bytes=len(letter.value or b""),
+        headers={name: _text(value) or "" for name, value in letter.headers},
+        history=letter.history,
+        redriven_at=marker.at if marker else None,
+        not_redrivable=dead_letters.why_not(letter, topics, marker),
+    )
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else content[:_SHOWN_BYTES].decode(errors="replace")
+
+
+def _time(text: str | None) -> datetime | None:
+    ms = parse_time("since", text)
+    return None if ms is None else datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
+
+
+def _place(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    partition, _, offset = text.partition("/")
+    if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
+        raise QueryError("place is not a dead letter's place.", next_step="Write PARTITION/OFFSET, such as 0/17.")
+    return int(partition), int(offset)

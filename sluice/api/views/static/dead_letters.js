@@ -1,0 +1,74 @@
+// A pipeline's dead letters: by reason, each with its place, bytes, headers and error; and the button that re-drives.
+
+import { get, part, post, query } from "./api.js";
+import { badge, button, card, confirm, element, link } from "./dom.js";
+import { bytes, number, time } from "./format.js";
+
+export async function deadLetters([name], search, { refresh }) {
+  const given = Object.fromEntries([...search].filter(([, value]) => value !== ""));
+  const path = `/pipelines/${part(name)}/dead_letters`;
+  const since = given.since === "all" ? undefined : given.since || new Date(Date.now() - 86_400_000).toISOString();
+  const [found, all] = await Promise.all([get(path, { reason: given.reason, partition: given.partition, since, limit: 100 }), get("/overview")]);
+  const mayEdit = all.find((one) => one.pipeline === name)?.may_edit;
+  const hash = `#/pipelines/${part(name)}/dead-letters`;
+  const send = (chosen, what) => redrive(name, path, { ...chosen, ...(since ? { since } : {}) }, what, refresh);
+  return {
+    title: `Dead letters of ${name}`,
+    affects: name,
+    live: Object.keys(given).length === 0,
+    content: [
+      element("div", { class: "title" }, element("h1", {}, `Dead letters of ${name}`), link(`#/pipelines/${part(name)}`, `Pipeline ${name}`)),
+      element("div", { role: "status", id: "done" }, ""),
+      choices(hash, given, found),
+      mayEdit && given.reason && element("div", { class: "actions" },
+        button(`Re-drive all ${given.reason}`, () => send({ reason: given.reason, ...(given.partition ? { partition: Number(given.partition) } : {}) }, `all dead letters with the reason ${given.reason}`), { class: "primary" })),
+      found.dead_letters.length ? found.dead_letters.map((letter) => one(letter, mayEdit, send))
+        : card("None", element("p", {}, given.since === "all" ? "There are no dead letters." : ["There were none in this time. ", link(`${hash}${query({ ...given, since: "all" })}`, "Show all")])),
+    ],
+  };
+}
+
+function choices(hash, given, found) {
+  const total = Object.values(found.reasons).reduce((sum, count) => sum + count, 0);
+  const { reason: _, ...rest } = given;
+  return element("nav", { class: "choices", "aria-label": "Reasons" },
+    element("a", { href: hash + query(rest), class: "choice", "aria-current": given.reason ? null : "true" }, "all ", !given.reason && element("b", {}, number(total))),
+    Object.entries(found.reasons).map(([reason, count]) =>
+      element("a", { href: hash + query({ ...rest, reason }), class: "choice", "aria-current": given.reason === reason ? "true" : null }, `${reason} `, element("b", {}, number(count)))),
+    element("a", { href: hash + query({ ...given, since: given.since === "all" ? "" : "all" }), class: "choice" }, given.since === "all" ? "only 24 hours" : "all times"),
+    !found.complete && badge("the search took too long: there are more", "behind"));
+}
+
+function one(letter, mayEdit, send) {
+  const own = Object.entries(letter.headers);
+  return element("article", { class: "card letter" },
+    element("div", { class: "title" },
+      element("h2", {}, badge(letter.reason, "failed"), " ", letter.source || letter.step || letter.place),
+      letter.redriven_at ? element("span", {}, badge("re-driven", "success"), " ", time(letter.redriven_at))
+        : mayEdit && (letter.not_redrivable ? badge(letter.not_redrivable) : button("Re-drive", () => send({ place: letter.place }, `the record ${letter.source}`)))),
+    element("p", { class: "error" }, letter.detail),
+    letter.step && element("p", {}, letter.step),
+    letter.history.length > 0 && element("p", {}, badge(`failed ${letter.history.length + 1} times`, "behind"), " before: ", letter.history.map((failure) => `${failure.reason}: ${failure.detail} (${failure.at ?? ""})`).join("; ")),
+    element("dl", {},
+      element("dt", {}, "Written"), element("dd", {}, time(letter.at)),
+      element("dt", {}, "Key"), element("dd", {}, letter.key === null ? element("i", {}, "null") : element("code", {}, letter.key)),
+      element("dt", {}, "Value"), element("dd", {}, letter.value === null ? element("i", {}, "null") : element("pre", { tabindex: 0 }, letter.value), element("small", {}, bytes(letter.bytes)))),
+    element("details", {}, element("summary", {}, `Headers of ${letter.place}`),
+      element("dl", {}, own.map(([name, value]) => [element("dt", {}, name), element("dd", {}, element("code", {}, value))]))));
+}
+
+async function redrive(name, path, chosen, what, refresh) {
+  const text = `The original records are written to their topic again, each once. ${name} reads them with its next run.`;
+  if (!(await confirm(`Re-drive ${what}?`, text, "Re-drive"))) return;
+  let message;
+  try {
+    const { since, ...rest } = chosen;
+    const done = await post(`${path}/redrive`, rest.place ? rest : chosen);
+    const skipped = Object.entries(done.skipped).map(([why, count]) => `${number(count)} left: ${why}`);
+    message = [`${number(done.redriven)} re-driven. `, skipped.join("; "), done.more && " There are more: re-drive again."].filter(Boolean);
+  } catch (error) {
+    message = [error.message];
+  }
+  await refresh();
+  document.getElementById("done")?.replaceChildren(...message);
+}

@@ -1,0 +1,72 @@
+// Numbers, durations and times in a person's units.
+
+import { element } from "./dom.js";
+
+const plain = new Intl.NumberFormat("en");
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+export const number = (value) => (value === null || value === undefined ? "–" : plain.format(value));
+export const short = (value) => (Math.abs(value) < 10_000 ? plain.format(Math.round(value * 10) / 10) : compact.format(value));
+
+export function bytes(count) {
+  if (count < 1024) return `${count} B`;
+  const units = ["KiB", "MiB", "GiB", "TiB"];
+  let value = count / 1024;
+  while (value >= 1024 && units.length > 1) {
+    value /= 1024;
+    units.shift();
+  }
+  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[0]}`;
+}
+
+const UNITS = [["d", 86_400], ["h", 3_600], ["min", 60], ["s", 1]];
+
+// 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, none that is zero.
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`;
+  const parts = [];
+  let rest = Math.round(seconds);
+  for (const [unit, size] of UNITS) {
+    const count = Math.floor(rest / size);
+    rest -= count * size;
+    if (count) parts.push(`${count} ${unit}`);
+    else if (parts.length) break;
+    if (parts.length === 2) break;
+  }
+  return parts.join(" ");
+}
+
+const dayAndTime = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const utc = (time) => new Date(time).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC");
+
+// A time in the reader's zone, with UTC beside it.
+export function time(text) {
+  if (!text) return "–";
+  return element("time", { datetime: text, class: "time" }, dayAndTime.format(new Date(text)), " ",
+    element("small", {}, utc(text)));
+}
+
+export const timeText = (text) => `${dayAndTime.format(new Date(text))} (${utc(text)})`;
+
+// How long ago something was. It goes on by itself.
+export function ago(text, suffix = " ago") {
+  if (!text) return "–";
+  const node = element("time", { datetime: text, title: timeText(text) });
+  node.dataset.since = Date.parse(text);
+  node.dataset.suffix = suffix;
+  tick(node);
+  return node;
+}
+
+function tick(node) {
+  const seconds = Math.max((Date.now() - node.dataset.since) / 1000, 0);
+  node.textContent = duration(seconds < 1 ? 0.5 : Math.round(seconds)).replace("500 ms", "0 s") + node.dataset.suffix;
+}
+
+setInterval(() => document.querySelectorAll("[data-since]").forEach(tick), 1000);
+
+export function json(value) {
+  return typeof value === "string" ? value : JSON.stringify(value);
+}

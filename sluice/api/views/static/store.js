@@ -1,0 +1,177 @@
+// A store: search by key, prefix and range, a key's windows as a chart, values as a table, and two snapshots compared.
+
+import { curl, get, getExact, part, query } from "./api.js";
+import { chart } from "./chart.js";
+import { badge, button, card, element, link, table } from "./dom.js";
+import { ago, duration, json, number, time } from "./format.js";
+import { kind, storePath, workers } from "./pipeline.js";
+
+export async function stores() {
+  const all = await get("/stores", { entries: true });
+  return {
+    title: "Stores",
+    content: [element("h1", {}, "Stores"), element("section", { class: "card" }, table([
+      { title: "Store", cell: (one) => link(storePath(one.pipeline, one.store), one.store) },
+      { title: "Pipeline", cell: (one) => link(`#/pipelines/${part(one.pipeline)}`, one.pipeline) },
+      { title: "Kind", cell: (one) => badge(kind(one)) },
+      { title: "Key", cell: (one) => element("code", {}, one.key) },
+      { title: "Entries", number: true, cell: (one) => number(one.entries) },
+      { title: "Workers", cell: (one) => workers(one.workers) },
+      { title: "Snapshot", cell: (one) => (one.snapshot ? [element("code", {}, one.snapshot.id), " ", ago(one.snapshot.published_at)] : "none") },
+    ], all, { label: "Stores", empty: "No pipeline has published a store yet." }))],
+  };
+}
+
+const FIELDS = [
+  ["key", "Key", "exactly this key"],
+  ["prefix", "Prefix", "keys that begin with it"],
+  ["first", "First", "the smallest key"],
+  ["last", "Last", "the largest key"],
+];
+const TIMES = [["from", "From", "2026-11-21T12:00"], ["to", "To", "2026-11-21T13:00"]];
+const READ_POINT = ["as_of", "As of", "1.42, run:NAME or a time"];
+
+export async function store([pipeline, name], search) {
+  const info = (await get("/stores")).find((one) => one.pipeline === pipeline && one.store === name);
+  const given = Object.fromEntries([...search].filter(([, value]) => value !== ""));
+  const hash = storePath(pipeline, name);
+  const head = [
+    element("div", { class: "title" }, element("h1", {}, name, " ", info ? badge(kind(info)) : null), link(`#/pipelines/${part(pipeline)}`, `Pipeline ${pipeline}`)),
+  ];
+  if (!info) return { title: name, content: [...head, card("No such store", element("p", {}, "It does not exist, or you may not read it."))] };
+  const isWindowed = info.kind === "window";
+  return {
+    title: name,
+    live: false,
+    content: [
+      ...head,
+      element("p", { class: "quiet" }, "Key: ", element("code", {}, info.key), ". Value: ", element("code", {}, info.value), ". ",
+        info.grace_ms !== null && `Grace ${duration(info.grace_ms / 1000)}. `, info.retention_ms !== null && `Kept for ${duration(info.retention_ms / 1000)} after a window's end. `,
+        workers(info.workers)),
+      form(hash, given, isWindowed),
+      given.before !== undefined ? await difference(pipeline, name, given) : await entries(pipeline, name, given, isWindowed),
+      compareForm(hash, given, info),
+    ],
+  };
+}
+
+function form(hash, given, isWindowed) {
+  const fields = [...FIELDS, ...(isWindowed ? TIMES : []), READ_POINT];
+  return element("form", { class: "card search", role: "search", onsubmit: (event) => submit(event, hash) },
+    fields.map(([id, label, hint]) => element("label", {}, label,
+      element("input", { name: id, value: given[id] ?? "", placeholder: hint, autocomplete: "off", spellcheck: "false" }))),
+    element("button", { class: "primary" }, "Search"));
+}
+
+function compareForm(hash, given, info) {
+  const newest = info.snapshot?.id ?? "";
+  return element("form", { class: "card search", "aria-label": "Compare two snapshots", onsubmit: (event) => submit(event, hash) },
+    element("h2", {}, "Compare two snapshots"),
+    element("label", {}, "Before", element("input", { name: "before", required: true, value: given.before ?? "", placeholder: "1.40, run:NAME or a time" })),
+    element("label", {}, "After", element("input", { name: "after", value: given.after ?? "", placeholder: `${newest}, the newest` })),
+    element("button", {}, "Compare"));
+}
+
+function submit(event, hash) {
+  event.preventDefault();
+  const wanted = hash + query(Object.fromEntries(new FormData(event.target)));
+  document.activeElement?.blur();
+  if (location.hash === wanted) dispatchEvent(new Event("hashchange"));
+  else location.hash = wanted;
+}
+
+const RANGE = ["prefix", "first", "last", "from", "to", "as_of", "cursor"];
+
+async function entries(pipeline, name, given, isWindowed) {
+  const of = `/stores/${part(name)}`;
+  const parameters = { pipeline, ...Object.fromEntries(RANGE.filter((id) => given[id] !== undefined).map((id) => [id, given[id]])) };
+  const hasNewline = (given.key ?? "").includes("\n");
+  let path = of, asked = { ...parameters, limit: 100 };
+  if (given.key !== undefined) {
+    const { pipeline: _, as_of, from, to } = parameters;
+    path = hasNewline ? `${of}/keys` : `${of}/keys/${part(given.key)}`;
+    asked = { pipeline, as_of, ...(isWindowed ? { from, to } : {}), ...(hasNewline ? { key: given.key } : {}) };
+  }
+  const reproduce = links(pipeline, name, given, path, asked);
+  let answer;
+  try {
+    answer = await getExact(path, asked);
+  } catch (error) {
+    if (![400, 404, 410, 422].includes(error.status)) throw error;
+    return card("Nothing found", element("p", { role: "status" }, error.message), reproduce);
+  }
+  const { cursor: before, ...same } = given;
+  return [
+    given.key !== undefined && isWindowed && windowsChart(given.key, answer.entries),
+    card("Values",
+      element("p", { class: "quiet", role: "status" }, `${number(answer.entries.length)} ${answer.entries.length === 1 ? "entry" : "entries"} of snapshot `,
+        element("code", {}, answer.snapshot.id), ", published ", time(answer.snapshot.published_at), answer.partial && badge("some workers are unavailable", "failed")),
+      values(answer.entries, pipeline, name, given),
+      answer.cursor && element("p", {}, link(storePath(pipeline, name) + query({ ...same, cursor: answer.cursor }), "Next 100")),
+      reproduce),
+  ];
+}
+
+function links(pipeline, name, given, path, asked) {
+  const view = new URL(location.href);
+  view.hash = storePath(pipeline, name) + query(given);
+  return element("details", {}, element("summary", {}, "Link and curl"),
+    element("p", {}, "This view: ", element("a", { href: view.href, target: "_top" }, view.href)),
+    element("pre", { tabindex: 0 }, curl(path, asked)), button("Copy the curl", () => navigator.clipboard?.writeText(curl(path, asked))));
+}
+
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value) && !("source" in value);
+
+// Key, window, and a column for each field of the values.
+function values(all, pipeline, name, given) {
+  const fields = [...new Set(all.flatMap((entry) => (isObject(entry.value) ? Object.keys(entry.value) : [])))];
+  const columns = [{ title: "Key", cell: (entry) => link(storePath(pipeline, name) + query({ key: entry.key, as_of: given.as_of }), entry.key || "(empty)") }];
+  if (all.some((entry) => entry.start)) {
+    columns.push({ title: "Start", cell: (entry) => time(entry.start) });
+    columns.push({ title: "Length", number: true, cell: (entry) => duration((Date.parse(entry.end) - Date.parse(entry.start)) / 1000) });
+  }
+  if (all.some((entry) => !isObject(entry.value))) columns.push({ title: "Value", cell: (entry) => (isObject(entry.value) ? "" : value(entry.value)) });
+  for (const field of fields) columns.push({ title: field, cell: (entry) => (isObject(entry.value) && field in entry.value ? value(entry.value[field]) : "") });
+  return table(columns, all, { label: "Values", empty: "There are no entries." });
+}
+
+const value = (of) => element("code", {}, of !== null && typeof of === "object" && "source" in of ? of.source : json(of));
+
+const isNumber = (of) => typeof of === "number" || (of !== null && typeof of === "object" && "source" in of);
+
+function windowsChart(key, all) {
+  const series = new Map();
+  for (const entry of all) {
+    const numbers = isObject(entry.value) ? Object.entries(entry.value) : [["value", entry.value]];
+    for (const [name, each] of numbers) {
+      if (!isNumber(each)) continue;
+      if (!series.has(name)) series.set(name, []);
+      series.get(name).push([Date.parse(entry.start), Number(each)]);
+    }
+  }
+  if (!series.size) return null;
+  return element("section", { class: "charts", "aria-label": `Windows of ${key}` },
+    [...series].map(([name, points]) => element("div", { class: "card" }, chart(`${name}, by window`, [{ name, points }]))));
+}
+
+async function difference(pipeline, name, given) {
+  const path = `/stores/${part(name)}/diff`;
+  const asked = { pipeline, before: given.before, after: given.after };
+  const reproduce = links(pipeline, name, given, path, asked);
+  let found;
+  try {
+    found = await getExact(path, asked);
+  } catch (error) {
+    if (![400, 404, 410, 422, 503].includes(error.status)) throw error;
+    return card("Nothing to compare", element("p", { role: "status" }, error.message), reproduce);
+  }
+  return card(`Snapshots ${found.before.id} and ${found.after.id}`,
+    element("p", { role: "status" }, ["same", "changed", "missing", "added"].map((each) => [badge(`${each}: ${number(found[each])}`, found[each] && each !== "same" ? "behind" : ""), " "])),
+    table([
+      { title: "Key", cell: (one) => one.key || "(empty)" },
+      { title: "Window", cell: (one) => time(one.start) },
+      { title: "Kind", cell: (one) => badge(one.kind) },
+      { title: "Before", cell: (one) => (one.before === undefined ? "–" : value(one.before)) },
+      { title: "After", cell: (one) => (one.after === undefined ? "–" : value(one.after)) },
+    ], found.examples, { label: "Examples", empty: "All entries are the same." }), reproduce);
+}

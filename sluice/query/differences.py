@@ -1,0 +1,102 @@
+"""How a store's entries differ between two snapshots, of the same generation or of two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from sluice.errors import Incomplete, TooSlow
+from sluice.query.reader import Reader
+from sluice.query.results import Pin
+from sluice.state.queries.entries import Entry
+
+DIFF_SECONDS = 30.0
+EXAMPLES = 20
+"""The number of examples of each kind of difference."""
+_PAGE = 5_000
+
+Kind = Literal["changed", "missing", "added"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key, with its window if there are windows, and its value in both snapshots; None where it is missing."""
+
+    kind: Kind
+    key: str
+    window_start: int
+    before: msgspec.Raw | None
+    after: msgspec.Raw | None
+
+
+@dataclass
+class Differences:
+    """The number of entries that are the same, and of those that differ, with examples of these."""
+
+    same: int = 0
+    changed: int = 0
+    missing: int = 0
+    added: int = 0
+    examples: list[Difference] = field(default_factory=list)
+
+
+async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMPLES) -> Differences:
+    """Compare all entries of a store at two snapshots. Values are equal if their published text is.
+
+    Raises TooSlow after `DIFF_SECONDS`, and Incomplete if a worker is unavailable.
+    """
+    found = Differences()
+    try:
+        async with asyncio.timeout(DIFF_SECONDS):
+            async for kind, old, new in _pairs(_entries(reader, before), _entries(reader, after)):
+                if kind is None:
+                    found.same += 1
+                    continue
+                number = getattr(found, kind) + 1
+                setattr(found, kind, number)
+                entry = old or new
+                if number <= examples and entry is not None:
+                    before_it, after_it = None if old is None else old.value, None if new is None else new.value
+                    found.examples.append(Difference(kind, entry.key, entry.window_start, before_it, after_it))
+    except TimeoutError:
+        raise TooSlow(f"Comparing the snapshots took longer than {DIFF_SECONDS:g} s.") from None
+    return found
+
+
+async def _pairs(
+    before: AsyncIterator[Entry], after: AsyncIterator[Entry]
+) -> AsyncIterator[tuple[Kind | None, Entry | None, Entry | None]]:
+    """Both snapshots' entries side by side, as both are sorted by key and window."""
+    old, new = await anext(before, None), await anext(after, None)
+    while old is not None or new is not None:
+        if new is None or (old is not None and _place(old) < _place(new)):
+            yield "missing", old, None
+            old = await anext(before, None)
+        elif old is None or _place(new) < _place(old):
+            yield "added", None, new
+            new = await anext(after, None)
+        else:
+            is_same = bytes(old.value) == bytes(new.value) and old.window_end == new.window_end
+            yield None if is_same else "changed", old, new
+            old, new = await anext(before, None), await anext(after, None)
+
+
+def _place(entry: Entry) -> tuple[str, int]:
+    return entry.key, entry.window_start
+
+
+async def _entries(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
+    after: tuple[str, int] | None = None
+    while True:
+        page = await reader.scan(pin, after=after, limit=_PAGE)
+        if reasons := [f"worker {worker.number}: {worker.reason}" for worker in page.workers if worker.reason]:
+            raise Incomplete(f"Not every worker can be read: {'; '.join(reasons)}")
+        for entry in page.entries:
+            yield entry
+        if page.after is None:
+            return
+        after = page.after

@@ -1,0 +1,150 @@
+"""Dead letters are re-driven once, after a fix, on a real broker."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import Message, Producer
+
+from sluice import dead_letters
+from sluice.dead_letters import Chosen, find, redrive
+from sluice.testing.kafka import EmbeddedKafka
+from sluice.topics import read_topic
+
+pytestmark = pytest.mark.integration
+
+LONG_AGO = "2026-01-02T03:04:05+00:00"
+
+
+class Shop:
+    """A pipeline's topics on a broker: `shop` is its source, with two partitions."""
+
+    def __init__(self, kafka: EmbeddedKafka, name: str) -> None:
+        self.name = name
+        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+        kafka.create_topics({name: 2, dead_letters.topic_of(name): 1})
+        self._producer = Producer(self.kafka)
+
+    def reject(self, value: bytes | None, reason: str = "contract", partition: Any = 1, **headers: Any) -> None:
+        """Write a dead letter as a run does."""
+        place = {"topic": self.name, "partition": partition, "offset": 0, "timestamp": LONG_AGO}
+        texts = {"reason": reason, "detail": "Expected `int`", **place, **headers}
+        sent: list[tuple[str, str | bytes | None]] = [("trace", b"\x01")]
+        sent += [(f"sluice.{name}", str(text).encode()) for name, text in texts.items() if text != ""]
+        self._producer.produce(dead_letters.topic_of(self.name), value, b"k\xff", headers=sent)
+        assert self._producer.flush(30) == 0
+
+    def send(self, value: bytes, partition: int) -> None:
+        self._producer.produce(self.name, value, b"own", partition)
+        assert self._producer.flush(30) == 0
+
+    def redrive(self, **chosen: Any) -> tuple[int, dict[str, int]]:
+        done = redrive(self.kafka, self.name, [self.name], Chosen(**chosen))
+        return done.redriven, dict(done.skipped)
+
+    @property
+    def records(self) -> list[Message]:
+        return list(read_topic(self.kafka, self.name))
+
+
+@pytest.fixture
+def shop(kafka: EmbeddedKafka, request: pytest.FixtureRequest) -> Shop:
+    return Shop(kafka, "shop" + str(abs(hash(request.node.name)) % 10**8))
+
+
+def test_a_record_is_written_as_it_was_with_the_history_of_its_failure(shop: Shop) -> None:
+    shop.reject(b"\xffraw")
+    assert shop.redrive() == (1, {})
+    (record,) = shop.records
+    assert (record.partition(), record.key(), record.value()) == (1, b"k\xff", b"\xffraw")
+    assert record.timestamp()[1] == datetime.fromisoformat(LONG_AGO).timestamp() * 1_000
+    headers = dict(record.headers() or [])
+    assert {*headers} == {"trace", "sluice.history.1", "sluice.redriven"}
+    failure = json.loads(headers["sluice.history.1"] or b"")
+    assert (failure["reason"], failure["detail"], failure["dead_letter"]) == ("contract", "Expected `int`", "0/0")
+
+
+def test_a_dead_letter_is_re_driven_once(shop: Shop) -> None:
+    shop.reject(b"1")
+    assert shop.redrive() == (1, {})
+    assert shop.redrive() == (0, {"re-driven already": 1})
+    assert len(shop.records) == 1
+    found = find(shop.kafka, shop.name, Chosen(), 10)
+    assert found.markers[0, 0].topic == shop.name
+
+
+def test_a_second_failure_is_a_new_dead_letter_with_its_history(shop: Shop) -> None:
+    shop.reject(b"1")
+    shop.redrive()
+    (record,) = shop.records
+    history = dict(record.headers() or [])
+    # As a run writes it: the record's own headers, then those of the failure.
+    own: dict[str, Any] = {
+        name.removeprefix("sluice."): value.decode() for name, value in history.items() if isinstance(value, bytes)
+    }
+    del own["trace"]
+    shop.reject(b"1", reason="digits", **own)
+    newest = find(shop.kafka, shop.name, Chosen(reason="digits"), 10).letters[0]
+    assert [failure["reason"] for failure in newest.history] == ["contract"]
+    assert shop.redrive() == (1, {"re-driven already": 1})
+    headers = dict(shop.records[-1].headers() or [])
+    assert headers["sluice.redriven"] == b"2"
+    assert json.loads(headers["sluice.history.2"] or b"")["reason"] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "values"),
+    [
+        ({"reason": "digits"}, {b"b"}),
+        ({"partition": 0}, {b"c"}),
+        ({"place": (0, 2)}, {b"c"}),
+        ({"since": datetime.now(UTC) + timedelta(hours=1)}, set()),
+        ({"since": datetime.now(UTC) - timedelta(hours=1)}, {b"a", b"b", b"c"}),
+    ],
+)
+def test_dead_letters_are_chosen_by_reason_partition_place_and_time(
+    shop: Shop, chosen: dict[str, Any], values: set[bytes]
+) -> None:
+    shop.reject(b"a")
+    shop.reject(b"b", reason="digits")
+    shop.reject(b"c", partition=0)
+    shop.redrive(**chosen)
+    assert {record.value() for record in shop.records} == values
+
+
+def test_records_of_failed_steps_are_re_driven_only_by_name_and_from_their_topic(shop: Shop) -> None:
+    shop.send(b'{"whole": 1}', 1)
+    shop.reject(b"what the step got", reason="processing", step="store totals", at="shop.py:3")
+    assert shop.redrive() == (0, {"processing: name the reason to re-drive these too": 1})
+    assert shop.redrive(reason="processing") == (1, {})
+    assert [(record.key(), record.value()) for record in shop.records] == [(b"own", b'{"whole": 1}')] * 2
+
+
+def test_what_is_no_record_of_a_source_is_left(shop: Shop) -> None:
+    shop.reject(b"1", topic="elsewhere")
+    shop.reject(b"2", reason="too_large", topic="", partition="", offset="", output="totals")
+    shop.reject(b"3", reason="processing", offset=9, step="store totals")
+    assert shop.redrive()[0] == 0
+    outcome: Counter[str] = Counter()
+    for reason in ("contract", "too_large"):
+        outcome.update(shop.redrive(reason=reason)[1])
+    assert outcome == {"the pipeline does not read its topic": 1, "not a record of a source topic": 1}
+    assert shop.records == []
+
+
+def test_without_dead_letters_there_is_nothing_to_do(kafka: EmbeddedKafka) -> None:
+    assert redrive({"bootstrap.servers": kafka.bootstrap}, "nobody", ["x"], Chosen()).redriven == 0
+    assert find({"bootstrap.servers": kafka.bootstrap}, "nobody", Chosen(), 10).letters == []
+
+
+def test_a_limit_leaves_the_rest_for_the_next_time(shop: Shop) -> None:
+    for number in range(3):
+        shop.reject(b"%d" % number)
+    done = redrive(shop.kafka, shop.name, [shop.name], Chosen(), limit=2)
+    assert (done.redriven, done.more) == (2, True)
+    assert shop.redrive() == (1, {"re-driven already": 2})
+    assert sorted(record.value() or b"" for record in shop.records) == [b"0", b"1", b"2"]
