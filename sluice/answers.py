@@ -192,6 +192,8 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
     stores: list[str]
     status: Literal["ok", "unavailable"]
     reason: str = ""
+    bytes: int | None = None
+    """The size of its shard, if this server opens it and it is a SQLite file."""
 
 
 class PipelineHealth(StrEnum):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sluice.commands import health, project, queries, samples, servers, topics
-from sluice.commands.console import errors_as_messages, out, show
+from sluice.commands.console import Form, errors_as_messages, out, print_rows, show
 from sluice.errors import SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
@@ -23,11 +23,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # pretty tracebacks show the values of variables
     help="Stream processing with Airflow, Spark and Kafka.",
 )
+generations = typer.Typer(
+    no_args_is_help=True, help="Build a pipeline's state again beside the current one, compare both, and switch or not."
+)
 kafka = typer.Typer(no_args_is_help=True, help="A Kafka broker on this machine.")
 app.add_typer(samples.app, name="produce")
 app.add_typer(kafka, name="kafka")
 app.add_typer(topics.app, name="topics")
 app.add_typer(queries.app, name="query")
+app.add_typer(generations, name="generations")
 app.add_typer(topics.dead_letters, name="dead-letters")
 app.command()(project.init)
 app.command()(samples.demo)
@@ -156,6 +160,53 @@ def rebuild(
 ) -> None:
     """Rebuild a pipeline's state from its topics; queries read the old state until the new one is complete."""
     _submit(pipeline, master, "--rebuild", *(["--from-topics"] if from_topics else []))
+
+
+@generations.command("list")
+def list_generations(pipeline: Name) -> None:
+    """List the generations of a pipeline's state; queries read the current one."""
+    from sluice import monitoring
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        rows = [
+            {
+                "generation": one.generation,
+                "state": "current" if one.current else "built beside it",
+                "snapshot": one.snapshot.id if one.snapshot else None,
+                "published": f"{one.snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC" if one.snapshot else None,
+                "topology": "" if one.current else "the same" if one.same_topology else "changed",
+            }
+            for one in monitoring.generations(ledger, pipeline)
+        ]
+        print_rows(rows, Form.TABLE)
+
+
+@generations.command()
+def replay(
+    pipeline: Name,
+    from_topics: Annotated[
+        bool, typer.Option("--from-topics", help="Accept that the topics no longer hold all records.")
+    ] = False,
+    master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
+) -> None:
+    """Build the state again from the topics, in a generation beside the current one, which stays.
+
+    Compare a store of both: sluice query diff STORE --before 1.42 --after 2.42.
+    """
+    _submit(pipeline, master, "--replay", *(["--from-topics"] if from_topics else []))
+
+
+@generations.command()
+def promote(pipeline: Name, master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]") -> None:
+    """Make the generation that a replay built the current one, after it has read what was published since."""
+    _submit(pipeline, master, "--promote")
+
+
+@generations.command()
+def drop(pipeline: Name, master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]") -> None:
+    """Remove the generation that a replay built."""
+    _submit(pipeline, master, "--drop")
 
 
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:

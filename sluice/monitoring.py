@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import quote
 
 from sluice import answers
@@ -13,6 +14,8 @@ from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, JobRef, Snapshot
 
+_MOST_OF_A_RUN = 1_000
+"""The newest batches among which those of a run are looked for."""
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
 """The reason of output records that the encoder rejected or that were too large; audits count both together."""
@@ -56,6 +59,20 @@ def generations(ledger: Ledger, pipeline: str, now: datetime | None = None) -> l
     return [
         _generation(ledger, info, current.get(info.job), now or datetime.now(UTC)) for info in ledger.jobs.all(pipeline)
     ]
+
+
+def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
+    """What a run published, for programs that wait for it: snapshots, and the sums of its batches' counts."""
+    counts: Counter[str] = Counter()
+    snapshots: list[str] = []
+    for job in ledger.jobs.current(pipeline):
+        for batch in batches(ledger, job, _MOST_OF_A_RUN):
+            if batch.run == run:
+                snapshots.append(batch.snapshot)
+                counts.update({"records": batch.records, "applied": batch.applied, "late": sum(batch.late.values())})
+                counts.update({"dead_letters": sum(batch.dead_letters.values())})
+    names = ("records", "applied", "late", "dead_letters")
+    return {"run": run, "snapshots": sorted(snapshots), **{name: counts[name] for name in names}}
 
 
 def log_path(run: str, airflow: str = "") -> str:

@@ -14,6 +14,7 @@
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new ones, in ms |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs that do not set their own: exactly_once or at_least_once |
 | SLUICE_RUN | | name of the driver's run, for audits and notes; Airflow's operator sets it |
+| SLUICE_POOL | default_pool | Airflow pool whose slots the pipelines' tasks take |
 | SLUICE_SERVER_TOKEN | none | token shared by state servers and their callers; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file that contains this token |
 | SLUICE_SERVER_CA | the system's | CA certificates for verifying state servers |
@@ -57,6 +58,7 @@ class Settings:
     linger_ms: int | None
     delivery: str
     run: str
+    pool: str = "default_pool"
     server_token: str = field(default="", repr=False)
     server_token_file: Path | None = None
     server_ca: Path | None = None
@@ -82,6 +84,7 @@ class Settings:
             linger_ms=_whole(environ, "SLUICE_LINGER_MS"),
             delivery=_one_of(environ, "SLUICE_DELIVERY", "exactly_once", "at_least_once"),
             run=environ.get("SLUICE_RUN", ""),
+            pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
             server_ca=_path(environ, "SLUICE_SERVER_CA"),

@@ -28,5 +28,12 @@ class StatePlugin(AirflowPlugin):
             "url_route": "sluice",
             "icon": f"{_ROOT}/sluice/static/icon.svg",
             "nav_top_level": True,
-        }
+        },
+        {
+            "name": "Sluice",
+            "href": f"{_ROOT}/sluice/#/pipelines/{{DAG_ID}}",  # Airflow inserts the DAG's id
+            "destination": "dag",
+            "url_route": "sluice_pipeline",
+            "icon": f"{_ROOT}/sluice/static/icon.svg",
+        },
     ]

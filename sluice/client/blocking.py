@@ -112,6 +112,7 @@ class Client:
     count = _blocking(Queries.count)
     top = _blocking(Queries.top)
     combine = _blocking(Queries.combine)
+    diff = _blocking(Queries.diff)
     changes = _iterating(Queries.changes)
 
 

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 from typing_extensions import Unpack
 
-from sluice.answers import BatchHistory, Change, Count, Entries, Entry, Generation, Groups, Overview, Run, Store
+from sluice.answers import BatchHistory, Change, Count, Diff, Entries, Entry, Generation, Groups, Overview, Run, Store
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SluiceError, StateError
 
 T = TypeVar("T")
@@ -131,6 +131,10 @@ class Queries:
         """The entries with the largest numbers in a field, or with the smallest."""
         query = _query(_path(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest)
         return await self._send(query)
+
+    async def diff(self, store: str, *, before: str, after: str | None = None, pipeline: str | None = None) -> Diff:
+        """How many entries are the same in two snapshots, changed, missing and added, with examples."""
+        return await self._send(_query(_path(store, "diff"), Diff, before=before, after=after, pipeline=pipeline))
 
     async def combine(
         self,

@@ -13,7 +13,7 @@ from sluice.commands.console import Form, FormOption, err, errors_as_messages, p
 from sluice.settings import settings
 
 if TYPE_CHECKING:
-    from sluice.answers import Answer, Entry
+    from sluice.answers import Answer, Difference, Entry
     from sluice.client import Client
 
 app = typer.Typer(
@@ -177,6 +177,31 @@ def combine(
         answer = client.combine(store, field, group_by=group_by, order=order, limit=limit, **part)
         print_rows([msgspec.structs.asdict(group) for group in answer.groups], form)
         _warn(answer)
+
+
+@app.command()
+def diff(
+    store: Store,
+    before: Annotated[str, typer.Option(help="A snapshot 1.40, run:NAME, or a time.")],
+    after: Annotated[str | None, typer.Option(help="The same; default: the newest snapshot.")] = None,
+    pipeline: Pipeline = None,
+    form: FormOption = Form.TABLE,
+) -> None:
+    """Compare two snapshots of a store: how many entries are the same, changed, missing and added, with examples."""
+    with errors_as_messages(), _client() as client:
+        answer = client.diff(store, before=before, after=after, pipeline=pipeline)
+        if form is Form.JSON:
+            print_json(answer)
+            return
+        counts = f"{answer.same:,} same, {answer.changed:,} changed, {answer.missing:,} missing, {answer.added:,} added"
+        err.print(f"{answer.before.id} and {answer.after.id}: {counts}", highlight=False)
+        print_rows([_part_of(one) for one in answer.examples], form)
+
+
+def _part_of(difference: Difference) -> dict[str, Any]:
+    start = {"start": _time(difference.start)} if difference.start else {}
+    values = {"before": difference.before, "after": difference.after}
+    return {"key": difference.key, **start, "kind": difference.kind, **values}
 
 
 @app.command()

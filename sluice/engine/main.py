@@ -13,14 +13,17 @@ from sluice.errors import SluiceError
 from sluice.settings import Settings, settings
 
 REBUILD, FROM_TOPICS = "--rebuild", "--from-topics"
+REPLAY, PROMOTE, DROP = "--replay", "--promote", "--drop"
+_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP)
 
 
 def main(arguments: list[str]) -> int:
     """Run or rebuild a pipeline. Prints errors to standard error and returns the exit status."""
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [argument for argument in arguments if not argument.startswith("-")]
-    if len(names) != 1 or not {*options} <= {REBUILD, FROM_TOPICS}:
-        print(f"usage: main.py [{REBUILD} [{FROM_TOPICS}]] PIPELINE", file=sys.stderr)
+    actions = [option for option in options if option in _ACTIONS]
+    if len(names) != 1 or len(actions) > 1 or not {*options} <= {*_ACTIONS, FROM_TOPICS}:
+        print(f"usage: main.py [{' | '.join(_ACTIONS)}] [{FROM_TOPICS}] PIPELINE", file=sys.stderr)
         return 2
     try:
         with ThreadPoolExecutor(1) as background:
@@ -28,8 +31,8 @@ def main(arguments: list[str]) -> int:
             spark = background.submit(session, settings(), f"sluice {names[0]}")
             warm = background.submit(lambda: start_workers(spark.result()))
             try:
-                if REBUILD in options:
-                    rebuild(settings(), spark, names[0], from_topics=FROM_TOPICS in options)
+                if actions:
+                    rebuild(settings(), spark, names[0], actions[0], from_topics=FROM_TOPICS in options)
                 else:
                     run(settings(), spark, names[0])
             finally:
@@ -61,15 +64,21 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
     log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
 
 
-def rebuild(configuration: Settings, spark: Future[SparkSession], name: str, *, from_topics: bool = False) -> None:
-    """Rebuild a pipeline's state from its topics."""
+def rebuild(
+    configuration: Settings, spark: Future[SparkSession], name: str, action: str = REBUILD, *, from_topics: bool = False
+) -> None:
+    """Rebuild a pipeline's state from its topics, or build, promote or drop a generation beside the current one."""
     from sluice.brokers import require_brokers
-    from sluice.engine.job.rebuild import Rebuild
+    from sluice.engine.job.rebuild import Rebuild, drop_built
     from sluice.plan import load_plan
 
-    planned = load_plan(configuration.pipelines, name)
+    job = load_plan(configuration.pipelines, name).job
+    if action == DROP:
+        drop_built(job, configuration)
+        return
     require_brokers(configuration.kafka)
-    Rebuild(spark.result(), planned.job, configuration, from_topics).run()
+    rebuilding = Rebuild(spark.result(), job, configuration, from_topics)
+    {REBUILD: rebuilding.run, REPLAY: rebuilding.replay, PROMOTE: rebuilding.promote}[action]()
 
 
 if __name__ == "__main__":

@@ -7,25 +7,29 @@ import re
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from airflow.configuration import conf
-from airflow.sdk import DAG, Asset, AssetWatcher, get_parsing_context
+from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from sluice.errors import SluiceError, TopologyError
-from sluice.orchestration.operator import SluiceJobOperator
+from sluice.orchestration.operator import ACTIONS, SluiceJobOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
-from sluice.plan import plan
+from sluice.plan import Job, plan
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, drawing, load_pipeline, load_pipelines
-from sluice.topology.pipeline import RESERVED
+from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
 
 OWNER = "sluice"
 RETRIES = 2
 RETRY_DELAY = timedelta(seconds=10)
 _NOTE_SECONDS = 3.0
+_ACTION = (
+    "run: read all unread records. replay: build the state again beside the current one. promote: make it the current "
+    "one. drop: remove it."
+)
 LONGEST_RUN = timedelta(hours=2)
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
 """`client` in the DAG processor. Elsewhere, for example in `airflow dags reserialize`, an import error is fatal."""
@@ -94,22 +98,38 @@ def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
 
 def pipeline_dag(pipeline: Pipeline) -> DAG:
     """The DAG of a pipeline. It has the pipeline's name and a task that runs the job, and runs once at a time."""
-    topics = sorted(set(plan(pipeline).job.topics))
-    trigger = KafkaEndOffsetTrigger(pipeline.name, topics)
-    asset = Asset(f"{pipeline.name}.records", watchers=[AssetWatcher(f"{pipeline.name}.records", trigger)])
+    job = plan(pipeline).job
     dag = DAG(
         pipeline.name,
-        schedule=[asset],
+        schedule=_schedule(pipeline, sorted(set(job.topics))),
         catchup=False,
         max_active_runs=1,
         description=pipeline.doc.partition("\n")[0],
         doc_md=documentation(pipeline),
         tags={"sluice", "pipeline"},
+        params={"action": Param("run", enum=list(ACTIONS), description=_ACTION)},
         default_args=defaults(),
         owner_links=owner_links(),
     )
-    SluiceJobOperator(dag=dag, task_id="main", pipeline=pipeline.name)
+    SluiceJobOperator(
+        dag=dag, task_id="main", pipeline=pipeline.name, pool=settings().pool, outlets=assets(pipeline.name, job)
+    )
     return dag
+
+
+def assets(pipeline: str, job: Job) -> list[Asset]:
+    """The assets that a run updates: `PIPELINE.store.NAME` and `PIPELINE.topic.NAME`. A DAG can wait for them."""
+    names = [f"{pipeline}.store.{store}" for store in job.stores]
+    names += [f"{pipeline}.topic.{topic}" for topic in dict.fromkeys(job.outputs)]
+    return [Asset(name) for name in names if name.isascii()]  # Airflow takes no other names
+
+
+def _schedule(pipeline: Pipeline, topics: list[str]) -> Any:
+    if pipeline.schedule == ON_RECORDS:
+        trigger = KafkaEndOffsetTrigger(pipeline.name, topics, min_interval_seconds=pipeline.min_interval_ms / 1_000)
+        name = f"{pipeline.name}.records"
+        return [Asset(name, watchers=[AssetWatcher(name, trigger)])]
+    return f"@{CONTINUOUS}" if pipeline.schedule == CONTINUOUS else pipeline.schedule
 
 
 def broken_dag(name: str, broken: Broken) -> DAG:

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.observability import stats
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
-from sluice.brokers import require_brokers
+from sluice.brokers import quiet, require_brokers
 from sluice.connections import KAFKA, SPARK, kafka_config, spark_master
 from sluice.errors import BrokersUnreachable, PreflightError, SettingsError
+from sluice.metrics import gauges
+from sluice.monitoring import run_figures
+from sluice.offsets import Lag, read_lag
 from sluice.settings import settings
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now
 from sluice.submission import APPLICATION, is_noise, submission
 
@@ -23,10 +30,14 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+ACTIONS = {"run": (), "replay": ("--replay",), "promote": ("--promote",), "drop": ("--drop",)}
+"""What a run does → the program's options."""
+
+
 class SluiceJobOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
-    The parameters of a run are not used.
+    Of a run's parameters only `action` is used, one of `ACTIONS`.
     """
 
     template_fields: Sequence[str] = ()
@@ -52,11 +63,13 @@ class SluiceJobOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> None:
         """Submit the pipeline and wait until it has read everything. A wrong configuration fails without retries."""
         started_at = now()
+        arguments = [*_options(context), self.pipeline]
         try:
             master = spark_master(self._conn_id)
             kafka = kafka_config(self.kafka_conn_id)
-            with submission(settings(), kafka, master, [self.pipeline]) as submitted:
+            with submission(settings(), kafka, master, arguments) as submitted:
                 require_brokers(kafka)
+                self.application_args = arguments
                 self.jars = submitted.jars
                 self.driver_class_path = submitted.driver_class_path
                 java_options = submitted.driver_java_options
@@ -64,6 +77,7 @@ class SluiceJobOperator(SparkSubmitOperator):
                 # The parameter env_vars is not used, because the hook turns it into arguments for some masters.
                 with added_to_environment(submitted.environment | {"SLUICE_RUN": _run(context)}):
                     super().execute(context)
+            self._report(context, kafka)
         except (SettingsError, PreflightError) as error:
             self._note_failure(context, started_at, error.detail)
             raise AirflowFailException(str(error)) from None
@@ -84,8 +98,41 @@ class SluiceJobOperator(SparkSubmitOperator):
         hook._process_spark_submit_log = log_without_noise  # type: ignore[assignment]
         return hook
 
+    def _report(self, context: Context, kafka: Mapping[str, str]) -> None:
+        """Send the pipeline's figures to Airflow's metrics, and add those of the run to the events of its assets.
+
+        A run that has succeeded does not fail because of its figures.
+        """
+        try:
+            with Ledger.open(settings().ledger) as ledger:
+                for gauge in gauges(ledger, self.pipeline, _lag(ledger, self.pipeline, kafka)):
+                    tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
+                    stats.gauge(f"sluice.{gauge.name}", gauge.value, tags=tags)
+                figures = run_figures(ledger, self.pipeline, _run(context))
+            events = context.get("outlet_events") or {}
+            for asset in self.outlets if events else ():
+                events[asset].extra.update(figures)
+        except Exception as error:
+            self.log.warning("The run's figures were not reported: %s", error)
+
     def _note_failure(self, context: Context, started_at: datetime, detail: str) -> None:
         note_killed(settings(), self.pipeline, _run(context), started_at, detail)
+
+
+def _options(context: Context) -> tuple[str, ...]:
+    """The program's options for the run's action. Fails without retries if there is no such action."""
+    action = (context.get("params") or {}).get("action", "run")
+    if not isinstance(action, str) or action not in ACTIONS:
+        raise AirflowFailException(f"The run's action is not one of {', '.join(ACTIONS)}.")
+    return ACTIONS[action]
+
+
+def _lag(ledger: Ledger, pipeline: str, kafka: Mapping[str, str]) -> Lag | None:
+    positions = ledger.positions(pipeline)
+    try:
+        return read_lag(AdminClient(quiet(kafka) | {"error_cb": lambda _: None}), positions, positions)
+    except (KafkaException, TimeoutError):
+        return None
 
 
 def _run(context: Context) -> str:

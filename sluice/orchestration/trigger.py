@@ -41,18 +41,20 @@ class Burst:
     settle_s: float
     max_wait_s: float
     patience_s: float
+    min_interval_s: float = 0.0
     _seen: Offsets | None = None
     _first_at: float = 0.0
     _same_since: float = 0.0
     _fired: Offsets | None = None
     _fired_at: float = 0.0
+    _ever: bool = False
 
     def due(self, lag: Lag, now: float, *, driven: bool = False) -> bool:
         """Whether an event is due at `now`, in seconds of a monotonic clock. No event is due while a driver runs."""
         if lag.records == 0 or driven:
             self._seen = self._fired = None
             return False
-        if self._is_running(lag, now):
+        if self._is_running(lag, now) or (self._ever and now - self._fired_at < self.min_interval_s):
             return False
         if self._seen is None:
             self._first_at = now
@@ -61,6 +63,7 @@ class Burst:
         if now - self._same_since < self.settle_s and now - self._first_at < self.max_wait_s:
             return False
         self._seen, self._fired, self._fired_at = None, lag.ends, now
+        self._ever = True
         return True
 
     def _is_running(self, lag: Lag, now: float) -> bool:
@@ -111,6 +114,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         settle_seconds: float = 2.0,
         max_wait_seconds: float = 15.0,
         patience_seconds: float = 600.0,
+        min_interval_seconds: float = 0.0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pipeline = pipeline
@@ -120,6 +124,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.settle_seconds = settle_seconds
         self.max_wait_seconds = max_wait_seconds
         self.patience_seconds = patience_seconds
+        self.min_interval_seconds = min_interval_seconds
         self._admin: AdminClient | None = None
         self._ledger: Ledger | None = None
         self._address = ""
@@ -128,12 +133,12 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and the arguments from which Airflow recreates this trigger."""
         names = ("pipeline", "topics", "kafka_config_id", "poll_seconds", "settle_seconds", "max_wait_seconds")
-        arguments = {name: getattr(self, name) for name in (*names, "patience_seconds")}
+        arguments = {name: getattr(self, name) for name in (*names, "patience_seconds", "min_interval_seconds")}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield an event for each burst of records, forever."""
-        burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds)
+        burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds, self.min_interval_seconds)
         driving = Driving(_SILENCE_S)
         pause = self.poll_seconds
         while True:

@@ -20,6 +20,8 @@ from sluice.values.records import METADATA, WALL_CLOCK, OnError, OnNull, OnTime
 
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
+ON_RECORDS, CONTINUOUS = "on_records", "continuous"
+_CRON = re.compile(r"@(hourly|daily|weekly|monthly|yearly)|[-*/,0-9A-Za-z]+( [-*/,0-9A-Za-z]+){4}")
 RESERVED = frozenset({"produce_sample_orders", "sluice_retention"})
 """Names of Sluice's own DAGs."""
 
@@ -39,6 +41,10 @@ class Pipeline(Graph):
     can override it. `dead_letter` writes the record to `{name}_dead_letters` with the reason, `skip` counts it, `fail`
     ends the run before anything from its batch is published. A run also fails if a step fails for more than
     `max_failures` records of a batch, given as a number of records or as a share of the records read.
+
+    `schedule` says when Airflow runs the pipeline: `"on_records"` when its topics have unread records, but not more
+    often than every `min_interval`; `"continuous"` again as soon as a run has ended; a cron expression; or None, only
+    by hand.
     """
 
     def __init__(
@@ -52,6 +58,8 @@ class Pipeline(Graph):
         linger: Duration = 0,
         on_error: OnError = "dead_letter",
         max_failures: float = 0.5,
+        schedule: str | None = ON_RECORDS,
+        min_interval: Duration = 0,
     ) -> None:
         _check_name(name)
         super().__init__(name, on_error)
@@ -67,6 +75,11 @@ class Pipeline(Graph):
         arguments.at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
         arguments.at_least(where, "idle_timeout", self.idle_timeout_ms, 1)
         self.max_failures = _max_failures(where, max_failures)
+        self.schedule = _schedule(where, schedule)
+        self.min_interval_ms = milliseconds(min_interval)
+        arguments.at_least(where, "min_interval", self.min_interval_ms, 0)
+        if self.min_interval_ms and self.schedule != ON_RECORDS:
+            raise TopologyError(f'{where}: min_interval= needs schedule="{ON_RECORDS}".')
         self.doc = ""
         self.file: Path | None = None
         self.claim("topic", self.dead_letters)
@@ -199,6 +212,16 @@ def _check_name(name: str) -> None:
         raise TopologyError(
             f"{name!r} at {source_line()} is the name of one of Sluice's own DAGs.", next_step="Use another name."
         )
+
+
+def _schedule(where: str, schedule: str | None) -> str | None:
+    is_text = isinstance(schedule, str)
+    if schedule is None or (is_text and (schedule in (ON_RECORDS, CONTINUOUS) or _CRON.fullmatch(schedule))):
+        return schedule
+    raise TopologyError(
+        f"{where}: schedule={schedule!r} is not a schedule.",
+        next_step=f'Write "{ON_RECORDS}", "{CONTINUOUS}", a cron expression such as "0 * * * *", or None.',
+    )
 
 
 def _zone(where: str, zone: str) -> str:

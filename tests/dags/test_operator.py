@@ -85,6 +85,26 @@ def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkey
     assert said.after("--master") == "local[2]"
 
 
+@pytest.mark.parametrize(
+    ("action", "options"), [("run", []), ("replay", ["--replay"]), ("promote", ["--promote"]), ("drop", ["--drop"])]
+)
+def test_the_action_of_a_run_is_one_of_four(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, action: str, options: list[str]
+) -> None:
+    connect(monkeypatch)
+    program, *rest = submit(recorder, given={"action": action}).arguments[-2 - len(options) :]
+    assert (program, rest) == (str(APPLICATION), [*options, "orders"])
+
+
+@pytest.mark.attack("S8", "another action than the four")
+def test_any_other_action_fails_at_once(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    for action in ("--from-topics", "x; rm -rf /", "", ["run"]):
+        with pytest.raises(AirflowFailException, match="is not one of run, replay, promote, drop"):
+            submit(recorder, given={"action": action})
+    assert not recorder.exists()
+
+
 HOSTILE = {
     "topic": "payroll",
     "path": "../../etc/passwd",

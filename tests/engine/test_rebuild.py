@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from sluice import Pipeline, session
 from sluice.engine.job.compatibility import CompatibilityError
 from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.rebuild import Rebuild, drop_built
 from sluice.engine.job.replay import evenly
 from sluice.engine.job.run import JobRun
 from sluice.engine.read.identity import InputError
@@ -218,3 +218,33 @@ def test_a_pipeline_that_gains_an_ordered_operator_is_refused_until_it_is_rebuil
     assert JobRun(running.spark, plan(running.pipeline).job, running.settings, 2).run() == 1
     assert running.store("n") == {"a": 1, "b": 1}
     assert [key for key, _ in running.output("visits")] == ["b"]
+
+
+@pytest.mark.parametrize("end", ["promote", "drop"])
+def test_a_replay_is_seen_only_after_it_was_promoted_and_misses_nothing(start: Start, end: str) -> None:
+    running = start(shop, sales=3)
+    a_busy_day(running)
+    running.run(max_records=30)
+    rebuilding = Rebuild(running.spark, plan(running.pipeline).job, running.settings)
+    with pytest.raises(EngineError, match="has no generation beside the current one, 1"):
+        rebuilding.promote()
+    written = len(running.output("copies"))
+    assert rebuilding.replay() == 2
+    with running.ledger() as ledger:
+        assert ledger.jobs.generation(running.pipeline.name, "main") == 1
+        assert ledger.jobs.generations(running.pipeline.name, "main") == [1, 2]
+    # Meanwhile the current generation goes on.
+    running.send("sales", sale("late", at="08:31:00"))
+    assert running.run(generation=1) == 1
+    if end == "drop":
+        assert drop_built(rebuilding.job, running.settings) == 2
+        with running.ledger() as ledger:
+            assert ledger.jobs.generations(running.pipeline.name, "main") == [1]
+        assert not [*running.settings.home.rglob("g2/*.sqlite")]
+    else:
+        assert rebuilding.promote() == 2
+        assert running.store("n")["late"] == 1
+        running.send("sales", sale("next", at="08:32:00"))
+        assert running.run(generation=2) == 1
+        assert running.store("n")["next"] == 1
+    assert len(running.output("copies")) == written + (1 if end == "drop" else 2)

@@ -422,3 +422,20 @@ def test_a_source_may_be_timed_by_the_wall_clock() -> None:
 def test_which_of_a_tables_changes_are_written_is_checked() -> None:
     with pytest.raises(TopologyError, match=r"unknown emit='last'\. Choose 'every', 'latest'"):
         sales().to_table(store="newest").to("out", emit="last")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("schedule", ["on_records", "continuous", None, "@daily", "*/5 * * * *"])
+def test_schedules(schedule: str | None) -> None:
+    assert Pipeline("p", schedule=schedule).schedule == schedule
+
+
+@pytest.mark.parametrize("schedule", ["", "sometimes", "* * *", "@never", 5])
+def test_a_schedule_that_is_none_is_an_error(schedule: Any) -> None:
+    with pytest.raises(TopologyError, match=r"schedule=.* is not a schedule"):
+        Pipeline("p", schedule=schedule)
+
+
+def test_a_minimum_interval_is_for_new_records_only() -> None:
+    assert Pipeline("p", min_interval="5 minutes").min_interval_ms == 300_000
+    with pytest.raises(TopologyError, match='min_interval= needs schedule="on_records"'):
+        Pipeline("p", schedule="@hourly", min_interval="5 minutes")

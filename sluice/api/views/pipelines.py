@@ -19,7 +19,8 @@ from sluice.api.http.routes import Router
 from sluice.api.views.access import Access, access
 from sluice.errors import NotFound
 from sluice.state.ledger.failures import Failure
-from sluice.state.model import JobInfo, Snapshot
+from sluice.state.model import JobInfo, Snapshot, WorkerInfo
+from sluice.state.shard.sizes import size_of
 
 router = Router("pipelines", "/v1/pipelines", 404)
 
@@ -210,9 +211,16 @@ async def _workers(allowed: Access, job: JobInfo) -> list[answers.Worker]:
         statuses = tuple(WorkerStatus(info.number, "unavailable", "Nothing is published yet.") for info in job.workers)
     stores = [store.name for store in job.stores]
     return [
-        answers.Worker(job.job, info.number, info.host, info.port, stores, status.status, status.reason)
+        answers.Worker(
+            job.job, info.number, info.host, info.port, stores, status.status, status.reason, _size(allowed, info)
+        )
         for info, status in zip(job.workers, statuses, strict=True)
     ]
+
+
+def _size(allowed: Access, worker: WorkerInfo) -> int | None:
+    """The size of a worker's shard if this server opens it."""
+    return size_of(worker.location) if allowed.reader.workers.is_here(worker) else None
 
 
 async def _snapshots(allowed: Access, job: JobInfo, limit: int) -> list[Snapshot]:

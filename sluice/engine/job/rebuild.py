@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+import msgspec
 import structlog
 from pyspark.sql import SparkSession
 
@@ -19,7 +21,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import ensure_topics, message_limits
 from sluice.engine.job.backlog_run import divided
 from sluice.engine.job.compatibility import means_the_same
-from sluice.engine.job.driver_lease import current_lease, this_process
+from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
@@ -41,6 +43,9 @@ log = structlog.get_logger()
 class Rebuild:
     """Rebuilds a job's state. With `from_topics`, it may read fewer records than before, if some have been deleted.
 
+    `run` promotes the new generation at once. `replay` builds it beside the current one, where it stays until
+    `promote`, which first reads what was published since, or until it is dropped.
+
     With `only`, raises LeaseError if that generation is no longer current. `why` is the damage to repair, if any; it is
     stored in a note together with the duration of the rebuild.
     """
@@ -60,26 +65,57 @@ class Rebuild:
         """
         name, job = self.job.pipeline.name, self.job.name
         begun = time.monotonic()
-        with Ledger.open(self.settings.ledger) as ledger:
-            if ledger.jobs.generation(name, job) is None:
-                raise EngineError(f"{name} has no state to rebuild.", next_step=f"Run it: sluice run {name}.")
-            holder = this_process(self.settings.run or "rebuild")
-            with current_lease(ledger, name, job, holder, only=self.only) as lease:
-                old = lease.ref
-                drop_others(ledger, self.job, old.generation, self.settings)
-                new = JobRef(name, job, max(ledger.jobs.generations(name, job)) + 1)
-                history = self._history(ledger, old)
-                self._build(new, history.published)
-                self._compare(ledger, old, new, history)
-                self._build(new, history.unpublished)
-                seconds = round(time.monotonic() - begun, 1)
-                note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
-                ledger.jobs.promote(new, lease.row, self.settings.run, note)
+        with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
+            old = lease.ref
+            drop_others(ledger, self.job, old.generation, self.settings)
+            new = JobRef(name, job, max(ledger.jobs.generations(name, job)) + 1)
+            history = self._history(ledger, old)
+            self._build(new, history.published)
+            self._compare(ledger, old, new, history)
+            self._build(new, history.unpublished)
+            seconds = round(time.monotonic() - begun, 1)
+            note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
+            ledger.jobs.promote(new, lease.row, self.settings.run, note)
         log.info(
             "generation promoted", pipeline=name, job=job, generation=new.generation, before=old.generation,
             seconds=seconds,
         )  # fmt: skip
         return new.generation
+
+    def replay(self) -> int:
+        """Build a new generation and keep it beside the current one. Returns its number. Raises as `run` does.
+
+        It replaces one that an earlier replay built. Its state may differ from the current one's: that is for a person
+        to judge.
+        """
+        with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
+            old = lease.ref
+            drop_others(ledger, self.job, old.generation, self.settings)
+            new = msgspec.structs.replace(old, generation=old.generation + 1)
+            self._build(new, self._history(ledger, old).published)
+        log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
+        return new.generation
+
+    def promote(self) -> int:
+        """Make the generation that `replay` built the current one, after it has read what was published since.
+
+        Returns its number. Raises EngineError without such a generation, and as `run` does.
+        """
+        with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
+            old, new = lease.ref, built_beside(ledger, lease.ref)
+            history = self._history(ledger, old)
+            self._build(new, history.published)
+            self._build(new, history.unpublished)
+            note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
+            ledger.jobs.promote(new, lease.row, self.settings.run, note)
+        log.info("generation promoted", pipeline=old.pipeline, generation=new.generation, before=old.generation)
+        return new.generation
+
+    def _current(self, ledger: Ledger) -> AbstractContextManager[Lease]:
+        name, job = self.job.pipeline.name, self.job.name
+        if ledger.jobs.generation(name, job) is None:
+            raise EngineError(f"{name} has no state to rebuild.", next_step=f"Run it: sluice run {name}.")
+        return current_lease(ledger, name, job, this_process(self.settings.run or "rebuild"), only=self.only)
 
     def _divided(self, begin: Positions, target: Positions) -> list[Step]:
         return divided(self.job, self.settings.kafka, begin, target, self.settings.max_records)
@@ -192,6 +228,28 @@ def _lost(recorded: Iterable[SourcePartition], now: Mapping[str, Topic], read: P
             yield f"{source.topic}, partition {source.partition}, has lost offsets {source.first} to {first - 1}"
         if (reached := int(read.get(source.topic, {}).get(str(source.partition), 0))) > end:
             yield f"{source.topic}, partition {source.partition}, ends at {end} but was read up to {reached}"
+
+
+def built_beside(ledger: Ledger, current: JobRef) -> JobRef:
+    """The generation that a replay built beside the current one. Raises EngineError if there is none."""
+    later = [number for number in ledger.jobs.generations(current.pipeline, current.job) if number > current.generation]
+    if not later:
+        raise EngineError(
+            f"{current.pipeline} has no generation beside the current one, {current.generation}.",
+            next_step=f"Build one: sluice generations replay {current.pipeline}.",
+        )
+    return msgspec.structs.replace(current, generation=later[-1])
+
+
+def drop_built(job: Job, settings: Settings) -> int:
+    """Remove the generation that a replay built. Returns its number. Raises EngineError if there is none."""
+    name = job.pipeline.name
+    holder = this_process(settings.run or "drop")
+    with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, job.name, holder) as lease:
+        dropped = built_beside(ledger, lease.ref)
+        drop_others(ledger, job, lease.ref.generation, settings)
+    log.info("generation dropped", pipeline=name, generation=dropped.generation)
+    return dropped.generation
 
 
 def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None:

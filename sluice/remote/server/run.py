@@ -15,6 +15,7 @@ from sluice.api.views.access import ApiState
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.query import Reader
 from sluice.remote.server.app import LocalApp, TokenRequired, not_found
+from sluice.remote.server.metrics import MetricsApp
 from sluice.remote.server.protocol import PatientProtocol
 from sluice.remote.server.shards import OwnShards
 from sluice.settings import Settings
@@ -69,7 +70,7 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
 
 
 def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
-    """The server's ASGI app: `/local`, and with `options.rest` the REST API. Every request needs the token."""
+    """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API, all for the token's holders."""
     if not known.server_token:
         raise SettingsError(
             "A state server needs a token, which its clients must send.",
@@ -77,7 +78,7 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
             "secrets; print(secrets.token_urlsafe())'",
         )
     shards = OwnShards(ledger, known.shards, options.name, options.port)
-    mounted: dict[str, ASGIApp] = {"/local": LocalApp(shards).app}
+    mounted: dict[str, ASGIApp] = {"/local": LocalApp(shards).app, "/metrics": MetricsApp(ledger, known.kafka)}
     if options.rest:
         state = ApiState(ledger, Reader(ledger, shards.here))
         mounted |= {

@@ -1,0 +1,86 @@
+"""Figures about pipelines for monitoring systems: those of Airflow's own metrics, and Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sluice import monitoring
+from sluice.offsets import Lag
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo
+from sluice.state.shard.sizes import size_of
+
+Labels = tuple[tuple[str, str], ...]
+
+HELP = {
+    "lag_records": "Records of a partition that the pipeline has not read.",
+    "snapshot_age_seconds": "Age of the newest snapshot.",
+    "batch_records": "Records that the newest batch read.",
+    "batch_late": "Records of the newest batch that were too late for a store, once for each window.",
+    "batch_rejected": "Records of the newest batch that were rejected, by reason.",
+    "batch_seconds": "Duration of the newest batch, from its clock to its snapshot.",
+    "batch_phase_seconds": "Duration of a phase of the newest batch.",
+    "state_rows_written": "State rows that the newest batch wrote.",
+    "state_bytes": "Size of a worker's shard on this machine.",
+    "dead_letters_24h": "Dead letters of the last 24 hours, by reason.",
+    "failed": "1 if the last run failed or the pipeline's file cannot be loaded, else 0.",
+}
+"""Name of each gauge, without the prefix `sluice_`, and its meaning."""
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A figure at one moment."""
+
+    name: str
+    value: float
+    labels: Labels = ()
+
+
+def gauges(ledger: Ledger, pipeline: str, lag: Lag | None = None, now: datetime | None = None) -> Iterator[Gauge]:
+    """The figures of a pipeline; without `lag`, all but the lag."""
+    now = now or datetime.now(UTC)
+    for topic, ends in sorted(lag.ends.items()) if lag else ():
+        for partition in sorted(ends):
+            place = (("topic", topic), ("partition", str(partition)))
+            yield Gauge("lag_records", lag.unread(topic, partition) if lag else 0, place)
+    for job in ledger.jobs.current(pipeline):
+        yield from _newest_batch(ledger, job, now)
+        for worker in job.workers:
+            if (size := size_of(worker.location)) is not None:
+                yield Gauge("state_bytes", size, (("worker", str(worker.number)),))
+    for reason, count in monitoring.dead_letters(ledger, pipeline, now - monitoring.DAY).items():
+        yield Gauge("dead_letters_24h", count, (("reason", reason),))
+    yield Gauge("failed", any(failure.pipeline == pipeline for failure in ledger.failures.all()))
+
+
+def _newest_batch(ledger: Ledger, job: JobInfo, now: datetime) -> Iterator[Gauge]:
+    for batch in monitoring.batches(ledger, job, 1):
+        yield Gauge("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
+        yield Gauge("batch_records", batch.records)
+        yield from (Gauge("batch_late", count, (("store", store),)) for store, count in batch.late.items())
+        for reason, count in (batch.dead_letters | batch.dropped).items():
+            yield Gauge("batch_rejected", count, (("reason", reason),))
+        if batch.seconds is not None:
+            yield Gauge("batch_seconds", batch.seconds)
+        yield from (Gauge("batch_phase_seconds", took, (("phase", name),)) for name, took in batch.phases.items())
+        yield Gauge("state_rows_written", batch.rows)
+
+
+def prometheus(found: Mapping[str, Iterable[Gauge]]) -> str:
+    """The figures of pipelines, by name, in Prometheus' text format."""
+    lines: dict[str, list[str]] = {}
+    for pipeline, of_pipeline in found.items():
+        for gauge in of_pipeline:
+            labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in (("pipeline", pipeline), *gauge.labels))
+            lines.setdefault(gauge.name, []).append(f"sluice_{gauge.name}{{{labels}}} {float(gauge.value):g}")
+    text = []
+    for name, samples in sorted(lines.items()):
+        text += [f"# HELP sluice_{name} {HELP[name]}", f"# TYPE sluice_{name} gauge", *samples]
+    return "\n".join([*text, ""])
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,45 @@
+"""`/metrics` of a state server: the figures of all pipelines in Prometheus' text format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sluice.api.http.problems import problem_of
+from sluice.api.services import Services
+from sluice.errors import BrokersUnreachable, SluiceError
+from sluice.metrics import gauges, prometheus
+from sluice.offsets import Lag
+from sluice.state.ledger.ledger import Ledger
+
+
+class MetricsApp:
+    """Answers every request with the current figures; without the lag if Kafka does not answer."""
+
+    def __init__(self, ledger: Ledger, kafka: Mapping[str, str]) -> None:
+        self._ledger = ledger
+        self._services = Services(kafka=lambda: dict(kafka))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            lags = await self._lags()
+            text = await asyncio.to_thread(self._text, lags)
+            response = Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        except SluiceError as error:
+            response = problem_of(error)
+        await response(scope, receive, send)
+
+    async def _lags(self) -> dict[str, Lag]:
+        names = await asyncio.to_thread(self._ledger.jobs.pipelines)
+        positions = {name: await asyncio.to_thread(self._ledger.positions, name) for name in names}
+        try:
+            return await self._services.lag(positions)
+        except BrokersUnreachable:
+            return {}
+
+    def _text(self, lags: Mapping[str, Lag]) -> str:
+        ledger = self._ledger
+        return prometheus({name: [*gauges(ledger, name, lags.get(name))] for name in ledger.jobs.pipelines()})
