@@ -70,7 +70,7 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
 
 
 def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
-    """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API, all for the token's holders."""
+    """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API, all behind the token."""
     if not known.server_token:
         raise SettingsError(
             "A state server needs a token, which its clients must send.",
