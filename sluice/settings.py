@@ -14,7 +14,7 @@
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new ones, in ms |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs that do not set their own: exactly_once or at_least_once |
 | SLUICE_RUN | | name of the driver's run, for audits and notes; Airflow's operator sets it |
-| SLUICE_POOL | default_pool | Airflow pool whose slots the pipelines' tasks take |
+| SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token shared by state servers and their callers; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file that contains this token |
 | SLUICE_SERVER_CA | the system's | CA certificates for verifying state servers |

@@ -109,7 +109,7 @@ class SluiceJobOperator(SparkSubmitOperator):
                     tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
                     stats.gauge(f"sluice.{gauge.name}", gauge.value, tags=tags)
                 figures = run_figures(ledger, self.pipeline, _run(context))
-            events = context.get("outlet_events") or {}
+            events: Any = context.get("outlet_events") or {}
             for asset in self.outlets if events else ():
                 events[asset].extra.update(figures)
         except Exception as error:

@@ -18,7 +18,6 @@ from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder
 from sluice.state.model import owner
-from sluice.testing.kafka import EmbeddedKafka
 from sluice.topology import drawing, load_pipeline
 from tests.airflow_browser import chromium
 from tests.api.states import KINDS, orders_states, totals, windows
@@ -113,9 +112,10 @@ class Busy:
 
 
 @pytest.fixture
-def api(states: States, kafka: EmbeddedKafka) -> Api:
-    """The API over these states, with a log-in that may change the orders, and a broker without their topic."""
-    api = Api(states.ledger, User(editable=("orders",)), kafka={"bootstrap.servers": kafka.bootstrap})
+def api(states: States, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """The API over these states, with a log-in that may change the orders, and without a broker."""
+    monkeypatch.setattr("sluice.offsets.ANSWER_SECONDS", 0.1)
+    api = Api(states.ledger, User(editable=("orders",)))
     began = datetime.now(UTC) - timedelta(seconds=40)
     succeeded = Run("manual__1", "success", began, began + timedelta(seconds=28), LOG, "run")
     api.runs.root = ""

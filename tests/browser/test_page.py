@@ -65,19 +65,29 @@ def page(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
-@pytest.fixture
-def letters(kafka: EmbeddedKafka) -> dict[str, str]:
-    """Two dead letters of the orders, one with markup in every text, on a real broker."""
+@pytest.fixture(scope="session")
+def broker(kafka: EmbeddedKafka) -> dict[str, str]:
+    """A broker with two dead letters of the orders, one with markup in every text."""
     settings = {"bootstrap.servers": kafka.bootstrap}
     topic = dead_letters.topic_of("orders")
     create_topics(settings, [Topic("orders"), Topic(topic)])
     producer = Producer(settings)
     for value, reason in ((b"not json", "malformed"), (HOSTILE.encode(), HOSTILE)):
         texts = {"reason": reason, "detail": HOSTILE, "topic": "orders", "partition": "0", "offset": "0"}
-        headers = [(f"sluice.{name}", text.encode()) for name, text in texts.items()]
+        headers: list[tuple[str, str | bytes | None]] = [
+            (f"sluice.{name}", text.encode()) for name, text in texts.items()
+        ]
         producer.produce(topic, value, HOSTILE.encode(), headers=[*headers, (HOSTILE, b"x")])
     assert producer.flush(30) == 0
     return settings
+
+
+@pytest.fixture
+def letters(broker: dict[str, str], api: Api, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The API over this broker."""
+    monkeypatch.undo()  # a broker that answers has the usual time
+    api.kafka = broker
+    return broker
 
 
 def is_harmless(page: Page) -> bool:

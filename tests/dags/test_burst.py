@@ -38,7 +38,7 @@ def test_events(story: list[tuple[float, Lag]], expected: list[float]) -> None:
 
 
 def test_a_minimum_interval_lies_between_events_however_much_comes() -> None:
-    story = [(now, lag(now + 1, now - 2 if now > 2 else 0)) for now in range(0, 60, 3)]
+    story = [(float(now), lag(now + 1, now - 2 if now > 2 else 0)) for now in range(0, 60, 3)]
     burst = Burst(settle_s=0, max_wait_s=0, patience_s=0, min_interval_s=20)
     assert fired(burst, story) == [0, 21, 42]
 

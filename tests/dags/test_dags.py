@@ -250,7 +250,8 @@ def test_a_pipeline_says_when_it_runs(tmp_path: Path, written: str, schedule: st
         f'from sluice import Pipeline\npipeline = Pipeline("p", schedule={written})\n'
         'pipeline.stream("t", value=str).to("u", value=str)\n'
     )
-    assert pipeline_dags(tmp_path)["p"].schedule == schedule
+    found: Any = pipeline_dags(tmp_path)["p"].schedule
+    assert found == schedule
 
 
 def test_a_run_updates_an_asset_for_each_store_and_topic(bag: DagBag) -> None:
