@@ -65,7 +65,7 @@ def test_a_hidden_pipeline_looks_like_a_missing_one(api: Api) -> None:
 
 
 def test_a_state_server_starts_no_runs() -> None:
-    with pytest.raises(Refused, match="A state server starts no runs"):
+    with pytest.raises(Refused, match="A state server cannot start runs"):
         NO_SERVICES.runs.start("orders", {}, "ada")
 
 
