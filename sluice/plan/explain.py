@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sluice.plan.jobs import FusedJob, Job, OrderedJob, Plan
+from sluice.plan.one_pass import why_spark
 
 
 def explain(plan: Plan) -> str:
-    """Describe what the job reads, stores and writes, and why its operators are ordered."""
+    """Describe what the job reads, stores and writes, where its steps run, and why its operators are ordered."""
     job = plan.job
     lines = [
         f"pipeline {plan.pipeline.name}: {plan.pipeline.workers} workers, one streaming query with {_summary(job)}"
     ]
     lines += [f"  reads   {source.topic} as {source.contract_name}" for source in job.streams]
     lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
+    if isinstance(job, FusedJob):
+        why = why_spark(job)
+        lines.append(f"  steps   {f'by Spark SQL: {why}' if why else 'on Arrow, in the tasks that read'}")
     lines += _stores(job) if isinstance(job, FusedJob) else _operators(job)
     lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
     return "\n".join(lines)

@@ -1,11 +1,17 @@
-"""Spark SQL types as Arrow types, without a Spark session."""
+"""Tasks over Arrow batches, and Spark SQL types as Arrow types, without a Spark session."""
 
 from __future__ import annotations
 
 import re
-from functools import cache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, reduce
+from typing import TypeAlias
 
 import pyarrow as pa
+
+Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What a Spark task does in Python: takes record batches and yields record batches."""
 
 _SIMPLE = {
     "BIGINT": pa.int64(),
@@ -17,6 +23,16 @@ _SIMPLE = {
     "DATE": pa.date32(),
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
 }
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Several tasks as one, each of which takes what the previous one yields."""
+
+    tasks: tuple[Task, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return reduce(lambda made, task: task(made), self.tasks, batches)
 
 
 @cache

@@ -6,7 +6,7 @@ column). The other groups keep one row per record. Results are the same with and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -95,17 +95,6 @@ class Combiner:
             for name, kind in self.columns.items()
         }
         return pa.RecordBatch.from_pydict({name: batch.column(name) for name in STATE_COLUMNS} | columns)
-
-
-@dataclass(frozen=True)
-class Combined:
-    """The task after the stateless steps: assign windows, then combine."""
-
-    windowing: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-    combine: Combiner
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.combine(self.windowing(batches))
 
 
 def _part(parts: dict[str, Part], group: AggregationGroup, text: str, types: Mapping[str, pa.DataType]) -> bool:

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from sluice.engine.batch.arrow import Chain, arrow_type
 from sluice.engine.batch.rows import ROW_DDL, SORT_KEY, STATE_KEY
 from sluice.engine.batch.storage import Storage
 from sluice.engine.fused.aggregate import column_types, fuse
-from sluice.engine.fused.partial_aggregates import Combined, Combiner
+from sluice.engine.fused.partial_aggregates import Combiner
 from sluice.engine.fused.windowing import Windowing
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.stages import Stages, with_layers
@@ -22,6 +24,7 @@ from sluice.engine.publish.shard_writer import share_out
 from sluice.engine.read.global_tables import TableReader
 from sluice.engine.read.streams import StreamReader
 from sluice.engine.steps import pickling, python_steps
+from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.attempts import share_subexpressions
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import FusedJob, Job, OrderedJob
@@ -66,24 +69,24 @@ class Frames:
         python_steps.register(self.spark, self.job)
         share_subexpressions(self.spark, shared=not self.job.tries)
         try:
-            records = self._records()
+            reader, source = self._source()
+            schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
+            records = with_layers(source.mapInArrow(reader.__call__, schema), self.job.layers)
             match self.job:
                 case FusedJob():
-                    state_rows = self._fused(self.job, records)
+                    state_rows = self._fused(self.job, records, reader, source)
                 case OrderedJob():
                     state_rows = self._ordered(self.job, records)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
         return share_out(self.job, state_rows, self._tables())
 
-    def _records(self) -> DataFrame:
-        """The streams' decoded records with the columns of the stateless steps."""
+    def _source(self) -> tuple[StreamReader, DataFrame]:
+        """The streams' records as they are in Kafka, and the task that decodes them."""
         job, storage = self.job, self.storage
         interleaved = self.input.interleaved and isinstance(job, OrderedJob)
         reader = StreamReader.of(job, storage.side_outputs, storage.batches, interleaved=interleaved)
-        schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
-        frame = self.input.read([source.topic for source in job.streams], self.max_records)
-        return with_layers(frame.mapInArrow(reader.__call__, schema), job.layers)
+        return reader, self.input.read([source.topic for source in job.streams], self.max_records)
 
     def _columns(self) -> list[str]:
         """The columns that the task after the stateless steps reads in both kinds of job."""
@@ -98,8 +101,12 @@ class Frames:
             columns += ["_topic", "_timestamp", "_raw_key", "_raw_value", "_raw_headers"]
         return columns
 
-    def _fused(self, job: FusedJob, records: DataFrame) -> DataFrame:
-        """State rows of the fused operator. Tasks assign records to windows and combine them before the aggregation."""
+    def _fused(self, job: FusedJob, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
+        """State rows of the fused operator. Tasks assign records to windows and combine them before the aggregation.
+
+        If the stateless steps can run on Arrow, the task that decodes the records computes them too; Spark then only
+        checks them. If not, records go from the decoding task to Spark SQL and back.
+        """
         columns = self._columns()
         for group in job.groups:
             columns += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
@@ -114,8 +121,10 @@ class Frames:
         }
         windowing = Windowing.of(job, self.storage.side_outputs, self.storage.batches, self.partitions, types)
         combiner = Combiner.of(job, types)
-        windowed = records.mapInArrow(Combined(windowing, combiner).__call__, _windowed_schema(combiner))
-        return fuse(job, windowed, combiner)
+        steps = ArrowSteps.of(job, _arrow_schema(reader), to_arrow_schema(records.schema, timezone="UTC"))
+        tasks = (windowing, combiner) if steps is None else (reader, steps, windowing, combiner)
+        frame = records if steps is None else source
+        return fuse(job, frame.mapInArrow(Chain(tasks).__call__, _windowed_schema(combiner)), combiner)
 
     def _ordered(self, job: OrderedJob, records: DataFrame) -> DataFrame:
         """State rows and output rows of the ordered operators."""
@@ -150,6 +159,10 @@ class Frames:
             return state_rows.selectExpr("*", "0L AS time")
         rest = ("0L AS sequence", "position AS origin", "X'' AS path", "0L AS time")
         return state_rows.selectExpr(*STATE_KEY, "value", *rest)
+
+
+def _arrow_schema(reader: StreamReader) -> pa.Schema:
+    return pa.schema([(name, arrow_type(kind)) for name, kind in reader.columns.items()])
 
 
 def _windowed_schema(combiner: Combiner) -> StructType:
