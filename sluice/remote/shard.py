@@ -12,7 +12,8 @@ from typing_extensions import override
 from sluice.errors import StateError, Unreachable
 from sluice.remote.connection import NotAStateServer, client_options, response_content
 from sluice.state.model import StateRow
-from sluice.state.shard.drivers import Row
+from sluice.state.shard.checksums import checksum_of
+from sluice.state.shard.drivers import Row, RowId, StoredRow
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.protocol import Checksums, Journal, Shard, Version
 from sluice.state.shard.ranges import EVERYTHING, Range
@@ -20,6 +21,7 @@ from sluice.state.shard.ranges import EVERYTHING, Range
 _WRITE_SECONDS = 600.0
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
+_STORED = msgspec.msgpack.Decoder(list[StoredRow])
 _STATES = msgspec.msgpack.Decoder(dict[str, StoredState])
 _KEYS_AT_ONCE = 10_000
 
@@ -50,9 +52,18 @@ class RemoteShard(Shard):
         self._client.close()
 
     @override
-    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0) -> int:
+    def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
+        found: list[StoredRow] = []
+        for start in range(0, len(rows), _KEYS_AT_ONCE):
+            content = msgspec.msgpack.encode(list(rows[start : start + _KEYS_AT_ONCE]))
+            found += _STORED.decode(self._call("POST", f"/batches/{batch}/before?epoch={epoch}", content))
+        return found
+
+    @override
+    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         content = msgspec.msgpack.encode(list(rows))
-        written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}", content))
+        known = "" if replaced is None else f"&replaced={checksum_of(replaced)}"
+        written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}{known}", content))
         return written
 
     @override

@@ -17,7 +17,7 @@ from sluice.plan import FusedJob, plan
 from sluice.topology.expressions import mergeable
 
 AMOUNT = pa.decimal128(12, 2)
-TYPES = {"s0_amount": AMOUNT, "s0_number": pa.int64(), "s0_share": pa.float64()}
+TYPES = {"s0_amount": AMOUNT, "s0_number": pa.int64(), "s0_share": pa.float64(), "s0_shop": pa.string()}
 
 
 class Sale(Struct):

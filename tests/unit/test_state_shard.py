@@ -52,6 +52,34 @@ def test_each_batch_shows_its_own_state(shard: LocalShard) -> None:
     assert shard.get(1, "a", as_of=3) is None
 
 
+def test_a_writer_can_read_the_versions_before_its_batch(shard: LocalShard) -> None:
+    shard.write(0, [row("a", "[1]"), row("b", "[1]", window=0)])
+    shard.write(1, [row("a", "[2]"), row("c", None)])
+    shard.write(2, [row("a", "[3]")])
+    names = [(0, "a", NO_WINDOW), (0, "b", 0), (0, "b", 15_000), (0, "c", NO_WINDOW)]
+    assert shard.before(0, names, epoch=0) == []
+    assert [version[:5] for version in shard.before(1, names, epoch=0)] == [row("a", "[1]"), row("b", "[1]", window=0)]
+    assert [version[4] for version in shard.before(2, names, epoch=0)] == ["[2]", "[1]"]
+
+
+def test_what_a_writer_has_read_gives_the_same_checksum(shard: LocalShard) -> None:
+    shard.write(0, [row("a", "[1]"), row("b", "[1]")])
+    changed = [row("a", "[2]"), row("c", "[2]")]
+    shard.write(1, changed)
+    checksum = shard.checksum(1)
+    read = shard.before(1, [(0, "a", NO_WINDOW), (0, "c", NO_WINDOW)], epoch=0)
+    shard.write(1, changed, replaced=sum(digest for *_, digest in read))
+    assert shard.checksum(1) == checksum
+    shard.verify(1)
+
+
+def test_a_driver_without_the_lease_cannot_read_what_it_would_add_to(shard: LocalShard) -> None:
+    shard.write(0, [row("a", "[1]")], epoch=1)
+    shard.begin(2, 0)
+    with pytest.raises(LeaseError):
+        shard.before(1, [(0, "a", NO_WINDOW)], epoch=1)
+
+
 def test_a_batch_written_again_replaces_itself(shard: LocalShard) -> None:
     shard.write(0, [row("a", "[1]")])
     assert shard.write(1, [row("a", "[2]"), row("b", "[2]")]) == 2

@@ -17,6 +17,7 @@ from sluice.engine.batch.rows import ROW_DDL, SORT_KEY, STATE_KEY
 from sluice.engine.batch.storage import Storage
 from sluice.engine.fused.aggregate import column_types, fuse
 from sluice.engine.fused.partial_aggregates import Combiner
+from sluice.engine.fused.totals import COLUMNS, Totals
 from sluice.engine.fused.windowing import Windowing
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.stages import Stages, with_layers
@@ -59,6 +60,8 @@ class Frames:
     """Store → the type of its values; set by `state_rows`."""
     input_types: dict[int, str] = field(default_factory=dict)
     """Group or operator → the types of its inputs, which affect the meaning of its state; set by `state_rows`."""
+    totals: Totals | None = None
+    """How shards add up what a batch counts; None if Spark's state does so; set by `state_rows`."""
 
     def state_rows(self) -> DataFrame:
         """The changed state rows with their `worker`, in one partition per worker.
@@ -124,6 +127,10 @@ class Frames:
         steps = ArrowSteps.of(job, _arrow_schema(reader), to_arrow_schema(records.schema, timezone="UTC"))
         tasks = (windowing, combiner) if steps is None else (reader, steps, windowing, combiner)
         frame = records if steps is None else source
+        self.totals = Totals.of(job, combiner)
+        if self.totals is not None:
+            schema = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+            return frame.mapInArrow(Chain((*tasks, self.totals)).__call__, schema)
         return fuse(job, frame.mapInArrow(Chain(tasks).__call__, _windowed_schema(combiner)), combiner)
 
     def _ordered(self, job: OrderedJob, records: DataFrame) -> DataFrame:

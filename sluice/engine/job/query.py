@@ -89,8 +89,8 @@ class JobQuery:
         tables = GlobalTables.load(self.job, self.storage.locations[0], published)
         retention = Retention.of(self.storage, self.partitions)
         return Publisher(
-            self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention, limits or {},
-            at_least_once, self.partitions, silent,
+            self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention,
+            self.frames.totals, limits or {}, at_least_once, self.partitions, silent,
         )  # fmt: skip
 
     def start(self, sink: Sink) -> StreamingQuery:

@@ -19,6 +19,7 @@ from sluice.engine.batch.rejected import REJECTED_PART, Row, rejected_rows, sett
 from sluice.engine.batch.rows import in_order
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import CLOSED, ORDER, SEEN
+from sluice.engine.fused.totals import Totals
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, RejectedOutput, encoded, fitting, shortened
@@ -108,6 +109,8 @@ class Publisher:
     auditor: Auditor | None
     types: Mapping[str, str]
     retention: Retention
+    totals: Totals | None = None
+    """How shards add up what a batch counts; None if Spark's state has done so."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Topic → size limit of a record in bytes, where known."""
     at_least_once: AtLeastOnce | None = None
@@ -200,7 +203,7 @@ class Publisher:
         )
 
     def _write_shards(self, state_rows: DataFrame) -> pa.Table:
-        writer = ShardWriter.of(self.storage.job, self.storage.locations, self.lease.epoch)
+        writer = ShardWriter.of(self.storage.job, self.storage.locations, self.lease.epoch, self.totals)
         returned = ", ".join(f"{column.name} {_SQL[column.type]}" for column in writer.returned)
         return state_rows.select(*writer.columns).mapInArrow(writer.__call__, returned).toArrow()
 

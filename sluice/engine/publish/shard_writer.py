@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,8 +13,11 @@ from pyspark.sql import DataFrame
 from sluice.engine.batch.checkpoint import current_batch
 from sluice.engine.batch.rows import OWNER, REJECTED, SCHEMA, SORT_KEY, STATE_KEY
 from sluice.engine.batch.shards import worker_shard
+from sluice.engine.fused.totals import Totals
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.settings import settings
+from sluice.state.shard.drivers import Row, RowId
+from sluice.state.shard.protocol import Shard
 from sluice.state.shard.shard import rows_of
 
 WRITTEN = -1
@@ -47,11 +51,13 @@ class ShardWriter:
     """The columns by which changes of the same state row are sorted."""
     epoch: int
     """Epoch of the lease that covers the writes."""
+    totals: Totals | None = None
+    """How to add a batch's totals to those in the shard; None if the rows already have the totals of all batches."""
     token: str = field(default="", repr=False)
     """Token for state servers, passed along because executors on other hosts lack the driver's environment."""
 
     @classmethod
-    def of(cls, job: Job, locations: tuple[str, ...], epoch: int) -> ShardWriter:
+    def of(cls, job: Job, locations: tuple[str, ...], epoch: int, totals: Totals | None = None) -> ShardWriter:
         tables = frozenset(table.group for table in job.tables)
         order: tuple[str, ...]
         match job:
@@ -61,7 +67,7 @@ class ShardWriter:
             case OrderedJob():
                 wanted = tables
                 events, order = frozenset([REJECTED, *(sink.number for sink in job.ordered_sinks)]), SORT_KEY
-        return cls(locations, wanted, tables, events, order, epoch, settings().server_token)
+        return cls(locations, wanted, tables, events, order, epoch, totals, settings().server_token)
 
     @property
     def columns(self) -> list[str]:
@@ -86,15 +92,50 @@ class ShardWriter:
         is_event = pc.is_in(state_rows.column("group_id"), pa.array(self.events, pa.int32()))
         events, state_rows = state_rows.filter(is_event), state_rows.filter(pc.invert(is_event))
         latest = self._latest(state_rows)
-        with worker_shard(worker, self.locations[worker], self.token) as shard:
-            written = shard.write(current_batch(), rows_of(latest.select([*STATE_KEY, "value"])), self.epoch)
         wanted = self.wanted if worker == 0 else self.wanted - self.tables
-        changes = latest.filter(pc.is_in(latest.column("group_id"), pa.array(wanted, pa.int32())))
+        with worker_shard(worker, self.locations[worker], self.token) as shard:
+            batch, rows = current_batch(), rows_of(latest.select([*STATE_KEY, "value"]))
+            if self.totals is None:
+                written = shard.write(batch, rows, self.epoch)
+                changes = latest.filter(pc.is_in(latest.column("group_id"), pa.array(wanted, pa.int32())))
+            else:
+                added = self._added(self.totals, shard, batch, list(rows))
+                written = len(added)
+                changes = self._changes(self.totals, worker, [row for row in added if row[0] in wanted])
         for table in (changes, events):
             yield from table.select(self.returned.names).cast(self.returned).to_batches()
         yield pa.RecordBatch.from_pylist(
             [{"group_id": WRITTEN, "worker": worker, "window_start": written}], self.returned
         )
+
+    def _added(self, totals: Totals, shard: Shard, batch: int, rows: list[Row]) -> list[Row]:
+        """Add sorted rows to those in the shard, and write the results, which are returned."""
+        merged: dict[RowId, Row] = {}
+        for row in rows:
+            name = row[:3]
+            merged[name] = self._sum(totals, merged[name], row) if name in merged else row
+        before = shard.before(batch, list(merged), self.epoch)
+        for old in before:
+            merged[old[:3]] = self._sum(totals, old[:5], merged[old[:3]])
+        shard.write(batch, merged.values(), self.epoch, sum(old[5] for old in before))
+        return [*merged.values()]
+
+    def _sum(self, totals: Totals, first: Row, second: Row) -> Row:
+        """Two versions of a state row as one: added up, or the second if it is of a global table."""
+        value, more = first[4], second[4]
+        if second[0] in self.tables or value is None or more is None:
+            return second
+        return (*second[:4], totals.added(second[0], value, more))
+
+    def _changes(self, totals: Totals, worker: int, rows: list[Row]) -> pa.Table:
+        """Written rows for the driver, with the time of each row's output record."""
+        columns: dict[str, list[Any]] = {name: [row[i] for row in rows] for i, name in enumerate((*STATE_KEY, "value"))}
+        columns["time"] = [
+            totals.time(value) if value is not None and group_id in totals.timed else 0
+            for group_id, _, _, _, value in rows
+        ]
+        columns["worker"] = [worker] * len(rows)
+        return pa.Table.from_pydict({name: columns[name] for name in self.returned.names}, self.returned)
 
     def _latest(self, state_rows: pa.Table) -> pa.Table:
         """Keep only the last change of each row of a global table or an ordered job; others change once per batch."""

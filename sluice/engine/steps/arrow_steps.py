@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,7 +17,8 @@ import pyarrow.compute as pc
 import structlog
 from sqlglot import exp
 
-from sluice.plan import Job
+from sluice.engine.batch.arrow_json import json_object, json_values
+from sluice.plan import Column, Job
 from sluice.plan.jobs import columns_of
 from sluice.plan.one_pass import common_decimal, json_of, why_spark
 from sluice.plan.value_types import tree_of
@@ -36,9 +36,6 @@ _COMPARE: dict[type[exp.Expr], Callable[[Value, Value], Value]] = {
 _CALCULATE: dict[type[exp.Expr], Callable[[Value, Value], Value]] = {
     exp.Add: pc.add, exp.Sub: pc.subtract, exp.Mul: pc.multiply,
 }  # fmt: skip
-_ISO = "%Y-%m-%dT%H:%M:%SZ"
-_NOT_PLAIN = '["\\\\\x00-\x1f]'
-"""Characters that JSON escapes in a string."""
 _NULL = pa.scalar(None, pa.null())
 
 
@@ -55,7 +52,10 @@ class ArrowSteps:
         """The steps of a job; None if Spark must compute them. Schemas: of decoded records, and of the result."""
         if why_spark(job):
             return None
-        layers = (tuple((column.name, column.sql) for column in columns_of((layer,))) for layer in job.layers)
+        layers = (
+            tuple((column.name, column.sql) for column in columns_of((layer,)) if isinstance(column, Column))
+            for layer in job.layers
+        )
         steps = cls(tuple(layers), wanted)
         made = steps.columns(pa.RecordBatch.from_pylist([], read))
         schema = pa.schema([(name, made[name].type) for name in wanted.names])
@@ -84,7 +84,7 @@ def _is_same(made: pa.DataType, wanted: pa.DataType) -> bool:
     return str(made).replace(" not null", "") == str(wanted).replace(" not null", "")
 
 
-def evaluate(node: exp.Expr, columns: Columns, count: int) -> Value:
+def evaluate(node: exp.Expr, columns: Columns, count: int) -> Value:  # noqa: C901  (a case per kind of expression)
     """The values of an expression for `count` rows, given the columns that it reads."""
 
     def of(part: exp.Expr) -> Value:
@@ -141,11 +141,12 @@ def evaluate(node: exp.Expr, columns: Columns, count: int) -> Value:
             fields = {part.name: _array(of(part.expression), count) for part in node.expressions}
             return pa.StructArray.from_arrays(list(fields.values()), list(fields))
         case exp.JSONFormat():
-            return _json_object({part.name: _array(of(part.expression), count) for part in node.this.expressions})
+            return json_object({part.name: _array(of(part.expression), count) for part in node.this.expressions})
         case exp.Substring():
             value = json_of(node)
             assert value is not None
-            return _json(_array(of(value), count))
+            return json_values(_array(of(value), count))
+    assert isinstance(node, exp.Binary)
     if type(node) in _COMPARE:
         return _COMPARE[type(node)](*_alike(of(node.left), of(node.right)))
     return _calculated(node, of(node.left), of(node.right))
@@ -234,7 +235,7 @@ def _joined(texts: list[Value]) -> Value:
     return pc.binary_join_element_wise(*texts, "")
 
 
-def _calculated(node: exp.Expr, left: Value, right: Value) -> Value:
+def _calculated(node: exp.Binary, left: Value, right: Value) -> Value:
     """The result of decimal arithmetic. A literal integer has as many digits as it is written with."""
     sides = []
     for value, side in ((left, node.left), (right, node.right)):
@@ -254,60 +255,3 @@ def _as_decimal(value: Value, digits: int) -> Value:
 
 def _cast(value: Value, to: str) -> Value:
     return value.cast(pa.string()) if to == "STRING" else _as_decimal(value, 20)
-
-
-def _json(values: pa.Array) -> pa.Array:
-    """The values as JSON; null is `null`."""
-    kind = values.type
-    if pa.types.is_string(kind):
-        text = _quoted(values)
-    elif pa.types.is_timestamp(kind):
-        text = pc.binary_join_element_wise('"', pc.strftime(values, _ISO), '"', "")
-    elif pa.types.is_date(kind):
-        text = pc.binary_join_element_wise('"', values.cast(pa.string()), '"', "")
-    elif pa.types.is_struct(kind):
-        fields = {kind.field(place).name: pc.struct_field(values, [place]) for place in range(kind.num_fields)}
-        text = pc.if_else(values.is_valid(), _json_object(fields), pa.scalar(None, pa.string()))
-    elif pa.types.is_list(kind):
-        text = _json_list(values)
-    else:
-        text = values.cast(pa.string())
-    return pc.fill_null(text, "null")
-
-
-def _json_object(fields: Mapping[str, pa.Array]) -> pa.Array:
-    parts: list[Value] = []
-    for place, (name, values) in enumerate(fields.items()):
-        parts += [f"{',' if place else '{'}{json.dumps(name, ensure_ascii=False)}:", _json(values)]
-    return pc.binary_join_element_wise(*parts, "}", "")
-
-
-def _json_list(values: pa.Array) -> pa.Array:
-    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), _json(values.flatten()))
-    text = pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
-    return pc.if_else(values.is_valid(), text, pa.scalar(None, pa.string()))
-
-
-def _quoted(texts: pa.Array) -> pa.Array:
-    special = pc.match_substring_regex(texts, _NOT_PLAIN)
-    if pc.any(special).as_py():
-        texts = pa.array(
-            [None if text is None else text.translate(_ESCAPES) for text in texts.to_pylist()], pa.string()
-        )
-    return pc.binary_join_element_wise('"', texts, '"', "")
-
-
-_ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
-    ord(sign): escaped
-    for sign, escaped in {
-        '"': '\\"',
-        "\\": "\\\\",
-        "\b": "\\b",
-        "\t": "\\t",
-        "\n": "\\n",
-        "\f": "\\f",
-        "\r": "\\r",
-    }.items()
-}

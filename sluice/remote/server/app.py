@@ -27,7 +27,7 @@ from sluice.remote.server.shards import OwnShards
 from sluice.state.model import JobRef
 from sluice.state.queries.worker_queries import AnyQuery
 from sluice.state.shard.addresses import drop
-from sluice.state.shard.drivers import Row
+from sluice.state.shard.drivers import Row, RowId
 from sluice.state.shard.operator_states import State, StateVersion
 from sluice.state.shard.protocol import Checksums, Journal, Version
 from sluice.state.shard.ranges import Range
@@ -47,6 +47,7 @@ WRITE_BODY_SECONDS = 600.0
 
 _QUERY = msgspec.json.Decoder(AnyQuery)
 _ROWS = msgspec.msgpack.Decoder(list[Row])
+_IDS = msgspec.msgpack.Decoder(list[RowId])
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _KEYS = msgspec.msgpack.Decoder(tuple[int, list[str], int, int, bool])
 _STATES = msgspec.msgpack.Decoder(tuple[list[int], list[State]])
@@ -142,6 +143,7 @@ class LocalApp:
             ("POST", f"{SHARD}/state_rows", self._state_rows),
             ("GET", f"{SHARD}/batches", self._batches),
             ("PUT", f"{SHARD}/batches/{{batch:large}}", self._write),
+            ("POST", f"{SHARD}/batches/{{batch:large}}/before", self._before),
             ("POST", f"{SHARD}/batches/{{batch:large}}/expire", self._expire),
             ("POST", f"{SHARD}/compact", self._compact),
             ("POST", f"{SHARD}/begin", self._begin),
@@ -189,10 +191,16 @@ class LocalApp:
     async def _batches(self, request: Request) -> Any:
         return await self._on(request, lambda shard: shard.journal())
 
+    async def _before(self, request: Request) -> Response:
+        rows = _decoded(_IDS, await _rows(request))
+        epoch, batch = _number(request, "epoch"), request.path_params["batch"]
+        return _packed(await self._on(request, lambda shard: shard.before(batch, rows, epoch)))
+
     async def _write(self, request: Request) -> Any:
         rows = _decoded(_ROWS, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
-        return await self._on(request, lambda shard: shard.write(batch, rows, epoch))
+        replaced = _checksum(request, "replaced")
+        return await self._on(request, lambda shard: shard.write(batch, rows, epoch, replaced))
 
     async def _expire(self, request: Request) -> Any:
         ends = _decoded(msgspec.json.Decoder(dict[int, int]), await _body(request))
@@ -318,6 +326,13 @@ def _number(request: Request, name: str) -> int:
     if not re.fullmatch(_Large.regex, text):
         raise QueryError(f"{name} is not a number.")
     return int(text)
+
+
+def _checksum(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is not None and not re.fullmatch("[0-9a-f]{16}", text):
+        raise QueryError(f"{name} is not a checksum.")
+    return None if text is None else int(text, 16)
 
 
 async def _rows(request: Request) -> bytes:

@@ -14,6 +14,12 @@ from sluice.errors import DamagedState
 Row: TypeAlias = tuple[int, str, int, int, str | None]
 """The fields of a `StateRow`: group id, key, window start, window end, value."""
 
+RowId: TypeAlias = tuple[int, str, int]
+"""The fields that identify a state row: group id, key, window start."""
+
+StoredRow: TypeAlias = tuple[int, str, int, int, str, int]
+"""The fields of a `StateRow` with a value, and its digest."""
+
 Mode: TypeAlias = Literal["read", "write", "create"]
 
 FORMAT = 2
@@ -78,7 +84,7 @@ class Driver(Protocol):
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Insert rows into a table in the fastest way that the database offers."""
 
-    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
+    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         """For each state row in `rows`, its newest version before `batch` and that version's digest.
 
         Omits tombstones.

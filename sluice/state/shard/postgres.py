@@ -14,7 +14,7 @@ from typing_extensions import override
 from sluice.errors import DamagedState, StateError
 from sluice.state.database import first_line
 from sluice.state.deadlines import check_deadline, seconds_left, too_slow
-from sluice.state.shard.drivers import PROBE, Driver, Mode, Row, demand_format, tables
+from sluice.state.shard.drivers import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
 
 if TYPE_CHECKING:
     import psycopg
@@ -132,7 +132,7 @@ class PostgresDriver(Driver):
                 copy.write_row(row)
 
     @override
-    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
+    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         state_rows, keys, starts = ([row[place] for row in rows] for place in range(3))
         yield from self._connection.execute(_BEFORE_ALL, (state_rows, keys, starts, batch))
 

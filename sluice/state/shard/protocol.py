@@ -11,7 +11,7 @@ from typing import Protocol, Self
 import msgspec
 
 from sluice.state.model import StateRow
-from sluice.state.shard.drivers import Row
+from sluice.state.shard.drivers import Row, RowId, StoredRow
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
 
@@ -86,10 +86,14 @@ class Shard(Protocol):
         Raises DamagedState if the number of rows is wrong and, in a shard of moderate size, if any row was altered.
         """
 
-    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0) -> int:
+    def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
+        """The newest versions before a batch of these state rows. Omits rows without a value."""
+
+    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         """Write a batch of state rows in one transaction. Returns their number. A retry replaces the batch.
 
-        No two rows may have the same group, key and window. Writing is fastest if the rows are sorted.
+        No two rows may have the same group, key and window. Writing is fastest if the rows are sorted. `replaced` is
+        the sum of the digests of the versions that these rows replace, if the writer knows it from `before`.
         """
 
     def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:

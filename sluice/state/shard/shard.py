@@ -17,7 +17,7 @@ from sluice.state.model import NO_WINDOW, StateRow
 from sluice.state.shard import operator_states, statements
 from sluice.state.shard.addresses import open_driver
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
-from sluice.state.shard.drivers import Driver, Row
+from sluice.state.shard.drivers import Driver, Row, RowId, StoredRow
 from sluice.state.shard.expiry import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.protocol import Checksums, Journal, JournalEntry, Shard, Version
@@ -73,7 +73,17 @@ class LocalShard(Shard):
         self._driver.close()
 
     @override
-    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0) -> int:
+    def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
+        if self._kept(_STATE_ROWS, batch - 1) is None:
+            return []
+        found = list(self._driver.replaced(batch, rows))
+        for row in found:
+            _checked(*row)
+        self._demand_newest(epoch)
+        return found
+
+    @override
+    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
         digests = [row_digest(row) for row in ordered]
         with self._writing(epoch):
@@ -81,8 +91,10 @@ class LocalShard(Shard):
             if self._driver.execute(statements.FORGET_BATCH, (_STATE_ROWS, batch)):
                 added -= self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))
             before = self._kept(_STATE_ROWS, batch - 1)
-            replaced = () if before is None else self._driver.replaced(batch, ordered)
-            total = int(before or "0", 16) + sum(digests) - sum(_checked(*row) for row in replaced)
+            if replaced is None:
+                old = () if before is None else self._driver.replaced(batch, [row[:3] for row in ordered])
+                replaced = sum(_checked(*row) for row in old)
+            total = int(before or "0", 16) + sum(digests) - replaced
             self._driver.insert(
                 "state_rows",
                 _ROW_COLUMNS,

@@ -16,7 +16,7 @@ from sluice.errors import DamagedState, StateError
 from sluice.file_modes import close_database, close_folders, make_file, make_folder
 from sluice.state.database import BUSY_SECONDS, first_line, use_wal
 from sluice.state.deadlines import is_over, seconds_left, too_slow
-from sluice.state.shard.drivers import PROBE, Driver, Mode, Row, demand_format, tables
+from sluice.state.shard.drivers import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
 
 _BEFORE = """SELECT window_end, value, digest FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start = ? AND batch < ?
@@ -103,9 +103,9 @@ class SqliteDriver(Driver):
         self._connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
 
     @override
-    def replaced(self, batch: int, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
+    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         cursor = self._connection.cursor()
-        for group_id, key, start, _, _ in rows:
+        for group_id, key, start in rows:
             found = cursor.execute(_BEFORE, (group_id, key, start, batch)).fetchone()
             if found is not None and found[1] is not None:
                 yield group_id, key, start, *found
