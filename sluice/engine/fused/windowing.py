@@ -140,7 +140,7 @@ class Windowing:
         fate.applied[rows[windowed.rows]] = True
         fate.late[rows] = True  # `applied` comes before `late` when records are counted
         self._count(facts, "late", group, windowed.late)
-        late_rows = np.setdiff1d(rows, rows[windowed.rows])
+        late_rows = np.setdiff1d(rows, rows[windowed.rows]) if group.late is not None else ()
         if group.late is not None and len(late_rows):
             late = batch.take(pa.array(late_rows))
             columns = {"key": late.column(group.late_key), "value": late.column(group.late_value)}

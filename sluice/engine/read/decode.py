@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation, localcontext
 from enum import Enum
 from functools import cached_property, partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -20,7 +21,6 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.dead_letters import DeadLetter
-from sluice.engine.batch.side_outputs import no_garbage_collection
 from sluice.plan import Source
 from sluice.values import contracts
 from sluice.values.records import WALL_CLOCK
@@ -70,29 +70,42 @@ class ValueDecoder:
 
     def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[DeadLetter]]:
         """The row numbers of valid values, these values, and dead letters for the other rows."""
-        rows: list[int] = []
         values: list[Any] = []
         dead_letters: list[DeadLetter] = []
-        decode, quotes = self._decode, self._quotes
-        strict, keeps_nulls = self._is_json, self.keeps_nulls
-        with no_garbage_collection():
-            for row, text in enumerate(raw):
-                if text is None and keeps_nulls:
-                    rows.append(row)
-                    values.append(None)
-                    continue
-                try:
-                    value = decode(text)  # type: ignore[arg-type]
-                    if strict and (quotes is None or text.count(b'"') != quotes(value)):  # type: ignore[union-attr]
-                        # Only fields that are not in the contract can be nested deeper than the contract.
-                        refuse_nesting(text)  # type: ignore[arg-type]
-                        refuse_duplicates(text)  # type: ignore[arg-type]
-                except Exception as error:
-                    dead_letters.append(DeadLetter(row, *_reason(text, error)))
-                else:
-                    rows.append(row)
-                    values.append(value)
+        decode: Callable[[Any], Any] = self._decode
+        if self.keeps_nulls:
+            decode = partial(_unless_null, decode)
+        texts = iter(raw)
+        while len(values) + len(dead_letters) < len(raw):
+            try:
+                for text in texts:
+                    values.append(decode(text))  # noqa: PERF401  (keeps the values before one that fails)
+            except Exception as error:
+                row = len(values) + len(dead_letters)
+                dead_letters.append(DeadLetter(row, *_reason(raw[row], error)))
+        rows = _without(range(len(raw)), {dead_letter.row for dead_letter in dead_letters})
+        if self._is_json:
+            rows, values = self._refuse_extra(raw, rows, values, dead_letters)
         return self._check_digits(rows, values, dead_letters)
+
+    def _refuse_extra(
+        self, raw: list[bytes | None], rows: list[int], values: list[Any], dead_letters: list[DeadLetter]
+    ) -> tuple[list[int], list[Any]]:
+        """Reject JSON with a field twice, or with values of fields outside the contract that are nested too deep."""
+        quotes = self._quotes
+        refused: set[int] = set()
+        for place, row in enumerate(rows):
+            text = raw[row]
+            # The contract's own fields, each once, have as many quotation marks as follow from the value.
+            if text is None or (quotes is not None and text.count(b'"') == quotes(values[place])):
+                continue
+            try:
+                refuse_nesting(text)
+                refuse_duplicates(text)
+            except Exception as error:
+                dead_letters.append(DeadLetter(row, *_reason(text, error)))
+                refused.add(place)
+        return _without(rows, refused), _without(values, refused)
 
     def _check_digits(
         self, rows: list[int], values: list[msgspec.Struct], dead_letters: list[DeadLetter]
@@ -101,6 +114,8 @@ class ValueDecoder:
         if self.source.contract is None:
             return rows, values, dead_letters
         present = [value for value in values if value is not None] if self.keeps_nulls else values
+        if all(_surely_fit(collect(present), kind) for _, kind, collect in self._decimals):
+            return rows, values, dead_letters
         if all(_fits(collect(present), kind) for _, kind, collect in self._decimals):
             return rows, values, dead_letters
         kept_rows, kept = [], []
@@ -142,7 +157,7 @@ class ValueDecoder:
         attribute = self._attributes[name]
         if self.keeps_nulls:
             return [None if value is None else getattr(value, attribute) for value in values]
-        return [getattr(value, attribute) for value in values]
+        return [*map(attrgetter(attribute), values)]
 
     def keys(self, raw: list[bytes | None]) -> Iterator[str | Exception | None]:
         """Kafka keys as text; for a key that cannot be decoded, its error."""
@@ -212,6 +227,31 @@ def _in_zone(value: Any, zone: ZoneInfo) -> Any:
     if isinstance(value, dict):
         return {name: _in_zone(element, zone) for name, element in value.items()}
     return value
+
+
+def _unless_null(decode: Callable[[bytes], Any], text: bytes | None) -> Any:
+    return None if text is None else decode(text)
+
+
+T = TypeVar("T")
+
+
+def _without(items: Sequence[T], places: Container[int]) -> list[T]:
+    return [item for place, item in enumerate(items) if place not in places] if places else [*items]
+
+
+_ADD = Context(prec=200, traps=[Inexact, InvalidOperation])
+
+
+def _surely_fit(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
+    """Whether a sum proves that all amounts fit the Arrow type: it has the most places of any and bounds them all."""
+    try:
+        with localcontext(_ADD):
+            total = sum(map(abs, filter(None, amounts)), Decimal(0))
+    except ArithmeticError:
+        return False
+    places = total.as_tuple().exponent
+    return isinstance(places, int) and -places <= kind.scale and total < Decimal(10) ** (kind.precision - kind.scale)
 
 
 def _fits(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
-from sluice.engine.batch.side_outputs import Facts, SideOutputs
+from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import ValueDecoder
 from sluice.errors import EngineError
@@ -79,9 +79,9 @@ class Reader:
         shares: dict[tuple[str, int], Share] = {}
         number = current_batch()
         clock = self.batches.begun(number)
-        for batch in batches:
-            if batch.num_rows:
-                for part, records in _by_partition(batch):
+        with no_garbage_collection():
+            for batch in batches:
+                for part, records in _by_partition(batch) if batch.num_rows else ():
                     share = shares.setdefault(part, Share(*part))
                     share.counts["read"] += records.num_rows
                     yield self._decode(records, share, clock)
