@@ -81,7 +81,7 @@ def test_a_store_whose_changes_are_written_to_a_topic_also_has_the_largest_event
     sums = pipeline.stream("sales", value=Sale).group_by("shop").aggregate(total="sum(amount)", store="of")
     shops = pipeline.global_table("shops", value=Shop, key="shop")
     sums.join(shops).select(total="left.total", city="right.city").to("sums")
-    (only,) = plan(pipeline).jobs
+    only = plan(pipeline).job
     assert isinstance(only, FusedJob)
     totals, combiner = totals_of(only)
     records = [("a", 7, Decimal(1)), ("a", 3, Decimal(2))]
