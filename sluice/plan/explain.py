@@ -26,7 +26,7 @@ def explain(plan: Plan) -> str:
 
 def _summary(job: Job) -> str:
     if isinstance(job, FusedJob):
-        return f"{len(job.groups)} aggregation groups in one stateful operator"
+        return f"{len(job.groups)} aggregation groups"
     if not job.operators:
         return "no state"
     return f"{len(job.operators)} ordered operators in {job.stages} stage{'s' if job.stages > 1 else ''}"

@@ -8,13 +8,14 @@ computes all others. `engine.steps.arrow_steps` computes what `kind` accepts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import reduce
 
 from sqlglot import exp
 
 from sluice.plan.jobs import Attempt, FusedJob, Job, Transformation
-from sluice.plan.value_types import MOST_DIGITS, decimal_digits, precision_and_scale, tree_of
+from sluice.plan.value_types import MOST_DIGITS, decimal_digits, kind_of, precision_and_scale, tree_of
 from sluice.topology.expressions import struct_fields
 from sluice.values.records import METADATA
 from sluice.values.sql import TO_JSON, VALUE_JSON, quoted
@@ -52,8 +53,13 @@ def why_spark(job: Job) -> str:
             try:
                 types[column.name] = kind(tree_of(column.sql), types)
             except NeedsSparkError as part:
-                return f"{where}{part}"
+                return where + _named(str(part), job.field_names)
     return ""
+
+
+def _named(text: str, names: Mapping[str, str]) -> str:
+    """The text with the author's names of fields instead of the job's columns."""
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)
 
 
 def kind(node: exp.Expr, types: Mapping[str, str]) -> str:  # noqa: C901  (a case per kind of expression)
@@ -140,6 +146,8 @@ def _literal(node: exp.Literal | exp.Boolean) -> str:
         return "STRING"
     if node.name.isdecimal() and int(node.name) < 2**63:
         return "INT" if int(node.name) < 2**31 else "BIGINT"
+    if (of := kind_of(node, {})).startswith("DECIMAL") and precision_and_scale(of)[0] <= MOST_DIGITS:
+        return of
     raise NeedsSparkError(_text(node))
 
 

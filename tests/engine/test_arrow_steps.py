@@ -88,6 +88,8 @@ def leaves(of: str) -> Strategy:
             found |= st.integers(2**31, 2**63 - 1).map(str)
         case "BOOLEAN":
             found |= st.sampled_from(["true", "false"])
+        case "DECIMAL(12,2)" | "DECIMAL(9,4)":
+            found |= st.sampled_from(["1.50", "0.5", "0.05", ".25", "12345678901.1"])
     return found
 
 
@@ -165,7 +167,7 @@ def conditions(draw: st.DrawFn, depth: int) -> str:
 @st.composite
 def calculations(draw: st.DrawFn) -> str:
     """A sum, difference, product or negative of decimals."""
-    left, right = (draw(st.sampled_from(["amount", "rate", "whole", "small", "7", "100"])) for _ in range(2))
+    left, right = (draw(st.sampled_from(["amount", "rate", "whole", "small", "7", "100", "0.050"])) for _ in range(2))
     sign = draw(st.sampled_from(["+", "-", "*"]))
     return draw(
         st.sampled_from(

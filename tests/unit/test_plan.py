@@ -272,7 +272,7 @@ def test_records_only_pass_the_steps_of_their_source() -> None:
 def test_explain_lists_inputs_stores_and_outputs(orders: FusedJob) -> None:
     text = explain(load_plan(ROOT / "spark_jobs", "orders"))
     assert text.splitlines()[:3] == [
-        "pipeline orders: 4 workers, one streaming query with 4 aggregation groups in one stateful operator",
+        "pipeline orders: 4 workers, one streaming query with 4 aggregation groups",
         "  reads   orders as Order",
         "  reads   stores as a global table, on every worker",
     ]

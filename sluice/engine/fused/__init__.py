@@ -1,1 +1,1 @@
-"""Runs aggregations in one stateful Spark operator: windowing, partial aggregates, the operator itself."""
+"""Aggregates in any order of records: windowing, partial aggregates, totals in shards or in Spark's state."""

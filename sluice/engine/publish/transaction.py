@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from types import TracebackType
 from typing import Any, Self
 
@@ -121,7 +122,7 @@ class TransactionalOutput:
                 counts[topic] = counts.get(topic, 0) + table.num_rows
                 if batch.number >= self.last_batch and table.num_rows:
                     begun = begun or self._begin()
-                    self._produce(topic, table)
+                    _produce(self._producer, topic, table)
             if begun:
                 marker = Marker(batch, counts)
                 self._producer.produce(self._writer.markers, key=self._writer.name, value=msgspec.json.encode(marker))
@@ -132,27 +133,6 @@ class TransactionalOutput:
     def _begin(self) -> bool:
         self._producer.begin_transaction()
         return True
-
-    def _produce(self, topic: str, table: pa.Table) -> None:
-        if "headers" in table.column_names or "timestamp" in table.column_names:
-            _produce_one_by_one(self._producer, topic, table)
-            return
-        for chunk in table.to_batches(max_chunksize=_CHUNK):
-            self._produce_chunk(topic, chunk.to_pylist())
-
-    def _produce_chunk(self, topic: str, messages: list[dict[str, Any]]) -> None:
-        while messages:
-            queued = self._producer.produce_batch(topic, messages)
-            # Messages that did not fit into the queue carry an error; they are produced again once the queue has room.
-            messages = [m for m in messages if "_error" in m] if queued < len(messages) else []
-            for message in messages:
-                if (error := message.pop("_error")).code() != KafkaError._QUEUE_FULL:
-                    raise EngineError(
-                        f"A record for {topic} cannot be written: {error.str()}.",
-                        next_step="Nothing from the batch was published. Make the pipeline write smaller records, or "
-                        "raise Kafka's limit.",
-                    )
-            self._producer.poll(0.1 if messages else 0)
 
 
 def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
@@ -193,7 +173,7 @@ def send_at_least_once(
     with kafka_errors("Writing the output"):
         for topic, table in records:
             counts[topic] = counts.get(topic, 0) + table.num_rows
-            _produce_one_by_one(producer, topic, table)
+            _produce(producer, topic, table)
         left = producer.flush(COMMIT_TIMEOUT_S)
     if failed or left:
         why = failed[0].str() if failed else f"no answer within {COMMIT_TIMEOUT_S} s"
@@ -206,19 +186,21 @@ def _note(failed: list[KafkaError], error: KafkaError | None, _: object) -> None
         failed.append(error)
 
 
-def _produce_one_by_one(producer: Producer, topic: str, table: pa.Table) -> None:
-    for row in table.to_pylist():
-        more: dict[str, Any] = {}
-        if row.get("headers"):
-            more["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
-        if row.get("timestamp") is not None:
-            more["timestamp"] = row["timestamp"]
-        while True:
-            try:
-                producer.produce(topic, key=row["key"], value=row["value"], **more)
-                break
-            except BufferError:  # the queue is full
-                producer.poll(0.1)
+def _produce(producer: Producer, topic: str, table: pa.Table) -> None:
+    """Queue records one by one: the client's batches have neither headers nor timestamps."""
+    names = ("key", "value", "timestamp", "headers")
+    for chunk in table.to_batches(max_chunksize=_CHUNK):
+        columns = [chunk.column(name).to_pylist() if name in table.column_names else repeat(None) for name in names]
+        for key, value, timestamp, headers in zip(*columns, strict=False):
+            more: dict[str, Any] = {"timestamp": timestamp} if timestamp is not None else {}
+            if headers:
+                more["headers"] = [(header["key"], header["value"]) for header in headers]
+            while True:
+                try:
+                    producer.produce(topic, value, key, **more)
+                    break
+                except BufferError:  # the queue is full
+                    producer.poll(0.1)
 
 
 def _to_the_end(consumer: Consumer) -> Iterator[Any]:

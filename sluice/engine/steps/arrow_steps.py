@@ -21,7 +21,7 @@ from sluice.engine.batch.arrow_json import json_object, json_values
 from sluice.plan import Column, Job
 from sluice.plan.jobs import columns_of
 from sluice.plan.one_pass import common_decimal, json_of, why_spark
-from sluice.plan.value_types import tree_of
+from sluice.plan.value_types import kind_of, precision_and_scale, tree_of
 
 log = structlog.get_logger()
 
@@ -159,6 +159,9 @@ def _array(value: Value, count: int) -> pa.Array:
 def _literal(node: exp.Literal) -> pa.Scalar[Any]:
     if node.is_string:
         return pa.scalar(node.name)
+    if not node.name.isdecimal():
+        digits = precision_and_scale(kind_of(node, {}))
+        return pa.scalar(Decimal(node.name), pa.decimal128(*digits))
     number = int(node.name)
     return pa.scalar(number, pa.int32() if number < 2**31 else pa.int64())
 

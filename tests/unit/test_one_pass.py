@@ -1,0 +1,128 @@
+"""Which pipelines compute their stateless steps on Arrow, and why the others need Spark SQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from sluice import Decimal2, Pipeline
+from sluice.plan import explain, plan
+from sluice.plan.one_pass import NeedsSparkError, kind, why_spark
+from sluice.plan.value_types import tree_of
+
+TYPES = {
+    "text": "STRING",
+    "whole": "BIGINT",
+    "small": "INT",
+    "amount": "DECIMAL(12,2)",
+    "share": "DOUBLE",
+    "flag": "BOOLEAN",
+    "tags": "ARRAY<STRING>",
+    "place": "STRUCT<city: STRING, zip: BIGINT>",
+}
+
+
+class Sale(Struct):
+    shop: str
+    amount: Decimal2
+    number: int
+    share: float
+
+
+def why(*, where: str = "", double: bool = False, **columns: str) -> str:
+    """The reason for a pipeline that filters, selects, writes to a topic and counts."""
+    pipeline = Pipeline("p")
+    sales = pipeline.stream("sales", value=Sale)
+    if where:
+        sales = sales.filter(where)
+    if columns:
+        sales.select(**columns).to("selected")
+    if double:
+        sales.map_values(twice).to("doubled")
+    sales.group_by("shop").count(store="sales_count")
+    return why_spark(plan(pipeline).job)
+
+
+def twice(value: Any) -> Any:
+    return [value, value]
+
+
+def test_simple_steps_run_on_arrow() -> None:
+    assert why(where="amount > 10 AND shop LIKE 'a%'", marked="shop || '!'", more="amount * 2") == ""
+
+
+@pytest.mark.parametrize(
+    ("step", "part"),
+    [
+        ({"where": "share > 0.5"}, "share > 0.5"),
+        ({"name": "upper(shop)"}, "UPPER(shop)"),
+        ({"where": "number / 2 > 1"}, "number / 2"),
+        ({"where": "CAST(shop AS INT) > 1"}, "an expression can fail"),
+        ({"double": True}, "python"),
+        ({"share": "share"}, "the JSON of DOUBLE"),
+    ],
+)
+def test_the_first_part_that_needs_spark_is_named(step: dict[str, Any], part: str) -> None:
+    assert part.lower() in why(**step).lower()
+
+
+def test_ordered_operators_need_spark() -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream("sales", value=Sale).group_by("shop").reduce(lambda a, b: a, store="last")
+    assert why_spark(plan(pipeline).job) == "ordered operators take their records from Spark"
+
+
+def test_explain_says_where_the_steps_run() -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream("sales", value=Sale).filter("share > 0.5").group_by("shop").count(store="sales_count")
+    assert "  steps   by Spark SQL: filter at " in explain(plan(pipeline))
+    pipeline = Pipeline("q")
+    pipeline.stream("sales", value=Sale).group_by("shop").count(store="sales_count")
+    assert "  steps   on Arrow, in the tasks that read" in explain(plan(pipeline))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1", "INT"),
+        ("3000000000", "BIGINT"),
+        ("10.50", "DECIMAL(4,2)"),
+        ("IF(flag, small, 3000000000)", "BIGINT"),
+        ("amount + amount", "DECIMAL(13,2)"),
+        ("amount * 100", "DECIMAL(16,2)"),
+        ("place.city", "STRING"),
+        ("whole IN (1, 2, NULL)", "BOOLEAN"),
+        ("named_struct('a', text, 'b', amount)", "STRUCT<a: STRING, b: DECIMAL(12,2)>"),
+    ],
+)
+def test_types_of_expressions(text: str, expected: str) -> None:
+    assert kind(tree_of(text), TYPES) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "missing",
+        "place.street",
+        "share > 1",
+        "text = 1",
+        "IF(flag, amount, 0)",
+        "length(text)",
+        "tags[0]",
+        "whole + 1",
+        "text LIKE 'a\\\\%'",
+        "CAST(text AS BIGINT)",
+        "TRY_CAST(text AS BIGINT)",
+        "CASE text WHEN 'a' THEN 1 END",
+        "1e3",
+        "named_struct('a', 1, 'a', 2)",
+        "to_json(named_struct('a', 1))",
+        "substring(text, 1, 2)",
+        "concat(text, whole)",
+    ],
+)
+def test_expressions_that_need_spark(text: str) -> None:
+    with pytest.raises(NeedsSparkError):
+        kind(tree_of(text), TYPES)
