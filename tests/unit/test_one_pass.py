@@ -38,7 +38,7 @@ def why(*, where: str = "", double: bool = False, **columns: str) -> str:
     if where:
         sales = sales.filter(where)
     if columns:
-        sales.select(**columns).to("selected")
+        sales.select(columns).to("selected")
     if double:
         sales.map_values(twice).to("doubled")
     sales.group_by("shop").count(store="sales_count")
