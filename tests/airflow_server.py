@@ -62,7 +62,7 @@ class AirflowServer:
         self._password_file.write_text(json.dumps(self.passwords))
         try:
             if DATABASE_URL in self._env:
-                self._run("db", "migrate")
+                self.run("db", "migrate")
             else:
                 provide_database(self.home / "airflow.db")
             for component in self.components:
@@ -141,7 +141,8 @@ class AirflowServer:
     def _password_file(self) -> Path:
         return self.home / "passwords.json"
 
-    def _run(self, *arguments: str) -> None:
+    def run(self, *arguments: str) -> None:
+        """Run a command of Airflow until it ends. Raises CalledProcessError if it fails."""
         with self._log("-".join(arguments)) as output:
             subprocess.run(self._command(*arguments), env=self.environment, stdout=output, stderr=output, check=True)
 
