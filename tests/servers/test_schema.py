@@ -20,7 +20,12 @@ from tests.servers.hosts import TOKEN, Host
 
 LONGEST = 5_000
 """Limits for a request's path and query; the HTTP server rejects longer ones."""
-ENDLESS = "/sluice/v1/stores/{store}/changes"
+OMITTED = {
+    "/sluice/v1/stores/{store}/changes": "endless",
+    "/sluice/v1/events": "endless",
+    "/sluice/v1/pipelines/{pipeline}/dead_letters": "needs Kafka",
+}
+"""Routes that the test of all routes omits, and why. It only reads, too."""
 EXAMPLES = int(os.environ.get("EXAMPLES", "8"))
 """Number of examples per route, valid and invalid ones. EXAMPLES=500 searches longer."""
 THERE_ARE = {"store": "general_orders_count", "pipeline": "orders", "order_type": "general_orders"}
@@ -36,8 +41,12 @@ def description() -> dict[str, Any]:
 
 @pytest.fixture
 def schema() -> schemathesis.BaseSchema:
-    document = {**description(), "paths": {**description()["paths"]}}
-    del document["paths"][ENDLESS]
+    paths = {
+        path: {"get": methods["get"]}
+        for path, methods in description()["paths"].items()
+        if "get" in methods and path not in OMITTED
+    }
+    document = {**description(), "paths": paths}
     config = SchemathesisConfig.from_dict({
         "checks": {"positive_data_acceptance": {"expected-statuses": FITTING}},
         "headers": {"Authorization": f"Bearer {TOKEN}"},
@@ -56,7 +65,7 @@ def test_parameters_with_few_values_are_enums() -> None:
     enums = {
         parameter["name"]: parameter["schema"]["enum"]
         for path in paths.values()
-        for parameter in path["get"]["parameters"]
+        for parameter in path.get("get", {}).get("parameters", ())
         if "enum" in parameter["schema"]
     }
     assert enums == {
