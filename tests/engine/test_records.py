@@ -191,7 +191,7 @@ def test_a_missing_topic_is_named(start: Start) -> None:
     missing = Pipeline(running.names.prefix)
     missing.stream("no-such-topic", value=Sale).group_by("shop").count(store="n")
     running.pipeline = missing
-    with pytest.raises(EngineError, match=r"Topic no-such-topic does not exist\. Create it"):
+    with pytest.raises(EngineError, match=r"Topic no-such-topic does not exist\. Create the topic"):
         running.run()
 
 

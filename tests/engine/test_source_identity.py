@@ -95,7 +95,7 @@ def test_a_missing_topic_is_named(kafka: EmbeddedKafka, ledger: Ledger) -> None:
     guard = SourceIdentity(
         {"bootstrap.servers": kafka.bootstrap}, ledger.sources, JobRef("shop", "main", 1), ("nowhere",)
     )
-    with pytest.raises(InputError, match=r"Topic nowhere does not exist\. Create it"):
+    with pytest.raises(InputError, match=r"Topic nowhere does not exist\. Create the topic"):
         guard.check({}, {})
 
 
