@@ -295,7 +295,8 @@ def test_two_runs_at_the_same_moment(subject: World, observe: Observe) -> None:
         drivers = [start(subject) for _ in range(2)]
         statuses = sorted(driver.wait() for driver in drivers)
         assert statuses in ([0, 0], [0, 1]), [driver.output[-2000:] for driver in drivers]
-        errors = [line for driver in drivers for line in driver.output.splitlines() if "Another driver is running job" in line]
+        lines = [line for driver in drivers for line in driver.output.splitlines()]
+        errors = [line for line in lines if "Another driver is running job" in line]
         assert len(errors) == sum(statuses)
         results.append(f"{statuses}")
     subject.run()
