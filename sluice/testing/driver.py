@@ -217,8 +217,12 @@ def shared_session() -> SparkSession:
         "spark.jars": ",".join(sorted(str(jar) for jar in jars.glob("*.jar"))),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        # Without this size of metaspace, a full collection follows every few thousand classes that are loaded.
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xmn320m -XX:MetaspaceSize=256m",
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "1",
+        # To compile code for a plan costs more than to interpret the plan for a test's few records.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
     return session(Settings.read({"SLUICE_SPARK_CONF": json.dumps(conf)}), "sluice tests")

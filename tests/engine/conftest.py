@@ -14,12 +14,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
+from sluice.engine.job.driver_lease import this_process
 from sluice.engine.job.run import JobRun
 from sluice.plan import plan
 from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import Snapshot, StoreInfo
+from sluice.state.model import JobRef, Snapshot, StoreInfo
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.topology.pipeline import Pipeline
 from tests.engine.shop import Build, Names
@@ -125,6 +126,14 @@ class Running:
             for file in (self.checkpoint / folder).iterdir():
                 if file.name.isdigit() and int(file.name) >= first:
                     file.unlink()
+
+    def take_lease(self) -> None:
+        """Another driver takes the job's lease."""
+        ref = JobRef(self.pipeline.name, "main", 1)
+        with self.ledger() as ledger:
+            # The lease is not taken if its holder renews it between these two calls.
+            while ledger.leases.take(ref, this_process("another"), ledger.leases.get(ref)) is None:
+                pass
 
     def everything(self) -> dict[str, Any]:
         """All results of the pipeline."""

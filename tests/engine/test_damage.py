@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,41 +28,58 @@ def amount(running: Running, n: int, at: int) -> None:
     running.send("amounts", (b"k", b'{"n":%d}' % n), timestamp=at)
 
 
-def change(running: Running, sql: str) -> None:
+def worker_0(running: Running) -> contextlib.closing[sqlite3.Connection]:
+    """The shard of worker 0."""
     (file,) = running.settings.home.rglob("worker-0.sqlite")
-    with contextlib.closing(sqlite3.connect(file)) as shard:
+    return contextlib.closing(sqlite3.connect(file))
+
+
+def change(running: Running, sql: str) -> None:
+    with worker_0(running) as shard:
         assert shard.execute(sql).rowcount == 1
         shard.commit()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "DELETE FROM states",
-        "UPDATE states SET state = replace(hex(state), '05', '07')",
-        "DELETE FROM state_rows",
-        "UPDATE state_rows SET value = '[7]'",
-    ],
-    ids=["a state deleted", "a digit of a state changed", "a state row deleted", "a digit of a state row changed"],
-)
-def test_the_next_run_reports_damaged_state_and_the_worker(start: Start, damage: str) -> None:
+@contextlib.contextmanager
+def undone(running: Running) -> Iterator[None]:
+    """Undo what the block does to the shard of worker 0."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as kept:
+        with worker_0(running) as shard:
+            shard.backup(kept)
+        yield
+        with worker_0(running) as shard:
+            kept.backup(shard)
+
+
+DAMAGE = {
+    "a state is deleted": "DELETE FROM states",
+    "a digit of a state is changed": "UPDATE states SET state = replace(hex(state), '05', '07')",
+    "a state row is deleted": "DELETE FROM state_rows",
+    "a digit of a state row is changed": "UPDATE state_rows SET value = '[7]'",
+}
+
+
+def test_the_next_run_reports_damaged_state_and_the_worker(start: Start) -> None:
     running = start(sums)
     amount(running, 5, at=1_000)
     running.run()
-    before = None if "state_rows" in damage else running.store("sums")
-    change(running, damage)
-
+    before = running.store("sums")
     amount(running, 1, at=2_000)
-    with pytest.raises(
-        DamagedState, match=f"Worker 0's shard is damaged: .* sluice rebuild {running.pipeline.name}"
-    ) as error:
-        running.run()
-    (place,) = error.value.workers.values()
-    assert list(error.value.workers) == [0]
-    assert Path(place.partition("sqlite:///")[2]).name == "worker-0.sqlite"
-    assert len(running.snapshots()) == 1
-    assert before in (None, running.store("sums"))
-    assert not report(running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True)
+    for kind, damage in DAMAGE.items():
+        with undone(running):
+            change(running, damage)
+            with pytest.raises(
+                DamagedState, match=f"Worker 0's shard is damaged: .* sluice rebuild {running.pipeline.name}"
+            ) as error:
+                running.run()
+            (place,) = error.value.workers.values()
+            assert list(error.value.workers) == [0], kind
+            assert Path(place.partition("sqlite:///")[2]).name == "worker-0.sqlite"
+            assert len(running.snapshots()) == 1, kind
+            assert "state_rows" in damage or running.store("sums") == before, kind
+            assert not report(running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True)
+    running.run()
+    assert running.store("sums") == {"k": {"last": 1, "sum": 6}}
 
 
 def test_stream_times_do_not_depend_on_the_files_between_tasks_and_driver(start: Start) -> None:

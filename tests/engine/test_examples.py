@@ -85,7 +85,7 @@ def test_stores_and_outputs_equal_those_of_plain_python_and_are_restored_after_a
         run(spark, pipeline, settings)
     assert differences(one, settings) == {}
 
-    if name in ("windows", "products"):
+    if name == "windows":
         before = held(settings, pipeline)
         shutil.rmtree(settings.checkpoints)
         for shard in settings.home.rglob("worker-*.sqlite*"):

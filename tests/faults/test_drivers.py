@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from sluice.errors import StateError
+from sluice.testing.kafka import EmbeddedKafka
 from sluice.testing.kafka import running as running_broker
 from tests.faults.clock import SteppedClock
 from tests.faults.conftest import Observe, small_disk
@@ -37,24 +38,28 @@ BATCH = {"orders": 400, "words": 150}
 TEN_MINUTES_S = 600.0
 
 
-@pytest.mark.parametrize("subject", ["orders", "words-postgres"], indirect=True)
+@pytest.mark.parametrize("subject", ["words-postgres"], indirect=True)
 @pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` kills a hundred)")
 def test_a_kill(subject: World, observe: Observe) -> None:
     kills = Kills(subject, seed=int(time.time()))
-    comparison = kills.run(1, BATCH[subject.name], ahead=3)
+    comparison = kills.run(1, BATCH[subject.name], ahead=2)
     observe(f"the driver died {dict(kills.phases)}; {comparison}")
 
 
-def test_the_temporary_files_of_a_killed_driver_are_deleted(
-    orders: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    driver = orders.start()
-    assert wait_until(lambda: bool([*tmp_path.glob("sluice-run-*/spark-*")])), driver.output[-3000:]
-    driver.kill("all")
-    assert [*tmp_path.glob("sluice-run-*/spark-*")]
-    orders.close()
-    assert [*tmp_path.iterdir()] == []
+def test_the_temporary_files_of_a_killed_driver_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    # No broker is needed: the driver starts Spark before it connects to one.
+    orders = World(tmp_path, EmbeddedKafka(tmp_path / "kafka", free_port()))
+    try:
+        driver = orders.start()
+        assert wait_until(lambda: bool([*temporary.glob("sluice-run-*/spark-*")])), driver.output[-3000:]
+        driver.kill("all")
+        assert [*temporary.glob("sluice-run-*/spark-*")]
+    finally:
+        orders.close()
+    assert [*temporary.iterdir()] == []
 
 
 @pytest.mark.heavy

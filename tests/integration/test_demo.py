@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.examples.demo import _stoppable
 from sluice.settings import settings
 from sluice.testing.kafka import running
 from sluice.testing.platform import clear
@@ -63,11 +64,14 @@ def stops(demo: subprocess.Popen[str], home: Path, number: signal.Signals) -> No
     assert running(home / "kafka") is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_demo_stopped_halfway_stops_its_processes(
-    demo: subprocess.Popen[str], home: Path, number: signal.Signals
-) -> None:
-    stops(demo, home, number)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_every_signal_that_ends_a_process_stops_the_demo(number: signal.Signals) -> None:
+    with pytest.raises(KeyboardInterrupt), _stoppable():
+        signal.raise_signal(number)
+
+
+def test_a_demo_stopped_halfway_stops_its_processes(demo: subprocess.Popen[str], home: Path) -> None:
+    stops(demo, home, signal.SIGINT)
 
 
 def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str], home: Path) -> None:
@@ -87,4 +91,4 @@ def test_a_second_demo_in_the_same_home_is_rejected(demo: subprocess.Popen[str],
     assert second.returncode == 1
     assert "already running in" in output
     assert demo.poll() is None
-    stops(demo, home, signal.SIGHUP)
+    stops(demo, home, signal.SIGTERM)

@@ -17,6 +17,7 @@ from sluice.examples.orders.example import answers
 from sluice.testing.platform import LocalPlatform
 from sluice.testing.service import members
 from sluice.topics import read_topic, text_headers
+from tests.airflow_database import provide_database
 from tests.integration.orders_view import dead_letters, differences, served
 from tests.ports import free_port
 
@@ -24,12 +25,13 @@ pytestmark = pytest.mark.timeout(900)
 
 PIPELINE = "orders"
 ROUTES = ["/v1/orders/count", "/v1/metadata/all", "/sluice/v1/stores", "/sluice/docs", "/sluice/openapi.json"]
-IDLE_S = 10.0
+IDLE_S = 6.0
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlatform]:
     home = tmp_path_factory.mktemp("platform")
+    provide_database(home / "airflow" / "airflow.db")  # the demo's tests migrate one
     with LocalPlatform(home, free_port(), free_port()) as platform:
         sessions = platform.sessions
         platform.start(lambda: send(platform, 4_000, 1_670_230_527))

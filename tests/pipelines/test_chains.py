@@ -75,7 +75,7 @@ RECORDS: list[tuple[str, str, dict[str, Any], int]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=[len(RECORDS), 5], ids=["one batch", "batches of five records"])
+@pytest.fixture(params=[len(RECORDS), 10], ids=["one batch", "batches of ten records"])
 def driver(request: pytest.FixtureRequest, drive: Drive) -> TopologyTestDriver:
     made = drive(chains())
     for number, (topic, key, read, at) in enumerate(RECORDS, start=1):

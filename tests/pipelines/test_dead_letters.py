@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Pipeline, Serde, session, tumbling
+from sluice import Pipeline, Serde, Stream, session, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
 from sluice.values.records import OnError
@@ -110,11 +110,18 @@ def sensors(name: str, on_error: OnError = "dead_letter", max_failures: float = 
     by_sensor.aggregate(list, listed, store="listed", returns=list[int])
     by_sensor.windowed_by(tumbling(1_000)).aggregate(list, listed, store="of_second", returns=list[int])
     by_sensor.windowed_by(session(500)).aggregate(list, listed, merger=both, store="visits", returns=list[int])
+    add_table(pipeline)
+    add_sensor(pipeline, readings)
+    return pipeline
+
+
+def add_table(pipeline: Pipeline) -> None:
     table = pipeline.table("states", value=Reading)
     table.group_by("'all'").aggregate(list, listed, unlisted, store="states_listed", returns=list[int])
-    process = readings.process(Sensor, stores={"total": int}, returns=int)
-    process.output.to("totals")
-    return pipeline
+
+
+def add_sensor(pipeline: Pipeline, readings: Stream[Reading]) -> None:
+    readings.process(Sensor, stores={"total": int}, returns=int).output.to("totals")
 
 
 STORES = ("reduced", "listed", "of_second", "visits", "states", "states_listed")
@@ -178,7 +185,9 @@ def test_a_dead_letter_names_step_line_key_and_error(drive: Drive) -> None:
 
 
 def test_failing_timers_of_both_clocks_are_dead_letters_and_count_as_fired(drive: Drive) -> None:
-    driver = drive(sensors("timers"))
+    pipeline = Pipeline("timers", workers=2)
+    add_sensor(pipeline, pipeline.stream("readings", value=Reading))
+    driver = drive(pipeline)
     driver.pipe("readings", {"value": 21}, "event", timestamp=0)
     driver.pipe("readings", {"value": 22}, "wall", timestamp=100)
     driver.pipe("readings", {"value": 1}, "event", timestamp=200)
@@ -195,7 +204,9 @@ def test_failing_timers_of_both_clocks_are_dead_letters_and_count_as_fired(drive
 
 
 def test_a_change_of_a_table_within_a_group_is_atomic(drive: Drive) -> None:
-    driver = drive(sensors("changes"))
+    pipeline = Pipeline("changes", workers=2)
+    add_table(pipeline)
+    driver = drive(pipeline)
     for value in (1, BROKEN - 1, 5):  # the aggregate never subtracts the value that it could not add
         driver.pipe("states", {"value": value}, "a", timestamp=value)
     driver.pipe("states", {"value": 2}, "b", timestamp=20)
@@ -204,7 +215,9 @@ def test_a_change_of_a_table_within_a_group_is_atomic(drive: Drive) -> None:
 
 
 def test_a_value_that_was_not_added_is_not_subtracted(drive: Drive) -> None:
-    driver = drive(sensors("replaced"))
+    pipeline = Pipeline("replaced", workers=2)
+    add_table(pipeline)
+    driver = drive(pipeline)
     for key, value in (("a", 1), ("b", BROKEN), ("a", BROKEN), ("a", 2), ("b", 3)):
         driver.pipe("states", {"value": value}, key, timestamp=0)
         driver.commit()

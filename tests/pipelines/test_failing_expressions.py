@@ -6,7 +6,7 @@ import pytest
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
-from sluice import Pipeline
+from sluice import Pipeline, Stream
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
 from sluice.values.records import OnError
@@ -29,7 +29,7 @@ MISTYPED = Trip(9, 3, "two")
 def send(driver: TopologyTestDriver, trips: list[Trip], cut: str) -> None:
     for at, trip in enumerate(trips):
         driver.pipe("trips", {"km": trip.km, "hours": trip.hours, "people": trip.people}, "k", timestamp=at)
-        if cut == "each":
+        if cut == "each" or (cut == "two batches" and at == 1):
             driver.commit()
 
 
@@ -51,7 +51,7 @@ def with_every_step(name: str) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("cut", ["one batch", "each"])
+@pytest.mark.parametrize("cut", ["one batch", "two batches"])
 def test_every_kind_of_step_continues_without_the_record(drive: Drive, cut: str) -> None:
     driver = drive(with_every_step("steps"))
     send(driver, [GOOD[0], NO_TIME, MISTYPED, GOOD[1], GOOD[2]], cut)
@@ -97,28 +97,42 @@ def test_a_dead_letter_names_the_step_and_the_failing_part(drive: Drive, cut: st
     assert sum(number for name, number in counts.items() if name.startswith("failed/")) == 2
 
 
-@pytest.mark.parametrize("step", ["before an ordered step", "behind one", "between a store and its topic"])
-@pytest.mark.parametrize("on_error", ["skip", "fail"])
-def test_a_step_may_skip_the_record_or_end_the_run(drive: Drive, step: str, on_error: OnError) -> None:
-    pipeline = Pipeline("policies")
-    trips = pipeline.stream("trips", value=Trip)
+def with_policy(trips: Stream[Trip], step: str, on_error: OnError) -> None:
+    """Write what a step makes of trips to a topic of its own."""
     match step:
         case "before an ordered step":
-            trips.select(speed="km DIV hours", on_error=on_error).to("out")
+            trips.select(speed="km DIV hours", on_error=on_error).to(TOPICS[step])
         case "behind one":
-            trips.deduplicate("km", within=1).select(speed="km DIV hours", on_error=on_error).to("out")
+            trips.deduplicate("km", within=1).select(speed="km DIV hours", on_error=on_error).to(TOPICS[step])
         case _:
             counts = trips.group_by("people").count(store="n")
-            counts.select(inverse="1 DIV CAST(_key AS INT)", on_error=on_error).to("out")
+            counts.select(inverse="1 DIV CAST(_key AS INT)", on_error=on_error).to(TOPICS[step])
+
+
+TOPICS = {"before an ordered step": "before", "behind one": "behind", "between a store and its topic": "between"}
+
+
+@pytest.mark.parametrize("steps", [["before an ordered step", "behind one"], ["between a store and its topic"]])
+def test_steps_may_skip_the_record(drive: Drive, steps: list[str]) -> None:
+    pipeline = Pipeline("policies")
+    trips = pipeline.stream("trips", value=Trip)
+    for step in steps:
+        with_policy(trips, step, "skip")
+    driver = drive(pipeline)
+    send(driver, [GOOD[0], MISTYPED if len(steps) == 1 else NO_TIME], "one batch")
+    assert [len(driver.output(TOPICS[step])) for step in steps] == [1] * len(steps)
+    assert driver.dead_letters() == []
+    assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == len(steps)
+
+
+@pytest.mark.parametrize("step", TOPICS)
+def test_a_step_may_end_the_run(drive: Drive, step: str) -> None:
+    pipeline = Pipeline("policies")
+    with_policy(pipeline.stream("trips", value=Trip), step, "fail")
     driver = drive(pipeline)
     send(driver, [GOOD[0], MISTYPED if step.startswith("between") else NO_TIME], "one batch")
-    if on_error == "fail":
-        with pytest.raises(EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*(DIVIDE_BY_ZERO|CAST)"):
-            driver.commit()
-        return
-    assert len(driver.output("out")) == 1
-    assert driver.dead_letters() == []
-    assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == 1
+    with pytest.raises(EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*(DIVIDE_BY_ZERO|CAST)"):
+        driver.commit()
 
 
 def test_a_number_that_json_cannot_represent_is_rejected(drive: Drive) -> None:

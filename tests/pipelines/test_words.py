@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from sluice.testing import TopologyTestDriver
-from tests.pipelines.conftest import Drive
+from sluice.topology import load_pipeline
+from tests.pipelines.conftest import PIPELINES, Drive
+from tests.postgres import new_database
 
-WORDS = [("A", "Apple"), ("A", "Alpha"), ("B", "Bus"), ("A", "Ant"), ("B", "Baby")]
-FIRST = "A is the first letter"
-SECOND = "B is the second letter"
-
-
-@pytest.fixture
-def words(drive: Drive) -> TopologyTestDriver:
-    return drive("words")
+WORDS = [("A", "Almonds"), ("A", "Anaconda"), ("B", "Bananas"), ("A", "Antelope"), ("B", "Barley")]
+"""No other test has words of six letters or more."""
+FIRST = "the first letter"
+SECOND = "the second letter"
 
 
-def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]:
-    return [(record.key, record.value) for record in driver.read(topic)]
+@pytest.fixture(scope="module")
+def words(spark: SparkSession, server: str) -> Iterator[TopologyTestDriver]:
+    """One driver for all stories: each has letters of its own."""
+    database = new_database(server) if server else ""
+    with TopologyTestDriver(load_pipeline(PIPELINES, "words"), spark=spark, database=database) as made:
+        yield made
+
+
+def read(driver: TopologyTestDriver, topic: str, letters: str = "") -> list[tuple[str | None, Any]]:
+    """The topic's new records; those of the letters, if any are given."""
+    records = driver.read(topic)
+    return [(one.key, one.value) for one in records if not letters or (one.key or "-") in letters]
+
+
+def stored(driver: TopologyTestDriver, store: str, letters: str) -> dict[Any, Any]:
+    return {key: value for key, value in driver.store(store).items() if key in letters}
 
 
 def pair(left: str | None, right: str | None) -> dict[str, str | None]:
@@ -48,62 +62,62 @@ def test_a_table_has_the_latest_word_of_each_key(words: TopologyTestDriver) -> N
 def test_words_are_counted_joined_and_collected_by_letter(words: TopologyTestDriver) -> None:
     for letter, word in WORDS[:3]:
         words.pipe("alphabet", word, key=letter)
-    assert words.store("letters_joined") == {"A": "Apple-Alpha", "B": "Bus"}
+    assert stored(words, "letters_joined", "AB") == {"A": "Almonds-Anaconda", "B": "Bananas"}
 
     for letter, word in WORDS[3:]:
         words.pipe("alphabet", word, key=letter)
-    assert words.store("letters_count") == {"A": 3, "B": 2}
-    assert words.store("letters_joined") == {"A": "Apple-Alpha-Ant", "B": "Bus-Baby"}
-    letters = words.store("letters")
+    assert stored(words, "letters_count", "AB") == {"A": 3, "B": 2}
+    assert stored(words, "letters_joined", "AB") == {"A": "Almonds-Anaconda-Antelope", "B": "Bananas-Barley"}
+    letters = stored(words, "letters", "AB")
     assert {key: (one["key"], sorted(one["valueList"]), one["runningCount"]) for key, one in letters.items()} == {
-        "A": ("A", ["Alpha", "Ant", "Apple"], 3),
-        "B": ("B", ["Baby", "Bus"], 2),
+        "A": ("A", ["Almonds", "Anaconda", "Antelope"], 3),
+        "B": ("B", ["Bananas", "Barley"], 2),
     }
-    assert words.store("lengths_count") == {"5": 2, "3": 2, "4": 1}
+    assert stored(words, "lengths_count", "678") == {"7": 2, "8": 2, "6": 1}
 
 
 def test_a_word_is_joined_with_the_current_description_of_its_letter(words: TopologyTestDriver) -> None:
-    words.pipe("alphabet", "Apple", key="A")
-    words.pipe("alphabet_descriptions", FIRST, key="A")
-    words.pipe("alphabet", "Alpha", key="A")
-    words.pipe("alphabet_descriptions", "A is a vowel", key="A")
-    words.pipe("alphabet", "Ant", key="A")
-    words.pipe("alphabet_descriptions", None, key="A")
-    words.pipe("alphabet", "Arm", key="A")
-    assert read(words, "words_with_description_inner") == [
-        ("A", pair("Alpha", FIRST)),
-        ("A", pair("Ant", "A is a vowel")),
+    words.pipe("alphabet", "Apple", key="D")
+    words.pipe("alphabet_descriptions", FIRST, key="D")
+    words.pipe("alphabet", "Alpha", key="D")
+    words.pipe("alphabet_descriptions", "another one", key="D")
+    words.pipe("alphabet", "Ant", key="D")
+    words.pipe("alphabet_descriptions", None, key="D")
+    words.pipe("alphabet", "Arm", key="D")
+    assert read(words, "words_with_description_inner", "D") == [
+        ("D", pair("Alpha", FIRST)),
+        ("D", pair("Ant", "another one")),
     ]
-    assert read(words, "words_with_description_left") == [
-        ("A", pair("Apple", None)),
-        ("A", pair("Alpha", FIRST)),
-        ("A", pair("Ant", "A is a vowel")),
-        ("A", pair("Arm", None)),
+    assert read(words, "words_with_description_left", "D") == [
+        ("D", pair("Apple", None)),
+        ("D", pair("Alpha", FIRST)),
+        ("D", pair("Ant", "another one")),
+        ("D", pair("Arm", None)),
     ]
 
 
 def test_two_tables_joined_follow_the_changes_of_both(words: TopologyTestDriver) -> None:
     def read_all() -> dict[str, list[tuple[str | None, Any]]]:
-        return {how: read(words, f"letters_with_description_{how}") for how in ("inner", "left", "outer")}
+        return {how: read(words, f"letters_with_description_{how}", "EF") for how in ("inner", "left", "outer")}
 
-    words.pipe("alphabet", "Apple", key="A")
-    words.pipe("alphabet_descriptions", SECOND, key="B")
+    words.pipe("alphabet", "Apple", key="E")
+    words.pipe("alphabet_descriptions", SECOND, key="F")
     assert read_all() == {
         "inner": [],
-        "left": [("A", pair("Apple", None))],
-        "outer": [("A", pair("Apple", None)), ("B", pair(None, SECOND))],
+        "left": [("E", pair("Apple", None))],
+        "outer": [("E", pair("Apple", None)), ("F", pair(None, SECOND))],
     }
 
-    words.pipe("alphabet", "Bus", key="B")
-    words.pipe("alphabet_descriptions", FIRST, key="A")
-    both = [("B", pair("Bus", SECOND)), ("A", pair("Apple", FIRST))]
+    words.pipe("alphabet", "Bus", key="F")
+    words.pipe("alphabet_descriptions", FIRST, key="E")
+    both = [("F", pair("Bus", SECOND)), ("E", pair("Apple", FIRST))]
     assert read_all() == {"inner": both, "left": both, "outer": both}
 
-    words.pipe("alphabet_descriptions", None, key="A")
+    words.pipe("alphabet_descriptions", None, key="E")
     assert read_all() == {
-        "inner": [("A", None)],
-        "left": [("A", pair("Apple", None))],
-        "outer": [("A", pair("Apple", None))],
+        "inner": [("E", None)],
+        "left": [("E", pair("Apple", None))],
+        "outer": [("E", pair("Apple", None))],
     }
 
 
@@ -111,21 +125,21 @@ def test_two_streams_are_joined_within_ten_seconds(words: TopologyTestDriver) ->
     def at(second: int) -> int:
         return 1_000 * second
 
-    words.pipe("alphabet", "Apple", key="A", timestamp=at(20))
-    words.pipe("alphabet", "Bus", key="B", timestamp=at(20))
-    words.pipe("alphabet_descriptions", FIRST, key="A", timestamp=at(30))
-    words.pipe("alphabet_descriptions", SECOND, key="B", timestamp=at(31))
-    words.pipe("alphabet_descriptions", "C is the third letter", key="C", timestamp=at(60))
-    words.pipe("alphabet", "Cat", key="C", timestamp=at(90))
-    match = [("A", pair("Apple", FIRST))]
-    lonely = [("B", pair("Bus", None))]
-    assert read(words, "words_near_description_inner") == match
-    assert sorted(read(words, "words_near_description_left"), key=str) == match + lonely
-    assert sorted(read(words, "words_near_description_outer"), key=str) == [
+    words.pipe("alphabet", "Apple", key="G", timestamp=at(20))
+    words.pipe("alphabet", "Bus", key="H", timestamp=at(20))
+    words.pipe("alphabet_descriptions", FIRST, key="G", timestamp=at(30))
+    words.pipe("alphabet_descriptions", SECOND, key="H", timestamp=at(31))
+    words.pipe("alphabet_descriptions", "the third letter", key="I", timestamp=at(60))
+    words.pipe("alphabet", "Cat", key="I", timestamp=at(90))
+    match = [("G", pair("Apple", FIRST))]
+    lonely = [("H", pair("Bus", None))]
+    assert read(words, "words_near_description_inner", "GHI") == match
+    assert sorted(read(words, "words_near_description_left", "GHI"), key=str) == match + lonely
+    assert sorted(read(words, "words_near_description_outer", "GHI"), key=str) == [
         *match,
         *lonely,
-        ("B", pair(None, SECOND)),
-        ("C", pair(None, "C is the third letter")),
+        ("H", pair(None, SECOND)),
+        ("I", pair(None, "the third letter")),
     ]
 
 

@@ -207,13 +207,16 @@ def test_an_older_writer_is_rejected(shard: LocalShard) -> None:
     assert shard.get(0, "a", 1) == "[2]"
 
 
+ROWS = 4_000
+
+
 def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite"
     with LocalShard.create(f"sqlite:///{file}") as shard:
-        shard.write(0, [row(f"key {number}", "[1]") for number in range(20_000)])
+        shard.write(0, [row(f"key {number}", "[1]") for number in range(ROWS)])
     data = file.read_bytes()
     choose = random.Random(7)
-    for _ in range(40):
+    for _ in range(20):
         flipped = bytearray(data)
         # Within the pages of the state rows; free space does not matter.
         place = choose.randrange(len(data) // 4, len(data) // 2)
@@ -221,7 +224,7 @@ def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
         file.write_bytes(flipped)
         with contextlib.closing(sqlite3.connect(file)) as database:
             try:
-                same = database.execute("SELECT * FROM state_rows").fetchall() == expected(20_000)
+                same = database.execute("SELECT * FROM state_rows").fetchall() == expected(ROWS)
             except sqlite3.DatabaseError:
                 same = False
         if not same:
