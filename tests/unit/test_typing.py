@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from pathlib import Path
 
-import pytest
 from mypy import api
 
 CONTRACTS = """
@@ -70,24 +69,22 @@ WRONG = {
 }
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("mypy")
+ROOT = Path(__file__).parents[2]
 
 
-def checked(text: str, folder: Path, cache: Path) -> str:
-    """mypy's output for a file with this text."""
+def checked(text: str, folder: Path) -> str:
+    """mypy's output for a file with this text, with the configuration and the cache of `make lint`."""
     file = folder / "typed.py"
     file.write_text(text)
-    os.environ.setdefault("MYPYPATH", str(Path(__file__).parents[2]))
-    out, errors, _ = api.run(["--strict", "--cache-dir", str(cache), "--config-file", os.devnull, str(file)])
+    with contextlib.chdir(ROOT):
+        out, errors, _ = api.run([str(file)])
     return out + errors
 
 
-def test_mypy_accepts_valid_pipelines_and_finds_mistakes(tmp_path: Path, cache: Path) -> None:
-    assert "Success" in checked(CONTRACTS + RIGHT, tmp_path, cache)
+def test_mypy_accepts_valid_pipelines_and_finds_mistakes(tmp_path: Path) -> None:
+    assert "Success" in checked(CONTRACTS + RIGHT, tmp_path)
     first = CONTRACTS.count("\n") + 1
-    report = checked(CONTRACTS + "\n".join(WRONG) + "\n", tmp_path, cache).splitlines()
+    report = checked(CONTRACTS + "\n".join(WRONG) + "\n", tmp_path).splitlines()
     for number, (line, expected) in enumerate(WRONG.items(), first):
         errors = [text for text in report if text.startswith(f"{tmp_path / 'typed.py'}:{number}: error")]
         assert any(part in error for part in expected.split("|") for error in errors), (line, errors, report)
