@@ -100,7 +100,7 @@ def main(
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 50_000,
 ) -> None:
     """Run the pipelines one after the other, and print records per second and memory."""
-    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder, "kafka")) as kafka:
+    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder, "kafka"), quick=False) as kafka:
         kafka.create_topics({"clicks": 2, "left": 2, "right": 2})
         produce(kafka.bootstrap, {"clicks": records, "left": records // 2, "right": records // 2}, keys)
         table = Table("pipeline", "seconds", "records/s, warm", "to fused", "GB, early", "GB, late")

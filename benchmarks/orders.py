@@ -68,7 +68,7 @@ def main(
     """Produce the orders, run the programs alternately, and print the times and their ratio."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home = Path(folder)
-        with EmbeddedKafka(home / "kafka") as kafka:
+        with EmbeddedKafka(home / "kafka", quick=False) as kafka:
             config = {"bootstrap.servers": kafka.bootstrap}
             with console.status(f"producing {orders:,} orders"):
                 produce_orders(config, count=orders, stores=stores)

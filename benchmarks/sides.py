@@ -142,7 +142,7 @@ def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]
     copy = home / "peer"
     shutil.copytree(program, copy)
     with ExitStack() as stack:
-        kafka = stack.enter_context(EmbeddedKafka(home / "kafka"))
+        kafka = stack.enter_context(EmbeddedKafka(home / "kafka", quick=False))
         produce_orders({"bootstrap.servers": kafka.bootstrap}, count=orders, stores=len(KEYS), bad_share=0.0)
         variables = os.environ | {
             "APP_ID": "peer", "TOPIC": "orders", "STORES_TOPIC": "stores", "BOOTSTRAP": kafka.bootstrap,

@@ -33,6 +33,8 @@ STOP_SECONDS = 20.0
 _LOADING_SECONDS = 5.0
 
 _JVM = ["-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"]
+_QUICK = ["-XX:TieredStopAtLevel=1"]
+"""Compiles code once instead of optimizing it further."""
 _LOGGING = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
@@ -83,17 +85,19 @@ class Broker:
 class EmbeddedKafka:
     """A broker that runs during a `with` block, with its data in `folder`, on `port` or any free port.
 
-    The data are kept when the broker stops, so that it can be started again with the same folder.
+    The data are kept when the broker stops, so that it can be started again with the same folder. A `quick` broker
+    needs a third less processor time to start, but can handle fewer records per second.
     """
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
+    def __init__(self, folder: Path, port: int | None = None, *, quick: bool = True) -> None:
         self.folder = folder
+        self.quick = quick
         self.port = port or free_port()
         self.bootstrap = f"{LOOPBACK}:{self.port}"
 
     def start(self) -> None:
         """Start the broker and wait until it answers. Raises PreflightError with the end of its log if it does not."""
-        start(self.folder, self.port)
+        start(self.folder, self.port, quick=self.quick)
 
     def stop(self) -> None:
         """Stop the broker and wait until its process has ended; do nothing if it is not running."""
@@ -113,7 +117,7 @@ class EmbeddedKafka:
         self.stop()
 
 
-def start(folder: Path, port: int = DEFAULT_PORT) -> Broker:
+def start(folder: Path, port: int = DEFAULT_PORT, *, quick: bool = False) -> Broker:
     """Start a broker with its data in `folder`, and wait until it answers.
 
     The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if a broker already
@@ -130,9 +134,10 @@ def start(folder: Path, port: int = DEFAULT_PORT) -> Broker:
     configuration = _write_configuration(folder, port)
     java = _java_command()
     if not (folder / "data" / "meta.properties").is_file():
-        _format(java, folder, configuration)
+        _format([*java, *_QUICK], folder, configuration)
     # Record the process first, so that it can be stopped whatever happens next.
-    pid = _spawn([*java, "kafka.Kafka", str(configuration)], folder / "broker.log")
+    options = _QUICK if quick else []
+    pid = _spawn([*java, *options, "kafka.Kafka", str(configuration)], folder / "broker.log")
     broker = Broker(pid, port)
     (folder / "broker.json").write_bytes(msgspec.json.encode(broker))
     try:
