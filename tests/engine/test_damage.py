@@ -14,6 +14,7 @@ from rich.console import Console
 from sluice import Pipeline, tumbling
 from sluice.auditing import report
 from sluice.errors import DamagedState
+from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names, sums
 
@@ -42,13 +43,16 @@ def change(running: Running, sql: str) -> None:
 
 @contextlib.contextmanager
 def undone(running: Running) -> Iterator[None]:
-    """Undo what the block does to the shard of worker 0."""
+    """Restore the shard of worker 0 after the block, and end its quarantine."""
     with contextlib.closing(sqlite3.connect(":memory:")) as kept:
         with worker_0(running) as shard:
             shard.backup(kept)
         yield
         with worker_0(running) as shard:
             kept.backup(shard)
+    with running.ledger() as ledger:
+        assert ledger.quarantine.get(JobRef(running.pipeline.name, "main", 1))
+        ledger.quarantine.remove(JobRef(running.pipeline.name, "main", 1), 0)
 
 
 DAMAGE = {
