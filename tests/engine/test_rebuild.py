@@ -69,7 +69,7 @@ def test_lost_state_is_rebuilt_and_no_output_is_written_twice(start: Start) -> N
         run(running)
     assert rebuild(running) == 2
     after = running.everything()
-    for what in ("stores", "outputs", ""):
+    for what in ("stores", "outputs", "dead letters"):
         assert after[what] == before[what], what
     assert after["snapshots"][-1].positions == before["snapshots"][-1].positions
     assert _last_times(after) == _last_times(before)
