@@ -48,10 +48,3 @@ def open_airflow(browser: Browser, airflow: AirflowServer, user: str = "viewer",
     page.locator("button[type=submit]").click()
     expect(page.get_by_role("link", name="Sluice")).to_be_visible(timeout=30_000)
     return page
-
-
-@contextmanager
-def browser_page(airflow: AirflowServer, scheme: str = "light", user: str = "viewer") -> Iterator[Page]:
-    """The same with a browser of its own."""
-    with chromium() as browser:
-        yield open_airflow(browser, airflow, user, scheme)

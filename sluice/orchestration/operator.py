@@ -109,8 +109,8 @@ class SluiceJobOperator(SparkSubmitOperator):
                     tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
                     stats.gauge(f"sluice.{gauge.name}", gauge.value, tags=tags)
                 figures = run_figures(ledger, self.pipeline, _run(context))
-            events: Any = context.get("outlet_events") or {}
-            for asset in self.outlets if events else ():
+            events: Any = context.get("outlet_events")  # empty until an asset is looked up
+            for asset in self.outlets if events is not None else ():
                 events[asset].extra.update(figures)
         except Exception as error:
             self.log.warning("The run's figures were not reported: %s", error)

@@ -7,13 +7,16 @@ import os
 import re
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.observability import stats
 
 from sluice.brokers import require_brokers
 from sluice.orchestration import operator
@@ -22,6 +25,7 @@ from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.submission import APPLICATION
 from tests.ports import free_port
+from tests.states import States, make_snapshot
 
 SECRET = "hunter2-of-kafka"
 KAFKA = {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET, "enable.auto.commit": False}
@@ -67,10 +71,15 @@ def connect(monkeypatch: pytest.MonkeyPatch, master: str | None = "local[2]", ka
             monkeypatch.delenv(f"AIRFLOW_CONN_{name}_DEFAULT", raising=False)
 
 
-def submit(record: Path, *, given: dict[str, Any] | None = None, **arguments: Any) -> Submitted:
+def submit(record: Path, *, given: dict[str, Any] | None = None, events: Any = None, **arguments: Any) -> Submitted:
     """The submission of a run triggered with the parameters `given`."""
     task = SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")
-    context = {"ti": task, "params": given or {}, "dag_run": SimpleNamespace(conf=given or {}, run_id="manual__1")}
+    context: dict[str, Any] = {
+        "ti": task,
+        "params": given or {},
+        "dag_run": SimpleNamespace(conf=given or {}, run_id="manual__1"),
+    }
+    context["outlet_events"] = events
     operator = SluiceJobOperator(task_id="main", **({"pipeline": "orders"} | arguments))
     operator.render_template_fields(cast(Any, context))
     operator.execute(cast(Any, context))
@@ -258,3 +267,30 @@ def test_the_log_omits_javas_warning_about_sparks_module(
     logged = caplog.text + "".join(capfd.readouterr())
     assert "job done" in logged
     assert "incubator" not in logged
+
+
+def test_a_run_reports_figures_to_airflows_metrics_and_to_its_assets(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connect(monkeypatch)
+    monkeypatch.setattr("sluice.offsets.ANSWER_SECONDS", 0.1)
+    with Ledger.open(settings().ledger) as ledger:
+        states = States(f"sqlite:///{tmp_path}/state")
+        ledger.jobs.register(states.info())
+        counts = {"read": 10, "applied": 7, "dead_letter/contract": 3}
+        ledger.snapshots.publish(make_snapshot(0, counts=counts, run="orders/manual__1/main"))
+    gauges: list[tuple[str, float, dict[str, str]]] = []
+    monkeypatch.setattr(stats, "gauge", lambda name, value, tags: gauges.append((name, value, tags)))
+    events: dict[Asset, SimpleNamespace] = defaultdict(lambda: SimpleNamespace(extra={}))
+    submit(recorder, events=events, outlets=[Asset("orders.store.totals")])
+    assert ("sluice.batch_records", 10, {"pipeline": "orders"}) in gauges
+    assert ("sluice.batch_rejected", 3, {"pipeline": "orders", "reason": "contract"}) in gauges
+    (event,) = events.values()
+    assert event.extra == {
+        "run": "orders/manual__1/main",
+        "snapshots": ["1.0"],
+        "records": 10,
+        "applied": 7,
+        "late": 0,
+        "dead_letters": 3,
+    }
