@@ -303,7 +303,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     stores: list[str]
     same_topology: bool
-    """Whether its topology is that of the current generation."""
+    """Whether its topology is the same as that of the current generation."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,7 +318,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """TOPIC/PARTITION/OFFSET of the record; empty for an output record, and for a timer's failure."""
     step: str
     key: str | None
-    """As text; bytes that are not UTF-8 are shown as �."""
+    """The key as text, with � in place of bytes that are not UTF-8."""
     value: str | None
     bytes: int
     """The size of the value."""
@@ -327,29 +327,29 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """Earlier failures of the same record, oldest first, if it was re-driven."""
     redriven_at: datetime | None
     not_redrivable: str
-    """Why it cannot be re-driven; empty if it can."""
+    """Why the record cannot be re-driven; empty if it can."""
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
-    """The newest dead letters that were chosen, newest first."""
+    """The newest matching dead letters, newest first."""
 
     pipeline: str
     topic: str
     reasons: dict[str, int]
-    """Reason → all that were chosen, however many `dead_letters` holds."""
+    """Reason → number of all matching dead letters, including those not in `dead_letters`."""
     complete: bool
-    """Whether the search reached the topic's end in time."""
+    """Whether the search reached the end of the topic within its time limit."""
     dead_letters: list[DeadLetter]
 
 
 class Redriven(msgspec.Struct, frozen=True):
-    """What became of the chosen dead letters."""
+    """The result of re-driving dead letters."""
 
     redriven: int
     skipped: dict[str, int]
-    """Why dead letters were not re-driven → how many."""
+    """Reason why dead letters were not re-driven → their number."""
     more: bool
-    """Whether more are left to re-drive: send the request again."""
+    """Whether there are more dead letters to re-drive; if so, send the request again."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -371,7 +371,7 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store's second snapshot differs from its first."""
+    """The differences between two snapshots of a store."""
 
     pipeline: str
     store: str
@@ -380,6 +380,6 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     same: int
     changed: int
     missing: int
-    """Entries of the first snapshot that the second lacks."""
+    """Number of entries in the first snapshot that are not in the second."""
     added: int
     examples: list[Difference]

@@ -24,7 +24,8 @@ app = typer.Typer(
     help="Stream processing with Airflow, Spark and Kafka.",
 )
 generations = typer.Typer(
-    no_args_is_help=True, help="Build a pipeline's state again beside the current one, compare both, and switch or not."
+    no_args_is_help=True,
+    help="Build a pipeline's state again in a new generation, compare both, and switch to the new one or drop it.",
 )
 kafka = typer.Typer(no_args_is_help=True, help="A Kafka broker on this machine.")
 app.add_typer(samples.app, name="produce")
@@ -190,22 +191,22 @@ def replay(
     ] = False,
     master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
 ) -> None:
-    """Build the state again from the topics, in a generation beside the current one, which stays.
+    """Build the state again from the topics in a new generation, without replacing the current one.
 
-    Compare a store of both: sluice query diff STORE --before 1.42 --after 2.42.
+    To compare a store in both generations: sluice query diff STORE --before 1.42 --after 2.42.
     """
     _submit(pipeline, master, "--replay", *(["--from-topics"] if from_topics else []))
 
 
 @generations.command()
 def promote(pipeline: Name, master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]") -> None:
-    """Make the generation that a replay built the current one, after it has read what was published since."""
+    """Bring the generation that a replay has built up to date, and make it the current one."""
     _submit(pipeline, master, "--promote")
 
 
 @generations.command()
 def drop(pipeline: Name, master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]") -> None:
-    """Remove the generation that a replay built."""
+    """Remove the generation that a replay has built."""
     _submit(pipeline, master, "--drop")
 
 

@@ -1,7 +1,7 @@
-"""Dead letters: found by reason, time and partition, and re-driven: written to their source topic again, once.
+"""Finds dead letters by reason, time and partition, and re-drives them: writes each once to its source topic again.
 
-Each transaction writes records to their source topics and a marker for each to `PIPELINE_redriven`. So a crash, a
-second request or a second process cannot write a record twice.
+Each transaction writes records to their source topics and a marker for each record to `PIPELINE_redriven`. Therefore a
+crash, a second request or a second process cannot write a record twice.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from sluice.errors import EngineError
 from sluice.topics import Topic, create_topics, read_topic, require_delivery
 
 READ_SECONDS = 8.0
-"""How long a search through dead letters may take; after that, what was found is returned."""
+"""Time limit for a search through dead letters, after which the dead letters found so far are returned."""
 MOST = 10_000
-"""The most dead letters that are re-driven at once."""
+"""Maximum number of dead letters to re-drive at once."""
 HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
-"""Headers of a re-driven record: `sluice.history.1` describes its first failure; `sluice.redriven` counts them."""
+"""Headers of a re-driven record: `sluice.history.1` describes its first failure; `sluice.redriven` is their number."""
 UNREADABLE = frozenset(
     {
         "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value", "null_value", "event_time",
         "future", "key_not_utf8", "null_key", "out_of_range",
     }
 )  # fmt: skip
-"""Reasons of records that could not be read, and so had no effect. Other records may have had: they are re-driven only
-if their reason is named."""
+"""Reasons of records that could not be read and therefore had no effect. Records with other reasons may have had an
+effect, and are re-driven only if their reason is requested."""
 
 _TIMEOUT_S = 15.0
 _AT_ONCE = 500
@@ -129,37 +129,37 @@ class DeadLetter:
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """The note that a dead letter was re-driven."""
+    """Records that a dead letter was re-driven."""
 
     at: datetime
     topic: str
     partition: int
     offset: int
-    """The place of the re-driven record."""
+    """The offset of the re-driven record."""
 
 
 @dataclass
 class Found:
-    """The newest dead letters that were chosen, newest first."""
+    """The newest matching dead letters, newest first."""
 
     letters: list[DeadLetter] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
-    """Reason → all that were chosen, however many `letters` holds."""
+    """Reason → number of all matching dead letters, including those not in `letters`."""
     complete: bool = True
-    """Whether the search reached the topic's end in time."""
+    """Whether the search reached the end of the topic within its time limit."""
     markers: dict[tuple[int, int], Marker] = field(default_factory=dict)
-    """Place of a dead letter → when and where to it was re-driven."""
+    """Partition and offset of a dead letter → the marker of its re-drive."""
 
 
 @dataclass
 class Redriven:
-    """What became of the chosen dead letters."""
+    """The result of re-driving dead letters."""
 
     redriven: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """Why dead letters were not re-driven → how many."""
+    """Reason why dead letters were not re-driven → their number."""
     more: bool = False
-    """Whether more dead letters are left to re-drive."""
+    """Whether there are more dead letters to re-drive."""
 
 
 def find(kafka: Mapping[str, str], pipeline: str, chosen: Chosen, limit: int) -> Found:
@@ -194,7 +194,7 @@ def redrive(
     create_topics(kafka, [Topic(markers_of(pipeline), config={"cleanup.policy": "compact"})])
     producer = Producer({**quiet(kafka), "transactional.id": f"sluice.{pipeline}.redrive", "linger.ms": 5})
     try:
-        # Ends what a killed process left open, so that its markers count or not; fences one that still runs.
+        # Aborts the open transaction of a killed process, and fences a process that is still running.
         producer.init_transactions(_TIMEOUT_S)
         markers = _markers(kafka, pipeline)
         due: list[DeadLetter] = []
@@ -212,7 +212,7 @@ def redrive(
     except KafkaException as error:
         raise EngineError(
             f"Re-driving dead letters of {pipeline} failed: {error.args[0].str()}.",
-            next_step="Those that were written are marked; run it again for the rest.",
+            next_step="Run the command again: records that were written are marked and are not written twice.",
         ) from None
     return outcome
 

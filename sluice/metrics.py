@@ -1,4 +1,4 @@
-"""Figures about pipelines for monitoring systems: those of Airflow's own metrics, and Prometheus' text format."""
+"""Figures about pipelines for monitoring systems, through Airflow's metrics and in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELP = {
 
 @dataclass(frozen=True)
 class Gauge:
-    """A figure at one moment."""
+    """A value of a gauge."""
 
     name: str
     value: float

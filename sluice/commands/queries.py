@@ -183,7 +183,7 @@ def combine(
 def diff(
     store: Store,
     before: Annotated[str, typer.Option(help="A snapshot 1.40, run:NAME, or a time.")],
-    after: Annotated[str | None, typer.Option(help="The same; default: the newest snapshot.")] = None,
+    after: Annotated[str | None, typer.Option(help="The second snapshot; default: the newest snapshot.")] = None,
     pipeline: Pipeline = None,
     form: FormOption = Form.TABLE,
 ) -> None:

@@ -65,9 +65,9 @@ def read(topic: TopicName) -> None:
 
 dead_letters = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive them after a fix.")
 
-Reason = Annotated[str, typer.Option(help="Only those with this reason, such as contract.")]
-Since = Annotated[str, typer.Option(help="Only those written at this time or later, UTC without a zone.")]
-Partition = Annotated[int | None, typer.Option(min=0, help="Only those of records of this partition.")]
+Reason = Annotated[str, typer.Option(help="Only dead letters with this reason, such as contract.")]
+Since = Annotated[str, typer.Option(help="Only dead letters written at this time or later; UTC if it has no zone.")]
+Partition = Annotated[int | None, typer.Option(min=0, help="Only dead letters of records from this partition.")]
 
 
 @dead_letters.command("list")
@@ -79,7 +79,7 @@ def list_dead_letters(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 20,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """List a pipeline's newest dead letters: reason, place of the record, error, key and value."""
+    """List a pipeline's newest dead letters: reason, position of the record, error, key and value."""
     from sluice.dead_letters import Chosen, find
 
     with errors_as_messages():
@@ -101,8 +101,8 @@ def redrive(
 ) -> None:
     """Write the records of dead letters to their topics again, each once.
 
-    Without --reason, only records that could not be read: of other records, steps that did not fail would count them
-    twice.
+    Without --reason, only records that could not be read are written, because steps that have processed other records
+    would count them twice.
     """
     from sluice.dead_letters import Chosen
     from sluice.dead_letters import redrive as redrive_chosen

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 ACTIONS = {"run": (), "replay": ("--replay",), "promote": ("--promote",), "drop": ("--drop",)}
-"""What a run does → the program's options."""
+"""Action of a run → the program's options."""
 
 
 class SluiceJobOperator(SparkSubmitOperator):

@@ -1,4 +1,4 @@
-"""Tell whether a job's stateless steps can run on Arrow, in the task that decodes the records, or need Spark SQL.
+"""Decides whether a job's stateless steps can run on Arrow, in the task that decodes the records, or need Spark SQL.
 
 On Arrow, records stay in one Python task until they are added up; for Spark SQL, they go to the JVM and back. Arrow
 computes expressions that cannot fail and for which its results equal Spark's: columns, literals, comparisons, AND, OR,
@@ -32,7 +32,7 @@ _JSON_OPTIONS = tree_of(TO_JSON.format("x")).args["options"]
 
 
 class NeedsSparkError(Exception):
-    """Arrow cannot compute an expression. The message is the part that it cannot compute."""
+    """Arrow cannot compute an expression. The message is the part of the expression that needs Spark."""
 
 
 def why_spark(job: Job) -> str:
@@ -183,7 +183,7 @@ def _choice(node: exp.Expr, branches: list[exp.Expr], types: Mapping[str, str]) 
 def _arithmetic(node: exp.Binary, types: Mapping[str, str]) -> str:
     kinds = kind(node.left, types), kind(node.right, types)
     known = exp.Add if isinstance(node, exp.Add) else exp.Sub if isinstance(node, exp.Sub) else exp.Mul
-    # The digits of results follow from the types of both sides; of a literal, from its own digits.
+    # The digits of a result follow from the types of both sides, and for a literal from its digits.
     sides = [
         part if isinstance(part, exp.Literal) else exp.column(f"c{number}")
         for number, part in enumerate((node.left, node.right))

@@ -1,4 +1,4 @@
-"""A pipeline's dead letters, read from their topic and re-driven."""
+"""Routes that list and re-drive a pipeline's dead letters."""
 
 from __future__ import annotations
 

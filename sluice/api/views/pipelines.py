@@ -60,20 +60,20 @@ class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
 
 
 class Action(StrEnum):
-    """What a run does."""
+    """The action of a run."""
 
     RUN = "run"
     """Read all unread records."""
     REPLAY = "replay"
-    """Build the state again from the topics, in a generation beside the current one, which stays."""
+    """Build the state again from the topics in a new generation, without replacing the current one."""
     PROMOTE = "promote"
-    """Read what was published since into the generation that was built, and make it the current one."""
+    """Bring the generation that was built up to date, and make it the current one."""
     DROP = "drop"
     """Remove the generation that was built."""
 
 
 class StartRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run is to do."""
+    """The action and options of a run to start."""
 
     action: Action = Action.RUN
 
@@ -136,9 +136,9 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
 
 @router.post("/{pipeline}/runs", answers.Started, body=StartRun, parameters=PipelineQuery)
 async def start_run(request: Request, query: PipelineQuery, wanted: StartRun) -> Response:
-    """Trigger the pipeline's DAG: to read, or to replay into another generation, promote it or drop it.
+    """Trigger the pipeline's DAG to read records, or to replay into a new generation, promote it or drop it.
 
-    Needs permission to edit the DAG. A run waits for the one before it to end.
+    The user needs the permission to edit the DAG. The new run waits until the previous run has ended.
     """
     allowed = await access(request)
     await allowed.require_edit(query.pipeline)

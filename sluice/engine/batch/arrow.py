@@ -11,7 +11,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What a Spark task does in Python: takes record batches and yields record batches."""
+"""The Python function of a Spark task, which takes and yields record batches."""
 
 _SIMPLE = {
     "BIGINT": pa.int64(),
@@ -27,7 +27,7 @@ _SIMPLE = {
 
 @dataclass(frozen=True)
 class Chain:
-    """Several tasks as one, each of which takes what the previous one yields."""
+    """Chains several tasks: each takes the batches that the previous one yields."""
 
     tasks: tuple[Task, ...]
 

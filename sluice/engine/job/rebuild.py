@@ -83,10 +83,10 @@ class Rebuild:
         return new.generation
 
     def replay(self) -> int:
-        """Build a new generation and keep it beside the current one. Returns its number. Raises as `run` does.
+        """Build a new generation without promoting it. Returns its number. Raises the same errors as `run`.
 
-        It replaces one that an earlier replay built. Its state may differ from the current one's: that is for a person
-        to judge.
+        The generation replaces that of an earlier replay. Its state may differ from the current state; the user decides
+        whether to promote it.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
@@ -97,9 +97,9 @@ class Rebuild:
         return new.generation
 
     def promote(self) -> int:
-        """Make the generation that `replay` built the current one, after it has read what was published since.
+        """Bring the generation that `replay` has built up to date, and make it the current one. Returns its number.
 
-        Returns its number. Raises EngineError without such a generation, and as `run` does.
+        Raises EngineError if there is no such generation, and the same errors as `run`.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old, new = lease.ref, built_beside(ledger, lease.ref)
@@ -231,7 +231,7 @@ def _lost(recorded: Iterable[SourcePartition], now: Mapping[str, Topic], read: P
 
 
 def built_beside(ledger: Ledger, current: JobRef) -> JobRef:
-    """The generation that a replay built beside the current one. Raises EngineError if there is none."""
+    """The generation that a replay has built in addition to the current one. Raises EngineError if there is none."""
     later = [number for number in ledger.jobs.generations(current.pipeline, current.job) if number > current.generation]
     if not later:
         raise EngineError(
