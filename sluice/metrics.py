@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sluice import monitoring
 from sluice.offsets import Lag
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo
+from sluice.state.model import JobInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 
 Labels = tuple[tuple[str, str], ...]
@@ -39,17 +39,24 @@ class Gauge:
     labels: Labels = ()
 
 
-def gauges(ledger: Ledger, pipeline: str, lag: Lag | None = None, now: datetime | None = None) -> Iterator[Gauge]:
-    """The figures of a pipeline; without `lag`, all but the lag."""
+def gauges(
+    ledger: Ledger,
+    pipeline: str,
+    lag: Lag | None = None,
+    now: datetime | None = None,
+    location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
+) -> Iterator[Gauge]:
+    """The figures of a pipeline; without `lag`, all but the lag. `location` says where a worker's shard is, if here."""
     now = now or datetime.now(UTC)
     for topic, ends in sorted(lag.ends.items()) if lag else ():
         for partition in sorted(ends):
-            place = (("topic", topic), ("partition", str(partition)))
-            yield Gauge("lag_records", lag.unread(topic, partition) if lag else 0, place)
+            labels = (("topic", topic), ("partition", str(partition)))
+            yield Gauge("lag_records", lag.unread(topic, partition) if lag else 0, labels)
     for job in ledger.jobs.current(pipeline):
         yield from _newest_batch(ledger, job, now)
         for worker in job.workers:
-            if (size := size_of(worker.location)) is not None:
+            place = location(worker)
+            if place is not None and (size := size_of(place)) is not None:
                 yield Gauge("state_bytes", size, (("worker", str(worker.number)),))
     for reason, count in monitoring.dead_letters(ledger, pipeline, now - monitoring.DAY).items():
         yield Gauge("dead_letters_24h", count, (("reason", reason),))

@@ -114,6 +114,10 @@ class Workers:
         except StateError as error:
             return [], _unavailable(info, error.detail)
 
+    def location(self, info: WorkerInfo) -> str | None:
+        """The address of the worker's shard if this process opens it itself."""
+        return self._own(info) if info.server else info.location
+
     async def close(self) -> None:
         await asyncio.gather(*(worker.close() for worker in self._workers.values()))
 
@@ -121,7 +125,7 @@ class Workers:
         address = info.server or info.location
         worker = self._workers.get(address)
         if worker is None:
-            own = self._own(info) if info.server else info.location
+            own = self.location(info)
             worker = self._workers[address] = RemoteWorker(address) if own is None else LocalWorker(own)
         return worker
 

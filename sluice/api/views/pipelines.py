@@ -220,7 +220,8 @@ async def _workers(allowed: Access, job: JobInfo) -> list[answers.Worker]:
 
 def _size(allowed: Access, worker: WorkerInfo) -> int | None:
     """The size of a worker's shard if this server opens it."""
-    return size_of(worker.location) if allowed.reader.workers.is_here(worker) else None
+    location = allowed.reader.workers.location(worker)
+    return None if location is None else size_of(location)
 
 
 async def _snapshots(allowed: Access, job: JobInfo, limit: int) -> list[Snapshot]:

@@ -13,14 +13,17 @@ from sluice.api.services import Services
 from sluice.errors import BrokersUnreachable, SluiceError
 from sluice.metrics import gauges, prometheus
 from sluice.offsets import Lag
+from sluice.query.execution import Own
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import WorkerInfo
 
 
 class MetricsApp:
     """Answers every request with the current figures; without the lag if Kafka does not answer."""
 
-    def __init__(self, ledger: Ledger, kafka: Mapping[str, str]) -> None:
+    def __init__(self, ledger: Ledger, kafka: Mapping[str, str], own: Own) -> None:
         self._ledger = ledger
+        self._own = own
         self._services = Services(kafka=lambda: dict(kafka))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,4 +45,8 @@ class MetricsApp:
 
     def _text(self, lags: Mapping[str, Lag]) -> str:
         ledger = self._ledger
-        return prometheus({name: [*gauges(ledger, name, lags.get(name))] for name in ledger.jobs.pipelines()})
+        names = ledger.jobs.pipelines()
+        return prometheus({name: [*gauges(ledger, name, lags.get(name), location=self._location)] for name in names})
+
+    def _location(self, worker: WorkerInfo) -> str | None:
+        return self._own(worker) if worker.server else worker.location

@@ -78,7 +78,10 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
             "secrets; print(secrets.token_urlsafe())'",
         )
     shards = OwnShards(ledger, known.shards, options.name, options.port)
-    mounted: dict[str, ASGIApp] = {"/local": LocalApp(shards).app, "/metrics": MetricsApp(ledger, known.kafka)}
+    mounted: dict[str, ASGIApp] = {
+        "/local": LocalApp(shards).app,
+        "/metrics": MetricsApp(ledger, known.kafka, shards.here),
+    }
     if options.rest:
         state = ApiState(ledger, Reader(ledger, shards.here))
         mounted |= {
