@@ -35,7 +35,9 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
         empty = shard.begin(1, -1)
         assert shard.write(0, [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")], 1) == 3
         shard.write_states(0, [7], [State(7, "a", b"first", due=500), State(7, "b", b"other")], 1)
-        assert shard.write(1, [(0, "a", -1, -1, "[10]")], 1) == 1
+        ((*before, digest),) = shard.before(1, [(0, "a", -1), (0, "c", -1)], 1)
+        assert tuple(before) == (0, "a", -1, -1, "[1]")
+        assert shard.write(1, [(0, "a", -1, -1, "[10]")], 1, replaced=digest) == 1
         shard.expire(1, {1: 2_000}, 1)
 
         assert shard.scan(0, 0, limit=1) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
