@@ -56,6 +56,10 @@ bench: $(JARS) ## Time a million orders; PEER=folder also times the Kafka Stream
 bench-operators: $(JARS) ## Time a million records through each kind of operator; ARGS='--records N --keys N'
 	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(ARGS)
 
+.PHONY: bench-freshness
+bench-freshness: $(JARS) ## Time records until REST answers with them, from idle and while lingering; ARGS='--bursts 30'
+	@PYTHONPATH=. $(BIN)/python benchmarks/freshness.py $(ARGS)
+
 .PHONY: bench-query
 bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a large shard
 	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
