@@ -29,7 +29,7 @@ BATCHES = 6
 LOG = "/dags/orders/runs/manual__1/tasks/totals"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser

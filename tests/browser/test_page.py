@@ -216,7 +216,8 @@ def test_a_dead_letter_is_shown_as_text_and_re_driven_once(page: Page, address: 
     page.locator("dialog").get_by_role("button", name="Re-drive").click()
     expect(page.locator("#done")).to_contain_text("1 re-driven")
     expect(page.locator("article", has_text="not json")).to_contain_text("re-driven")
-    assert [record.value() for record in read_topic(letters, "orders")] == [b"not json"]
+    # Other tests of this process write orders to the same broker.
+    assert [record.value() for record in read_topic(letters, "orders")].count(b"not json") == 1
 
 
 def test_trouble_is_reported_and_what_was_shown_stays(page: Page, address: str, states: States) -> None:
