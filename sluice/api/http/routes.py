@@ -7,7 +7,6 @@ HTML forms cannot do.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import re
@@ -21,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sluice.api.http.bodies import TooLate, read_body
 from sluice.api.http.problems import problem, problem_of
 from sluice.errors import QueryError, SluiceError
 
@@ -55,13 +55,6 @@ class NotJson(QueryError):
     status = 415
     title = "Not JSON"
     next_step = "Send Content-Type: application/json."
-
-
-class BodyTooBig(QueryError):
-    """The body of a request exceeds its size limit."""
-
-    status = 413
-    title = "Too big"
 
 
 class NoParameters(msgspec.Struct, frozen=True):
@@ -216,17 +209,12 @@ class App:
 async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise NotJson("The body of the request must be JSON.")
-    body = bytearray()
     try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > _BODY_BYTES:
-                    raise BodyTooBig(f"The request exceeds the limit of {_BODY_BYTES:,} bytes.")
-    except TimeoutError:
-        raise InvalidParameters(f"The request did not arrive within {_BODY_SECONDS:g} s.") from None
+        body = await read_body(request, _BODY_BYTES, _BODY_SECONDS)
+    except TooLate as late:
+        raise InvalidParameters(late.detail) from None
     try:
-        return msgspec.json.decode(bytes(body), type=kind)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise InvalidParameters(_without_values(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

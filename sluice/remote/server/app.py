@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.api.auth.principals import Principal, authenticate, unauthorized
+from sluice.api.http.bodies import read_body
 from sluice.api.http.problems import problem, problem_of
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
@@ -69,20 +70,6 @@ class _Large(IntegerConvertor):
 
 register_url_convertor("small", _Small())
 register_url_convertor("large", _Large())
-
-
-class TooBig(QueryError):
-    """The body of a request exceeds its size limit."""
-
-    status = 413
-    title = "Too big"
-
-
-class TooLate(QueryError):
-    """The body of a request did not arrive in time."""
-
-    status = 408
-    title = "Took too long to arrive"
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -340,17 +327,7 @@ async def _rows(request: Request) -> bytes:
 
 
 async def _body(request: Request, most: int = MAX_QUERY_BYTES, seconds: float = QUERY_BODY_SECONDS) -> bytes:
-    """Read the body, of declared length or not. Raises TooBig or TooLate; the protocol then closes the connection."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                body += part
-                if len(body) > most:
-                    raise TooBig(f"The request exceeds the limit of {most:,} bytes.")
-    except TimeoutError:
-        raise TooLate(f"The request did not arrive within {seconds:g} s.") from None
-    return bytes(body)
+    return await read_body(request, most, seconds)
 
 
 def _decoded(decoder: Any, body: bytes) -> Any:

@@ -1,0 +1,37 @@
+"""Reads bodies of requests within limits of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+
+from sluice.errors import QueryError
+
+
+class TooBig(QueryError):
+    """The body of a request exceeds its size limit."""
+
+    status = 413
+    title = "Too big"
+
+
+class TooLate(QueryError):
+    """The body of a request did not arrive in time."""
+
+    status = 408
+    title = "Took too long to arrive"
+
+
+async def read_body(request: Request, most: int, seconds: float) -> bytes:
+    """Read the body, of declared length or not. Raises TooBig or TooLate; the protocol then closes the connection."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise TooBig(f"The request exceeds the limit of {most:,} bytes.")
+    except TimeoutError:
+        raise TooLate(f"The request did not arrive within {seconds:g} s.") from None
+    return bytes(body)
