@@ -42,6 +42,9 @@ app.command()(servers.move)
 app.command()(servers.workers)
 
 Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
+Master = Annotated[str, typer.Option(help="The Spark master.")]
+LOCAL = "local[2]"
+FromTopics = Annotated[bool, typer.Option("--from-topics", help="Accept that the topics no longer hold all records.")]
 Folder = Annotated[Path | None, typer.Option(help="The broker's data folder; default: kafka in SLUICE_HOME.")]
 
 
@@ -138,7 +141,7 @@ def describe(
 @app.command()
 def run(
     pipeline: Name,
-    master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
+    master: Master = LOCAL,
     linger: Annotated[
         str, typer.Option(help='Then wait this long for new records, e.g. "5 minutes"; default: set by the pipeline.')
     ] = "",
@@ -154,10 +157,8 @@ def run(
 @app.command()
 def rebuild(
     pipeline: Name,
-    from_topics: Annotated[
-        bool, typer.Option("--from-topics", help="Accept that the topics no longer hold all records.")
-    ] = False,
-    master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
+    from_topics: FromTopics = False,
+    master: Master = LOCAL,
 ) -> None:
     """Rebuild a pipeline's state from its topics; queries read the old state until the new one is complete."""
     _submit(pipeline, master, "--rebuild", *(["--from-topics"] if from_topics else []))
@@ -186,10 +187,8 @@ def list_generations(pipeline: Name) -> None:
 @generations.command()
 def replay(
     pipeline: Name,
-    from_topics: Annotated[
-        bool, typer.Option("--from-topics", help="Accept that the topics no longer hold all records.")
-    ] = False,
-    master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]",
+    from_topics: FromTopics = False,
+    master: Master = LOCAL,
 ) -> None:
     """Build the state again from the topics in a new generation, without replacing the current one.
 

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
 
 from sluice.answers import Run
 from sluice.api.app import generic_app, own_routes_app
@@ -46,6 +47,28 @@ class User(Principal):
 
     async def may_edit(self, pipeline: str) -> bool:
         return pipeline in self.editable
+
+
+class Clerk(Principal):
+    """May read one pipeline and edit none; records the look-ups."""
+
+    def __init__(self, pipeline: str) -> None:
+        self.pipeline = pipeline
+        self.looked_up: set[str] = set()
+
+    @property
+    @override
+    def name(self) -> str:
+        return "clerk"
+
+    @override
+    async def may_read(self, pipeline: str) -> bool:
+        self.looked_up.add(pipeline)
+        return pipeline == self.pipeline
+
+    @override
+    async def may_edit(self, pipeline: str) -> bool:
+        return False
 
 
 @dataclass

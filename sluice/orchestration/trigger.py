@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.brokers import quiet, unreachable
 from sluice.connections import KAFKA, kafka_config
+from sluice.engine.job.driver_lease import PATIENCE
 from sluice.errors import SluiceError
 from sluice.offsets import Lag, Offsets, read_lag
 from sluice.settings import settings
@@ -24,7 +25,6 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JOB, JobRef
 
 _LONGEST_PAUSE_S = 5.0
-_SILENCE_S = 20.0
 
 log = structlog.get_logger(__name__)
 
@@ -139,7 +139,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield an event for each burst of records, forever."""
         burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds, self.min_interval_seconds)
-        driving = Driving(_SILENCE_S)
+        driving = Driving(PATIENCE.silence_s)
         pause = self.poll_seconds
         while True:
             seen = await self._look()

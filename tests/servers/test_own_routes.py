@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
-from typing_extensions import override
 
 from sluice.api.app import generic_app, own_routes_app
 from sluice.api.auth.principals import Principal, authenticate
@@ -21,6 +20,7 @@ from sluice.api.views.access import ApiState
 from sluice.errors import TooSlow
 from sluice.query import Reader
 from sluice.query.pinning import FRESH_SECONDS
+from tests.api_client import Clerk
 from tests.docs.pages import files, read
 from tests.states import States
 
@@ -75,26 +75,6 @@ routes = Routes("payroll")
 async def salaries(stores: Stores) -> list[int]:
     return [entry.decode(int) for entry in await stores.all("totals")]
 """
-
-
-class Clerk(Principal):
-    """A user who may read one pipeline."""
-
-    def __init__(self, pipeline: str) -> None:
-        self.pipeline = pipeline
-
-    @property
-    @override
-    def name(self) -> str:
-        return "clerk"
-
-    @override
-    async def may_edit(self, pipeline: str) -> bool:
-        return False
-
-    @override
-    async def may_read(self, pipeline: str) -> bool:
-        return pipeline == self.pipeline
 
 
 @pytest.fixture

@@ -7,38 +7,16 @@ from pathlib import Path
 
 import pytest
 from starlette.requests import Request
-from typing_extensions import override
 
-from sluice.api.auth.principals import Principal
 from sluice.api.views.access import Access, ApiState
 from sluice.errors import NotFound
 from sluice.query import Reader
+from tests.api_client import Clerk
 from tests.states import States
 
 pytestmark = pytest.mark.unit
 
 PIPELINES = ("orders", "payroll", "pensions")
-
-
-class Clerk(Principal):
-    """A user who may read the orders; records the look-ups."""
-
-    def __init__(self) -> None:
-        self.looked_up: set[str] = set()
-
-    @property
-    @override
-    def name(self) -> str:
-        return "clerk"
-
-    @override
-    async def may_edit(self, pipeline: str) -> bool:
-        return False
-
-    @override
-    async def may_read(self, pipeline: str) -> bool:
-        self.looked_up.add(pipeline)
-        return pipeline == "orders"
 
 
 @pytest.fixture
@@ -55,7 +33,7 @@ def state(tmp_path: Path) -> ApiState:
 
 def looked_up(state: ApiState, store: str, pipeline: str | None) -> set[str]:
     """The look-ups for a new user whose query finds nothing."""
-    clerk = Clerk()
+    clerk = Clerk("orders")
     ask = Access(Request({"type": "http", "headers": []}), state, clerk)
     with pytest.raises(NotFound):
         asyncio.run(_ask(ask, store, pipeline))
