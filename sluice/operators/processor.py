@@ -125,7 +125,7 @@ class Store(Generic[V]):
     @overload
     def get(self, key: str, default: V) -> V: ...
     def get(self, key: str, default: V | None = None) -> V | None:
-        """The value, or `default` if there is none or its time to live is over."""
+        """The value of a key. Returns `default` for a key without a value, or whose value has expired."""
         entry = self.entries.get(key)
         if entry is None or self._expired(entry[0]):
             return default

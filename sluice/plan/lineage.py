@@ -54,7 +54,7 @@ def does(node: nodes.Node) -> str:
 
 
 def declared(kind: Any) -> str:
-    """The Spark SQL type of a processor's values; `variant` if there is none."""
+    """The Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to theirs."""
     try:
         fields = {} if kind is Any else fields_of(kind)
     except TopologyError:

@@ -111,7 +111,7 @@ async def _check(token: bytes) -> AirflowUser | None:
 
 
 def _token(scope: Scope) -> bytes:
-    """The bearer token, or the browser's cookie if there is none. Airflow uses the same order."""
+    """The bearer token, or else the token in the browser's cookie. Airflow looks in the same order."""
     headers: _Headers = scope["headers"]
     if (token := _bearer(headers)) is not None:
         return token

@@ -62,7 +62,7 @@ def router(folder: Path) -> Router:
 
     @router.get("/panels/{pipeline}.js", is_described=False, parameters=PanelQuery)
     async def get_panel(request: Request, query: PanelQuery) -> Response:
-        """The module of a pipeline's custom panel, PIPELINE_panel.js next to the pipeline; 204 if there is none."""
+        """The module of a pipeline's custom panel, PIPELINE_panel.js next to the pipeline. 204 without such a file."""
         allowed = await access(request)
         await allowed.require_pipeline(query.pipeline)
         file = folder / f"{query.pipeline}_panel.js"

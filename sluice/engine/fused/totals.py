@@ -1,8 +1,8 @@
-"""Adds up state in the shards: each batch's totals are added to those that a shard has, without a state of Spark's.
+"""Adds up state in the shards, without state in Spark: each batch's totals are added to the totals in the shard.
 
-Possible if all aggregates of a job are counts, sums, minima and maxima of columns: then a store's value is all that is
-needed to go on. Tasks add up their own records and write what they have as a state row's JSON; each worker adds that
-to the JSON before the batch. Other jobs aggregate in Spark's stateful operator (`aggregate`).
+This works if all aggregates of a job are counts, sums, minima and maxima of columns, because the next total then only
+depends on the store's value. Tasks add up their own records and write each total as a state row's JSON. Each worker
+adds it to the JSON from before the batch. Other jobs aggregate in Spark's stateful operator (`aggregate`).
 """
 
 from __future__ import annotations

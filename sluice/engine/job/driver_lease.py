@@ -174,7 +174,7 @@ class Lease:
 def current_lease(
     ledger: Ledger, pipeline: str, job: str, holder: Holder, patience: Patience = PATIENCE, only: int | None = None
 ) -> Iterator[Lease]:
-    """The lease of the current generation, or of generation 1 if there is none yet.
+    """The lease of the current generation; before the first run, of generation 1.
 
     The generation stays current while the lease is held. Raises LeaseError if `only` is not the current generation.
     """

@@ -231,7 +231,7 @@ def _lost(recorded: Iterable[SourcePartition], now: Mapping[str, Topic], read: P
 
 
 def built_beside(ledger: Ledger, current: JobRef) -> JobRef:
-    """The generation that a replay has built in addition to the current one. Raises EngineError if there is none."""
+    """The generation that a replay has built beside the current one. Raises EngineError before a replay."""
     later = [number for number in ledger.jobs.generations(current.pipeline, current.job) if number > current.generation]
     if not later:
         raise EngineError(
@@ -242,7 +242,7 @@ def built_beside(ledger: Ledger, current: JobRef) -> JobRef:
 
 
 def drop_built(job: Job, settings: Settings) -> int:
-    """Remove the generation that a replay built. Returns its number. Raises EngineError if there is none."""
+    """Remove the generation that a replay built. Returns its number. Raises EngineError before a replay."""
     name = job.pipeline.name
     holder = this_process(settings.run or "drop")
     with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, job.name, holder) as lease:

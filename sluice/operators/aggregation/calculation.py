@@ -189,7 +189,7 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Call the merger, unless one aggregate is None; then return the other."""
+        """Merge two aggregates with the author's merger. If one of them is None, return the other."""
         if earlier is None or later is None:
             return later if earlier is None else earlier
         self._remember(earlier)
