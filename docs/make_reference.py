@@ -42,6 +42,8 @@ PUBLIC: dict[str, list[Any]] = {
 }  # fmt: skip
 """The public API; everything else may change without notice."""
 _HIDDEN = {"add", "claim", "expire", "turn_to"}
+_WITHOUT_MEMBERS = {topology.Window}
+"""Authors only pass these on; their methods are for the engine."""
 _MADE_BY_METHODS = {
     topology.Stream, topology.GroupedStream, topology.WindowedStream, topology.Table, topology.GlobalTable,
     topology.GroupedTable, topology.Processed, processor.Processor, processor.Context, processor.Store,
@@ -80,7 +82,7 @@ def _describe(thing: Any) -> str:
 
 def _members(kind: Any) -> Iterator[tuple[str, str, str]]:
     """Public methods and properties in source order, without those of a base class that the page describes."""
-    described = {one for objects in PUBLIC.values() for one in objects} - {kind}
+    described = {one for objects in PUBLIC.values() for one in objects} - {kind} | _WITHOUT_MEMBERS
     for base in (one for one in getattr(kind, "__mro__", ()) if one.__module__.startswith("sluice.")):
         for name, member in vars(base).items() if base not in described else ():
             if name.startswith("_") or name in _HIDDEN or not inspect.getdoc(member):

@@ -10,8 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-Window = tuple[int, int]
-"""Start and end in ms. The end is exclusive for tumbling and hopping windows, inclusive for sliding and sessions."""
+from sluice.values.windows import Bounds
 
 LEFT, RIGHT = 0, 1
 
@@ -36,7 +35,7 @@ class Row(msgspec.Struct):
     old: bool = False
     """Whether this row retracts a table's old value. A table's change is up to two rows with the same `time`, `before`
     and `after`: the old value, then the new one."""
-    window: Window | None = None
+    window: Bounds | None = None
     reached: tuple[int, int] = (-1, -1)
     """In a join of two streams: the largest event times of the left and the right stream, including this row."""
     foreign: str | None = None
@@ -53,7 +52,7 @@ class Output(Protocol):
         value: str | None,
         time: int,
         *,
-        window: Window | None = None,
+        window: Bounds | None = None,
         old: bool = False,
         to: str = "output",
         rank: int | None = None,

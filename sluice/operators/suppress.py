@@ -14,9 +14,10 @@ from typing import Any, Literal
 import msgspec
 
 from sluice.errors import BufferFull
-from sluice.operators.base import Output, Row, Window
+from sluice.operators.base import Output, Row
+from sluice.values.windows import Bounds
 
-NO_WINDOW: Window = (-1, -1)
+NO_WINDOW: Bounds = (-1, -1)
 
 
 class Waiting(msgspec.Struct, array_like=True):
@@ -31,10 +32,10 @@ class Waiting(msgspec.Struct, array_like=True):
     value and not the one sent last."""
 
 
-State = dict[Window, Waiting]
+State = dict[Bounds, Waiting]
 
 
-Entry = tuple[int, str, Window, int]
+Entry = tuple[int, str, Bounds, int]
 """An update's `since`, key, window and size in bytes."""
 
 
@@ -48,17 +49,17 @@ class Buffer(msgspec.Struct, array_like=True):
     def records(self) -> int:
         return len(self.entries)
 
-    def add(self, since: int, key: str, window: Window, size: int) -> None:
+    def add(self, since: int, key: str, window: Bounds, size: int) -> None:
         insort(self.entries, (since, key, window, size))
         self.bytes += size
 
-    def remove(self, since: int, key: str, window: Window) -> None:
+    def remove(self, since: int, key: str, window: Bounds) -> None:
         """Remove the update if it is in the buffer."""
         at = bisect_left(self.entries, (since, key, window, 0))
         if at < len(self.entries) and self.entries[at][:3] == (since, key, window):
             self.bytes -= self.entries.pop(at)[3]
 
-    def pop_oldest(self) -> tuple[str, Window]:
+    def pop_oldest(self) -> tuple[str, Bounds]:
         _, key, window, size = self.entries.pop(0)
         self.bytes -= size
         return key, window
@@ -117,7 +118,7 @@ class Suppress:
         self.retracts = retracts
         self.filtered = filtered
         self.shared = self.limit.buffer
-        self.called: dict[str, set[Window]] = {}
+        self.called: dict[str, set[Bounds]] = {}
         """Keys and windows to send before they are due."""
         self._replaced: str | None = None
         """The old value of the next update."""
@@ -190,7 +191,7 @@ class Suppress:
             else:
                 self.called.setdefault(key, set()).add(window)
 
-    def _send(self, state: State, key: str | None, window: Window, out: Output) -> None:
+    def _send(self, state: State, key: str | None, window: Bounds, out: Output) -> None:
         waiting = state.pop(window)
         if self.shared is not None and key is not None:
             self.shared.remove(waiting.since, key, window)

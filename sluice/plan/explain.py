@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sluice.plan.jobs import FusedJob, Job, OrderedJob, Plan
 from sluice.plan.one_pass import why_spark
+from sluice.values.durations import duration_text
 
 
 def explain(plan: Plan) -> str:
@@ -35,7 +36,7 @@ def _summary(job: Job) -> str:
 def _stores(job: FusedJob) -> Iterator[str]:
     for group in job.groups:
         window = f", {group.window}" if group.window else ""
-        window += f", kept {kept} ms after its end" if (kept := group.retention_ms) is not None else ""
+        window += f", kept {duration_text(kept)} after its end" if (kept := group.retention_ms) is not None else ""
         stores = ", ".join(column.store for column in group.store_columns)
         yield f"  holds   by {group.grouped_by}{window}: {stores}"
 

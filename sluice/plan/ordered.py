@@ -37,7 +37,7 @@ from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import fields_of
 from sluice.values.records import METADATA
 from sluice.values.references import Reference, reference
-from sluice.values.windows import JoinWindow, SlidingWindow, Window, open_for
+from sluice.values.windows import JoinWindow, SlidingWindow, Window
 
 SUBTRACTABLE = frozenset({"count", "sum", "avg", "collect_list"})
 """Aggregate functions that can subtract a value."""
@@ -407,7 +407,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return Latest()
         case nodes.Suppress():
             window = nodes.window_of(node)
-            wait_ms = open_for(window) if node.until == "window_close" and window else node.limit_ms
+            wait_ms = window.open_ms if node.until == "window_close" and window else node.limit_ms
             limits = node.max_records, node.max_bytes, node.when_full
             return Suppress(node.until, wait_ms, *limits, filtered=_is_filtered(node))
         case nodes.Join(kind="stream-stream", window=JoinWindow() as within):

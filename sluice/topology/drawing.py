@@ -7,6 +7,7 @@ from html import escape
 
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
+from sluice.values.durations import duration_text
 
 # Characters that XML does not allow even when escaped.
 _NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
@@ -65,7 +66,7 @@ def _detail(node: nodes.Node) -> str:
         case nodes.Sink(emit="latest"):
             return "the latest change of each key and batch"
         case nodes.Deduplicate():
-            return f"{node.by} within {node.within_ms} ms"
+            return f"{node.by} within {duration_text(node.within_ms)}"
         case _:
             return ""
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from sluice.errors import TopologyError
 from sluice.topology.source_line import source_line
-from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window, open_for
+from sluice.values.durations import duration_text
+from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 
 Duration = str | int | timedelta
 """`"15 seconds"`, `"1 minute"`, `"250 ms"`, a timedelta, or a whole number of milliseconds."""
@@ -26,7 +27,7 @@ def hopping(size: Duration, *, advance: Duration, grace: Duration = 0) -> Window
     """Windows of `size` that start every `advance` and overlap; a record can be late for some of its windows only."""
     window = Window(milliseconds(size), milliseconds(grace), milliseconds(advance))
     if not 0 < window.advance_ms <= window.size_ms:
-        raise TopologyError(f"{window} at {source_line()}: the advance must be 1 ms to {window.size_ms} ms, the size.")
+        raise TopologyError(f"{window} at {source_line()}: the advance must be at least 1 ms and at most the size.")
     return _checked(window)
 
 
@@ -65,12 +66,12 @@ def within(
 def kept_for(window: AnyWindow, retention: Duration) -> int:
     """Return the retention in ms. Raises TopologyError if a window would expire while it still accepts records."""
     retention_ms = milliseconds(retention)
-    needed = open_for(window)
+    needed = window.open_ms
     if retention_ms < needed:
         raise TopologyError(
-            f"The retention of {window} at {source_line()} is {retention_ms} ms, but a window accepts records for "
-            f"{needed} ms after its end.",
-            next_step=f"Set the retention to at least {needed} ms.",
+            f"The retention of {window} at {source_line()} is {duration_text(retention_ms)}, but a window accepts "
+            f"records for {duration_text(needed)} after its end.",
+            next_step=f"Set the retention to at least {duration_text(needed)}.",
         )
     return retention_ms
 

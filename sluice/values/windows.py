@@ -1,9 +1,21 @@
-"""Window definitions over event time, in ms. Authors create them with `tumbling`, `hopping`, `sliding`, `session`."""
+"""Windows over event time: which records belong to them, and when they close. All times are in ms.
+
+The fused plan and the ordered operators share these definitions. Functions of times also take NumPy arrays of times.
+Authors create windows with `tumbling`, `hopping`, `sliding`, `session` and `within`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+from sluice.values.durations import duration_text
+
+Bounds = tuple[int, int]
+"""Start and end of a window. The end is exclusive for tumbling and hopping windows, inclusive for the others."""
+
+T = TypeVar("T", int, Any)
+"""A time, or an array of times."""
 
 
 @dataclass(frozen=True)
@@ -11,7 +23,7 @@ class Window:
     """Windows `[start, start + size)`, each start a multiple of the advance; they accept records until end + grace."""
 
     size_ms: int
-    grace_ms: int
+    grace_ms: int = 0
 
     advance_ms: int = 0
     """Time between the starts of hopping windows; 0 for tumbling windows."""
@@ -21,37 +33,93 @@ class Window:
         """Time between the starts of consecutive windows."""
         return self.advance_ms or self.size_ms
 
+    @property
+    def open_ms(self) -> int:
+        """How long after its end a window accepts records, in stream time."""
+        return self.grace_ms
+
+    @property
+    def overlap(self) -> int:
+        """The largest number of windows that contain the same time."""
+        return -(-self.size_ms // self.every_ms)
+
+    def first_start(self, time: T) -> T:
+        """Start of the earliest window that contains `time`. Windows with a negative start do not exist."""
+        every = self.advance_ms or self.size_ms
+        return (time - self.size_ms + every) // every * every
+
+    def starts(self, time: int) -> range:
+        """Starts of the windows that contain `time`, the earliest first."""
+        every = self.advance_ms or self.size_ms
+        # `first_start`, written out because this runs for each record
+        first = (time - self.size_ms + every) // every * every
+        return range(first if first > 0 else 0, time + 1, every)
+
+    def closes_at(self, end: T) -> T:
+        """Stream time from which records are late for the window that ends at `end`."""
+        return end + self.grace_ms
+
+    def last_closed(self, stream_time: T) -> T:
+        """The latest end of a window that is closed: the inverse of `closes_at`."""
+        return stream_time - self.grace_ms
+
     def __str__(self) -> str:
+        size, grace = duration_text(self.size_ms), duration_text(self.grace_ms)
         if self.advance_ms:
-            return f"hopping({self.size_ms} ms, every {self.advance_ms} ms, grace {self.grace_ms} ms)"
-        return f"tumbling({self.size_ms} ms, grace {self.grace_ms} ms)"
+            return f"hopping({size}, every {duration_text(self.advance_ms)}, grace {grace})"
+        return f"tumbling({size}, grace {grace})"
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """One window for every distinct set of records within `size`; it ends at a record or begins right after one."""
+    """One window `[start, start + size]` for every distinct set of records within `size`.
+
+    It ends at a record or begins right after one. It accepts records while stream time is at most end + grace.
+    """
 
     size_ms: int
-    grace_ms: int
+    grace_ms: int = 0
+
+    @property
+    def open_ms(self) -> int:
+        """How long after its end a window accepts records, in stream time."""
+        return self.grace_ms
+
+    def last_closed(self, stream_time: T) -> T:
+        """The latest end of a window for which records are late."""
+        return stream_time - self.grace_ms - 1
 
     def __str__(self) -> str:
-        return f"sliding({self.size_ms} ms, grace {self.grace_ms} ms)"
+        return f"sliding({duration_text(self.size_ms)}, grace {duration_text(self.grace_ms)})"
 
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """Sessions of records with at most `gap` between neighbours; start and end are inclusive."""
+    """Sessions `[first, last]` of records with at most `gap` between neighbours; open until last + gap + grace."""
 
     gap_ms: int
-    grace_ms: int
+    grace_ms: int = 0
 
     @property
     def size_ms(self) -> None:
         """None: sessions have no fixed size."""
         return
 
+    @property
+    def open_ms(self) -> int:
+        """How long after its end a session can still grow, in stream time."""
+        return self.gap_ms + self.grace_ms
+
+    def closes_at(self, end: T) -> T:
+        """Stream time from which no record can join the session that ends at `end`."""
+        return end + self.open_ms
+
+    def last_closed(self, stream_time: T) -> T:
+        """The latest end of a session that is closed: the inverse of `closes_at`."""
+        return stream_time - self.open_ms
+
     def __str__(self) -> str:
-        return f"session(gap {self.gap_ms} ms, grace {self.grace_ms} ms)"
+        return f"session(gap {duration_text(self.gap_ms)}, grace {duration_text(self.grace_ms)})"
 
 
 AnyWindow: TypeAlias = Window | SlidingWindow | SessionWindow
@@ -63,12 +131,13 @@ class JoinWindow:
 
     before_ms: int
     after_ms: int
-    grace_ms: int
+    grace_ms: int = 0
+
+    @property
+    def reach_ms(self) -> int:
+        """How long a record can be matched: until its own stream's largest time is this far past the record."""
+        return self.before_ms + self.after_ms + self.grace_ms
 
     def __str__(self) -> str:
-        return f"within({self.before_ms} ms before, {self.after_ms} ms after, grace {self.grace_ms} ms)"
-
-
-def open_for(window: AnyWindow) -> int:
-    """How long after its end a window accepts records, in ms of stream time."""
-    return window.grace_ms + (window.gap_ms if isinstance(window, SessionWindow) else 0)
+        before, after, grace = map(duration_text, (self.before_ms, self.after_ms, self.grace_ms))
+        return f"within({before} before, {after} after, grace {grace})"

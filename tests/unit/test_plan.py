@@ -226,7 +226,7 @@ def test_windows_with_different_retention_have_separate_state_rows() -> None:
     assert [[store_column.store for store_column in group.store_columns] for group in job.groups] == [
         ["store0", "store1"], ["store2"], ["store3"],
     ]  # fmt: skip
-    assert "tumbling(60000 ms, grace 0 ms), kept 172800000 ms after its end: store2" in explain(plan(pipeline))
+    assert "tumbling(1 min, grace 0 s), kept 2 d after its end: store2" in explain(plan(pipeline))
 
 
 def test_a_tables_changes_are_joined_mapped_and_written() -> None:
@@ -277,7 +277,7 @@ def test_explain_lists_inputs_stores_and_outputs(orders: FusedJob) -> None:
         "  reads   stores as a global table, on every worker",
     ]
     assert "  holds   by locationId: general_orders_count, general_orders_revenue\n" in text
-    assert "  holds   by locationId, tumbling(15000 ms, grace 15000 ms): restaurant_orders_count_window, rest" in text
+    assert "  holds   by locationId, tumbling(15 s, grace 15 s): restaurant_orders_count_window, rest" in text
     assert text.endswith("  writes  restaurant_orders_revenue\n  writes  orders_dead_letters")
 
 

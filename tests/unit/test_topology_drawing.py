@@ -52,7 +52,7 @@ pipeline shop, 3 workers
       store n: count(*) by shop
         left join with shops
           topic n_with_city
-      store n_window: count(*) by shop, tumbling(15000 ms, grace 1000 ms)
+      store n_window: count(*) by shop, tumbling(15 s, grace 1 s)
   global table shops: Shop, event time of the record"""
     )
 

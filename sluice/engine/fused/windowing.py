@@ -1,9 +1,8 @@
 """Assigns each record to its windows, per aggregation group, and finds the records that are late.
 
 Stream time belongs to a group and a partition of its source: the largest event time of the records so far, late ones
-included. A record is late for a window once stream time has reached the window's end + grace. A task sees a partition
-in offset order, so stream time is a running maximum that continues from the last batch, and results do not depend on
-where batches end.
+included. By it, windows close (see `sluice.values.windows`). A task sees a partition in offset order, so stream time is
+a running maximum that continues from the last batch, and results do not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -42,16 +41,15 @@ class Windowed:
 def assign_windows(times: Times, window: Window, stream_time: int, closed: int = BEFORE_ALL) -> Windowed:
     """Assign windows to event times (ms, in offset order), given the stream time before the first record.
 
-    A window whose end + grace is at or before `closed` accepts no records, whatever this partition's stream time.
+    A window that closes at or before `closed` accepts no records, whatever this partition's stream time.
     """
     if not len(times):
         return Windowed(np.empty(0, np.intp), times, 0, stream_time)
     _, running = advance(times, np.ones(len(times), bool), stream_time)
     # A matrix with a row per record and a column per window that may contain it, oldest window first.
-    hops = np.arange(-(-window.size_ms // window.every_ms))[::-1] * window.every_ms
-    starts = (times - times % window.every_ms)[:, None] - hops
-    holds = (starts >= 0) & (starts + window.size_ms > times[:, None])
-    late = holds & (starts + window.size_ms + window.grace_ms <= np.maximum(running, closed)[:, None])
+    starts = window.first_start(times)[:, None] + np.arange(window.overlap) * window.every_ms
+    holds = (starts >= 0) & (starts <= times[:, None])
+    late = holds & (starts + window.size_ms <= window.last_closed(np.maximum(running, closed))[:, None])
     rows, columns = np.nonzero(holds & ~late)
     return Windowed(rows, starts[rows, columns], int(late.sum()), int(running[-1]))
 
@@ -176,7 +174,7 @@ class Windowing:
         if starts is not None and group.window is not None:
             ends = starts + group.window.size_ms
             columns["window_start"], columns["window_end"] = pa.array(starts), pa.array(ends)
-            columns["expires_at"] = pa.array((ends + group.window.grace_ms) * 1000).cast(TIME)
+            columns["expires_at"] = pa.array(group.window.closes_at(ends) * 1000).cast(TIME)
         for name, kind in self.inputs.items():
             columns[name] = batch.column(name).take(chosen) if name in group.inputs else pa.nulls(count, kind)
         return pa.RecordBatch.from_pydict(columns)

@@ -13,11 +13,11 @@ from pyspark.sql import types as spark
 from sluice.engine.batch.rejected import describe
 from sluice.engine.ordered.runner import StageOperator
 from sluice.errors import EngineError, TopologyError
-from sluice.operators.aggregation.aggregate import Aggregate, Hopping, TableAggregate, WindowedAggregate
+from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
 from sluice.operators.aggregation.functions import Function
-from sluice.operators.aggregation.sessions import Session, SessionAggregate
-from sluice.operators.aggregation.sliding import Sliding, SlidingAggregate
+from sluice.operators.aggregation.sessions import SessionAggregate
+from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import FAILURES, Operator
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
@@ -30,7 +30,7 @@ from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
 from sluice.plan import OrderedOperator
 from sluice.plan import operators as plan
-from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow
+from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, Window
 
 Make = Callable[[], Operator[Any]]
 
@@ -64,7 +64,7 @@ def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: b
             options = {"retracts": retracts, "filtered": action.filtered}
             return partial(Suppress, action.until, action.wait_ms, limit, **options)
         case plan.StreamJoin(how=how, window=window):
-            return partial(StreamJoin, how, window.before_ms, window.after_ms, window.grace_ms)
+            return partial(StreamJoin, how, window)
         case plan.TableJoin(kind="stream-table"):
             return partial(StreamTableJoin, _left_or_inner(action), mapped=action.mapped)
         case plan.TableJoin(kind="foreign-key"):
@@ -97,15 +97,15 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
 def _aggregate(
     calculation: Callable[[], Calculation], window: AnyWindow | None, *, subtracts: bool, retracts: bool
 ) -> Operator[Any]:
-    if window is None:
-        return (TableAggregate if subtracts else Aggregate)(calculation(), retracts=retracts)
-    if isinstance(window, SlidingWindow):
-        return SlidingAggregate(calculation(), Sliding(window.size_ms, window.grace_ms), retracts=retracts)
-    if isinstance(window, SessionWindow):
-        return SessionAggregate(calculation(), Session(window.gap_ms, window.grace_ms), retracts=retracts)
-    return WindowedAggregate(
-        calculation(), Hopping(window.size_ms, window.every_ms, window.grace_ms), retracts=retracts
-    )
+    match window:
+        case None:
+            return (TableAggregate if subtracts else Aggregate)(calculation(), retracts=retracts)
+        case SlidingWindow():
+            return SlidingAggregate(calculation(), window, retracts=retracts)
+        case SessionWindow():
+            return SessionAggregate(calculation(), window, retracts=retracts)
+        case Window():
+            return WindowedAggregate(calculation(), window, retracts=retracts)
 
 
 def _calculation(

@@ -17,7 +17,7 @@ from sluice.engine.batch.rows import BEGIN, END, LAST, REJECTED, SCHEMA, Positio
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
 from sluice.engine.ordered.advances import Timeline
 from sluice.operators.aggregation.aggregate import TableAggregate
-from sluice.operators.base import Operator, Row, Window
+from sluice.operators.base import Operator, Row
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
@@ -28,6 +28,7 @@ from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import State, StoredState
 from sluice.state.shard.protocol import Shard
 from sluice.values import paths
+from sluice.values.windows import Bounds
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class StageOutput:
         value: str | None,
         time: int,
         *,
-        window: Window | None = None,
+        window: Bounds | None = None,
         old: bool = False,
         to: str = "output",
         rank: int | None = None,
@@ -123,7 +124,7 @@ class StageOutput:
         key: str | None,
         value: str | None,
         time: int,
-        window: Window | None,
+        window: Bounds | None,
         old: bool,
         to: str,
         rank: int | None,
@@ -141,7 +142,7 @@ class StageOutput:
         key: str | None,
         value: str | None,
         time: int,
-        window: Window | None,
+        window: Bounds | None,
         *,
         emitted: bool,
         old: bool = False,

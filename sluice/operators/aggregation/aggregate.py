@@ -6,13 +6,13 @@ aggregate and the aggregate. A result's time is the largest time of its records.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from sluice.operators.aggregation.calculation import Calculation
-from sluice.operators.base import FAILURES, Output, Row, Timeless, Window
+from sluice.operators.base import FAILURES, Output, Row, Timeless
+from sluice.values.windows import Bounds, Window
 
 State = dict[int, tuple[int, Any]]
 T = TypeVar("T")
@@ -27,15 +27,6 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     """Row key → the value that the aggregate includes instead of the row's current one, which could not be added."""
 
 
-@dataclass(frozen=True)
-class Hopping:
-    """Windows `[start, start + size)` whose starts are multiples of `advance`, in ms; tumbling if it equals `size`."""
-
-    size: int
-    advance: int
-    grace: int = 0
-
-
 class Adding:
     """Base class of all aggregations.
 
@@ -47,7 +38,7 @@ class Adding:
         self.retracts = retracts
 
     def _add(
-        self, state: State, start: int, window: Window | None, row: Row, value: Any, out: Output, seed: Any = None
+        self, state: State, start: int, window: Bounds | None, row: Row, value: Any, out: Output, seed: Any = None
     ) -> None:
         """Add `value` to the window's aggregate and send the result. A new window starts with `seed`, if given.
 
@@ -199,11 +190,10 @@ def _own(row: Row) -> str:
 class WindowedAggregate(Aggregation):
     """One aggregate per key and tumbling or hopping window. Null values are processed.
 
-    A record is late for a window once stream time has reached the window's end + grace. A record that is late for all
-    of its windows is counted as `late`.
+    A record that is late for all of its windows is counted as `late`.
     """
 
-    def __init__(self, calculation: Calculation, window: Hopping, *, retracts: bool = False) -> None:
+    def __init__(self, calculation: Calculation, window: Window, *, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)
         self.window = window
 
@@ -212,25 +202,22 @@ class WindowedAggregate(Aggregation):
         if row.key is None:
             out.count("null_key")
             return
-        size, advance = self.window.size, self.window.advance
-        start = max(0, row.time - size + advance) // advance * advance
-        first_open = row.after - self.window.grace - size + 1
+        size, last_closed = self.window.size_ms, self.window.last_closed(row.after)
         value = self.calculation.read(row.value)
         late = True
-        while start <= row.time:
-            if start >= first_open:
+        for start in self.window.starts(row.time):
+            if start + size > last_closed:
                 self._add(state, start, (start, start + size), row, value, out)
                 late = False
-            start += advance
         if late:
             out.count("late")
 
     def due(self, state: State) -> int | None:
-        return min(state) + self.window.size + self.window.grace if state else None
+        return self.window.closes_at(min(state) + self.window.size_ms) if state else None
 
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        last_closed = closed - self.window.grace - self.window.size
+        last_closed = self.window.last_closed(closed) - self.window.size_ms
         for start in [start for start in state if start <= last_closed]:
             del state[start]

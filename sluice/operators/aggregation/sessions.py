@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sluice.operators.aggregation.aggregate import Aggregation, State
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
-
-
-@dataclass(frozen=True)
-class Session:
-    """Sessions `[first, last]`, both inclusive. A record belongs to a session that is at most `gap` ms away."""
-
-    gap: int
-    grace: int = 0
+from sluice.values.windows import SessionWindow
 
 
 class SessionAggregate(Aggregation):
     """One aggregate per key and session. A result's time is the session's end. Null values are processed.
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
-    the merged session. A record is late if its session, after merging, ends before stream time - grace - gap. A session
-    that ends at or before that time is closed: no later record can join it.
+    the merged session. As in Kafka Streams, a record is not late if its session, after merging, closes at the current
+    stream time, although no later record can join this session.
     """
 
-    def __init__(self, calculation: Calculation, window: Session, *, retracts: bool = False) -> None:
+    def __init__(self, calculation: Calculation, window: SessionWindow, *, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)
         self.window = window
 
@@ -34,12 +25,12 @@ class SessionAggregate(Aggregation):
         if key is None:
             out.count("null_key")
             return
-        gap = self.window.gap
-        earliest = max(row.time - gap, row.before - gap - self.window.grace + 1)
+        gap = self.window.gap_ms
+        earliest = max(row.time - gap, self.window.last_closed(row.before) + 1)
         near = sorted(start for start in state if start <= row.time + gap and state[start][0] >= earliest)
         start = min(near[0], row.time) if near else row.time
         end = max(row.time, *[state[session][0] for session in near]) if near else row.time
-        if end < row.after - self.window.grace - gap:
+        if end < self.window.last_closed(row.after):
             out.count("late")
             return
         aggregate = self.calculation.begin()
@@ -56,11 +47,11 @@ class SessionAggregate(Aggregation):
         out.emit(key, self.calculation.result(aggregate), end, window=(start, end))
 
     def due(self, state: State) -> int | None:
-        return min(end for end, _ in state.values()) + self.window.gap + self.window.grace if state else None
+        return self.window.closes_at(min(end for end, _ in state.values())) if state else None
 
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        last_closed = closed - self.window.gap - self.window.grace
+        last_closed = self.window.last_closed(closed)
         for start in [start for start, (end, _) in state.items() if end <= last_closed]:
             del state[start]

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from sluice.operators.aggregation.aggregate import Aggregation, State
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
-
-
-@dataclass(frozen=True)
-class Sliding:
-    """Windows `[start, start + size]`, both inclusive, in ms."""
-
-    size: int
-    grace: int = 0
+from sluice.values.windows import SlidingWindow
 
 
 class SlidingAggregate(Aggregation):
@@ -23,10 +15,10 @@ class SlidingAggregate(Aggregation):
 
     A record at t has the window `[t - size, t]`, and `[t + 1, t + 1 + size]` if that contains later records; records
     before `size` share `[0, size]`. A new window starts as a copy of an existing window with the same records. A record
-    is late for a window that ends before stream time - grace: such a window is neither created nor changed.
+    is late for a closed window, which is neither created nor changed.
     """
 
-    def __init__(self, calculation: Calculation, window: Sliding, *, retracts: bool = False) -> None:
+    def __init__(self, calculation: Calculation, window: SlidingWindow, *, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)
         self.window = window
 
@@ -34,8 +26,8 @@ class SlidingAggregate(Aggregation):
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
-        time, size = row.time, self.window.size
-        if time + 1 <= self._open_from(row):
+        time, size = row.time, self.window.size_ms
+        if time + size <= self.window.last_closed(row.after):
             out.count("late")
             return
         starts = sorted((start for start in state if time - 2 * size <= start <= time + 1), reverse=True)
@@ -49,13 +41,9 @@ class SlidingAggregate(Aggregation):
         if not counted:
             out.count("late")
 
-    def _open_from(self, row: Row) -> int:
-        """The earliest start of a window that may still change."""
-        return row.after - self.window.grace - self.window.size
-
     def _seed_after(self, state: State, starts: list[int], time: int) -> tuple[int, Any] | None:
         """Time and aggregate of a new window that starts right after `time`; None if it is empty or already exists."""
-        first = 0 if time < self.window.size else time - self.window.size + 1
+        first = 0 if time < self.window.size_ms else time - self.window.size_ms + 1
         holding = next((start for start in starts if first <= start <= time), None)
         if holding is None or state[holding][0] <= time or time + 1 in state:
             return None
@@ -67,7 +55,7 @@ class SlidingAggregate(Aggregation):
 
         `starts` are the starts of nearby windows, the latest first.
         """
-        own = row.time - self.window.size
+        own = row.time - self.window.size_ms
         has_own = own in state
         before = next((start for start in starts if start < own), None)
         previous = state[own][0] if has_own else None
@@ -85,7 +73,7 @@ class SlidingAggregate(Aggregation):
                 # This window also starts right after the previous record. Kafka Streams sends its result twice, which
                 # is visible to a later step that counts updates.
                 time, aggregate = state[own]
-                out.emit(row.key, self.calculation.result(aggregate), time, window=(own, own + self.window.size))
+                out.emit(row.key, self.calculation.result(aggregate), time, window=(own, own + self.window.size_ms))
         return counted
 
     def _join_first(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
@@ -98,11 +86,11 @@ class SlidingAggregate(Aggregation):
 
     def _add_each(self, state: State, starts: list[int], row: Row, out: Output, seed: Any | None = None) -> bool:
         """Add the value to the windows that are open. Return whether there was an open window."""
-        open_from = self._open_from(row)
-        starts = [start for start in starts if start >= open_from]
+        last_closed = self.window.last_closed(row.after) - self.window.size_ms
+        starts = [start for start in starts if start > last_closed]
         value = self.calculation.read(row.value) if starts else None
         for start in starts:
-            self._add(state, start, (start, start + self.window.size), row, value, out, seed)
+            self._add(state, start, (start, start + self.window.size_ms), row, value, out, seed)
         return bool(starts)
 
     def due(self, state: State) -> int | None:
@@ -116,4 +104,4 @@ class SlidingAggregate(Aggregation):
 
     def _lifetime(self) -> int:
         """How long after its start a window can be changed or copied to a new one, in ms of stream time."""
-        return 3 * self.window.size + self.window.grace + 1
+        return 3 * self.window.size_ms + self.window.grace_ms + 1

@@ -10,6 +10,7 @@ import msgspec
 
 from sluice.operators.base import LEFT, RIGHT, Output, Row
 from sluice.operators.joins.by_key import How, joined
+from sluice.values.windows import JoinWindow
 
 _NEVER = 1 << 62
 _TIME = attrgetter("time")
@@ -86,10 +87,10 @@ class Watch(msgspec.Struct, array_like=True):
 
 
 class StreamJoin:
-    """Matches records where `left.time - before <= right.time <= left.time + after`, all in ms.
+    """Matches records within a window.
 
     A result's time is the larger of both times. A record can be matched until the largest time of its own stream is
-    `before + after + grace` past it. On an outer side, an unmatched record is sent with null once stream time has
+    `window.reach_ms` past it. On an outer side, an unmatched record is sent with null once stream time has
     passed the end of its window (left: time + after, right: time + before) by more than grace. It is sent immediately
     if stream time has already passed that end when the record arrives, or if the record has no key.
 
@@ -99,11 +100,11 @@ class StreamJoin:
 
     state_type: Any = Sides
 
-    def __init__(self, how: How, before: int, after: int, grace: int) -> None:
+    def __init__(self, how: How, window: JoinWindow) -> None:
         self.outer = how in ("left", "outer"), how == "outer"
-        self.ahead = after, before
-        self.grace = grace
-        self.reach = before + after + grace
+        self.ahead = window.after_ms, window.before_ms
+        """How far a match of the other side may be ahead of a record of the left and of the right side."""
+        self.grace, self.reach = window.grace_ms, window.reach_ms
         self.shared: Watch | None = None
 
     def watch(self) -> None:

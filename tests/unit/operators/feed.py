@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sluice.engine.batch.stream_time import BEFORE_ALL, advance, advance_joint
-from sluice.operators.base import LEFT, RIGHT, Operator, Row, Window
+from sluice.operators.base import LEFT, RIGHT, Operator, Row
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.suppress import Suppress
+from sluice.values.windows import Bounds
 
 
 class Given(NamedTuple):
@@ -26,14 +27,14 @@ class Given(NamedTuple):
     side: int = LEFT
     old: bool = False
     foreign: str | None = None
-    window: Window | None = None
+    window: Bounds | None = None
 
 
 class Result(NamedTuple):
     key: str | None
     value: Any
     time: int
-    window: Window | None = None
+    window: Bounds | None = None
     old: bool = False
 
 
@@ -66,7 +67,7 @@ class Ran:
         value: str | None,
         time: int,
         *,
-        window: Window | None = None,
+        window: Bounds | None = None,
         old: bool = False,
         to: str = "output",
         rank: int | None = None,
@@ -93,7 +94,7 @@ class Ran:
         return [result.value for result in self.results]
 
     @property
-    def windows(self) -> dict[tuple[str | None, Window | None], Any]:
+    def windows(self) -> dict[tuple[str | None, Bounds | None], Any]:
         """The last value of each key and window, without deleted ones."""
         last = {(result.key, result.window): result.value for result in self.results if not result.old}
         return {at: value for at, value in last.items() if value is not None}

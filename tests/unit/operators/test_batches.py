@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.operators.aggregation.aggregate import Aggregate, Hopping, WindowedAggregate
+from sluice import hopping, session, sliding, tumbling, within
+from sluice.operators.aggregation.aggregate import Aggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Functions
 from sluice.operators.aggregation.functions import Function
-from sluice.operators.aggregation.sessions import Session, SessionAggregate
-from sluice.operators.aggregation.sliding import Sliding, SlidingAggregate
+from sluice.operators.aggregation.sessions import SessionAggregate
+from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import LEFT, RIGHT, Operator
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
@@ -49,17 +50,17 @@ class Watch:
 
 MAKERS: dict[str, Callable[[], Operator[Any]]] = {
     "aggregate": lambda: Aggregate(functions(), retracts=True),
-    "tumbling": lambda: WindowedAggregate(functions(), Hopping(5, 5, 3)),
-    "hopping": lambda: WindowedAggregate(functions(), Hopping(10, 3, 0)),
-    "sliding": lambda: SlidingAggregate(functions(), Sliding(5, 3)),
-    "session": lambda: SessionAggregate(functions(), Session(3, 2), retracts=True),
+    "tumbling": lambda: WindowedAggregate(functions(), tumbling(5, 3)),
+    "hopping": lambda: WindowedAggregate(functions(), hopping(10, advance=3)),
+    "sliding": lambda: SlidingAggregate(functions(), sliding(5, 3)),
+    "session": lambda: SessionAggregate(functions(), session(3, 2), retracts=True),
     "suppress": lambda: Suppress("time_limit", 6),
     "latest": lambda: Latest(retracts=True),
     "table join": lambda: TableJoin("outer", retracts=True),
     "stream table join": lambda: StreamTableJoin("left"),
-    "inner join": lambda: StreamJoin("inner", 5, 2, 4),
-    "left join": lambda: StreamJoin("left", 5, 0, 4),
-    "outer join": lambda: StreamJoin("outer", 2, 6, 0),
+    "inner join": lambda: StreamJoin("inner", within(before=5, after=2, grace=4)),
+    "left join": lambda: StreamJoin("left", within(before=5, after=0, grace=4)),
+    "outer join": lambda: StreamJoin("outer", within(before=2, after=6)),
     "deduplicate": lambda: Deduplicate(6),
     "process": lambda: Process(Watch, {"sum": StoreOptions(int, ttl=9)}),
 }

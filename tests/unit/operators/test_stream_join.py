@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sluice import within
 from sluice.operators.joins.by_key import How
 from sluice.operators.joins.streams import StreamJoin
 from tests.unit.operators.feed import Given, Ran, right, run
@@ -20,7 +21,7 @@ def left(time: int, key: str | None = "k", value: Any = "l") -> Given:
 
 
 def join(how: How, *rows: Given, before: int = 3, after: int = 5, grace: int = 0) -> Ran:
-    return run(StreamJoin(how, before, after, grace), rows, cuts=range(len(rows)))
+    return run(StreamJoin(how, within(before=before, after=after, grace=grace)), rows, cuts=range(len(rows)))
 
 
 @pytest.mark.parametrize(("time", "matches"), [(96, False), (97, True), (100, True), (105, True), (106, False)])
@@ -69,7 +70,7 @@ def test_a_record_emitted_alone_can_still_match() -> None:
 @pytest.mark.parametrize(("time", "matches"), [(117, True), (118, False)])
 def test_a_record_expires_by_the_stream_time_of_its_own_side(time: int, matches: bool) -> None:
     rows = [left(100), left(time, key="other"), right("k", "r", 101)]
-    for ran in (join("inner", *rows, grace=10), run(StreamJoin("inner", 3, 5, 10), rows)):
+    for ran in (join("inner", *rows, grace=10), run(StreamJoin("inner", within(before=3, after=5, grace=10)), rows)):
         assert ran.values == ([pair("l", "r")] if matches else [])
 
 
@@ -115,7 +116,7 @@ def test_state_only_keeps_records_that_can_match() -> None:
 def test_with_shared_stream_time_a_late_match_can_come_first(watches: bool) -> None:
     # At 106 the record of 100 is over, and 104 is the last looked at: nobody looks again before 104 + 5 is over.
     rows = (left(100, "a"), left(102, "late"), left(104, "c"), left(106, "d"), left(108, "e"), right("late", "r", 107))
-    operator = StreamJoin("left", before=3, after=5, grace=0)
+    operator = StreamJoin("left", within(before=3, after=5))
     if watches:
         operator.watch()
     results = {(result.key, result.value["right"]) for result in run(operator, rows).results}
@@ -123,7 +124,7 @@ def test_with_shared_stream_time_a_late_match_can_come_first(watches: bool) -> N
 
 
 def test_skipped_unmatched_records_are_emitted_at_the_next_check() -> None:
-    operator = StreamJoin("left", before=3, after=5, grace=0)
+    operator = StreamJoin("left", within(before=3, after=5))
     operator.watch()
     rows = (left(100, "a"), left(102, "b"), left(104, "c"), left(106, "d"), left(108, "e"), left(120, "f"))
     assert {result.key for result in run(operator, rows).results} == set("abcde")
@@ -132,7 +133,7 @@ def test_skipped_unmatched_records_are_emitted_at_the_next_check() -> None:
 @pytest.mark.parametrize(("later", "found"), [(131, {"a"}), (135, {"a"}), (136, {"a", "b", "c", "d"})])
 def test_the_check_stops_at_the_first_open_window_of_each_side(later: int, found: set[str]) -> None:
     # At 123 the right record of 103 and the left one of 108 are open, 113 is the next: nobody looks before it is over.
-    operator = StreamJoin("outer", before=2, after=2, grace=20)
+    operator = StreamJoin("outer", within(before=2, after=2, grace=20))
     operator.watch()
     rows = (left(100, "a"), right("b", "r", 103), left(108, "c"), left(113, "d"), left(123, "e"), left(later, "f"))
     assert {result.key for result in run(operator, rows).results} == found

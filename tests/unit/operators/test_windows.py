@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.operators.aggregation.aggregate import Hopping, WindowedAggregate
+from sluice import hopping, session, sliding, tumbling
+from sluice.operators.aggregation.aggregate import WindowedAggregate
 from sluice.operators.aggregation.calculation import Custom, Functions
 from sluice.operators.aggregation.functions import Function
-from sluice.operators.aggregation.sessions import Session, SessionAggregate
-from sluice.operators.aggregation.sliding import Sliding, SlidingAggregate
-from sluice.operators.base import Window
+from sluice.operators.aggregation.sessions import SessionAggregate
+from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.suppress import Suppress
+from sluice.values.windows import Bounds
 from tests.unit.operators.feed import Given, Ran, run
 
 COUNT = Functions(Function("count"))
@@ -29,11 +30,11 @@ def at(*times: int, key: str = "a") -> list[Given]:
     return [Given(key, [None], time) for time in times]
 
 
-def counts(ran: Ran, key: str = "a") -> dict[Window | None, int]:
+def counts(ran: Ran, key: str = "a") -> dict[Bounds | None, int]:
     return {window: value[0] for (owner, window), value in ran.windows.items() if owner == key}
 
 
-MINUTES = WindowedAggregate(COUNT, Hopping(60 * SECOND, 60 * SECOND, 15 * SECOND))
+MINUTES = WindowedAggregate(COUNT, tumbling("1 minute", grace="15 s"))
 FIRST, SECOND_MINUTE = (clock("8:00:00"), clock("8:01:00")), (clock("8:01:00"), clock("8:02:00"))
 EVENTS = at(*map(clock, ("8:00:04", "8:00:54", "8:01:05", "8:00:58", "8:01:13")))
 
@@ -63,7 +64,7 @@ def test_a_closed_window_is_forgotten_and_its_result_stays() -> None:
 
 
 def test_hopping_windows_overlap_start_at_0_and_are_late_one_by_one() -> None:
-    operator = WindowedAggregate(COUNT, Hopping(10, 5))
+    operator = WindowedAggregate(COUNT, hopping(10, advance=5))
     assert counts(run(operator, at(3))) == {(0, 10): 1}
     assert counts(run(operator, at(12))) == {(5, 15): 1, (10, 20): 1}
     ran = run(operator, at(16, 12))
@@ -72,12 +73,12 @@ def test_hopping_windows_overlap_start_at_0_and_are_late_one_by_one() -> None:
 
 
 def test_a_record_late_for_all_its_windows_is_counted_once() -> None:
-    assert run(WindowedAggregate(COUNT, Hopping(10, 5)), at(40, 12)).dropped == {"late": 1}
+    assert run(WindowedAggregate(COUNT, hopping(10, advance=5)), at(40, 12)).dropped == {"late": 1}
 
 
 @pytest.mark.parametrize(
     "operator",
-    [WindowedAggregate(COUNT, Hopping(5, 5)), SessionAggregate(COUNT, Session(5))],
+    [WindowedAggregate(COUNT, tumbling(5)), SessionAggregate(COUNT, session(5))],
     ids=["tumbling", "session"],
 )
 def test_time_windows_and_sessions_process_null_values(operator: WindowedAggregate | SessionAggregate) -> None:
@@ -86,12 +87,12 @@ def test_time_windows_and_sessions_process_null_values(operator: WindowedAggrega
 
 
 def test_late_records_and_null_keys_do_not_advance_time() -> None:
-    operator = WindowedAggregate(COUNT, Hopping(5, 5))
+    operator = WindowedAggregate(COUNT, tumbling(5))
     assert not run(operator, [*at(1), Given(None, [None], 100), *at(2)]).dropped["late"]
 
 
 def test_sliding_windows_follow_their_values() -> None:
-    operator = SlidingAggregate(COUNT, Sliding(5 * SECOND))
+    operator = SlidingAggregate(COUNT, sliding(5 * SECOND))
     assert counts(run(operator, at(6000, 7000, 13_000))) == {
         (1000, 6000): 1,
         (2000, 7000): 2,
@@ -101,25 +102,25 @@ def test_sliding_windows_follow_their_values() -> None:
 
 
 def test_early_values_share_the_first_sliding_window() -> None:
-    operator = SlidingAggregate(COUNT, Sliding(10))
+    operator = SlidingAggregate(COUNT, sliding(10))
     assert counts(run(operator, at(2, 5))) == {(0, 10): 2, (3, 13): 1}
     assert counts(run(operator, at(5, 2))) == {(0, 10): 2, (3, 13): 1}, "in any order"
 
 
 def test_sliding_windows_do_not_depend_on_the_order_within_grace() -> None:
-    operator = SlidingAggregate(COUNT, Sliding(10, grace=100))
+    operator = SlidingAggregate(COUNT, sliding(10, grace=100))
     assert counts(run(operator, at(20, 25, 31))) == counts(run(operator, at(31, 20, 25)))
 
 
 def test_a_sliding_window_that_begins_right_after_the_record_before_is_sent_twice() -> None:
-    ran = run(SlidingAggregate(COUNT, Sliding(5)), at(102, 103, 109))
+    ran = run(SlidingAggregate(COUNT, sliding(5)), at(102, 103, 109))
     assert [(result.window, result.value) for result in ran.results if result.time == 109] == [
         ((104, 109), [1]),
         ((104, 109), [1]),
     ], "as the window after 103 and as the one up to 109, like in Kafka Streams"
 
 
-def sliding_by_definition(times: list[int], size: int) -> dict[Window | None, int]:
+def sliding_by_definition(times: list[int], size: int) -> dict[Bounds | None, int]:
     starts = {max(0, time - size) for time in times} | {time + 1 for time in times}
     held = {(start, start + size): sum(start <= time <= start + size for time in times) for start in starts}
     return {window: count for window, count in held.items() if count}
@@ -127,12 +128,12 @@ def sliding_by_definition(times: list[int], size: int) -> dict[Window | None, in
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=25), st.integers(1, 12))
 def test_sliding_windows_match_their_definition(times: list[int], size: int) -> None:
-    ran = run(SlidingAggregate(COUNT, Sliding(size, grace=100)), at(*times))
+    ran = run(SlidingAggregate(COUNT, sliding(size, grace=100)), at(*times))
     assert counts(ran) == sliding_by_definition(times, size)
 
 
 def test_sliding_is_late_for_a_window_that_ends_before_stream_time_less_grace() -> None:
-    operator = SlidingAggregate(COUNT, Sliding(10, grace=5))
+    operator = SlidingAggregate(COUNT, sliding(10, grace=5))
     ends_now = run(operator, at(30, key="b") + at(25))
     assert (counts(ends_now), ends_now.dropped) == ({(15, 25): 1}, {})
     ended = run(operator, at(30, key="b") + at(24))
@@ -141,27 +142,27 @@ def test_sliding_is_late_for_a_window_that_ends_before_stream_time_less_grace() 
 
 def test_sliding_drops_nulls_without_advancing_time() -> None:
     rows = [Given("a", None, 100), *at(5)]
-    ran = run(SlidingAggregate(COUNT, Sliding(3)), rows, drops_null_values=True)
+    ran = run(SlidingAggregate(COUNT, sliding(3)), rows, drops_null_values=True)
     assert (counts(ran), ran.dropped) == ({(2, 5): 1}, {"null_value": 1})
 
 
 def test_lists_of_sliding_windows_are_separate() -> None:
     collect = Functions(Function("collect_list", int))
     rows = [Given("a", [number], time) for number, time in ((1, 20), (2, 25), (3, 27))]
-    ran = run(SlidingAggregate(collect, Sliding(10)), rows)
+    ran = run(SlidingAggregate(collect, sliding(10)), rows)
     assert ran.windows["a", (10, 20)] == [[1]]
     assert ran.windows["a", (17, 27)] == [[1, 2, 3]]
     assert ran.windows["a", (21, 31)] == [[2, 3]]
 
 
 def test_values_within_the_gap_form_one_session() -> None:
-    ran = run(SessionAggregate(COUNT, Session(5)), at(10, 15))
+    ran = run(SessionAggregate(COUNT, session(5)), at(10, 15))
     assert ran.results[-1][:4] == ("a", [2], 15, (10, 15))
-    assert counts(run(SessionAggregate(COUNT, Session(5)), at(10, 16))) == {(10, 10): 1, (16, 16): 1}
+    assert counts(run(SessionAggregate(COUNT, session(5)), at(10, 16))) == {(10, 10): 1, (16, 16): 1}
 
 
 def test_merging_sends_tombstones_then_the_merged_session() -> None:
-    ran = run(SessionAggregate(COUNT, Session(5, grace=20)), at(10, 20, 15))
+    ran = run(SessionAggregate(COUNT, session(5, grace=20)), at(10, 20, 15))
     assert [(result.window, result.value) for result in ran.results[2:]] == [
         ((10, 10), None),
         ((20, 20), None),
@@ -170,7 +171,7 @@ def test_merging_sends_tombstones_then_the_merged_session() -> None:
 
 
 def test_a_value_inside_a_session_sends_no_tombstone() -> None:
-    ran = run(SessionAggregate(COUNT, Session(5), retracts=True), at(10, 14, 12))
+    ran = run(SessionAggregate(COUNT, session(5), retracts=True), at(10, 14, 12))
     assert [(result.window, result.value, result.old) for result in ran.results[-2:]] == [
         ((10, 14), [2], True),
         ((10, 14), [3], False),
@@ -179,19 +180,19 @@ def test_a_value_inside_a_session_sends_no_tombstone() -> None:
 
 @pytest.mark.parametrize(("time", "accepted"), [(81, True), (82, False)])
 def test_a_value_is_late_if_its_merged_session_has_closed(time: int, accepted: bool) -> None:
-    ran = run(SessionAggregate(COUNT, Session(10, grace=3)), at(time, key="b") + at(68))
+    ran = run(SessionAggregate(COUNT, session(10, grace=3)), at(time, key="b") + at(68))
     assert ran.dropped == ({} if accepted else {"late": 1})
 
 
 def test_a_closed_session_accepts_no_more_values() -> None:
-    ran = run(SessionAggregate(COUNT, Session(5)), at(10) + at(15, key="b") + at(14))
+    ran = run(SessionAggregate(COUNT, session(5)), at(10) + at(15, key="b") + at(14))
     assert counts(ran) == {(10, 10): 1, (14, 14): 1}
 
 
 def test_python_sessions_use_their_merger() -> None:
     custom = Custom(list, lambda key, seen, n: [*seen, n], None, lambda key, one, other: one + other, list[int])
     rows = [Given("a", 1, 10), Given("a", 2, 20), Given("a", 3, 15)]
-    assert run(SessionAggregate(custom, Session(5, grace=20)), rows).values[-1] == [1, 2, 3]
+    assert run(SessionAggregate(custom, session(5, grace=20)), rows).values[-1] == [1, 2, 3]
 
 
 def suppressed(aggregate: WindowedAggregate | SessionAggregate, wait: int, rows: list[Given]) -> Ran:
@@ -211,5 +212,5 @@ def test_the_end_of_input_flushes_nothing() -> None:
 
 
 def test_a_merged_session_is_never_emitted() -> None:
-    ran = suppressed(SessionAggregate(COUNT, Session(5)), 5, at(10, 14, 100))
+    ran = suppressed(SessionAggregate(COUNT, session(5)), 5, at(10, 14, 100))
     assert [(result.window, result.value) for result in ran.results] == [((10, 14), [2])]
