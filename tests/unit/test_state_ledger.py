@@ -78,13 +78,12 @@ def test_the_newest_snapshot_is_never_removed(states: States) -> None:
     assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")] == [3]
 
 
-def test_positions_are_the_minimum_over_a_topics_readers(database: str) -> None:
-    totals, sums = States(database), States(database, job="sums")
-    totals.ledger.snapshots.publish(make_snapshot(0, positions={"orders": {"0": 7, "1": 9, "2": 1}}))
-    assert totals.ledger.positions("orders") == {"orders": {}}
-    sums.ledger.snapshots.publish(make_snapshot(0, job="sums", positions={"orders": {"0": 8, "1": 3}}))
-    assert totals.ledger.positions("orders") == {"orders": {0: 7, 1: 3}}
-    assert totals.ledger.positions("unknown") == {}
+def test_positions_are_those_of_the_newest_snapshot(states: States) -> None:
+    assert states.ledger.positions("orders") == {"orders": {}}
+    for batch, offset in enumerate((3, 7)):
+        states.ledger.snapshots.publish(make_snapshot(batch, positions={"orders": {"0": offset, "2": 1}}))
+    assert states.ledger.positions("orders") == {"orders": {0: 7, 2: 1}}
+    assert states.ledger.positions("unknown") == {}
 
 
 def test_many_processes_open_a_new_ledger_at_once(database: str) -> None:

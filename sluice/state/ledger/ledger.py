@@ -59,18 +59,11 @@ class Ledger:
         self.close()
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
-        """Topic → partition → the pipeline's next offset, which is the smallest among the jobs that read the topic.
-
-        Omits partitions that one of these jobs has not read yet.
-        """
-        positions: dict[str, list[dict[str, int]]] = {}
+        """Topic → partition → the pipeline's next offset. Omits partitions that the pipeline has not read yet."""
+        positions: dict[str, dict[int, int]] = {}
         for job in self.jobs.current(pipeline):
             snapshot = self.snapshots.latest(pipeline, job.job)
             for topic in job.topics:
-                positions.setdefault(topic, []).append(snapshot.positions.get(topic, {}) if snapshot else {})
-        return {topic: _smallest(offsets) for topic, offsets in positions.items()}
-
-
-def _smallest(offsets: list[dict[str, int]]) -> dict[int, int]:
-    read_by_all = set.intersection(*(set(of_job) for of_job in offsets))
-    return {int(partition): min(of_job[partition] for of_job in offsets) for partition in sorted(read_by_all)}
+                offsets = snapshot.positions.get(topic, {}) if snapshot else {}
+                positions[topic] = {int(partition): offset for partition, offset in offsets.items()}
+        return positions
