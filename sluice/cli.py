@@ -211,7 +211,7 @@ def drop(pipeline: Name, master: Annotated[str, typer.Option(help="The Spark mas
 
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:
     from sluice.brokers import require_brokers
-    from sluice.state.ledger.run_ends import note_killed, noted, now
+    from sluice.state.ledger.run_ends import note_failure, note_killed, now
     from sluice.submission import submission
 
     with errors_as_messages():
@@ -220,7 +220,7 @@ def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = N
         with submission(
             replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline]
         ) as submitted:
-            with noted(settings(), pipeline):
+            with note_failure(settings(), pipeline):
                 require_brokers(settings().kafka)
             status = submitted.run()
         if status and not options:

@@ -52,11 +52,11 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
     from sluice.brokers import require_brokers
     from sluice.engine.job.restore import RestoringRun
     from sluice.plan import explain, load_plan
-    from sluice.state.ledger.run_ends import noted
+    from sluice.state.ledger.run_ends import note_failure
 
     begun = time.monotonic()
     log = structlog.get_logger()
-    with noted(configuration, name, run=configuration.run):
+    with note_failure(configuration, name, run=configuration.run):
         planned = load_plan(configuration.pipelines, name)
         print(explain(planned), flush=True)
         require_brokers(configuration.kafka)

@@ -13,7 +13,9 @@ from confluent_kafka.cimpl import NewPartitions
 
 from sluice import Pipeline
 from sluice.engine.job.linger import Linger, News
+from sluice.errors import EngineError
 from sluice.offsets import Offsets
+from sluice.state.ledger.failures import Failure
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, by_shop, sale
 
@@ -56,7 +58,15 @@ def test_records_that_arrive_while_a_run_lingers_are_its_next_batch(
 ) -> None:
     running = start(sums)
     running.send("sales", sale("a"))
-    meanwhile(lambda: running.send("sales", sale("b")), lambda: running.send("sales", sale("a"), sale("a")))
+    with running.ledger() as ledger:
+        ledger.failures.add(Failure.of(EngineError("Kafka does not answer."), running.pipeline.name, "main"))
+
+    def second_batch() -> None:
+        with running.ledger() as ledger:
+            assert ledger.failures.all() == [], "cleared while the run lingers"
+        running.send("sales", sale("b"))
+
+    meanwhile(second_batch, lambda: running.send("sales", sale("a"), sale("a")))
     assert running.run() == 4
     assert running.store("n") == {"a": 3, "b": 1}
     assert [snapshot.counts["read"] for snapshot in running.snapshots()] == [1, 1, 2]

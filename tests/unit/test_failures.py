@@ -11,7 +11,7 @@ from sluice.errors import EngineError, TopologyError
 from sluice.settings import Settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.run_ends import note_files, note_killed, noted, now
+from sluice.state.ledger.run_ends import note_failure, note_files, note_killed, now
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def failures(known: Settings) -> list[Failure]:
 
 
 def fail(known: Settings, error: Exception, run: str = "") -> None:
-    with pytest.raises(type(error)), noted(known, "orders", run):
+    with pytest.raises(type(error)), note_failure(known, "orders", run):
         raise error
 
 
@@ -41,12 +41,14 @@ def test_a_failed_run_is_recorded_until_one_succeeds(known: Settings) -> None:
     fail(known, ZeroDivisionError("x"))
     assert [one.detail for one in failures(known)] == ["ZeroDivisionError: x."], "the last failure is kept"
 
-    with noted(known, "words"):
+    with note_failure(known, "orders"):
         pass
-    assert len(failures(known)) == 1, "another pipeline"
-    with noted(known, "orders"):
-        pass
-    assert failures(known) == []
+    assert len(failures(known)) == 1, "the brokers answer, but no run has succeeded"
+    with Ledger.open(known.ledger) as ledger:
+        ledger.failures.clear("words", "main")
+        assert len(ledger.failures.all()) == 1, "another pipeline"
+        ledger.failures.clear("orders", "main")
+        assert ledger.failures.all() == []
 
 
 def test_no_secret_is_recorded(known: Settings) -> None:
@@ -80,6 +82,4 @@ def test_broken_files_are_recorded_until_fixed(known: Settings) -> None:
 def test_an_unreachable_ledger_does_not_hide_the_error(tmp_path: Path) -> None:
     settings = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_LEDGER": "postgresql://me@127.0.0.1:1/none"})
     fail(settings, EngineError("why"))
-    with noted(settings, "orders"):
-        pass
     note_files(settings, {})

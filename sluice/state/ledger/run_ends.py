@@ -14,8 +14,8 @@ from sluice.state.model import JOB
 
 
 @contextmanager
-def noted(known: Settings, pipeline: str, run: str = "") -> Iterator[None]:
-    """Record the error that ends the block as the pipeline's failure; without an error, clear its failures.
+def note_failure(known: Settings, pipeline: str, run: str = "") -> Iterator[None]:
+    """Record the error that ends the block as the pipeline's failure. A job clears it once it has read all records.
 
     An unreachable ledger does not affect how the block ends.
     """
@@ -24,8 +24,6 @@ def noted(known: Settings, pipeline: str, run: str = "") -> Iterator[None]:
     except Exception as error:
         _add(known, Failure.of(error, pipeline, JOB, run=run, secrets=known.secrets))
         raise
-    with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
-        ledger.failures.clear(pipeline, JOB)
 
 
 def note_killed(known: Settings, pipeline: str, run: str, since: datetime, what: str) -> None:
