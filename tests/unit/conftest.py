@@ -1,12 +1,17 @@
-"""Databases for tests of state, which run on SQLite and PostgreSQL."""
+"""Databases for tests of state, which run on SQLite and PostgreSQL, and the API over a published state."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.postgres import new_database
+
+if TYPE_CHECKING:
+    from tests.api_client import Api
+    from tests.states import States
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -15,3 +20,19 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/state"
     return new_database(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> States:
+    """A pipeline that has published nothing yet; some files of tests have others."""
+    from tests.states import States
+
+    return States(f"sqlite:///{tmp_path}")
+
+
+@pytest.fixture
+def api(states: States) -> Api:
+    """The API over `states`. Imported here because most unit tests do not need it."""
+    from tests.api_client import Api
+
+    return Api(states.ledger)

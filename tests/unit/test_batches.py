@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,16 +23,6 @@ COUNTS = {
     "read": 100, "applied": 90, "filtered": 3, "late/totals": 2, "dropped/null_key": 1, "failed/double": 4,
     "dead_letter/contract": 3, "output/out": 50, "output/orders_dead_letters": 3, "rows": 40,
 }  # fmt: skip
-
-
-@pytest.fixture
-def states(tmp_path: Path) -> States:
-    return States(f"sqlite:///{tmp_path}")
-
-
-@pytest.fixture
-def api(states: States) -> Api:
-    return Api(states.ledger)
 
 
 def publish(states: States, batch: int, *, begun: int, phases: dict[str, int], read: int = 100) -> None:

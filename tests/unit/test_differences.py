@@ -25,11 +25,6 @@ def states(tmp_path: Path) -> States:
     return states
 
 
-@pytest.fixture
-def api(states: States) -> Api:
-    return Api(states.ledger)
-
-
 def numbers(diff: dict[str, Any]) -> tuple[int, ...]:
     return tuple(diff[name] for name in ("same", "changed", "missing", "added"))
 

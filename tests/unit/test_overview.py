@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -21,16 +20,6 @@ from tests.states import States
 pytestmark = pytest.mark.unit
 
 OVERVIEW = "/v1/overview"
-
-
-@pytest.fixture
-def states(tmp_path: Path) -> States:
-    return States(f"sqlite:///{tmp_path}")
-
-
-@pytest.fixture
-def api(states: States) -> Api:
-    return Api(states.ledger)
 
 
 @pytest.fixture(autouse=True)
