@@ -18,7 +18,8 @@ from sluice.state.model import JobInfo, Snapshot, StoreInfo
 
 T = TypeVar("T")
 
-_EARLY = 0.8
+_RENEWAL = 0.8
+"""The part of a cached result's time after which the next query renews it, without waiting for it."""
 
 FRESH_SECONDS = 0.05
 """Seconds for which a result from the ledger counts as current. A query that begins later sees a new snapshot."""
@@ -27,10 +28,10 @@ SELDOM = 20
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A result from the ledger, and when it was read."""
+class _Cached:
+    """A result from the ledger, and when its read began, by the catalogue's clock."""
 
-    asked_at: float
+    read_at: float
     value: Any
 
 
@@ -83,8 +84,8 @@ class Catalogue:
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._known: dict[Hashable, _Known] = {}
-        self._reading: dict[Hashable, asyncio.Future[Any]] = {}
+        self._cache: dict[Hashable, _Cached] = {}
+        self._reads: dict[Hashable, asyncio.Future[Any]] = {}
         self._jobs: dict[tuple[str, str], tuple[float, str, JobInfo]] = {}
 
     async def stores(self) -> list[StoreInfo]:
@@ -114,11 +115,11 @@ class Catalogue:
         Raises NotReady before the job's first snapshot, NotFound if the snapshot never existed, Gone if it is no longer
         kept, and NotReached if it has not reached the requested bounds.
         """
-        of = (store.pipeline, store.job)
-        newest = await self.newest(*of)
+        job = (store.pipeline, store.job)
+        newest = await self.newest(*job)
         if newest is not None and when.has_bounds and not when.is_reached(newest.snapshot):
             # The cached snapshot can be a moment old; only a fresh one proves that the bound is not reached.
-            newest = await self._fresh(of, lambda: self._newest(*of), since=self._clock())
+            newest = await self._fresh(job, lambda: self._newest(*job), since=self._clock())
         if newest is None:
             raise NotReady(f"Job {store.job!r} of pipeline {store.pipeline!r} has published nothing yet.")
         if when.as_of is not None and when.as_of != newest.snapshot.id:
@@ -132,7 +133,7 @@ class Catalogue:
 
     async def require_kept(self, pin: Pin) -> None:
         """Raise Gone if retention removed the pinned snapshot during the read, which may then be incomplete."""
-        newest = self._known.get((pin.store.pipeline, pin.store.job))
+        newest = self._cache.get((pin.store.pipeline, pin.store.job))
         if newest is not None and newest.value is not None and newest.value.snapshot.id == pin.snapshot.id:
             return
         snapshot = pin.snapshot
@@ -143,20 +144,20 @@ class Catalogue:
         snapshot = self._ledger.snapshots.latest(pipeline, job)
         if snapshot is None:
             return None
-        asked_at, of_snapshot, info = self._jobs.get((pipeline, job), (0.0, "", None))
-        if info is None or of_snapshot != snapshot.id or asked_at + FRESH_SECONDS * SELDOM <= self._clock():
-            asked_at, info = self._clock(), self._ledger.jobs.get(snapshot.ref)
+        read_at, snapshot_id, info = self._jobs.get((pipeline, job), (0.0, "", None))
+        if info is None or snapshot_id != snapshot.id or read_at + FRESH_SECONDS * SELDOM <= self._clock():
+            read_at, info = self._clock(), self._ledger.jobs.get(snapshot.ref)
             if info is None:
                 return None
-            self._jobs[pipeline, job] = asked_at, snapshot.id, info
-        known = self._known.get((pipeline, job))
+            self._jobs[pipeline, job] = read_at, snapshot.id, info
+        cached = self._cache.get((pipeline, job))
         if (
-            known is not None
-            and known.value is not None
-            and known.value.snapshot == snapshot
-            and known.value.job is info
+            cached is not None
+            and cached.value is not None
+            and cached.value.snapshot == snapshot
+            and cached.value.job is info
         ):
-            return cast("JobSnapshot", known.value)  # keep the object, which has cached pins
+            return cast("JobSnapshot", cached.value)  # keep the object, which has cached pins
         return JobSnapshot(snapshot, info)
 
     def _earlier(self, newest: Snapshot, as_of: str) -> JobSnapshot:
@@ -177,29 +178,29 @@ class Catalogue:
 
     async def _fresh(self, name: Hashable, read: Callable[[], T], *, times: int = 1, since: float | None = None) -> T:
         """A result from the ledger, at most `times` `FRESH_SECONDS` old, or read at `since` or later."""
-        now, most = self._clock(), FRESH_SECONDS * times
-        known = self._known.get(name)
-        if known is not None and since is None and now - known.asked_at < most:
-            if now - known.asked_at > most * _EARLY and name not in self._reading:
+        now, max_age = self._clock(), FRESH_SECONDS * times
+        cached = self._cache.get(name)
+        if cached is not None and since is None and now - cached.read_at < max_age:
+            if now - cached.read_at > max_age * _RENEWAL and name not in self._reads:
                 self._read(name, read)  # early, so that no query waits for the read
-            return cast("T", known.value)
-        reading = None if since is not None else self._reading.get(name)
-        found: _Known = await asyncio.shield(reading or self._read(name, read))
-        if reading is not None and now - found.asked_at >= most:
-            found = await asyncio.shield(self._read(name, read))
-        return cast("T", found.value)
+            return cast("T", cached.value)
+        shared_read = None if since is not None else self._reads.get(name)
+        result: _Cached = await asyncio.shield(shared_read or self._read(name, read))
+        if shared_read is not None and now - result.read_at >= max_age:
+            result = await asyncio.shield(self._read(name, read))
+        return cast("T", result.value)
 
-    def _read(self, name: Hashable, read: Callable[[], T]) -> asyncio.Future[_Known]:
-        asked_at = self._clock()
-        reading = asyncio.ensure_future(asyncio.to_thread(lambda: _Known(asked_at, read())))
-        self._reading[name] = reading
-        reading.add_done_callback(lambda done: self._remember(name, done))
-        return reading
+    def _read(self, name: Hashable, read: Callable[[], T]) -> asyncio.Future[_Cached]:
+        read_at = self._clock()
+        future = asyncio.ensure_future(asyncio.to_thread(lambda: _Cached(read_at, read())))
+        self._reads[name] = future
+        future.add_done_callback(lambda done: self._store(name, done))
+        return future
 
-    def _remember(self, name: Hashable, done: asyncio.Future[_Known]) -> None:
-        if self._reading.get(name) is done:
-            del self._reading[name]
+    def _store(self, name: Hashable, done: asyncio.Future[_Cached]) -> None:
+        if self._reads.get(name) is done:
+            del self._reads[name]
         if not done.cancelled() and done.exception() is None:
-            known = self._known.get(name)
-            if known is None or known.asked_at <= done.result().asked_at:
-                self._known[name] = done.result()
+            cached = self._cache.get(name)
+            if cached is None or cached.read_at <= done.result().read_at:
+                self._cache[name] = done.result()

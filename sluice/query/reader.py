@@ -45,6 +45,7 @@ class Reader:
         self.workers = Workers(own)
         self._gate = Gate()
         self._counts: dict[tuple[str, str, str], tuple[str, int]] = {}
+        """Pipeline, job and store → the snapshot and its number of entries."""
 
     async def get(self, pin: Pin, key: str) -> Answer:
         """The value of one key of a store without windows: one entry, or none."""
@@ -66,9 +67,9 @@ class Reader:
         shares: dict[int, list[str]] = defaultdict(list)
         for key in wanted:
             shares[0 if pin.store.kind == "global" else owner(key, len(pin.workers))].append(key)
-        asked = [(pin.workers[number], Values(*pin.of, share)) for number, share in sorted(shares.items())]
-        found, statuses = await self._query_each(pin, asked)
-        values = {key: value for some in found for key, value in some.items()}
+        queries = [(pin.workers[number], Values(*pin.of, share)) for number, share in sorted(shares.items())]
+        results, statuses = await self._query_each(pin, queries)
+        values = {key: value for of_worker in results for key, value in of_worker.items()}
         entries = [Entry(key, NO_WINDOW, NO_WINDOW, values[key]) for key in wanted if key in values]
         return Answer(pin, statuses, entries)
 
@@ -93,11 +94,11 @@ class Reader:
         # Request one extra entry to find out whether there is another page.
         pages, statuses = await self._query_all(pin, Scan(*pin.of, within, after, limit + 1), workers)
         if sum(map(len, pages)) > MANY:
-            found = await asyncio.to_thread(_merged, pages, limit + 1)
+            entries = await asyncio.to_thread(_merged, pages, limit + 1)
         else:
-            found = _merged(pages, limit + 1)
-        more = _order(found[limit - 1]) if len(found) > limit else None
-        return Page(pin, statuses, found[:limit], more)
+            entries = _merged(pages, limit + 1)
+        next_after = _order(entries[limit - 1]) if len(entries) > limit else None
+        return Page(pin, statuses, entries[:limit], next_after)
 
     async def all(self, pin: Pin, within: Range = EVERYTHING, *, workers: Iterable[WorkerInfo] | None = None) -> Answer:
         """All entries. Raises QueryError if there are more than `MAX_ENTRIES`."""
@@ -111,15 +112,15 @@ class Reader:
 
     async def count(self, pin: Pin, within: Range = EVERYTHING) -> Counted:
         """The number of entries. The count of a whole store is cached until the next snapshot."""
-        of = (pin.store.pipeline, pin.store.job, pin.store.name)
-        known = self._counts.get(of)
-        if within == EVERYTHING and known is not None and known[0] == pin.snapshot.id:
-            return Counted(pin, tuple(WorkerStatus(one.number, "ok") for one in pin.workers), known[1])
+        store = (pin.store.pipeline, pin.store.job, pin.store.name)
+        cached = self._counts.get(store)
+        if within == EVERYTHING and cached is not None and cached[0] == pin.snapshot.id:
+            return Counted(pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1])
         counts, statuses = await self._query_all(pin, Count(*pin.of, within))
-        found = Counted(pin, statuses, sum(counts))
-        if within == EVERYTHING and not found.partial:
-            self._counts[of] = pin.snapshot.id, found.entries
-        return found
+        counted = Counted(pin, statuses, sum(counts))
+        if within == EVERYTHING and not counted.partial:
+            self._counts[store] = pin.snapshot.id, counted.entries
+        return counted
 
     async def combine(
         self,
@@ -142,14 +143,14 @@ class Reader:
         self, pin: Pin, field: str = "", limit: int = 10, *, within: Range = EVERYTHING, smallest: bool = False
     ) -> Answer:
         """The entries with the largest numbers in `field`, or the smallest, best first."""
-        found, statuses = await self._query_all(pin, Top(*pin.of, within, field, limit, smallest))
-        entries = [entry for some in found for entry in some]
+        results, statuses = await self._query_all(pin, Top(*pin.of, within, field, limit, smallest))
+        entries = [entry for of_worker in results for entry in of_worker]
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
         """The keys and window starts that the batches after `since`, up to the pinned snapshot, have changed."""
-        found, statuses = await self._query_all(pin, Changed(*pin.of, since, limit + 1))
-        keys = sorted(key for some in found for key in some)
+        results, statuses = await self._query_all(pin, Changed(*pin.of, since, limit + 1))
+        keys = sorted(key for of_worker in results for key in of_worker)
         return Changes(pin, statuses, keys[:limit], len(keys) > limit)
 
     async def statuses(self, workers: Iterable[WorkerInfo]) -> tuple[WorkerStatus, ...]:
