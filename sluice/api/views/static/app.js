@@ -23,15 +23,15 @@ let current = null;
 // does not change by itself, such as the answer to a search.
 async function show({ keep = false } = {}) {
   const [path, search = ""] = (location.hash.slice(1) || "/").split("?");
-  const found = ROUTES.map(([pattern, view]) => [pattern.exec(path), view]).find(([match]) => match);
-  const asked = location.hash;
-  const view = current?.hash === asked && keep ? current : { hash: asked };
+  const route = ROUTES.map(([pattern, view]) => [pattern.exec(path), view]).find(([match]) => match);
+  const { hash } = location;
+  const view = current?.hash === hash && keep ? current : { hash };
   try {
-    if (!found) throw new Problem(404, "There is nothing at this address.", "Go back to all pipelines.");
-    const shown = await found[1](found[0].slice(1).map(decodeURIComponent), new URLSearchParams(search), { refresh: () => show({ keep: true }) });
-    if (location.hash !== asked) return;
+    if (!route) throw new Problem(404, "There is nothing at this address.", "Go back to all pipelines.");
+    const shown = await route[1](route[0].slice(1).map(decodeURIComponent), new URLSearchParams(search), { refresh: () => show({ keep: true }) });
+    if (location.hash !== hash) return;
     if (keep && isBusy()) return;
-    replace(shown.content, keep && current?.hash === asked);
+    replace(shown.content, keep && current?.hash === hash);
     document.title = `${shown.title} – Sluice`;
     current = { ...view, ...shown };
     trouble("");

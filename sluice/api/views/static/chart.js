@@ -9,8 +9,8 @@ const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short",
 
 // series: [{ name, points: [[epoch ms, value]] }]; format turns a value into text. `bars` stacks the series.
 export function chart(title, series, { format = short, bars = false } = {}) {
-  const shown = series.filter((one) => one.points.length);
-  const times = [...new Set(shown.flatMap(({ points }) => points.map(([at]) => at)))].sort((one, other) => one - other);
+  const shown = series.filter(({ points }) => points.length);
+  const times = [...new Set(shown.flatMap(({ points }) => points.map(([at]) => at)))].sort((a, b) => a - b);
   const figure = element("figure", { class: "chart" }, element("figcaption", {}, title));
   if (!times.length) {
     figure.append(element("p", { class: "quiet" }, "Nothing yet."));
@@ -31,7 +31,7 @@ export function chart(title, series, { format = short, bars = false } = {}) {
     ]),
     svg("text", { class: "axis", x: LEFT, y: HEIGHT - 5 }, label.format(first)),
     last > first && svg("text", { class: "axis", x: width - RIGHT, y: HEIGHT - 5, "text-anchor": "end" }, label.format(last)),
-    bars ? stacked.map((one) => bar(one, shown, x, y, width, times.length, format, label)) : shown.map((one, number) => line(one, number, x, y, format, label)));
+    bars ? stacked.map((column) => bar(column, shown, x, y, width, times.length, format, label)) : shown.map((curve, number) => line(curve, number, x, y, format, label)));
   figure.append(picture);
   if (shown.length > 1) figure.append(element("ul", { class: "legend" }, shown.map(({ name }, number) => element("li", { class: `series-${number % 6}` }, name))));
   return figure;
@@ -51,7 +51,7 @@ function stack(series, times) {
     for (const [at, value] of points) sums.set(at, (sums.get(at) ?? 0) + value);
     return sums;
   });
-  return times.map((at) => ({ at, values: values.map((of) => of.get(at) ?? 0), sum: values.reduce((sum, of) => sum + (of.get(at) ?? 0), 0) }));
+  return times.map((at) => ({ at, values: values.map((sums) => sums.get(at) ?? 0), sum: values.reduce((sum, sums) => sum + (sums.get(at) ?? 0), 0) }));
 }
 
 function bar({ at, values }, series, x, y, width, count, format, label) {

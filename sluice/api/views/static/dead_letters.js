@@ -8,8 +8,8 @@ export async function deadLetters([name], search, { refresh }) {
   const given = Object.fromEntries([...search].filter(([, value]) => value !== ""));
   const path = `/pipelines/${part(name)}/dead_letters`;
   const since = given.since === "all" ? undefined : given.since || new Date(Date.now() - 86_400_000).toISOString();
-  const [found, all] = await Promise.all([get(path, { reason: given.reason, partition: given.partition, since, limit: 100 }), get("/overview")]);
-  const mayEdit = all.find((one) => one.pipeline === name)?.may_edit;
+  const [answer, all] = await Promise.all([get(path, { reason: given.reason, partition: given.partition, since, limit: 100 }), get("/overview")]);
+  const mayEdit = all.find(({ pipeline }) => pipeline === name)?.may_edit;
   const hash = `#/pipelines/${part(name)}/dead-letters`;
   const send = (chosen, what) => redrive(name, path, { ...chosen, ...(since ? { since } : {}) }, what, refresh);
   return {
@@ -19,27 +19,27 @@ export async function deadLetters([name], search, { refresh }) {
     content: [
       element("div", { class: "title" }, element("h1", {}, `Dead letters of ${name}`), link(`#/pipelines/${part(name)}`, `Pipeline ${name}`)),
       element("div", { role: "status", id: "done" }, ""),
-      choices(hash, given, found),
+      choices(hash, given, answer),
       mayEdit && given.reason && element("div", { class: "actions" },
         button(`Re-drive all ${given.reason}`, () => send({ reason: given.reason, ...(given.partition ? { partition: Number(given.partition) } : {}) }, `all dead letters with the reason ${given.reason}`), { class: "primary" })),
-      found.dead_letters.length ? found.dead_letters.map((letter) => one(letter, mayEdit, send))
+      answer.dead_letters.length ? answer.dead_letters.map((letter) => letterCard(letter, mayEdit, send))
         : card("None", element("p", {}, given.since === "all" ? "There are no dead letters." : ["There were none in this time. ", link(`${hash}${query({ ...given, since: "all" })}`, "Show all")])),
     ],
   };
 }
 
-function choices(hash, given, found) {
-  const total = Object.values(found.reasons).reduce((sum, count) => sum + count, 0);
+function choices(hash, given, answer) {
+  const total = Object.values(answer.reasons).reduce((sum, count) => sum + count, 0);
   const { reason: _, ...rest } = given;
   return element("nav", { class: "choices", "aria-label": "Reasons" },
     element("a", { href: hash + query(rest), class: "choice", "aria-current": given.reason ? null : "true" }, "all ", !given.reason && element("b", {}, number(total))),
-    Object.entries(found.reasons).map(([reason, count]) =>
+    Object.entries(answer.reasons).map(([reason, count]) =>
       element("a", { href: hash + query({ ...rest, reason }), class: "choice", "aria-current": given.reason === reason ? "true" : null }, `${reason} `, element("b", {}, number(count)))),
     element("a", { href: hash + query({ ...given, since: given.since === "all" ? "" : "all" }), class: "choice" }, given.since === "all" ? "only 24 hours" : "all times"),
-    !found.complete && badge("the search took too long: there are more", "behind"));
+    !answer.complete && badge("the search took too long: there are more", "behind"));
 }
 
-function one(letter, mayEdit, send) {
+function letterCard(letter, mayEdit, send) {
   const own = Object.entries(letter.headers);
   return element("article", { class: "card letter" },
     element("div", { class: "title" },

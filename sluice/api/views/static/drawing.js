@@ -15,11 +15,11 @@ export function drawing(name, text, counts) {
   const arrows = [...source.querySelectorAll("path")].map((path) => CURVE.exec(path.getAttribute("d") ?? "")).filter(Boolean);
   const drawn = svg("svg", { viewBox: `0 0 ${size[0]} ${size[1]}`, width: size[0], height: size[1], role: "img", "aria-label": `Topology of ${name}` },
     arrows.map((arrow) => svg("path", { class: "arrow", d: arrow[0] })),
-    boxes.map((one) => svg("g", { class: `box ${one.kind}` },
-      svg("title", {}, one.title),
-      svg("rect", { x: one.x, y: one.y, width: one.width, height: one.height, rx: 8 }),
-      one.texts.map(({ x, y, text: label }, line) => svg("text", { x, y, class: line ? "detail" : "name" }, label)))),
-    boxes.map((one) => count(one, counts.get(one.name))));
+    boxes.map((shape) => svg("g", { class: `box ${shape.kind}` },
+      svg("title", {}, shape.title),
+      svg("rect", { x: shape.x, y: shape.y, width: shape.width, height: shape.height, rx: 8 }),
+      shape.texts.map(({ x, y, text: label }, line) => svg("text", { x, y, class: line ? "detail" : "name" }, label)))),
+    boxes.map((shape) => count(shape, counts.get(shape.name))));
   return element("div", { class: "drawing", tabindex: 0, role: "region", "aria-label": `Topology of ${name}, to scroll` }, drawn);
 }
 

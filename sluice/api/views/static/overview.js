@@ -27,7 +27,7 @@ function nothing() {
 }
 
 function failures(pipelines) {
-  const lines = pipelines.flatMap((one) => one.failures.map((failure) => failureLine(one, failure)));
+  const lines = pipelines.flatMap((pipeline) => pipeline.failures.map((failure) => failureLine(pipeline, failure)));
   return lines.length ? element("ul", { class: "trouble", role: "alert", "aria-label": "Failures", id: "failures" }, lines) : null;
 }
 
@@ -40,7 +40,7 @@ export function failureLine(pipeline, failure) {
 }
 
 function filters(pipelines, draw) {
-  const counts = new Map(ORDER.map((health) => [health, pipelines.filter((one) => one.health === health).length]));
+  const counts = new Map(ORDER.map((health) => [health, pipelines.filter((pipeline) => pipeline.health === health).length]));
   const choices = [["", "all", pipelines.length], ...ORDER.map((health) => [health, health, counts.get(health)])];
   const text = element("input", { type: "search", placeholder: "Filter by name", "aria-label": "Filter by name", value: chosen.text });
   text.addEventListener("input", () => {
@@ -56,22 +56,22 @@ function filters(pipelines, draw) {
 }
 
 const COLUMNS = [
-  { title: "Pipeline", cell: (one) => link(`#/pipelines/${part(one.pipeline)}`, one.pipeline), sort: (one) => one.pipeline },
-  { title: "Health", cell: (one) => health(one), sort: (one) => ORDER.indexOf(one.health) },
-  { title: "Unread", number: true, cell: (one) => lag(one), sort: (one) => one.unread ?? -1 },
-  { title: "Newest snapshot", cell: (one) => (one.snapshot ? [element("code", {}, one.snapshot.id), " ", ago(one.snapshot.published_at)] : "none"), sort: (one) => one.snapshot?.published_at ?? "" },
-  { title: "Last run", cell: (one) => lastRun(one.last_run), sort: (one) => one.last_run?.started_at ?? "" },
-  { title: "Dead letters, 24 h", number: true, cell: (one) => letters(one), sort: (one) => rejectedTotal(one.dead_letters) },
+  { title: "Pipeline", cell: (pipeline) => link(`#/pipelines/${part(pipeline.pipeline)}`, pipeline.pipeline), sort: (pipeline) => pipeline.pipeline },
+  { title: "Health", cell: (pipeline) => health(pipeline), sort: (pipeline) => ORDER.indexOf(pipeline.health) },
+  { title: "Unread", number: true, cell: (pipeline) => lag(pipeline), sort: (pipeline) => pipeline.unread ?? -1 },
+  { title: "Newest snapshot", cell: (pipeline) => (pipeline.snapshot ? [element("code", {}, pipeline.snapshot.id), " ", ago(pipeline.snapshot.published_at)] : "none"), sort: (pipeline) => pipeline.snapshot?.published_at ?? "" },
+  { title: "Last run", cell: (pipeline) => lastRun(pipeline.last_run), sort: (pipeline) => pipeline.last_run?.started_at ?? "" },
+  { title: "Dead letters, 24 h", number: true, cell: (pipeline) => letters(pipeline), sort: (pipeline) => rejectedTotal(pipeline.dead_letters) },
 ];
 
-export function health(one) {
-  return [badge(one.health, one.health), one.paused ? [" ", badge("paused")] : null];
+export function health(pipeline) {
+  return [badge(pipeline.health, pipeline.health), pipeline.paused ? [" ", badge("paused")] : null];
 }
 
-export function lag(one) {
-  if (one.unread === null) return element("span", { title: one.lag_error }, "unknown");
-  const behind = one.lag.filter((partition) => partition.unread);
-  return element("span", { title: behind.map((each) => `${each.topic}/${each.partition}: ${number(each.unread)}`).join("\n") }, number(one.unread));
+export function lag(pipeline) {
+  if (pipeline.unread === null) return element("span", { title: pipeline.lag_error }, "unknown");
+  const behind = pipeline.lag.filter((partition) => partition.unread);
+  return element("span", { title: behind.map(({ topic, partition, unread }) => `${topic}/${partition}: ${number(unread)}`).join("\n") }, number(pipeline.unread));
 }
 
 export function lastRun(run) {
@@ -80,19 +80,19 @@ export function lastRun(run) {
   return [badge(run.state, run.state), " ", run.action !== "run" && `${run.action} `, run.started_at ? ago(run.started_at) : "", took !== null && `, took ${duration(took)}`, " ", airflowLink(run.log, "log")];
 }
 
-function letters(one) {
-  const count = rejectedTotal(one.dead_letters);
-  const reasons = Object.entries(one.dead_letters).map(([reason, each]) => `${reason}: ${number(each)}`).join("\n");
-  return count ? element("a", { href: `#/pipelines/${part(one.pipeline)}/dead-letters`, title: reasons }, number(count)) : "0";
+function letters(pipeline) {
+  const count = rejectedTotal(pipeline.dead_letters);
+  const reasons = Object.entries(pipeline.dead_letters).map(([reason, records]) => `${reason}: ${number(records)}`).join("\n");
+  return count ? element("a", { href: `#/pipelines/${part(pipeline.pipeline)}/dead-letters`, title: reasons }, number(count)) : "0";
 }
 
 function list(pipelines, draw) {
   const text = chosen.text.toLowerCase();
-  const rows = pipelines.filter((one) => (!chosen.health || one.health === chosen.health) && one.pipeline.toLowerCase().includes(text));
+  const rows = pipelines.filter((pipeline) => (!chosen.health || pipeline.health === chosen.health) && pipeline.pipeline.toLowerCase().includes(text));
   const column = COLUMNS.find(({ title }) => title === chosen.by);
   const sign = chosen.down ? -1 : 1;
-  rows.sort((one, other) => {
-    const [a, b] = [column.sort(one), column.sort(other)];
+  rows.sort((first, second) => {
+    const [a, b] = [column.sort(first), column.sort(second)];
     return a < b ? -sign : a > b ? sign : 0;
   });
   const choose = (by) => {

@@ -22,24 +22,24 @@ export async function pipeline([name], _search, { refresh }) {
     get("/overview"), optional(get(`${path}/batches`, { limit: 100 })), optional(get(`${path}/runs`)),
     optional(get(`${path}/generations`)), optional(get(`${path}/workers`)), get("/stores", { entries: true }),
   ]);
-  const one = all.find((each) => each.pipeline === name);
-  if (!one) return { title: name, content: missing(name) };
+  const overview = all.find(({ pipeline }) => pipeline === name);
+  if (!overview) return { title: name, content: missing(name) };
   const own = allStores.filter((store) => store.pipeline === name);
   const act = (action) => start(name, action, refresh);
   return {
     title: name,
     affects: name,
     content: [
-      heading(one, act),
+      heading(overview, act),
       element("div", { role: "status", id: "done" }, ""),
-      one.failures.length ? element("ul", { class: "trouble", role: "alert", "aria-label": "Failures" }, one.failures.map((failure) => failureLine(one, failure))) : null,
-      figures(one, batches),
+      overview.failures.length ? element("ul", { class: "trouble", role: "alert", "aria-label": "Failures" }, overview.failures.map((failure) => failureLine(overview, failure))) : null,
+      figures(overview, batches),
       await topology(name, generations, batches),
-      charts(one, batches),
+      charts(overview, batches),
       stores(name, own),
       batchList(batches),
       runList(runs),
-      generationList(name, generations, own, one.may_edit, act),
+      generationList(name, generations, own, overview.may_edit, act),
       shards(workers),
       await panel(name),
     ],
@@ -53,14 +53,14 @@ function missing(name) {
     element("p", {}, "Either this DAG is not a pipeline, or you may not read it."), element("p", {}, link("#/", "All pipelines")))];
 }
 
-function heading(one, act) {
+function heading(overview, act) {
   return element("div", { class: "title" },
-    element("h1", {}, one.pipeline, " ", health(one)),
+    element("h1", {}, overview.pipeline, " ", health(overview)),
     element("div", { class: "actions" },
-      link(`#/pipelines/${part(one.pipeline)}/dead-letters`, "Dead letters"),
-      airflowLink(`${address("").replace(/\/sluice\/v1$/, "")}/dags/${part(one.pipeline)}`, "DAG"),
-      one.may_edit && button(ACTIONS.run[0], () => act("run"), { class: "primary" }),
-      one.may_edit && button(ACTIONS.replay[0], () => act("replay"))));
+      link(`#/pipelines/${part(overview.pipeline)}/dead-letters`, "Dead letters"),
+      airflowLink(`${address("").replace(/\/sluice\/v1$/, "")}/dags/${part(overview.pipeline)}`, "DAG"),
+      overview.may_edit && button(ACTIONS.run[0], () => act("run"), { class: "primary" }),
+      overview.may_edit && button(ACTIONS.replay[0], () => act("replay"))));
 }
 
 async function start(name, action, refresh) {
@@ -81,26 +81,26 @@ function figure(label, value, note = "") {
   return element("div", { class: "card figure" }, element("span", { class: "quiet" }, label), element("b", {}, value), element("small", {}, note));
 }
 
-function figures(one, batches) {
+function figures(overview, batches) {
   const newest = batches[0];
-  const rejected = rejectedTotal(one.dead_letters);
+  const rejected = rejectedTotal(overview.dead_letters);
   return element("section", { class: "figures", "aria-label": "At a glance" },
-    figure("Unread records", lag(one), one.unread === null ? one.lag_error : partitions(one)),
-    figure("Newest snapshot", one.snapshot ? ago(one.snapshot.published_at) : "none", one.snapshot ? element("span", {}, `snapshot ${one.snapshot.id}, `, time(one.snapshot.published_at)) : "before the first run"),
+    figure("Unread records", lag(overview), overview.unread === null ? overview.lag_error : partitions(overview)),
+    figure("Newest snapshot", overview.snapshot ? ago(overview.snapshot.published_at) : "none", overview.snapshot ? element("span", {}, `snapshot ${overview.snapshot.id}, `, time(overview.snapshot.published_at)) : "before the first run"),
     figure("Throughput", newest?.records_per_second ? `${short(newest.records_per_second)} / s` : "–", newest ? `${number(newest.records)} records in ${duration(newest.seconds)}` : ""),
-    figure("Dead letters, 24 h", number(rejected), Object.entries(one.dead_letters).map(([reason, count]) => `${reason} ${number(count)}`).join(", ")),
-    figure("Last run", one.last_run ? badge(one.last_run.state, one.last_run.state) : "none", one.last_run && element("span", {}, lastRun(one.last_run).slice(1))));
+    figure("Dead letters, 24 h", number(rejected), Object.entries(overview.dead_letters).map(([reason, count]) => `${reason} ${number(count)}`).join(", ")),
+    figure("Last run", overview.last_run ? badge(overview.last_run.state, overview.last_run.state) : "none", overview.last_run && element("span", {}, lastRun(overview.last_run).slice(1))));
 }
 
-function partitions(one) {
-  const behind = one.lag.filter((each) => each.unread).sort((a, b) => b.unread - a.unread);
+function partitions(overview) {
+  const behind = overview.lag.filter(({ unread }) => unread).sort((a, b) => b.unread - a.unread);
   if (!behind.length) return "everything is read";
-  const shown = behind.slice(0, 3).map((each) => `${each.topic}/${each.partition}: ${number(each.unread)}`).join(", ");
+  const shown = behind.slice(0, 3).map(({ topic, partition, unread }) => `${topic}/${partition}: ${number(unread)}`).join(", ");
   return behind.length > 3 ? `${shown} and ${behind.length - 3} more partitions` : shown;
 }
 
 async function topology(name, generations, batches) {
-  const key = `${name} ${generations.map((one) => one.generation)}`;
+  const key = `${name} ${generations.map(({ generation }) => generation)}`;
   if (!pictures.has(key)) {
     const answer = await fetch(address(`/pipelines/${part(name)}/topology?format=svg`));
     pictures.set(key, answer.ok ? await answer.text() : "");
@@ -110,13 +110,13 @@ async function topology(name, generations, batches) {
   return card("Topology", drawn, element("p", { class: "quiet" }, `The numbers count the records of the ${number(batches.length)} batches listed below.`));
 }
 
-function charts(one, batches) {
+function charts(overview, batches) {
   const inOrder = [...batches].reverse();
   const at = (batch) => Date.parse(batch.published_at);
   const begun = (batch) => at(batch) - (batch.seconds ?? 0) * 1000;
-  const samples = live.get(one.pipeline) ?? [];
-  if (one.unread !== null) samples.push([Date.now(), one.unread]);
-  live.set(one.pipeline, samples.slice(-200));
+  const samples = live.get(overview.pipeline) ?? [];
+  if (overview.unread !== null) samples.push([Date.now(), overview.unread]);
+  live.set(overview.pipeline, samples.slice(-200));
   const unread = [...inOrder.map((batch) => [begun(batch), batch.records]), ...samples];
   const age = inOrder.slice(1).map((batch, index) => [at(batch), Math.max((at(batch) - at(inOrder[index])) / 1000, 0)]);
   const rate = inOrder.filter((batch) => batch.records_per_second).map((batch) => [at(batch), batch.records_per_second]);
@@ -145,12 +145,12 @@ export const storePath = (pipeline, store) => `#/pipelines/${part(pipeline)}/sto
 
 function stores(name, own) {
   return card("Stores", table([
-    { title: "Store", cell: (one) => link(storePath(name, one.store), one.store) },
-    { title: "Kind", cell: (one) => badge(kind(one)) },
-    { title: "Value", cell: (one) => element("code", {}, one.value) },
-    { title: "Entries", number: true, cell: (one) => number(one.entries) },
-    { title: "Workers", cell: (one) => workers(one.workers) },
-    { title: "Snapshot", cell: (one) => (one.snapshot ? [element("code", {}, one.snapshot.id), " ", ago(one.snapshot.published_at)] : "none") },
+    { title: "Store", cell: (store) => link(storePath(name, store.store), store.store) },
+    { title: "Kind", cell: (store) => badge(kind(store)) },
+    { title: "Value", cell: (store) => element("code", {}, store.value) },
+    { title: "Entries", number: true, cell: (store) => number(store.entries) },
+    { title: "Workers", cell: (store) => workers(store.workers) },
+    { title: "Snapshot", cell: (store) => (store.snapshot ? [element("code", {}, store.snapshot.id), " ", ago(store.snapshot.published_at)] : "none") },
   ], own, { label: "Stores", empty: "It has no stores." }));
 }
 
@@ -166,43 +166,42 @@ export function workers(all) {
   return lost.map((worker) => badge(`worker ${worker.number}: ${worker.reason}`, "failed"));
 }
 
-const counts = (of) => Object.entries(of).map(([name, count]) => `${name} ${number(count)}`).join(", ") || "0";
+const counts = (byName) => Object.entries(byName).map(([name, count]) => `${name} ${number(count)}`).join(", ") || "0";
 
 function batchList(batches) {
   const rows = batches.slice(0, 20);
   return card("Batches with their audits", table([
-    { title: "Snapshot", cell: (one) => element("code", { title: one.job }, one.snapshot) },
-    { title: "Published", cell: (one) => time(one.published_at) },
-    { title: "Records", number: true, cell: (one) => number(one.records) },
-    { title: "Applied", number: true, cell: (one) => number(one.applied) },
-    { title: "Late", cell: (one) => counts(one.late) },
-    { title: "Dropped", cell: (one) => counts(one.dropped) },
-    { title: "Dead letters", cell: (one) => counts(one.dead_letters) },
-    { title: "Duration", number: true, cell: (one) => element("span", { title: Object.entries(one.phases).map(([name, seconds]) => `${name}: ${duration(seconds)}`).join("\n") }, duration(one.seconds)) },
-    { title: "Audit", cell: (one) => (one.wrong.length ? badge(one.wrong.join("; "), "failed") : badge("balances", "success")) },
-    { title: "Run", cell: (one) => (one.log ? airflowLink(one.log, "log") : "–") },
+    { title: "Snapshot", cell: (batch) => element("code", {}, batch.snapshot) },
+    { title: "Published", cell: (batch) => time(batch.published_at) },
+    { title: "Records", number: true, cell: (batch) => number(batch.records) },
+    { title: "Applied", number: true, cell: (batch) => number(batch.applied) },
+    { title: "Late", cell: (batch) => counts(batch.late) },
+    { title: "Dropped", cell: (batch) => counts(batch.dropped) },
+    { title: "Dead letters", cell: (batch) => counts(batch.dead_letters) },
+    { title: "Duration", number: true, cell: (batch) => element("span", { title: Object.entries(batch.phases).map(([name, seconds]) => `${name}: ${duration(seconds)}`).join("\n") }, duration(batch.seconds)) },
+    { title: "Audit", cell: (batch) => (batch.wrong.length ? badge(batch.wrong.join("; "), "failed") : badge("balances", "success")) },
+    { title: "Run", cell: (batch) => (batch.log ? airflowLink(batch.log, "log") : "–") },
   ], rows, { label: "Batches", empty: "Nothing has been published yet." }));
 }
 
 function runList(runs) {
   return runs.length ? card("Runs", table([
-    { title: "Run", cell: (one) => airflowLink(one.log, one.run) },
-    { title: "State", cell: (one) => badge(one.state, one.state) },
-    { title: "Action", cell: (one) => one.action },
-    { title: "Began", cell: (one) => time(one.started_at) },
-    { title: "Took", number: true, cell: (one) => duration(one.started_at && one.ended_at ? (Date.parse(one.ended_at) - Date.parse(one.started_at)) / 1000 : null) },
+    { title: "Run", cell: (run) => airflowLink(run.log, run.run) },
+    { title: "State", cell: (run) => badge(run.state, run.state) },
+    { title: "Action", cell: (run) => run.action },
+    { title: "Began", cell: (run) => time(run.started_at) },
+    { title: "Took", number: true, cell: (run) => duration(run.started_at && run.ended_at ? (Date.parse(run.ended_at) - Date.parse(run.started_at)) / 1000 : null) },
   ], runs, { label: "Runs" })) : null;
 }
 
 function generationList(name, generations, own, mayEdit, act) {
-  const others = generations.filter((one) => !one.current);
+  const others = generations.filter((generation) => !generation.current);
   const content = table([
-    { title: "Generation", cell: (one) => element("code", {}, one.generation) },
-    { title: "State", cell: (one) => (one.current ? badge("current", "success") : badge("built beside it")) },
-    { title: "Job", cell: (one) => one.job },
-    { title: "Snapshot", cell: (one) => (one.snapshot ? [element("code", {}, one.snapshot.id), " ", ago(one.snapshot.published_at)] : "none") },
-    { title: "Topology", cell: (one) => (one.current ? "" : one.same_topology ? "the same" : "changed") },
-    { title: "Compare", cell: (one) => (one.current || !one.snapshot ? "" : one.stores.map((store) => [link(`${storePath(name, store)}?before=${generations.find((each) => each.current && each.job === one.job)?.snapshot?.id ?? ""}&after=${one.snapshot.id}`, store), " "])) },
+    { title: "Generation", cell: (generation) => element("code", {}, generation.generation) },
+    { title: "State", cell: (generation) => (generation.current ? badge("current", "success") : badge("built beside it")) },
+    { title: "Snapshot", cell: (generation) => (generation.snapshot ? [element("code", {}, generation.snapshot.id), " ", ago(generation.snapshot.published_at)] : "none") },
+    { title: "Topology", cell: (generation) => (generation.current ? "" : generation.same_topology ? "the same" : "changed") },
+    { title: "Compare", cell: (generation) => (generation.current || !generation.snapshot ? "" : generation.stores.map((store) => [link(`${storePath(name, store)}?before=${generations.find(({ current }) => current)?.snapshot?.id ?? ""}&after=${generation.snapshot.id}`, store), " "])) },
   ], generations, { label: "Generations", empty: "Nothing has been published yet." });
   const actions = mayEdit && others.length ? element("div", { class: "actions" },
     button(ACTIONS.promote[0], () => act("promote"), { class: "primary" }), button(ACTIONS.drop[0], () => act("drop"))) : null;
@@ -211,11 +210,10 @@ function generationList(name, generations, own, mayEdit, act) {
 
 function shards(all) {
   return card("Shards", table([
-    { title: "Worker", cell: (one) => one.number },
-    { title: "Job", cell: (one) => one.job },
-    { title: "Served by", cell: (one) => (one.port ? `${one.host}:${one.port}` : "this server") },
-    { title: "Size", number: true, cell: (one) => (one.bytes === null || one.bytes === undefined ? "–" : bytes(one.bytes)) },
-    { title: "State", cell: (one) => (one.status === "ok" ? badge("ok", "success") : badge(one.reason || one.status, "failed")) },
+    { title: "Worker", cell: (worker) => worker.number },
+    { title: "Served by", cell: (worker) => (worker.port ? `${worker.host}:${worker.port}` : "this server") },
+    { title: "Size", number: true, cell: (worker) => (worker.bytes === null || worker.bytes === undefined ? "–" : bytes(worker.bytes)) },
+    { title: "State", cell: (worker) => (worker.status === "ok" ? badge("ok", "success") : badge(worker.reason || worker.status, "failed")) },
   ], all, { label: "Shards", empty: "There are none yet." }));
 }
 

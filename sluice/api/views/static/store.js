@@ -11,13 +11,13 @@ export async function stores() {
   return {
     title: "Stores",
     content: [element("h1", {}, "Stores"), element("section", { class: "card" }, table([
-      { title: "Store", cell: (one) => link(storePath(one.pipeline, one.store), one.store) },
-      { title: "Pipeline", cell: (one) => link(`#/pipelines/${part(one.pipeline)}`, one.pipeline) },
-      { title: "Kind", cell: (one) => badge(kind(one)) },
-      { title: "Key", cell: (one) => element("code", {}, one.key) },
-      { title: "Entries", number: true, cell: (one) => number(one.entries) },
-      { title: "Workers", cell: (one) => workers(one.workers) },
-      { title: "Snapshot", cell: (one) => (one.snapshot ? [element("code", {}, one.snapshot.id), " ", ago(one.snapshot.published_at)] : "none") },
+      { title: "Store", cell: (info) => link(storePath(info.pipeline, info.store), info.store) },
+      { title: "Pipeline", cell: (info) => link(`#/pipelines/${part(info.pipeline)}`, info.pipeline) },
+      { title: "Kind", cell: (info) => badge(kind(info)) },
+      { title: "Key", cell: (info) => element("code", {}, info.key) },
+      { title: "Entries", number: true, cell: (info) => number(info.entries) },
+      { title: "Workers", cell: (info) => workers(info.workers) },
+      { title: "Snapshot", cell: (info) => (info.snapshot ? [element("code", {}, info.snapshot.id), " ", ago(info.snapshot.published_at)] : "none") },
     ], all, { label: "Stores", empty: "No pipeline has published a store yet." }))],
   };
 }
@@ -32,7 +32,7 @@ const TIMES = [["from", "From", "2026-11-21T12:00"], ["to", "To", "2026-11-21T13
 const READ_POINT = ["as_of", "As of", "1.42, run:NAME or a time"];
 
 export async function store([pipeline, name], search) {
-  const info = (await get("/stores")).find((one) => one.pipeline === pipeline && one.store === name);
+  const info = (await get("/stores")).find((candidate) => candidate.pipeline === pipeline && candidate.store === name);
   const given = Object.fromEntries([...search].filter(([, value]) => value !== ""));
   const hash = storePath(pipeline, name);
   const head = [
@@ -74,28 +74,28 @@ function compareForm(hash, given, info) {
 
 function submit(event, hash) {
   event.preventDefault();
-  const wanted = hash + query(Object.fromEntries(new FormData(event.target)));
+  const target = hash + query(Object.fromEntries(new FormData(event.target)));
   document.activeElement?.blur();
-  if (location.hash === wanted) dispatchEvent(new Event("hashchange"));
-  else location.hash = wanted;
+  if (location.hash === target) dispatchEvent(new Event("hashchange"));
+  else location.hash = target;
 }
 
 const RANGE = ["prefix", "first", "last", "from", "to", "as_of", "cursor"];
 
 async function entries(pipeline, name, given, isWindowed) {
-  const of = `/stores/${part(name)}`;
+  const storePart = `/stores/${part(name)}`;
   const parameters = { pipeline, ...Object.fromEntries(RANGE.filter((id) => given[id] !== undefined).map((id) => [id, given[id]])) };
   const hasNewline = (given.key ?? "").includes("\n");
-  let path = of, asked = { ...parameters, limit: 100 };
+  let path = storePart, request = { ...parameters, limit: 100 };
   if (given.key !== undefined) {
     const { pipeline: _, as_of, from, to } = parameters;
-    path = hasNewline ? `${of}/keys` : `${of}/keys/${part(given.key)}`;
-    asked = { pipeline, as_of, ...(isWindowed ? { from, to } : {}), ...(hasNewline ? { key: given.key } : {}) };
+    path = hasNewline ? `${storePart}/keys` : `${storePart}/keys/${part(given.key)}`;
+    request = { pipeline, as_of, ...(isWindowed ? { from, to } : {}), ...(hasNewline ? { key: given.key } : {}) };
   }
-  const reproduce = links(pipeline, name, given, path, asked);
+  const reproduce = links(pipeline, name, given, path, request);
   let answer;
   try {
-    answer = await getExact(path, asked);
+    answer = await getExact(path, request);
   } catch (error) {
     if (![400, 404, 410, 422].includes(error.status)) throw error;
     return card("Nothing found", element("p", { role: "status" }, error.message), reproduce);
@@ -112,12 +112,12 @@ async function entries(pipeline, name, given, isWindowed) {
   ];
 }
 
-function links(pipeline, name, given, path, asked) {
+function links(pipeline, name, given, path, request) {
   const view = new URL(location.href);
   view.hash = storePath(pipeline, name) + query(given);
   return element("details", {}, element("summary", {}, "Link and curl"),
     element("p", {}, "This view: ", element("a", { href: view.href, target: "_top" }, view.href)),
-    element("pre", { tabindex: 0 }, curl(path, asked)), button("Copy the curl", () => navigator.clipboard?.writeText(curl(path, asked))));
+    element("pre", { tabindex: 0 }, curl(path, request)), button("Copy the curl", () => navigator.clipboard?.writeText(curl(path, request))));
 }
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value) && !("source" in value);
@@ -135,18 +135,21 @@ function values(all, pipeline, name, given) {
   return table(columns, all, { label: "Values", empty: "There are no entries." });
 }
 
-const value = (of) => element("code", {}, of !== null && typeof of === "object" && "source" in of ? of.source : json(of));
+const value = (data) => element("code", {}, isExact(data) ? data.source : json(data));
 
-const isNumber = (of) => typeof of === "number" || (of !== null && typeof of === "object" && "source" in of);
+const isNumber = (data) => typeof data === "number" || isExact(data);
+
+// A number that keeps its digits; see `getExact`.
+const isExact = (data) => data !== null && typeof data === "object" && "source" in data;
 
 function windowsChart(key, all) {
   const series = new Map();
   for (const entry of all) {
     const numbers = isObject(entry.value) ? Object.entries(entry.value) : [["value", entry.value]];
-    for (const [name, each] of numbers) {
-      if (!isNumber(each)) continue;
+    for (const [name, data] of numbers) {
+      if (!isNumber(data)) continue;
       if (!series.has(name)) series.set(name, []);
-      series.get(name).push([Date.parse(entry.start), Number(each)]);
+      series.get(name).push([Date.parse(entry.start), Number(data)]);
     }
   }
   if (!series.size) return null;
@@ -156,22 +159,22 @@ function windowsChart(key, all) {
 
 async function difference(pipeline, name, given) {
   const path = `/stores/${part(name)}/diff`;
-  const asked = { pipeline, before: given.before, after: given.after };
-  const reproduce = links(pipeline, name, given, path, asked);
-  let found;
+  const request = { pipeline, before: given.before, after: given.after };
+  const reproduce = links(pipeline, name, given, path, request);
+  let diff;
   try {
-    found = await getExact(path, asked);
+    diff = await getExact(path, request);
   } catch (error) {
     if (![400, 404, 410, 422, 503].includes(error.status)) throw error;
     return card("Nothing to compare", element("p", { role: "status" }, error.message), reproduce);
   }
-  return card(`Snapshots ${found.before.id} and ${found.after.id}`,
-    element("p", { role: "status" }, ["same", "changed", "missing", "added"].map((each) => [badge(`${each}: ${number(found[each])}`, found[each] && each !== "same" ? "behind" : ""), " "])),
+  return card(`Snapshots ${diff.before.id} and ${diff.after.id}`,
+    element("p", { role: "status" }, ["same", "changed", "missing", "added"].map((kind) => [badge(`${kind}: ${number(diff[kind])}`, diff[kind] && kind !== "same" ? "behind" : ""), " "])),
     table([
-      { title: "Key", cell: (one) => one.key || "(empty)" },
-      { title: "Window", cell: (one) => time(one.start) },
-      { title: "Kind", cell: (one) => badge(one.kind) },
-      { title: "Before", cell: (one) => (one.before === undefined ? "–" : value(one.before)) },
-      { title: "After", cell: (one) => (one.after === undefined ? "–" : value(one.after)) },
-    ], found.examples, { label: "Examples", empty: "All entries are the same." }), reproduce);
+      { title: "Key", cell: (example) => example.key || "(empty)" },
+      { title: "Window", cell: (example) => time(example.start) },
+      { title: "Kind", cell: (example) => badge(example.kind) },
+      { title: "Before", cell: (example) => (example.before === undefined ? "–" : value(example.before)) },
+      { title: "After", cell: (example) => (example.after === undefined ? "–" : value(example.after)) },
+    ], diff.examples, { label: "Examples", empty: "All entries are the same." }), reproduce);
 }
