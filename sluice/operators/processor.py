@@ -215,11 +215,13 @@ class Context:
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
         """Set a timer of the key for the time `at`, in epoch ms, repeated `every` that many ms if not 0.
 
-        The timer replaces the key's timer of the same name. An event timer fires when stream time reaches it, once for
-        every period that has passed. A wall-clock timer fires at most once per run, even if several periods have
-        passed.
+        `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. The timer replaces the key's
+        timer of the same name. An event timer fires when stream time reaches it, once for every period that has passed.
+        A wall-clock timer fires at most once per run, even if several periods have passed.
         """
         _require_time(f"timer {name!r}", at)
+        if at < 0:
+            raise ValueError(f"timer {name!r}: {at} is before 1970; give an epoch time, such as record.time + 60_000")
         _require_time(f"every of timer {name!r}", every)
         if every < 0:
             raise ValueError(f"timer {name!r}: every={every} must be at least 0")

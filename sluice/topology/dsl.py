@@ -16,7 +16,7 @@ from sluice.errors import TopologyError
 from sluice.operators.processor import Processor
 from sluice.topology import arguments, expression_checks, expressions, nodes
 from sluice.topology.expressions import Column
-from sluice.topology.functions import Function, require_callable, with_key
+from sluice.topology.functions import Function, require_callable, require_value_type, with_key
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, fields_of, is_object, serde_of
 from sluice.topology.source_line import source_line
@@ -107,8 +107,9 @@ class Handle(Generic[V]):
             expression = expressions.parse(text)
         except TopologyError as error:
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-        expressions.check(expression, readable, where, aggregate=aggregate)
+        expressions.require_known(expression, readable, where)
         expression_checks.require(text, readable, where, need)
+        expressions.require_aggregate(expression, where, aggregate=aggregate)
 
     def _columns(
         self, step: str, picked: tuple[str | Mapping[str, Column], ...], named: Mapping[str, Column]
@@ -224,7 +225,7 @@ class Stream(Handle[V]):
     def filter_not(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
         """Drop the records for which an SQL condition, or a Python function, is true."""
         if not isinstance(where, str):
-            negated = Not(with_key(self._where("filter_not"), where, "value"))
+            negated = Not(self._function("filter_not", where))
             return self._add_function(negated, "condition", self.shape, on_error=on_error)
         self._check(where, "filter_not", "condition")
         return self.filter(f"NOT coalesce({where}, false)", on_error=on_error)
@@ -587,7 +588,10 @@ class Stream(Handle[V]):
         Unless `queryable=False`, each store can be queried by the record's key; the result is an object with all of the
         key's entries.
         """
-        _check_processor(self._where("process"), processor)
+        where = self._where("process")
+        _check_processor(where, processor, self.shape.contract)
+        for name, declared in (("stores", stores or {}), ("outputs", outputs or {})):
+            arguments.instance(where, declared, Mapping, f"{name}={{name: type}}")
         for name in (stores or {}) if queryable else ():
             self.pipeline.claim("store", name)
         node = self.pipeline.add(
@@ -624,8 +628,21 @@ class Stream(Handle[V]):
         *,
         on_error: OnError | None,
     ) -> Stream[Any]:
-        keyed = with_key(self._where(step), function, "value")
+        keyed = self._function(step, function, is_sql_allowed=gives not in ("record", "nothing"))
         return self._add_function(keyed, gives, shape, returns, on_error=on_error)
+
+    def _function(self, step: str, function: Any, *, is_sql_allowed: bool = True) -> Function:
+        """A step's function, as the engine calls it. Raises TopologyError if it does not take the stream's values."""
+        where = self._where(step)
+        if is_sql_allowed and not callable(function):
+            raise TopologyError(
+                f"{where}: expected an SQL expression (str) or a function of (value), got {type(function).__name__}: "
+                f"{function!r}.",
+                next_step='Write one expression over several fields as "concat(a, b)".'
+                if isinstance(function, list | tuple)
+                else "",
+            )
+        return with_key(where, function, "value", value_type=self.shape.contract)
 
     def _add_function(
         self, function: Function, gives: str, shape: Shape, returns: type | None = None, *, on_error: OnError | None
@@ -658,7 +675,7 @@ def _store_type(declared: Any) -> tuple[Any, int | None]:
     return kind, None if ttl is None else milliseconds(ttl)
 
 
-def _check_processor(where: str, processor: Any) -> None:
+def _check_processor(where: str, processor: Any, value_type: type | None) -> None:
     process = getattr(processor, "process", None)
     if not (isinstance(processor, type) and callable(process)):
         raise TopologyError(
@@ -666,6 +683,16 @@ def _check_processor(where: str, processor: Any) -> None:
             next_step="Pass the class, not an instance: every task makes its own instance.",
         )
     require_callable(f"{where}: process", process, "self", "record")
+    require_value_type(f"{where}: process", process, 1, value_type)
+    init = getattr(processor, "init", None)
+    if not callable(init):
+        raise TopologyError(
+            f"{where}: {processor.__name__} has no method init.",
+            next_step="Add: def init(self, context): self.context = context.",
+        )
+    require_callable(f"{where}: init", init, "self", "context")
+    if (on_timer := getattr(processor, "on_timer", None)) is not None:
+        require_callable(f"{where}: on_timer", on_timer, "self", "timer")
 
 
 class Table(Handle[V]):
@@ -777,7 +804,10 @@ class Table(Handle[V]):
         The run ends with an error if the results held back exceed `max_records` or `max_bytes`.
         """
         if nodes.window_of(self.node) is None:
-            raise TopologyError(f"{self._where('suppress')}: the table is not windowed.")
+            raise TopologyError(
+                f"{self._where('suppress')}: the table is not windowed.",
+                next_step="Aggregate with windowed_by(...), or use suppress_until_time_limit.",
+            )
         return self._suppress("window_close", 0, max_records, max_bytes, "shut_down")
 
     def suppress_until_time_limit(
@@ -821,7 +851,7 @@ class GlobalTable(Table[V]):
     node: nodes.Source
 
 
-class _Grouped(Generic[V]):
+class Grouped(Generic[V]):
     """Aggregations of both grouped streams and grouped tables."""
 
     def __init__(self, parent: Handle[V], key: str, window: AnyWindow | None) -> None:
@@ -861,7 +891,10 @@ class _Grouped(Generic[V]):
                 require_callable(f"{where}: {name}", function)
                 called[name] = function
             else:
-                called[name] = with_key(f"{where}: {name}", function, *_AGGREGATE_ARGUMENTS[name])
+                value_type = Any if name == "merger" else self.parent.shape.contract
+                called[name] = with_key(
+                    f"{where}: {name}", function, *_AGGREGATE_ARGUMENTS[name], value_type=value_type
+                )
         shape = self.parent._returned(step, returns)
         python = nodes.PythonAggregate(
             called["initializer"], called["adder"], called.get("subtractor"), called.get("merger"),
@@ -871,9 +904,11 @@ class _Grouped(Generic[V]):
 
     def _reduce(self, store: str, reducer: Function, subtractor: Function | None, on_error: OnError | None) -> Table[V]:
         where = self.parent._where(f"reduce into {store!r}")
-        add = with_key(where, reducer, "aggregate", "value")
-        subtract = None if subtractor is None else with_key(where, subtractor, "aggregate", "value")
         contract = self.parent.shape.contract
+        add = with_key(where, reducer, "aggregate", "value", value_type=contract)
+        subtract = (
+            None if subtractor is None else with_key(where, subtractor, "aggregate", "value", value_type=contract)
+        )
         fields = self.parent.shape.fields if contract is not None else fields_of(None)
         # Two sessions merge by reducing their results as if they were two values.
         merge = add if subtractor is None else None
@@ -899,7 +934,7 @@ _AGGREGATE_ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 
 
-class GroupedStream(_Grouped[V]):
+class GroupedStream(Grouped[V]):
     """Records grouped by a key. Every aggregation creates a store that can be queried by name."""
 
     def windowed_by(
@@ -987,7 +1022,7 @@ class WindowedStream(GroupedStream[V]):
     """A grouped stream that is aggregated per window."""
 
 
-class GroupedTable(_Grouped[V]):
+class GroupedTable(Grouped[V]):
     """A table's rows grouped by a key. A row that changes is subtracted from its old group and added to the new one."""
 
     @overload

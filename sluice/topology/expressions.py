@@ -258,14 +258,22 @@ def _position(column: exp.Column) -> tuple[str, int, int]:
     return first.name, first.meta["start"], first.meta["end"] + 1
 
 
-def check(expression: Expression, known: Mapping[str, str], where: str, *, aggregate: bool) -> None:
-    """Raise TopologyError if a column is unknown, or if the expression aggregates and must not, or vice versa."""
+def require_known(expression: Expression, known: Mapping[str, str], where: str) -> None:
+    """Raise TopologyError if a column is unknown."""
     unknown = sorted(expression.fields - known.keys())
     if unknown:
+        nested = [
+            f"{name}.{field}" for field in unknown for name, kind in known.items() if field in struct_fields(kind)
+        ]
+        meant = f"Did you mean {', '.join(nested)}? " if nested else ""
         raise TopologyError(
             f"{where}: {expression.text!r} reads unknown fields: {', '.join(unknown)}.",
-            next_step=f"Known fields: {', '.join(sorted(known))}.",
+            next_step=f"{meant}Known fields: {', '.join(sorted(known))}.",
         )
+
+
+def require_aggregate(expression: Expression, where: str, *, aggregate: bool) -> None:
+    """Raise TopologyError if the expression aggregates and must not, or vice versa."""
     if expression.aggregates != aggregate:
         rule = "must aggregate, like count(*) or sum(x)" if aggregate else "must not aggregate here"
         raise TopologyError(f"{where}: {expression.text!r} {rule}.")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args, get_type_hints
+
+import msgspec
 
 from sluice.errors import TopologyError
 from sluice.values.wrappers import WithoutKey
@@ -12,14 +14,17 @@ from sluice.values.wrappers import WithoutKey
 Function: TypeAlias = Callable[..., Any]
 
 
-def with_key(where: str, function: Any, *arguments: str) -> Function:
+def with_key(where: str, function: Any, *arguments: str, value_type: Any = Any) -> Function:
     """Adapt `function`, which takes `arguments` with or without the key before them, to be called with the key.
 
-    Raises TopologyError if it accepts neither.
+    Raises TopologyError if it accepts neither, or if it declares its last argument, the value, as a Struct other than
+    `value_type`, which is None for plain JSON data.
     """
     if _accepts(where, function, arguments):
+        require_value_type(where, function, len(arguments) - 1, value_type)
         return WithoutKey(function)
     if _accepts(where, function, ("key", *arguments)):
+        require_value_type(where, function, len(arguments), value_type)
         return function  # type: ignore[no-any-return]
     taken = ", ".join(arguments)
     raise TopologyError(
@@ -35,10 +40,42 @@ def require_callable(where: str, function: Any, *arguments: str) -> None:
         )
 
 
+def require_value_type(where: str, function: Any, position: int, value_type: Any) -> None:
+    """Raise TopologyError if the parameter at `position` is declared as a Struct that the values are not.
+
+    A declared `Record` is compared by the type of its values. Without declared types, nothing is checked.
+    """
+    try:
+        name = list(inspect.signature(function).parameters)[position]
+        declared = get_type_hints(function).get(name)
+    except (TypeError, ValueError, NameError, IndexError):
+        return
+    kinds = [kind for kind in get_args(declared) if kind is not type(None)] or [declared]
+    if value_type is Any or len(kinds) != 1 or not _is_struct(kinds[0]):
+        return
+    (struct,) = kinds
+    if value_type is None or not (isinstance(value_type, type) and issubclass(value_type, struct)):
+        values = "plain JSON data" if value_type is None else getattr(value_type, "__name__", str(value_type))
+        raise TopologyError(
+            f"{where}: {name} is declared as {struct.__name__}, but the values are {values}.",
+            next_step=(
+                f"Declare it as Any and read its fields as {name}['field'], or make the values first: "
+                f"map_values(function, returns={struct.__name__})."
+                if value_type is None
+                else f"Declare it as {values}."
+            ),
+        )
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
 def _accepts(where: str, function: Any, arguments: tuple[str, ...]) -> bool:
     if not callable(function):
         raise TopologyError(
-            f"{where}: expected a function of ({', '.join(arguments)}), got {type(function).__name__}: {function!r}."
+            f"{where}: expected a function of ({', '.join(arguments)}), got {type(function).__name__}: {function!r}.",
+            next_step="" if arguments else f"Pass a function without parameters: lambda: {function!r}.",
         )
     try:
         inspect.signature(function).bind(*arguments)

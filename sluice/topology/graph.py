@@ -11,6 +11,12 @@ from sluice.topology.source_line import source_line
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
 
+_UNIQUE = {
+    "store": "Give each store its own name.",
+    "topic": "Read a topic once and use its stream or table again; write to a topic once, after a merge.",
+}
+"""The next step if two steps of a pipeline use the same name, by kind."""
+
 N = TypeVar("N", bound=nodes.Node)
 
 
@@ -49,6 +55,7 @@ class Graph:
             )
         if (kind, name) in self._claimed:
             raise TopologyError(
-                f"{self.name}: {kind} {name!r} at {source_line()} is already used at {self._claimed[kind, name]}."
+                f"{self.name}: {kind} {name!r} at {source_line()} is already used at {self._claimed[kind, name]}.",
+                next_step=_UNIQUE[kind],
             )
         self._claimed[kind, name] = source_line()

@@ -192,7 +192,10 @@ class Pipeline(Graph):
                     f"{where}: {serde.name} has no field {name!r}.", next_step=f"Its fields: {', '.join(fields)}."
                 )
         if event_time is not None and not is_timed_by_clock and fields[event_time] != "TIMESTAMP":
-            raise TopologyError(f"{where}: event_time={event_time!r} is {fields[event_time]}, not a datetime.")
+            raise TopologyError(
+                f"{where}: event_time={event_time!r} is {fields[event_time]}, not a datetime.",
+                next_step=f"Declare {event_time} as datetime: JSON then holds ISO 8601 text.",
+            )
         if reserved := fields.keys() & METADATA.keys():
             raise TopologyError(f"{where}: the names {', '.join(sorted(reserved))} are reserved by Sluice.")
         return self.add(

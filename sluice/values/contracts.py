@@ -92,8 +92,18 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         return _choice(kind, where)
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
-    hint = "Use Annotated[Decimal, Digits(12, 2)]." if isinstance(kind, inspect.DecimalType) else ""
-    raise TopologyError(f"{where}: {type(kind).__name__} has no Spark SQL type.", next_step=hint)
+    raise TopologyError(f"{where}: {type(kind).__name__} has no Spark SQL type.", next_step=_instead(kind))
+
+
+def _instead(kind: inspect.Type) -> str:
+    """How to declare a type that has no Spark SQL type."""
+    match kind:
+        case inspect.DecimalType():
+            return "Use Annotated[Decimal, Digits(12, 2)]."
+        case inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType() | inspect.CustomType():
+            return "Declare it as a msgspec.Struct."
+        case _:
+            return "Declare the type of its values, such as str, float, list[str] or a msgspec.Struct."
 
 
 def _struct_type(kind: inspect.StructType, where: str) -> str:

@@ -67,12 +67,51 @@ def test_two_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) ->
 WRONG = {
     "no pipeline": ("x = 1", r"a\.py defines no pipeline\. Add: pipeline = Pipeline\(\"name\"\)"),
     "something else in its name": ("pipeline = 'orders'", r"a\.py defines no pipeline"),
+    "a pipeline of another name": (
+        "from sluice import Pipeline\nsales = Pipeline('sales')",
+        r"a\.py defines no pipeline\. Rename the variable sales to pipeline\.",
+    ),
     "an import that fails": (
         "import no_such_module",
-        r"a\.py:1 cannot be imported: ModuleNotFoundError: .*no_such_module",
+        r"a\.py:1 cannot be imported: ModuleNotFoundError: .*no_such_module'\. "
+        r"Install the package, or correct its name",
+    ),
+    "an import of another file of the folder": (
+        "import helpers",
+        r"a\.py:1 .*'helpers'\. A pipeline's file cannot import other files of its folder",
+    ),
+    "a store without a name": (
+        GOOD.format(name="one").replace('store="n"', ""),
+        r"a\.py:9 .*'store'\. Write count\(store=\.\.\.\)\. Optional: on_error\.",
+    ),
+    "a topic without a contract": (
+        GOOD.format(name="one").replace(", value=Sale", ""),
+        r"a\.py:9 .*'value'\. Write stream\(topic, value=\.\.\.\)\. Optional: key, ",
+    ),
+    "a window without its advance": (
+        "from sluice import hopping\nhopping('1 minute')",
+        r"a\.py:2 .*'advance'\. Write hopping\(size, advance=\.\.\.\)\. Optional: grace\.",
+    ),
+    "a method that is misspelt": (
+        GOOD.format(name="one").replace("group_by", "groupby"),
+        r"a\.py:9 .*'Stream' object has no attribute 'groupby'\. Did you mean group_by\?",
+    ),
+    "an aggregation of records without groups": (
+        GOOD.format(name="one").replace('.group_by("shop")', ""),
+        r"a\.py:9 .*no attribute 'count'\. Group the records first: group_by\(\.\.\.\)\.count\(\.\.\.\)\.",
+    ),
+    "a processor used as a stream": (
+        GOOD.format(name="one")
+        + "class Keep:\n def init(self, context): pass\n def process(self, record): pass\n"
+        + "pipeline.stream('t', value=Sale).process(Keep).to('out')",
+        r"a\.py:13 .*'Processed' object has no attribute 'to'\. Take one of its outputs first: \.output",
+    ),
+    "a call of the author's own with wrong arguments": (
+        "def add(a, b): pass\nadd(1)",
+        r"a\.py:2 cannot be imported: TypeError: .*'b'\.$",
     ),
     "a mistake": ("x = 1\n1/0", r"a\.py:2 cannot be imported: ZeroDivisionError"),
-    "no Python": ("pipeline =", r"a\.py:1 cannot be imported: SyntaxError"),
+    "no Python": ("pipeline =", r"a\.py:1 cannot be imported: SyntaxError: invalid syntax\.$"),
     "an end of the process": ("import sys\nsys.exit('no')", r"a\.py:2 cannot be imported: SystemExit: no\."),
     "an import that waits": (
         "import time\ntime.sleep(60)",
@@ -96,7 +135,7 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_an_invalid_file_is_named(wrong: str, tmp_path: Path) -> None:
     text, says = WRONG[wrong]
-    file = write(tmp_path, a=text) / "a.py"
+    file = write(tmp_path, a=text, helpers="") / "a.py"
     with pytest.raises(TopologyError, match=says):
         load_file(file, 0.2 if "waits" in wrong else 10)
     # A corrected file loads: nothing of the failed attempt remains.

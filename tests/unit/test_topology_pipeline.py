@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import WALL_CLOCK, Decimal2, Pipeline, session, struct, tumbling
+from sluice import WALL_CLOCK, Context, Decimal2, Pipeline, Record, session, struct, tumbling
 from sluice.errors import TopologyError
 from sluice.topology import nodes
 from sluice.topology.dsl import Stream
@@ -35,6 +36,47 @@ class Shop(Struct):
 
 class Tree(Struct):
     left: Tree | None = None
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class OfSales:
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[Sale]) -> None:
+        """Does nothing."""
+
+
+class NoInit:
+    def process(self, record: Record[Sale]) -> None:
+        """Does nothing."""
+
+
+class NoTimer(OfSales):
+    def on_timer(self) -> None:
+        """Takes no timer."""
+
+
+class OfShops(OfSales):
+    def process(self, record: Record[Shop]) -> None:  # type: ignore[override]
+        """Does nothing."""
+
+
+def is_in_oslo(shop: Shop) -> bool:
+    return shop.city == "Oslo"
+
+
+def count_shop(count: int, shop: Shop) -> int:
+    return count + 1
+
+
+def shop_sales() -> Stream[dict[str, Any]]:
+    stream = sales()
+    return stream.join(pipeline_of(stream).table("shops", value=Shop))
 
 
 def sales() -> Stream[Sale]:
@@ -184,7 +226,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a number as a condition": (
         lambda: sales().filter(3),  # type: ignore[call-overload]
-        r"filter at .*: expected a function of \(value\), got int: 3",
+        r"filter at .*: expected an SQL expression \(str\) or a function of \(value\), got int: 3",
     ),
     "a function of too many": (
         lambda: sales().map_values(lambda key, sale, more: sale),  # type: ignore[arg-type, misc]
@@ -239,6 +281,67 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a processor that is no class": (
         lambda: sales().process(lambda record: None),  # type: ignore[call-overload]
         r"expected a class with a method process",
+    ),
+    "a processor without init": (
+        lambda: sales().process(NoInit),  # type: ignore[arg-type]
+        r"process at .*: NoInit has no method init\. Add: def init\(self, context\)",
+    ),
+    "a processor of other values": (
+        lambda: sales().process(OfShops),  # type: ignore[arg-type]
+        r"process at .*: record is declared as Shop, but the values are Sale\. Declare it as Sale\.",
+    ),
+    "a timer's method without the timer": (
+        lambda: sales().process(NoTimer),
+        r"process at .*: on_timer: on_timer\(self\) .*must take \(self, timer\)",
+    ),
+    "a processor's stores without types": (
+        lambda: sales().process(OfSales, stores=["total"]),  # type: ignore[call-overload]
+        r"process at .*: expected stores=\{name: type\}, got list: \['total'\]",
+    ),
+    "a condition that is neither SQL nor a function": (
+        lambda: sales().filter(None),  # type: ignore[call-overload]
+        r"filter at .*: expected an SQL expression \(str\) or a function of \(value\), got NoneType: None",
+    ),
+    "a key of several fields": (
+        lambda: sales().group_by(["shop", "amount"]),  # type: ignore[call-overload]
+        r"group_by at .*: expected an SQL expression .*got list: .*Write one expression",
+    ),
+    "a function of other values": (
+        lambda: sales().filter(is_in_oslo),  # type: ignore[arg-type]
+        r"filter at .*: shop is declared as Shop, but the values are Sale\. Declare it as Sale\.",
+    ),
+    "a function of a Struct behind SQL": (
+        lambda: sales().select("shop").filter(is_in_oslo),  # type: ignore[arg-type]
+        r"filter at .*: shop is declared as Shop, but the values are plain JSON data\. Declare it as Any and read its "
+        r"fields as shop\['field'\], or make the values first: map_values\(function, returns=Shop\)\.",
+    ),
+    "an adder of other values": (
+        lambda: sales().group_by_key().aggregate(int, count_shop, store="n", returns=int),  # type: ignore[arg-type]
+        r"aggregate into 'n' at .*: adder: shop is declared as Shop, but the values are Sale",
+    ),
+    "an initializer that is a value": (
+        lambda: sales().group_by_key().aggregate([], count_shop, store="n"),  # type: ignore[call-overload]
+        r"initializer: expected a function of \(\), got list: \[\]\. Pass a function without parameters: lambda: \[\]",
+    ),
+    "a field of one side of a join": (
+        lambda: shop_sales().filter("city = 'Oslo'"),
+        r"reads unknown fields: city\. Did you mean right\.city\? Known fields: ",
+    ),
+    "an aggregate that is misspelt": (
+        lambda: sales().group_by("shop").aggregate(store="s", mean="averge(amount)"),
+        r"unknown Spark SQL function averge\. Did you mean avg",
+    ),
+    "suppress without windows": (
+        lambda: sales().group_by_key().count(store="n").suppress_until_window_closes(),
+        r"suppress at .*: the table is not windowed\. Aggregate with windowed_by",
+    ),
+    "an event time that is text": (
+        lambda: Pipeline("p").stream("s", value=Shop, event_time="city"),
+        r"event_time='city' is STRING, not a datetime\. Declare city as datetime",
+    ),
+    "a contract that is a dataclass": (
+        lambda: Pipeline("p").stream("s", value=Point),
+        r"Point: DataclassType has no Spark SQL type\. Declare it as a msgspec\.Struct",
     ),
     "a contract with keys that are numbers": (
         lambda: Pipeline("p").stream("s", value=dict[int, str]),

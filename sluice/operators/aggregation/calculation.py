@@ -171,7 +171,11 @@ class Custom:
         """Aggregates encoded before the author's functions could modify them, by their `id`."""
 
     def begin(self) -> Any:
-        return self._initializer() if self._initializer else None
+        if self._initializer is None:
+            return None
+        initial = self._initializer()
+        # A copy, in case the initializer returns the same list for every key and the adder appends to it.
+        return initial if type(initial) in IMMUTABLE else deepcopy(initial)
 
     def read(self, value: str | None) -> Any:
         return None if value is None else self._decode(value)

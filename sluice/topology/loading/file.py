@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from sluice.errors import SluiceError, TopologyError
+from sluice.topology.loading.advice import next_step
 from sluice.topology.pipeline import Pipeline
 from sluice.values.modules import load_module
 
@@ -25,7 +26,13 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     module = import_file(file, seconds)
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
-        raise TopologyError(f"{file.name} defines no pipeline.", next_step='Add: pipeline = Pipeline("name").')
+        others = [name for name, value in vars(module).items() if isinstance(value, Pipeline)]
+        raise TopologyError(
+            f"{file.name} defines no pipeline.",
+            next_step=f"Rename the variable {others[0]} to pipeline."
+            if others
+            else 'Add: pipeline = Pipeline("name").',
+        )
     pipeline.doc = (module.__doc__ or "").strip()
     pipeline.file = file
     return pipeline
@@ -47,8 +54,12 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
             next_step="Remove code that waits, such as network calls, from the file's top level.",
         ) from None
     except BaseException as error:  # the file may even call sys.exit
-        cause = f"{type(error).__name__}: {error}".rstrip(": ").removesuffix(".")
-        raise TopologyError(f"{_place(file, error)} cannot be imported: {cause}.") from error
+        # A SyntaxError's text repeats the file and line.
+        text = error.msg if isinstance(error, SyntaxError) else error
+        cause = f"{type(error).__name__}: {text}".rstrip(": ").removesuffix(".")
+        raise TopologyError(
+            f"{_place(file, error)} cannot be imported: {cause}.", next_step=next_step(error, file)
+        ) from error
 
 
 class _TookTooLong(BaseException):

@@ -127,6 +127,18 @@ def test_a_python_aggregate_keeps_its_type() -> None:
     assert ran.values[-1] == {"words": ["x", "y"], "running": 2}
 
 
+def test_keys_do_not_share_an_initializers_list() -> None:
+    shared: list[int] = []
+
+    def append(key: str, numbers: list[int], number: int) -> list[int]:
+        numbers.append(number)
+        return numbers
+
+    custom = Custom(lambda: shared, append, value_type=list[int])
+    ran = run(Aggregate(custom), [Given("a", 1, 0), Given("b", 2, 0), Given("a", 3, 0)], cuts=[])
+    assert ran.values == [[1], [2], [1, 3]]
+
+
 def test_a_python_subtractor_subtracts() -> None:
     custom = Custom(int, lambda key, total, n: total + n, lambda key, total, n: total - n, value_type=int)
     rows = [Given("a", 5, 0), Given("a", 5, 1, old=True), Given("a", 3, 1)]

@@ -167,6 +167,10 @@ def asks_for_a_store(context: Context, record: Record) -> None:
     context.store("nothing")
 
 
+def asks_for_a_delay(context: Context, record: Record) -> None:
+    context.schedule("t", -60_000)
+
+
 def repeats_backwards(context: Context, record: Record) -> None:
     context.schedule("t", 1, every=-1)
 
@@ -175,6 +179,7 @@ def repeats_backwards(context: Context, record: Record) -> None:
     ("make", "message"),
     [
         (lambda: Author(asks_for_a_store), "TopologyError: The processor has no store 'nothing'"),
+        (lambda: Author(asks_for_a_delay), "ValueError: timer 't': -60000 is before 1970"),
         (lambda: Author(repeats_backwards), "ValueError: timer 't': every=-1 must be at least 0"),
         (Silent, "TypeError: a processor that sets timers needs a method on_timer"),
     ],

@@ -1,0 +1,67 @@
+"""The next step for errors that Python raises when a pipeline's file uses Sluice's methods wrongly."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from pathlib import Path
+
+from sluice.topology import dsl, windows
+from sluice.topology.pipeline import Pipeline
+
+_HANDLES = (Pipeline, dsl.Handle, dsl.GroupedStream, dsl.GroupedTable, dsl.Processed)
+_AGGREGATIONS = frozenset({"count", "aggregate", "reduce", "windowed_by"})
+_CALLED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) ")
+"""The start of the messages of TypeErrors about arguments, such as `Stream.filter() got an unexpected ...`."""
+
+
+def next_step(error: BaseException, file: Path) -> str:
+    """What the author can do about an error of Python's own that importing `file` raised; empty if unknown."""
+    match error:
+        case ModuleNotFoundError(name=str(name)):
+            return _module(name, file)
+        case AttributeError(name=str(name), obj=obj) if isinstance(obj, _HANDLES):
+            return _attribute(name, obj)
+        case TypeError():
+            return _arguments(str(error))
+        case _:
+            return ""
+
+
+def _module(name: str, file: Path) -> str:
+    if file.with_name(f"{name.partition('.')[0]}.py").exists():
+        return "A pipeline's file cannot import other files of its folder: put shared code into an installed package."
+    return "Install the package, or correct its name."
+
+
+def _attribute(name: str, handle: object) -> str:
+    if isinstance(handle, dsl.Processed):
+        return 'Take one of its outputs first: .output, or ["name"].'
+    if isinstance(handle, dsl.Stream | dsl.Table) and name in _AGGREGATIONS:
+        return f"Group the records first: group_by(...).{name}(...)."
+    close = difflib.get_close_matches(name, [known for known in dir(handle) if not known.startswith("_")], n=1)
+    return f"Did you mean {close[0]}?" if close else ""
+
+
+def _arguments(message: str) -> str:
+    """The signature of the method of Sluice that the message names."""
+    called = _CALLED.match(message)
+    if called is None:
+        return ""
+    owner, name = called.groups()
+    owners = {None: windows, "Pipeline": Pipeline}
+    function = getattr(owners[owner] if owner in owners else getattr(dsl, owner, None), name, None)
+    if not inspect.isfunction(function):
+        return ""
+    parameters = [value for name, value in inspect.signature(function).parameters.items() if name != "self"]
+    written = ", ".join(
+        f"{value.name}=..." if value.kind is value.KEYWORD_ONLY else str(value.replace(annotation=value.empty))
+        for value in parameters
+        if value.kind is not value.KEYWORD_ONLY or value.default is value.empty
+    )
+    optional = [
+        value.name for value in parameters if value.kind is value.KEYWORD_ONLY and value.default is not value.empty
+    ]
+    more = f" Optional: {', '.join(optional)}." if optional else ""
+    return f"Write {name}({written}).{more}"
