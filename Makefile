@@ -72,6 +72,10 @@ backlog: $(JARS) ## Run a backlog of RECORDS=100000 in batches of 1,000 and 10,0
 test-postgres: $(JARS) ## Run the tests of pipelines with their state in PostgreSQL
 	@$(BIN)/pytest tests/pipelines --postgres $(ARGS)
 
+.PHONY: test-cluster
+test-cluster: $(JARS) ## Run orders and words on a Spark cluster with PostgreSQL, and kill a worker, a driver, a server
+	@$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/kills.py $(ARGS)
+
 .PHONY: test-namespaces
 test-namespaces: $(INSTALLED) ## Test queries over state servers in separate network namespaces; needs root
 	@$(BIN)/pytest tests/servers/namespaces.py

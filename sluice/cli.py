@@ -72,10 +72,18 @@ def kafka_stop(folder: Folder = None) -> None:
 
 
 @app.command()
-def explain(pipeline: Name) -> None:
-    """Print a pipeline's plan: what its query reads, stores and writes."""
+def explain(
+    pipeline: Name,
+    master: Annotated[str, typer.Option(help="A Spark master, to print the tasks of a run on it as well.")] = "",
+) -> None:
+    """Print a pipeline's plan: what its query reads, stores and writes.
+
+    With --master: also the topics' partitions, the tasks that Spark runs for them, the cores, and the shards.
+    """
     from sluice.plan import explain, plan
 
+    if master:
+        _submit(pipeline, master, "--explain")
     with errors_as_messages():
         out.print(explain(plan(_load(pipeline))), markup=False, soft_wrap=True)
 

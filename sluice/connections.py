@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from sluice.errors import SettingsError
 from sluice.settings import settings
+from sluice.submission import deploy_mode_error
 
 KAFKA = "kafka_default"
 SPARK = "spark_default"
@@ -70,8 +71,5 @@ def spark_master(connection: str = SPARK) -> str:
             next_step="Add a connection of type Spark with the master as its host: local[2] or spark://HOST:7077.",
         ) from None
     if spark.extra_dejson.get("deploy-mode") == "cluster":
-        raise SettingsError(
-            f"Connection {connection!r} sets the deploy mode cluster, but the driver must run in Airflow's task.",
-            next_step="Set the connection's deploy-mode to client.",
-        )
+        raise deploy_mode_error(f"Connection {connection!r} sets deploy-mode to cluster")
     return spark.host or ""

@@ -1,7 +1,10 @@
 """Builds the spark-submit command of a run, for `sluice run` and for Airflow's operator.
 
-A small run spends most of its time loading Java classes. With a local master, the JVM therefore uses only its fast
-compiler (C1), and shares an archive of loaded classes, which the first run writes next to the jars.
+A small run spends most of its time loading Java classes. The driver's JVM therefore uses only its fast compiler (C1),
+and shares an archive of loaded classes, which the first run writes next to the jars.
+
+To a cluster, each run sends the jars and this package, so that executors run the driver's code. The driver itself adds
+the pipeline's file.
 """
 
 from __future__ import annotations
@@ -12,35 +15,41 @@ import os
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sluice.errors import SettingsError
 from sluice.provision.checks import LOOPBACK, find_java
 from sluice.settings import Settings
 
-_ENGINE = Path(__file__).parent / "engine"
+_PACKAGE = Path(__file__).parent
+_ENGINE = _PACKAGE / "engine"
 APPLICATION = _ENGINE / "main.py"
 """The program that spark-submit starts. Its arguments are a pipeline and, optionally, names of jobs."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
 QUIET_JVM = (*_QUICK, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
+CODE = "sluice.zip"
+"""The archive of this package on executors."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One spark-submit command. Jars, class path and Java options are empty if not needed."""
+    """One spark-submit command. Jars, files and class path are empty if not needed."""
 
     master: str
     arguments: tuple[str, ...]
     """Arguments of the application."""
     environment: dict[str, str]
     jars: str = ""
+    files: str = ""
     driver_class_path: str = ""
-    driver_java_options: str = ""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Spark settings that must be known before the driver's JVM or the executors start."""
     application: str = str(APPLICATION)
 
     @property
@@ -49,12 +58,13 @@ class Submission:
         options = {
             "--master": self.master,
             "--jars": self.jars,
+            "--files": self.files,
             "--driver-class-path": self.driver_class_path,
-            "--driver-java-options": self.driver_java_options,
         }
         return [
             str(Path(sys.executable).parent / "spark-submit"),
             *(word for option, value in options.items() if value for word in (option, value)),
+            *(word for name, value in self.conf.items() for word in ("--conf", f"{name}={value}")),
             self.application,
             *self.arguments,
         ]
@@ -79,25 +89,67 @@ def submission(
 ) -> Iterator[Submission]:
     """Yield the spark-submit command of a run; the block must last until the command has ended.
 
-    Raises SettingsError if there are no jars.
+    Raises SettingsError if there are no jars, or if the settings ask for the deploy mode cluster.
     """
+    if settings.spark_conf.get("spark.submit.deployMode") == "cluster":
+        raise deploy_mode_error("SLUICE_SPARK_CONF sets spark.submit.deployMode to cluster")
     jars = connector_jars(settings.jars)
     variables = environment(settings, kafka)
     with ExitStack() as stack:
-        if master.startswith("local"):
-            # Bind the driver's ports to this machine only. The archive can only hold classes from the class path.
-            variables["SPARK_LOCAL_IP"] = LOOPBACK
-            temporary = stack.enter_context(temporary_files())
-            archive = stack.enter_context(class_archive(settings.jars.parent, jars))
-            yield Submission(
-                master,
-                tuple(arguments),
-                variables,
-                driver_class_path=f"{settings.jars}/*",
-                driver_java_options=" ".join(f'"{option}"' for option in (*QUIET_JVM, temporary, archive)),
-            )
+        folder = stack.enter_context(temporary_folder())
+        # The archive can only hold classes from the class path.
+        archive = stack.enter_context(class_archive(settings.jars.parent, jars))
+        options = (*QUIET_JVM, f"-Djava.io.tmpdir={folder}", archive)
+        submitted = Submission(
+            master,
+            tuple(arguments),
+            variables,
+            driver_class_path=f"{settings.jars}/*",
+            conf={"spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options)},
+        )
+        if is_local(master):
+            variables["SPARK_LOCAL_IP"] = LOOPBACK  # binds the driver's ports to this machine only
+            yield submitted
         else:
-            yield Submission(master, tuple(arguments), variables, jars=",".join(map(str, jars)))
+            variables["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable
+            yield replace(
+                submitted,
+                jars=",".join(map(str, jars)),
+                files=str(package_archive(folder)),
+                conf={**submitted.conf, **executor_environment(settings)},
+            )
+
+
+def deploy_mode_error(cause: str) -> SettingsError:
+    """The error for settings that ask for the deploy mode cluster; `cause` says which."""
+    return SettingsError(
+        f"{cause}, but Sluice's driver only runs in client mode: in Airflow's task or in sluice run.",
+        next_step="Set the deploy mode to client, or remove the setting. Executors run on the cluster in either mode.",
+    )
+
+
+def is_local(master: str) -> bool:
+    """Whether the executor runs in the driver's JVM: `local` or `local[2]`, but not `local-cluster[2,1,1024]`."""
+    return master == "local" or master.startswith("local[")
+
+
+def package_archive(folder: Path) -> Path:
+    """Write this package's modules to a zip file in a folder."""
+    archive = folder / CODE
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for module in sorted(_PACKAGE.rglob("*.py")):
+            file.write(module, module.relative_to(_PACKAGE.parent))
+    return archive
+
+
+def executor_environment(settings: Settings) -> dict[str, str]:
+    """The Spark settings for the environment of executors. Executors need no secrets: tasks contain what they use."""
+    # Spark copies the archive to each executor's working directory, and starts Python's daemon there. Python searches
+    # PYTHONPATH first, so another version of Sluice that is installed on an executor's host is not used.
+    variables = {"PYTHONPATH": CODE}
+    if settings.server_ca is not None:
+        variables["SLUICE_SERVER_CA"] = str(settings.server_ca)
+    return {f"spark.executorEnv.{name}": value for name, value in variables.items()}
 
 
 def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
@@ -140,13 +192,13 @@ def is_noise(line: str) -> bool:
 
 
 @contextmanager
-def temporary_files() -> Iterator[str]:
-    """Yield a JVM option for a temporary folder, which Spark uses too and which is removed after the block.
+def temporary_folder() -> Iterator[Path]:
+    """Yield a temporary folder for the driver's JVM, which Spark uses too and which is removed after the block.
 
     A JVM removes its temporary files unless it is killed; then about 15 MB of libraries and all shuffle files remain.
     """
     with tempfile.TemporaryDirectory(prefix="sluice-run-", ignore_cleanup_errors=True) as folder:
-        yield f"-Djava.io.tmpdir={folder}"
+        yield Path(folder)
 
 
 @contextmanager

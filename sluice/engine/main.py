@@ -14,7 +14,8 @@ from sluice.settings import Settings, settings
 
 REBUILD, FROM_TOPICS = "--rebuild", "--from-topics"
 REPLAY, PROMOTE, DROP = "--replay", "--promote", "--drop"
-_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP)
+EXPLAIN = "--explain"
+_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, EXPLAIN)
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +32,9 @@ def main(arguments: list[str]) -> int:
             spark = background.submit(session, settings(), f"sluice {names[0]}")
             warm = background.submit(lambda: start_workers(spark.result()))
             try:
-                if actions:
+                if actions == [EXPLAIN]:
+                    explain_tasks(settings(), spark, names[0])
+                elif actions:
                     rebuild(settings(), spark, names[0], actions[0], from_topics=FROM_TOPICS in options)
                 else:
                     run(settings(), spark, names[0])
@@ -62,6 +65,17 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         require_brokers(configuration.kafka)
         read = RestoringRun(spark.result(), planned.job, configuration).run()
     log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
+
+
+def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
+    """Print a pipeline's plan, and the tasks of a run on the session's master."""
+    from sluice.brokers import require_brokers
+    from sluice.engine.job.tasks import describe_tasks
+    from sluice.plan import explain, load_plan
+
+    planned = load_plan(configuration.pipelines, name)
+    require_brokers(configuration.kafka)
+    print(explain(planned), describe_tasks(spark.result(), planned.job, configuration), sep="\n", flush=True)
 
 
 def rebuild(

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from sluice.settings import Settings
+from sluice.submission import is_local
 
 DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -44,7 +45,7 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 def start_workers(spark: SparkSession) -> None:
     """Start the Python workers of a local Spark early, because the first one takes seconds to start."""
-    if (spark.sparkContext.master or "").startswith("local"):
+    if is_local(spark.sparkContext.master or ""):
         spark.range(1).mapInArrow(_identity, "id BIGINT").collect()
 
 

@@ -24,7 +24,7 @@ from sluice.offsets import Lag, read_lag
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now
-from sluice.submission import APPLICATION, is_noise, submission
+from sluice.submission import APPLICATION, deploy_mode_error, is_noise, submission
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -66,14 +66,16 @@ class SluiceJobOperator(SparkSubmitOperator):
         arguments = [*_options(context), self.pipeline]
         try:
             master = spark_master(self._conn_id)
+            if self._deploy_mode == "cluster":
+                raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
             with submission(settings(), kafka, master, arguments) as submitted:
                 require_brokers(kafka)
                 self.application_args = arguments
                 self.jars = submitted.jars
+                self.files = submitted.files
                 self.driver_class_path = submitted.driver_class_path
-                java_options = submitted.driver_java_options
-                self.conf = {"spark.driver.extraJavaOptions": java_options} if java_options else {}
+                self.conf = dict(submitted.conf)
                 # The parameter env_vars is not used, because the hook turns it into arguments for some masters.
                 with added_to_environment(submitted.environment | {"SLUICE_RUN": _run(context)}):
                     super().execute(context)

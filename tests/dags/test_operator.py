@@ -194,8 +194,9 @@ def test_a_cluster_gets_the_jars(recorder: Path, monkeypatch: pytest.MonkeyPatch
     connect(monkeypatch, "spark://host:7077")
     said = submit(recorder)
     assert len(said.after("--jars").split(",")) == 4
+    assert said.after("--files").endswith("/sluice.zip")
+    assert "spark.executorEnv.PYTHONPATH=sluice.zip" in said.arguments
     assert "SPARK_LOCAL_IP" not in said.environment
-    assert "--conf" not in said.arguments
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_a_cluster_gets_the_jars(recorder: Path, monkeypatch: pytest.MonkeyPatch
         ({"master": None}, "There is no connection 'spark_default' with a Spark master."),
         ({"kafka": None}, "There is no connection 'kafka_default'."),
         ({"kafka": {"group.id": "g"}}, "bootstrap.servers"),
-        ({"deploy-mode": "cluster"}, "Set the connection's deploy-mode to client."),
+        ({"deploy-mode": "cluster"}, "Set the deploy mode to client"),
     ],
 )
 def test_missing_connections_fail_at_once_with_the_next_step(
@@ -214,6 +215,13 @@ def test_missing_connections_fail_at_once_with_the_next_step(
     with pytest.raises(AirflowFailException, match=why.replace(".", r"\.")):
         submit(recorder)
     assert not recorder.exists(), "nothing was submitted"
+
+
+def test_the_operator_refuses_the_deploy_mode_cluster(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, "spark://host:7077")
+    with pytest.raises(AirflowFailException, match="The operator sets deploy_mode to cluster"):
+        submit(recorder, deploy_mode="cluster")
+    assert not recorder.exists()
 
 
 def test_missing_jars_are_reported(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

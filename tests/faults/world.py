@@ -100,6 +100,7 @@ class World:
     kafka: EmbeddedKafka
     name: str = "orders"
     environment: dict[str, str] = field(default_factory=dict)
+    master: str = "local[2]"
     drivers: list[Driver] = field(default_factory=list)
     home: Path = field(init=False)
     _submitted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
@@ -141,7 +142,7 @@ class World:
         """Start a driver."""
         submitted = self._submitted.enter_context(contextlib.ExitStack())
         spark_submit = submitted.enter_context(
-            submission(self.settings, self.settings.kafka, "local[2]", [*arguments, self.name])
+            submission(self.settings, self.settings.kafka, self.master, [*arguments, self.name])
         )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
         log = self.folder / f"driver-{len(self.drivers)}.log"
@@ -197,12 +198,14 @@ class World:
 
 
 @contextlib.contextmanager
-def world(name: str = "orders", environment: Mapping[str, str] | None = None) -> Iterator[World]:
+def world(
+    name: str = "orders", environment: Mapping[str, str] | None = None, master: str = "local[2]"
+) -> Iterator[World]:
     """A world for the block. Afterwards, its processes are stopped and its folder is deleted."""
     folder = Path(tempfile.mkdtemp(prefix="sluice-fault-"))
     try:
         with EmbeddedKafka(folder / "kafka", free_port()) as kafka:
-            opened = World(folder, kafka, name, dict(environment or {}))
+            opened = World(folder, kafka, name, dict(environment or {}), master)
             try:
                 yield opened
             finally:

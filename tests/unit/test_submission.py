@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from dataclasses import dataclass
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
-from sluice.submission import APPLICATION, Submission
+from sluice.errors import SettingsError
+from sluice.settings import Settings
+from sluice.submission import APPLICATION, Submission, is_local, package_archive, submission
 
 pytestmark = pytest.mark.unit
 
@@ -24,9 +29,81 @@ sys.exit(3)
 def test_empty_options_are_omitted() -> None:
     cluster = Submission("spark://host:7077", ("orders", "main"), {}, jars="a.jar,b.jar").command
     assert cluster[1:] == ["--master", "spark://host:7077", "--jars", "a.jar,b.jar", str(APPLICATION), "orders", "main"]
-    local = Submission("local[2]", ("orders",), {}, driver_class_path="jars/*", driver_java_options="-X").command
-    assert local[3:7] == ["--driver-class-path", "jars/*", "--driver-java-options", "-X"]
+    local = Submission("local[2]", ("orders",), {}, driver_class_path="jars/*", conf={"spark.a": "b"}).command
+    assert local[3:7] == ["--driver-class-path", "jars/*", "--conf", "spark.a=b"]
     assert APPLICATION.is_file()
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Settings:
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "connector.jar").touch()
+    return Settings.read(
+        {
+            "SLUICE_HOME": str(tmp_path),
+            "SLUICE_JARS": str(tmp_path / "jars"),
+            "SLUICE_LEDGER": "postgresql://sluice:hidden-word@host/ledger",
+            "SLUICE_SERVER_TOKEN": "hidden-word-of-servers",
+            "SLUICE_SERVER_CA": "/etc/sluice/ca.pem",
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("master", "local"),
+    [("local", True), ("local[2]", True), ("local-cluster[2,1,1024]", False), ("spark://host:7077", False),
+     ("yarn", False), ("k8s://https://host:443", False)],
+)  # fmt: skip
+def test_only_a_local_executor_shares_the_drivers_class_path(master: str, local: bool, configuration: Settings) -> None:
+    assert is_local(master) == local
+    with submission(configuration, {}, master, ["orders"]) as submitted:
+        assert bool(submitted.jars) == bool(submitted.files) == (not local)
+        assert ("SPARK_LOCAL_IP" in submitted.environment) == local
+
+
+def test_the_package_travels_to_executors(configuration: Settings) -> None:
+    with submission(configuration, {}, "spark://host:7077", ["orders"]) as submitted:
+        names = set(zipfile.ZipFile(submitted.files).namelist())
+        assert {"sluice/__init__.py", "sluice/engine/daemon.py", "sluice/state/shard/postgres.py"} <= names
+        assert submitted.conf["spark.executorEnv.PYTHONPATH"] == Path(submitted.files).name
+    assert not Path(submitted.files).exists(), "the archive is removed after the run"
+
+
+def test_a_task_imports_the_package_from_the_archive(tmp_path: Path) -> None:
+    archive = package_archive(tmp_path)
+    program = "import sluice.engine.daemon; print(sluice.__file__)"
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", program], env={"PYTHONPATH": archive.name}, cwd=tmp_path, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert ran.stdout.strip() == f"{archive}/sluice/__init__.py"
+
+
+def test_executors_get_no_secrets(configuration: Settings) -> None:
+    with submission(configuration, {"sasl.password": "hidden-word"}, "spark://host:7077", ["orders"]) as submitted:
+        assert "hidden-word" not in " ".join(submitted.command)
+        variables = {name: value for name, value in submitted.conf.items() if name.startswith("spark.executorEnv.")}
+        assert variables == {
+            "spark.executorEnv.PYTHONPATH": "sluice.zip",
+            "spark.executorEnv.SLUICE_SERVER_CA": "/etc/sluice/ca.pem",
+        }
+
+
+def test_executors_may_have_another_python(configuration: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    for master, executors in (("spark://host:7077", "/opt/python"), ("local[2]", sys.executable)):
+        with submission(configuration, {}, master, ["orders"]) as submitted:
+            assert submitted.environment["PYSPARK_PYTHON"] == executors
+            assert submitted.environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+
+
+def test_the_deploy_mode_cluster_is_refused(configuration: Settings) -> None:
+    asking = replace(configuration, spark_conf={"spark.submit.deployMode": "cluster"})
+    with (
+        pytest.raises(SettingsError, match="only runs in client mode"),
+        submission(asking, {}, "spark://host:7077", ["orders"]),
+    ):
+        pass
 
 
 @dataclass(frozen=True)

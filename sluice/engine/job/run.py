@@ -28,12 +28,13 @@ from sluice.engine.publish.window_retention import Retention
 from sluice.engine.read.identity import Positions, SourceIdentity
 from sluice.engine.read.kafka import KafkaInput
 from sluice.engine.steps.sql_errors import no_result_error
-from sluice.errors import DamagedState, EngineError, LeaseError, SluiceError
+from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, JobRef
-from sluice.state.shard.addresses import shown
+from sluice.state.shard.addresses import is_file, shown
+from sluice.submission import is_local
 
 log = structlog.get_logger()
 
@@ -92,6 +93,7 @@ class JobRun:
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         direct = direct if self.steps is None else None  # a replay writes no output
         storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
+        require_reachable(self.spark.sparkContext.master or "", storage.locations)
         source = KafkaInput(self.spark, self.settings.kafka)
         in_order = needs_order(self.job, partitions)
         most = None if in_order else self.max_records
@@ -157,6 +159,16 @@ class JobRun:
         }
         ensure_topics(kafka, dict.fromkeys(own, 1), own)
         return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [dead_letters])
+
+
+def require_reachable(master: str, locations: Sequence[str]) -> None:
+    """Raise SettingsError if a shard is a SQLite file, and executors run in other processes, or on other hosts."""
+    files = [] if is_local(master) else [one for one in locations if is_file(one)]
+    if files:
+        raise SettingsError(
+            f"The executors of {master} cannot open {shown(files[0])}: a SQLite file is for one host.",
+            next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per worker.",
+        )
 
 
 def send_to_executors(spark: SparkSession, file: Path) -> None:

@@ -90,9 +90,9 @@ def load_by_name(module: str, file: str) -> Any:
 
 
 def local(file: str) -> Path:
-    """The path of the pipeline's file: on the driver the original, on an executor the copy."""
-    if Path(file).exists():
-        return Path(file)
+    """The path of the pipeline's file: on a cluster's executor the driver's copy, elsewhere the original."""
     from pyspark import SparkFiles
 
-    return Path(SparkFiles.get(Path(file).name))
+    # An executor's host may have another version of the file at the same path.
+    is_executor = SparkFiles._is_running_on_worker and SparkFiles.getRootDirectory() == "."
+    return Path(SparkFiles.get(Path(file).name)) if is_executor else Path(file)

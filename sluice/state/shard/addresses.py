@@ -45,6 +45,11 @@ def is_remote(url: str) -> bool:
     return url.startswith(("http://", "https://"))
 
 
+def is_file(url: str) -> bool:
+    """Whether an address is that of a SQLite file."""
+    return not is_remote(url) and database_url(url).get_backend_name() == "sqlite"
+
+
 def shown(url: str) -> str:
     """The address with its password masked, for errors and logs."""
     return url if is_remote(url) else database_url(url).render_as_string(hide_password=True)

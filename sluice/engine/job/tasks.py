@@ -1,0 +1,80 @@
+"""Describes the tasks that Spark runs for a batch, for `sluice explain --master`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+from pyspark.sql import SparkSession
+
+from sluice.engine.batch.checkpoint import batch_log, last_batch
+from sluice.engine.batch.storage import Storage
+from sluice.engine.batch.topics import partition_counts
+from sluice.engine.job.query import JobQuery
+from sluice.engine.read.kafka import KafkaInput
+from sluice.plan import FusedJob, Job, OrderedJob
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.shard.addresses import shown
+from sluice.submission import is_local
+
+_SHUFFLE = "spark.sql.shuffle.partitions"
+_JOIN_SECONDS = 3.0
+"""How long to wait for further executors after the first one."""
+
+
+def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
+    """Describe the partitions of each topic, the tasks of each step, the cores that run them, and the shards.
+
+    Tasks wait for each other if there are more of them than cores. Raises TopologyError as a run does.
+    """
+    with Ledger.open(settings.ledger) as ledger:
+        generation = ledger.jobs.generation(job.pipeline.name, job.name) or 1
+        storage = Storage.of(job, generation, settings).placed(ledger.placements)
+        servers = {n: f"{place.host}:{place.port}" for n, place in ledger.placements.of(job.pipeline.name).items()}
+    partitions = partition_counts(settings.kafka, job.topics)
+    query = JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions)
+    cores = _cores(spark)
+    lines = [f"tasks of a batch on {spark.sparkContext.master}, {_number(cores, 'core')}"]
+    lines += [
+        f"  reads   {topic}: {_number(count, 'partition')}, a task for each" for topic, count in partitions.items()
+    ]
+    lines += _state_tasks(query, storage)
+    lines.append(f"  shards  {_number(job.pipeline.workers, 'worker')}, a task for each")
+    for worker, location in enumerate(storage.locations):
+        server = f", queried at {servers[worker]}" if worker in servers else ""
+        lines.append(f"          worker {worker}: {shown(location)}{server}")
+    return "\n".join(lines)
+
+
+def _state_tasks(query: JobQuery, storage: Storage) -> Iterator[str]:
+    """The tasks between those that read and those that write the shards."""
+    job = query.job
+    if isinstance(job, OrderedJob):
+        for stage in range(1, job.stages + 1):
+            yield f"  stage {stage} {_number(job.pipeline.workers, 'worker')}, a task for each"
+    elif isinstance(job, FusedJob) and query.frames.totals is None:
+        number, since = _shuffle_partitions(query.spark, storage)
+        yield f"  state   {_number(number, 'shuffle partition')}, a task for each{since}"
+
+
+def _shuffle_partitions(spark: SparkSession, storage: Storage) -> tuple[int, str]:
+    """The number of partitions of Spark's state. The checkpoint of an earlier run decides it."""
+    last = last_batch(storage.checkpoint, "offsets")
+    if last < 0:
+        return int(spark.conf.get(_SHUFFLE) or 0), ""
+    conf = json.loads(batch_log(storage.checkpoint, last)[1])["conf"]
+    return int(conf[_SHUFFLE]), ", as in the first run"
+
+
+def _cores(spark: SparkSession) -> int:
+    """The cores of all executors, after a first job, for which Spark waits until there is an executor."""
+    spark.range(1).collect()
+    if not is_local(spark.sparkContext.master or ""):
+        time.sleep(_JOIN_SECONDS)
+    return int(spark.sparkContext.defaultParallelism)
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
