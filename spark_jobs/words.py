@@ -5,7 +5,7 @@ import msgspec
 from sluice import Pipeline, within
 
 
-class DeadLetter(msgspec.Struct):
+class Letter(msgspec.Struct):
     """The words of a letter."""
 
     key: str = ""
@@ -17,8 +17,8 @@ def joined(words: str, word: str) -> str:
     return f"{words}-{word}"
 
 
-def with_word(key: str, letter: DeadLetter, word: str) -> DeadLetter:
-    return DeadLetter(key, letter.valueList | {word}, letter.runningCount + 1)
+def with_word(key: str, letter: Letter, word: str) -> Letter:
+    return Letter(key, letter.valueList | {word}, letter.runningCount + 1)
 
 
 pipeline = Pipeline("words", workers=2)
@@ -32,7 +32,7 @@ alphabet = pipeline.stream("alphabet", value=str)
 by_letter = alphabet.group_by_key()
 by_letter.count(store="letters_count")
 by_letter.reduce(joined, store="letters_joined")
-by_letter.aggregate(DeadLetter, with_word, store="letters", returns=DeadLetter)
+by_letter.aggregate(Letter, with_word, store="letters", returns=Letter)
 
 # The same words, counted by length.
 alphabet.select_key("length(value)").group_by_key().count(store="lengths_count")
