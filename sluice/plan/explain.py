@@ -13,7 +13,8 @@ def explain(plan: Plan) -> str:
     """Describe what the job reads, stores and writes, where its steps run, and why its operators are ordered."""
     job = plan.job
     lines = [
-        f"pipeline {plan.pipeline.name}: {plan.pipeline.workers} workers, one streaming query with {_summary(job)}"
+        f"pipeline {plan.pipeline.name}: {_counted(plan.pipeline.workers, 'worker')}, "
+        f"one streaming query with {_summary(job)}"
     ]
     lines += [f"  reads   {source.topic} as {source.contract_name}" for source in job.streams]
     lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
@@ -27,10 +28,14 @@ def explain(plan: Plan) -> str:
 
 def _summary(job: Job) -> str:
     if isinstance(job, FusedJob):
-        return f"{len(job.groups)} aggregation groups"
+        return _counted(len(job.groups), "aggregation group")
     if not job.operators:
         return "no state"
-    return f"{len(job.operators)} ordered operators in {job.stages} stage{'s' if job.stages > 1 else ''}"
+    return f"{_counted(len(job.operators), 'ordered operator')} in {_counted(job.stages, 'stage')}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _stores(job: FusedJob) -> Iterator[str]:

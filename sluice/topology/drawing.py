@@ -73,7 +73,7 @@ def _detail(node: nodes.Node) -> str:
 
 def text(pipeline: Pipeline) -> str:
     """The topology as indented text, each step below its input."""
-    lines = [f"pipeline {pipeline.name}, {pipeline.workers} workers"]
+    lines = [f"pipeline {pipeline.name}, {pipeline.workers} worker{'' if pipeline.workers == 1 else 's'}"]
 
     def show(node: nodes.Node, depth: int) -> None:
         lines.append("  " * depth + title(node) + (f": {detail(node)}" if detail(node) else ""))

@@ -262,7 +262,7 @@ def test_executors_need_only_the_pipelines_file(start: Start, tmp_path: Path) ->
         (job,) = ledger.jobs.current(running.pipeline.name)
     assert job.topics == (running.names("rides"),)
     assert job.stores[0].value == "bigint"
-    assert job.description.startswith(f"pipeline {running.names.prefix}, 1 workers\n  stream ")
+    assert job.description.startswith(f"pipeline {running.names.prefix}, 1 worker\n  stream ")
     assert job.drawing.startswith("flowchart LR")
     assert job.picture.startswith("<svg ")
 

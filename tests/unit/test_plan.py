@@ -281,6 +281,12 @@ def test_explain_lists_inputs_stores_and_outputs(orders: FusedJob) -> None:
     assert text.endswith("  writes  restaurant_orders_revenue\n  writes  orders_dead_letters")
 
 
+def test_explain_counts_one_of_a_thing_in_the_singular() -> None:
+    one = Pipeline("one", workers=1)
+    one.stream("t", value=str).group_by_key().count(store="n")
+    assert explain(plan(one)).startswith("pipeline one: 1 worker, one streaming query with 1 aggregation group\n")
+
+
 @pytest.mark.parametrize("text", ["`order", "it's", "a\\", "a b"])
 def test_a_fields_name_in_the_output_is_a_literal(text: str) -> None:
     stream = sales()
