@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import base64
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+import structlog
 from pyspark.sql import SparkSession
 
 from sluice.errors import TopologyError
@@ -211,6 +213,9 @@ def shared_session() -> SparkSession:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
+    if not structlog.is_configured():
+        # Log no line for each batch, unless the author of the tests has chosen what is logged.
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     jars = settings().jars
     conf = {
         "spark.master": "local[2]",
