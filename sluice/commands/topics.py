@@ -18,6 +18,9 @@ app = typer.Typer(no_args_is_help=True, help="Create, fill and read Kafka topics
 
 Pipeline = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 TopicName = Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")]
+KeySeparator = Annotated[
+    str, typer.Option("--key-separator", "-K", help="Text between key and value; a line without it has a null value.")
+]
 
 
 @app.command()
@@ -43,24 +46,40 @@ def create(
 
 
 @app.command()
-def write(topic: TopicName) -> None:
-    """Send each line of standard input to a topic, as the value of a record without a key."""
+def write(topic: TopicName, separator: KeySeparator = "") -> None:
+    """Send each line of standard input to a topic: as a value without a key, or as key and value."""
     from sluice.topics import produce
 
     with errors_as_messages():
         lines = sys.stdin.read().splitlines()
-        produce(settings().kafka, topic, ((None, line.encode(), 0) for line in lines))
+        produce(settings().kafka, topic, (record_of(line, separator) for line in lines))
         out.print(f"{len(lines)} records sent to {topic}", markup=False)
 
 
 @app.command()
-def read(topic: TopicName) -> None:
-    """Print the values of a topic's committed records, one per line."""
+def read(topic: TopicName, separator: KeySeparator = "") -> None:
+    """Print a topic's committed records, one per line: their values, or their keys and values."""
     from sluice.topics import read_topic
 
     with errors_as_messages():
         for message in read_topic(settings().kafka, topic):
-            out.print(printable((message.value() or b"").decode(errors="replace")), soft_wrap=True)
+            out.print(printable(line_of(message.key(), message.value(), separator)), soft_wrap=True)
+
+
+def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]:
+    """The key, value and timestamp to send for a line; the timestamp 0 is the current time."""
+    if not separator:
+        return None, line.encode(), 0
+    key, found, value = line.partition(separator)
+    return key, value.encode() if found else None, 0
+
+
+def line_of(key: str | bytes | None, value: str | bytes | None, separator: str) -> str:
+    """The line for a record, from which `record_of` makes the same record."""
+    texts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in (key or b"", value)]
+    if not separator:
+        return texts[1] or ""
+    return separator.join(text for text in texts if text is not None)
 
 
 dead_letters = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive them after a fix.")
