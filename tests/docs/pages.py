@@ -1,8 +1,8 @@
 """Runs documentation pages as tests: writes the files that they show, runs their commands, compares the output.
 
-A `python` block whose first line is a comment with a path is a file. All `sh` blocks of a page run in one shell; a
-`text` block right after an `sh` block is its expected output, where `...` stands for any text. `bash` blocks are not
-run.
+A `python` block whose first line is a comment with a path is a file. All `sh` blocks of a page run in one shell, and
+its other `python` blocks in one Python session. A `text` block right after such a block is its expected output, where
+`...` stands for any text. `bash` blocks are not run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOW = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Step:
-    """Commands of a page; `expected` is their output, None if the page does not show it."""
+    """A block of a page that is run; `expected` is its output, None if the page does not show it."""
 
     commands: str
     expected: str | None
@@ -45,11 +45,11 @@ def files(text: str) -> dict[str, str]:
     return {found[1]: body for body in blocks if (found := _PATH.match(body))}
 
 
-def steps(text: str) -> Iterator[Step]:
-    """The commands of a page, in order."""
+def steps(text: str, language: str = "sh") -> Iterator[Step]:
+    """The blocks of a page in this language that are not files, in order."""
     blocks = list(_BLOCK.finditer(text))
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
-        if block[1] == "sh":
+        if block[1] == language and not _PATH.match(block[2]):
             said = following is not None and following[1] == "text" and following.start() == block.end()
             yield Step(block[2], following[2] if said and following else None)
 
@@ -57,3 +57,10 @@ def steps(text: str) -> Iterator[Step]:
 def script(steps: list[Step], separator: str) -> str:
     """A script of all steps. It prints `separator` after each step and ends at the first one that fails."""
     return "".join(f"{{\n{step.commands}}}\ndone=$?; echo {separator}; [ $done = 0 ] || exit $done\n" for step in steps)
+
+
+def write_files(text: str, folder: Path) -> None:
+    """Write the files that a page shows into a folder."""
+    for path, content in files(text).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content)

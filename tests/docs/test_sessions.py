@@ -1,0 +1,36 @@
+"""The Python sessions of pages print the output that the pages show."""
+
+from __future__ import annotations
+
+import io
+from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sluice.testing import TopologyTestDriver
+from tests.docs.pages import read, steps, write_files
+
+
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/how-to/processors.md", "docs/how-to/serdes.md"])
+def test_the_session_prints_its_output(
+    page: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = read(page)
+    write_files(text, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    session: dict[str, Any] = {}
+    differences = []
+    with ExitStack() as drivers:
+        for step in steps(text, "python"):
+            known = {*session}
+            with redirect_stdout(io.StringIO()) as printed:
+                exec(step.commands, session)
+            for name in session.keys() - known:
+                if isinstance(session[name], TopologyTestDriver):
+                    drivers.push(session[name])
+            differences.append(step.differs(printed.getvalue()))
+    if any(differences):
+        pytest.fail("\n".join(filter(None, differences)), pytrace=False)
