@@ -17,7 +17,7 @@ from sluice.errors import StateError
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.testing.kafka import running as running_broker
 from tests.faults.clock import SteppedClock
-from tests.faults.conftest import Observe, small_disk
+from tests.faults.conftest import Observe, fill, small_disk
 from tests.faults.kills import Kills
 from tests.faults.truth import Watcher, compare
 from tests.faults.world import LONGEST_S, Driver, World, wait_until, world
@@ -139,13 +139,7 @@ def test_a_full_disk(orders: World, observe: Observe, what: str) -> None:
         orders.produce(12_000)
         driver = orders.start(SLUICE_MAX_RECORDS="400")
         orders.await_batch(driver, 1)
-        filler = disk / "filler"
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"\0" * 4096)
-            except OSError:
-                pass
+        filler = fill(disk)
         status = driver.wait()
         assert status == 1, f"{status}: {driver.output[-1500:]}"
         error = next(line for line in driver.output.splitlines()[::-1] if line.startswith(("The job", "State")))

@@ -27,7 +27,7 @@ from sluice.testing.kafka import running as running_broker
 from sluice.topics import read_topic
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, sale, sales_of, shop
-from tests.faults.conftest import Observe, small_disk
+from tests.faults.conftest import Observe, fill, small_disk
 from tests.faults.dying import calls
 from tests.faults.world import wait_until
 from tests.ports import free_port
@@ -254,13 +254,7 @@ def test_a_small_file_system(start: Start, tmp_path: Path, observe: Observe) -> 
         running.send("sales", sale("a"))
         running.run()
         running.send("sales", *(sale(f"s{number}") for number in range(500)))
-        filler = disk / "filler"
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"\0" * 4096)
-            except OSError:
-                pass
+        filler = fill(disk)
         with pytest.raises(SluiceError) as full:
             running.run()
         filler.unlink()
