@@ -2,8 +2,10 @@
 
 Each pipeline runs in a separate process, one after the other: a fused count, an ordered count by a Python function, a
 processor, and a join of two streams (with half of the records each). Seconds are for the whole run, including the start
-of Spark; records per second are for the batches after the first, when everything is warm. Memory is the maximum for all
-of the driver's processes, during the first two and the last two batches: it must not grow with the input.
+of Spark; records per second are for the batches after the first, when everything is warm. CPU seconds are those of the
+JVM, of the driver's Python process and of Spark's Python workers; they depend less on what else the machine does.
+Memory is the maximum for all of the driver's processes, during the first two and the last two batches: it must not grow
+with the input.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +40,7 @@ from sluice.testing.kafka import EmbeddedKafka
 START_MS = 1_670_000_000_000
 SMALL = 1_000
 """Batches with at most this many records are ignored: the last batch may have only a few."""
+CPU = ("CPU s, JVM", "CPU s, driver", "CPU s, workers")
 
 
 class Click(msgspec.Struct):
@@ -98,19 +102,22 @@ KINDS: dict[str, Callable[[str], Pipeline]] = {"fused": fused, "ordered": ordere
 def main(
     records: Annotated[int, typer.Option(help="Number of records.")] = 1_000_000,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 50_000,
+    kinds: Annotated[
+        list[str] | None, typer.Option("--kind", help=f"One of {', '.join(KINDS)}; can be repeated.")
+    ] = None,
 ) -> None:
     """Run the pipelines one after the other, and print records per second and memory."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder, "kafka"), quick=False) as kafka:
         kafka.create_topics({"clicks": 2, "left": 2, "right": 2})
         produce(kafka.bootstrap, {"clicks": records, "left": records // 2, "right": records // 2}, keys)
-        table = Table("pipeline", "seconds", "records/s, warm", "to fused", "GB, early", "GB, late")
+        table = Table("pipeline", "seconds", "records/s, warm", "to fused", *CPU, "GB, early", "GB, late")
         first = 0.0
-        for kind in KINDS:
-            seconds, speed, early, late = run(kind, kafka.bootstrap, Path(folder, kind))
-            first = first or speed
-            table.add_row(
-                kind, f"{seconds:.1f}", f"{speed:,.0f}", f"{speed / first:.2f}", f"{early:.2f}", f"{late:.2f}"
-            )
+        for kind in kinds or KINDS:
+            result = run(kind, kafka.bootstrap, Path(folder, kind))
+            first = first or result.speed
+            figures = f"{result.seconds:.1f}", f"{result.speed:,.0f}", f"{result.speed / first:.2f}"
+            cpu = (f"{result.cpu_s[name]:.1f}" for name in CPU)
+            table.add_row(kind, *figures, *cpu, f"{result.early_gb:.2f}", f"{result.late_gb:.2f}")
         Console().print(table)
 
 
@@ -133,14 +140,45 @@ def produce(bootstrap: str, counts: dict[str, int], keys: int) -> None:
     producer.flush()
 
 
-def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float, float, float]:
-    """Run a pipeline in a separate process. Returns seconds, records per second, and early and late memory in GB."""
+@dataclass
+class Result:
+    """The figures of one pipeline."""
+
+    seconds: float
+    speed: float
+    """Records per second."""
+    cpu_s: dict[str, float]
+    early_gb: float
+    late_gb: float
+
+
+@dataclass
+class Usage:
+    """The memory and CPU time of a process and its descendants, sampled while they run."""
+
+    memory: list[tuple[datetime, float]] = field(default_factory=list)
+    """Time of the sample and GB."""
+    cpu_s: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Process id → one of `CPU`, and seconds."""
+
+    def sample(self, pid: int) -> None:
+        parent = psutil.Process(pid)
+        processes = [parent, *parent.children(recursive=True)]
+        self.memory.append((datetime.now(UTC), sum(process.memory_info().rss for process in processes) / 1e9))
+        for process in processes:
+            times = process.cpu_times()
+            kind = "driver" if process == parent else "JVM" if "java" in process.name() else "workers"
+            self.cpu_s[process.pid] = f"CPU s, {kind}", times.user + times.system
+
+
+def run(kind: str, bootstrap: str, home: Path) -> Result:
+    """Run a pipeline in a separate process."""
     variables = {"SLUICE_HOME": str(home), "SLUICE_KAFKA": json.dumps({"bootstrap.servers": bootstrap})}
     environment = {**os.environ, **variables, "SLUICE_JARS": str(settings().jars), "PYSPARK_PYTHON": sys.executable}
     begun = time.monotonic()
     child = subprocess.Popen([sys.executable, __file__, kind], env=environment)
-    samples: list[tuple[datetime, float]] = []
-    threading.Thread(target=_watch, args=(child.pid, samples), daemon=True).start()
+    usage = Usage()
+    threading.Thread(target=_watch, args=(child.pid, usage), daemon=True).start()
     if child.wait():
         raise SystemExit(f"{kind} failed with status {child.returncode}")
     seconds = time.monotonic() - begun
@@ -152,19 +190,16 @@ def run(kind: str, bootstrap: str, home: Path) -> tuple[float, float, float, flo
         ]
     warm = (snapshots[-1].published_at - snapshots[0].published_at).total_seconds()
     speed = sum(snapshot.counts["read"] for snapshot in snapshots[1:]) / warm if len(snapshots) > 1 else float("nan")
-    early = max(size for time, size in samples if time <= snapshots[min(1, len(snapshots) - 1)].published_at)
-    late = max(size for time, size in samples if time > snapshots[max(0, len(snapshots) - 3)].published_at)
-    return seconds, speed, early, late
+    early = max(size for time, size in usage.memory if time <= snapshots[min(1, len(snapshots) - 1)].published_at)
+    late = max(size for time, size in usage.memory if time > snapshots[max(0, len(snapshots) - 3)].published_at)
+    cpu_s = {name: sum(seconds for kind, seconds in usage.cpu_s.values() if kind == name) for name in CPU}
+    return Result(seconds, speed, cpu_s, early, late)
 
 
-def _watch(pid: int, samples: list[tuple[datetime, float]]) -> None:
+def _watch(pid: int, usage: Usage) -> None:
     while psutil.pid_exists(pid):
-        try:
-            parent = psutil.Process(pid)
-            total = sum(process.memory_info().rss for process in (parent, *parent.children(recursive=True)))
-            samples.append((datetime.now(UTC), total / 1e9))
-        except psutil.Error:
-            pass
+        with suppress(psutil.Error):
+            usage.sample(pid)
         time.sleep(0.2)
 
 

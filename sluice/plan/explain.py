@@ -18,9 +18,8 @@ def explain(plan: Plan) -> str:
     ]
     lines += [f"  reads   {source.topic} as {source.contract_name}" for source in job.streams]
     lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
-    if isinstance(job, FusedJob):
-        why = why_spark(job)
-        lines.append(f"  steps   {f'by Spark SQL: {why}' if why else 'on Arrow, in the tasks that read'}")
+    why = why_spark(job)
+    lines.append(f"  steps   {f'by Spark SQL: {why}' if why else 'on Arrow, in the tasks that read'}")
     lines += _stores(job) if isinstance(job, FusedJob) else _operators(job)
     lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
     return "\n".join(lines)

@@ -1,9 +1,9 @@
 """Decides whether a job's stateless steps can run on Arrow, in the task that decodes the records, or need Spark SQL.
 
-On Arrow, records stay in one Python task until they are added up; for Spark SQL, they go to the JVM and back. Arrow
-computes expressions that cannot fail and for which its results equal Spark's: columns, literals, comparisons, AND, OR,
-NOT, IN, BETWEEN, IS NULL, LIKE, IF, CASE, COALESCE, concatenation, decimal arithmetic, structs, and their JSON. Spark
-computes all others. `engine.steps.arrow_steps` computes what `kind` accepts.
+On Arrow, records stay in one Python task until they are added up or sent to ordered operators; for Spark SQL, they go
+to the JVM and back. Arrow computes expressions that cannot fail and for which its results equal Spark's: columns,
+literals, comparisons, AND, OR, NOT, IN, BETWEEN, IS NULL, LIKE, IF, CASE, COALESCE, concatenation, decimal arithmetic,
+structs, and their JSON. Spark computes all others. `engine.steps.arrow_steps` computes what `kind` accepts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import reduce
 
 from sqlglot import exp
 
-from sluice.plan.jobs import Attempt, FusedJob, Job, Transformation
+from sluice.plan.jobs import Attempt, Edge, Job, OrderedJob, Transformation
 from sluice.plan.value_types import MOST_DIGITS, decimal_digits, kind_of, precision_and_scale, tree_of
 from sluice.topology.expressions import struct_fields
 from sluice.values.records import METADATA
@@ -37,10 +37,7 @@ class NeedsSparkError(Exception):
 
 def why_spark(job: Job) -> str:
     """Why Spark SQL computes the job's stateless steps; empty if the tasks compute them on Arrow."""
-    if not isinstance(job, FusedJob):
-        return "ordered operators take their records from Spark"
-    types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
-    types |= {field.column: source.types[field.name] for source in job.streams for field in source.fields}
+    types = types_of_records(job)
     for layer in job.layers:
         if isinstance(layer, Transformation):
             return f"{job.pipeline.steps[layer.step]} is a function of a DataFrame"
@@ -54,7 +51,29 @@ def why_spark(job: Job) -> str:
                 types[column.name] = kind(tree_of(column.sql), types)
             except NeedsSparkError as part:
                 return where + _named(str(part), job.field_names)
+    for edge in job.feeds_of(0) if isinstance(job, OrderedJob) else ():
+        try:
+            _require_edge(edge, types)
+        except NeedsSparkError as part:
+            return f"{job.pipeline.steps[edge.target]}: {_named(str(part), job.field_names)}"
     return ""
+
+
+def types_of_records(job: Job) -> dict[str, str]:
+    """The types of the columns that a job's stateless steps read."""
+    types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
+    return types | {field.column: source.types[field.name] for source in job.streams for field in source.fields}
+
+
+def _require_edge(edge: Edge, types: Mapping[str, str]) -> None:
+    """Raise NeedsSparkError if Arrow cannot compute the rows that an ordered operator takes from the steps."""
+    if edge.path_column is not None:
+        raise NeedsSparkError("makes several records of one")
+    _all([tree_of(edge.passed), tree_of(edge.is_null)], "BOOLEAN", types)
+    _all([tree_of(sql) for sql in (edge.key, edge.foreign) if sql is not None], "STRING", types)
+    for tree in map(tree_of, edge.values):
+        if not isinstance(tree, exp.Null):
+            _require_json(kind(tree, types))
 
 
 def _named(text: str, names: Mapping[str, str]) -> str:

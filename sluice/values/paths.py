@@ -59,7 +59,12 @@ def sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
 
 def constant(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
     """The path that all rows of a record share; None if it differs from row to row."""
+    parts = around(elements, rekeyed=rekeyed)
+    return None if parts is None else START.join(parts)
+
+
+def around(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes, bytes] | None:
+    """What precedes and follows the base in a path; None if it differs from row to row."""
     if not all(element.startswith("X'") for element in elements):
         return None
-    way = b"".join(bytes.fromhex(element[2:-1]) for element in elements)
-    return (_REKEYED if rekeyed else b"") + START + way
+    return _REKEYED if rekeyed else b"", b"".join(bytes.fromhex(element[2:-1]) for element in elements)

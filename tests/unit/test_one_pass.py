@@ -68,10 +68,13 @@ def test_the_first_part_that_needs_spark_is_named(step: dict[str, Any], part: st
     assert part.lower() in why(**step).lower()
 
 
-def test_ordered_operators_need_spark() -> None:
+def test_ordered_operators_take_records_from_arrow_unless_a_step_or_their_json_needs_spark() -> None:
     pipeline = Pipeline("p")
-    pipeline.stream("sales", value=Sale).group_by("shop").reduce(lambda a, b: a, store="last")
-    assert why_spark(plan(pipeline).job) == "ordered operators take their records from Spark"
+    sales = pipeline.stream("sales", value=Sale)
+    sales.select("shop", "amount").group_by("shop").reduce(lambda a, b: a, store="last")
+    assert why_spark(plan(pipeline).job) == ""
+    sales.group_by("shop").reduce(lambda a, b: a, store="last_share")
+    assert why_spark(plan(pipeline).job).endswith("the JSON of DOUBLE")
 
 
 def test_explain_says_where_the_steps_run() -> None:

@@ -79,7 +79,7 @@ class Frames:
                 case FusedJob():
                     state_rows = self._fused(self.job, records, reader, source)
                 case OrderedJob():
-                    state_rows = self._ordered(self.job, records)
+                    state_rows = self._ordered(self.job, records, reader, source)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
         return share_out(self.job, state_rows, self._tables())
@@ -133,12 +133,12 @@ class Frames:
             return frame.mapInArrow(Chain((*tasks, self.totals)).__call__, schema)
         return fuse(job, frame.mapInArrow(Chain(tasks).__call__, _windowed_schema(combiner)), combiner)
 
-    def _ordered(self, job: OrderedJob, records: DataFrame) -> DataFrame:
-        """State rows and output rows of the ordered operators."""
+    def _ordered(self, job: OrderedJob, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
+        """State rows and output rows of the ordered operators. Like `_fused`, if the steps can run on Arrow."""
         storage = self.storage
         ingest = Ingest.of(job, storage.side_outputs, storage.batches, self.partitions)
         stages = Stages(job, storage, ingest, self.epoch)
-        records = stages.with_first_edges(records)
+        edges = stages.first_edges(records)
         columns = self._columns()
         for edge in (edge for operator in job.operators for edge in operator.sides):
             columns += [edge.column, edge.key_column, edge.value_column]
@@ -146,8 +146,10 @@ class Frames:
             columns += [edge.path_column] if edge.path_column is not None else []
         if job.operators:
             columns += ["_sequence", "_offset"]
-        records = records.selectExpr(*dict.fromkeys(columns))
-        rows = stages.rows(records.mapInArrow(ingest.__call__, ROW_DDL))
+        records = with_layers(records, edges).selectExpr(*dict.fromkeys(columns))
+        steps = ArrowSteps.of(job, _arrow_schema(reader), to_arrow_schema(records.schema, timezone="UTC"), edges)
+        frame, tasks = (records, (ingest,)) if steps is None else (source, (reader, steps, ingest))
+        rows = stages.rows(frame.mapInArrow(Chain(tasks).__call__, ROW_DDL))
         self.types, self.input_types = stages.store_types(), stages.input_types()
         stores = [operator.number for operator in job.operators if operator.store is not None]
         is_store = f"target IN ({', '.join(map(str, stores))})" if stores else "false"

@@ -9,11 +9,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from sluice.engine.batch.arrow import Chain
 from sluice.engine.batch.rows import OFFSET_BITS, OWNER, REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.storage import Storage
 from sluice.engine.ordered.advances import Gather
 from sluice.engine.ordered.build import result_type, stage_operator
 from sluice.engine.ordered.ingest import Ingest
+from sluice.engine.ordered.routes import Routes
 from sluice.engine.ordered.stage_task import Stage
 from sluice.engine.steps.attempts import rejection, with_attempt
 from sluice.engine.steps.sql_errors import select
@@ -84,18 +86,21 @@ class Stages:
     _values: dict[tuple[int, int], str] = field(default_factory=dict)
     """Target and side of an edge → the type of the edge's values."""
 
-    def with_first_edges(self, records: DataFrame) -> DataFrame:
-        """Add the columns of the edges from the stateless steps."""
+    def first_edges(self, records: DataFrame) -> Layers:
+        """The columns of the edges from the stateless steps."""
         edges = self.job.feeds_of(0)
-        paths = [f"{edge.path_from(START)} AS {edge.path_column}" for edge in edges if edge.path_column is not None]
-        frame = self._with_edges(records, edges)
-        return frame.selectExpr("*", *paths) if paths else frame
+        paths = [
+            Column(edge.path_column, edge.path_from(START), edge.target)
+            for edge in edges
+            if edge.path_column is not None
+        ]
+        return (*self._edges(records, edges), *([tuple(paths)] if paths else []))
 
     def rows(self, ingested: DataFrame) -> DataFrame:
         """The rows for stores and sinks, computed from the ingested rows by all stages."""
         rows = ingested
         for number in range(1, self.job.stages + 1):
-            rows = self._after(number, self._through(number, rows))
+            rows = self._through(number, rows)
         return rows
 
     def store_types(self) -> dict[str, str]:
@@ -118,7 +123,8 @@ class Stages:
             for operator in self.job.operators
         }
 
-    def _with_edges(self, frame: DataFrame, edges: list[Edge]) -> DataFrame:
+    def _edges(self, frame: DataFrame, edges: list[Edge]) -> Layers:
+        """The columns of edges; also notes the types of their values."""
         values = [
             Column(f"{edge.column}_{i}", sql, edge.target)
             for edge in edges
@@ -127,8 +133,7 @@ class Stages:
         ]
         schema = select(frame, values).schema if values else None
         kinds = {} if schema is None else {column.name: schema[column.name].dataType for column in values}
-        frame = frame.selectExpr("*", *(f"({edge.passed}) AS {edge.column}" for edge in edges))
-        columns = []
+        columns: list[Column] = []
         for edge in edges:
             own = [] if edge.raw is not None else [kinds[f"{edge.column}_{i}"] for i in range(len(edge.values))]
             if edge.arguments:
@@ -140,7 +145,7 @@ class Stages:
             columns.append(Column(edge.value_column, value, edge.target))
             if edge.foreign is not None:
                 columns.append(Column(edge.foreign_column, f"IF({edge.column}, {edge.foreign}, NULL)", edge.target))
-        return select(frame, columns, "*")
+        return tuple(Column(edge.column, f"({edge.passed})", edge.target) for edge in edges), tuple(columns)
 
     def _through(self, number: int, rows: DataFrame) -> DataFrame:
         job = self.job
@@ -159,7 +164,15 @@ class Stages:
         owner = OWNER.format(workers=job.pipeline.workers)
         columns = [name for name in ROW if name != "worker"]
         routed = rows.selectExpr(*columns, f"coalesce(worker, CAST({owner} AS INT)) AS worker")
-        return routed.repartitionById(job.pipeline.workers, "worker").mapInArrow(stage.__call__, ROW_DDL)
+        routed = routed.repartitionById(job.pipeline.workers, "worker")
+        frame, edges = self._with_results(number, routed.mapInArrow(stage.__call__, ROW_DDL))
+        gather = Gather.of(job, number)
+        gathers = (gather,) if gather.operators else ()
+        routes = Routes.of(job, number)
+        if routes is not None:
+            return routed.mapInArrow(Chain((stage, routes, *gathers)).__call__, ROW_DDL)
+        rows = self._routed(number, with_layers(frame, edges))
+        return rows.mapInArrow(gather.__call__, ROW_DDL) if gathers else rows
 
     def _result_types(self, operator: OrderedOperator) -> Iterable[tuple[str, str]]:
         """The columns of an operator's results, with their types."""
@@ -190,8 +203,8 @@ class Stages:
         names = action.columns if action.plain else [f"a{i}" for i in range(len(results))]
         return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in zip(names, results, strict=True))}>"
 
-    def _after(self, number: int, rows: DataFrame) -> DataFrame:
-        """Convert a stage's results to columns, apply the steps after it, and create rows for the next targets."""
+    def _with_results(self, number: int, rows: DataFrame) -> tuple[DataFrame, Layers]:
+        """A stage's results as columns, with the steps after it, and the columns of the edges to the next targets."""
         edges = self.job.feeds_of(number)
         typed = [
             f"{_typed(operator, self.types[column])} AS {column}"
@@ -200,13 +213,16 @@ class Stages:
             for column in sorted(operator.read)
         ]
         frame = rows.selectExpr("*", *typed) if typed else rows
+        frame = with_layers(frame, self.job.later_layers.get(number, ()))
+        return frame, self._edges(frame, edges)
+
+    def _routed(self, number: int, frame: DataFrame) -> DataFrame:
+        """A row for each target of a stage's results."""
         failures = [failure for failure in self.job.failures if failure.stage == number]
-        frame = self._with_edges(with_layers(frame, self.job.later_layers.get(number, ())), edges)
+        edges = self.job.feeds_of(number)
         routes = [f"IF(emitted, NULL, {_struct({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
         routes += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
-        rows = frame.selectExpr(f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
-        gather = Gather.of(self.job, number)
-        return rows.mapInArrow(gather.__call__, ROW_DDL) if gather.operators else rows
+        return frame.selectExpr(f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
 
 
 def _typed(operator: OrderedOperator, kind: str) -> str:
@@ -249,18 +265,24 @@ def _declared(fields: Mapping[str, str]) -> str:
     return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in fields.items())}>"
 
 
+JOINED = ", ',', "
+"""SQL between the parts of a list."""
+
+
 def _json(edge: Edge, kinds: list[spark.DataType]) -> str:
     """SQL for an edge's value as JSON text."""
     if edge.raw is not None:
         return "value"
     if edge.arguments:
         parts = [_argument(sql, kind) for sql, kind in zip(edge.values, kinds, strict=True)]
-        return f"concat('[', concat_ws(',', {', '.join(parts)}), ']')"
+        return f"concat('[', {JOINED.join(parts)}, ']')"
     return (VALUE_JSON if edge.scalar else TO_JSON).format(edge.values[0])
 
 
 def _argument(sql: str, kind: spark.DataType) -> str:
-    if isinstance(kind, spark.IntegralType | spark.DecimalType | spark.BooleanType | spark.NullType):
+    if isinstance(kind, spark.NullType):
+        return "'null'"
+    if isinstance(kind, spark.IntegralType | spark.DecimalType | spark.BooleanType):
         return f"coalesce(CAST({sql} AS STRING), 'null')"
     return VALUE_JSON.format(sql)
 

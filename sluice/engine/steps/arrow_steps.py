@@ -18,7 +18,7 @@ import structlog
 from sqlglot import exp
 
 from sluice.engine.batch.arrow_json import json_object, json_values
-from sluice.plan import Column, Job
+from sluice.plan import Column, Job, Layers
 from sluice.plan.jobs import columns_of
 from sluice.plan.one_pass import common_decimal, json_of, why_spark
 from sluice.plan.value_types import kind_of, precision_and_scale, tree_of
@@ -48,13 +48,16 @@ class ArrowSteps:
     schema: pa.Schema
 
     @classmethod
-    def of(cls, job: Job, read: pa.Schema, wanted: pa.Schema) -> Self | None:
-        """The steps of a job; None if Spark must compute them. Schemas: of decoded records, and of the result."""
+    def of(cls, job: Job, read: pa.Schema, wanted: pa.Schema, more: Layers = ()) -> Self | None:
+        """The steps of a job and the layers after them; None if Spark must compute them.
+
+        Schemas: of decoded records, and of the result.
+        """
         if why_spark(job):
             return None
         layers = (
             tuple((column.name, column.sql) for column in columns_of((layer,)) if isinstance(column, Column))
-            for layer in job.layers
+            for layer in (*job.layers, *more)
         )
         steps = cls(tuple(layers), wanted)
         made = steps.columns(pa.RecordBatch.from_pylist([], read))
