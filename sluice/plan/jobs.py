@@ -530,6 +530,21 @@ class OrderedJob(BaseJob):
         edges = (edge for operator in self.operators for edge in operator.edges)
         return [edge for edge in (*edges, *self.edges) if edge.stage == stage]
 
+    @property
+    def only_stored(self) -> frozenset[int]:
+        """The operators whose results go to their store and nowhere else, so that a key's last one is enough."""
+        edges = (edge for stage in range(1, self.stages + 1) for edge in self.feeds_of(stage))
+        passed_on = {edge.raw for edge in edges if edge.side != STORE}
+        inline = {operator.inline for operator in self.operators}
+        return frozenset(
+            operator.number
+            for operator in self.operators
+            if operator.store is not None
+            and not operator.read
+            and operator.result not in passed_on
+            and operator.number not in inline
+        )
+
 
 Job: TypeAlias = FusedJob | OrderedJob
 

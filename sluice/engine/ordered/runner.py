@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.rejected import Rejected, describe, step_failed
-from sluice.engine.batch.rows import BEGIN, END, LAST, REJECTED, SCHEMA, Position, has_origin, partition_of
+from sluice.engine.batch.rows import BEGIN, END, LAST, REJECTED, SCHEMA, SORT_KEY, Position, has_origin, partition_of
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
 from sluice.engine.ordered.advances import Timeline
 from sluice.operators.aggregation.aggregate import TableAggregate
@@ -37,8 +38,10 @@ class StageOperator:
 
     plan: OrderedOperator
     make: Callable[[], Operator[Any]]
+    only_stored: bool = False
+    """Whether the results go to the operator's store and nowhere else, so that a key's last one is enough."""
 
-    @property
+    @cached_property
     def number(self) -> int:
         return self.plan.number
 
@@ -52,7 +55,7 @@ class StageOperator:
         """The operator of the same stage that passes its results directly to this operator, if any."""
         return self.plan.inline
 
-    @property
+    @cached_property
     def answers(self) -> bool:
         """Whether results have another key than their row, as in a foreign-key join."""
         action = self.plan.action
@@ -87,6 +90,8 @@ class StageOutput:
     """Stream time after the current row."""
     listeners: dict[int, list[OperatorRun]] = field(default_factory=dict)
     """Operator → the operators that get its results directly."""
+    only_stored: frozenset[int] = frozenset()
+    """The operators of which a key's last result is enough."""
     row: Row | None = None
     """The current row."""
     released: Released | None = None
@@ -202,9 +207,26 @@ class StageOutput:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         if self._rows:
-            columns = zip(*self._rows, strict=True)
+            columns = zip(*(self._last_results() if self.only_stored else self._rows), strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+    def _last_results(self) -> list[tuple[Any, ...]]:
+        """The rows without results that a later one replaces in the store."""
+        rows: list[tuple[Any, ...]] = []
+        last: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        for row in self._rows:
+            if not row[_EMITTED] or row[_TARGET] not in self.only_stored:
+                rows.append(row)
+                continue
+            name = row[_TARGET], row[_KEY], row[_WINDOW_START]
+            if name not in last or last[name][_POSITION] <= row[_POSITION]:
+                last[name] = row
+        return [*rows, *last.values()]
+
+
+_TARGET, _EMITTED, _KEY, _WINDOW_START = map(SCHEMA.get_field_index, ("target", "emitted", "key", "window_start"))
+_POSITION = slice(SCHEMA.get_field_index(SORT_KEY[0]), SCHEMA.get_field_index(SORT_KEY[-1]) + 1)
 
 
 @dataclass(frozen=True)
@@ -325,6 +347,7 @@ class OperatorRun:
     def __init__(self, spec: StageOperator, states: BatchStates, timeline: Timeline | None) -> None:
         self.spec = spec
         self.operator = spec.make()
+        self._suppresses = isinstance(self.operator, Suppress)
         self.timeline = timeline
         self.closed = BEFORE_ALL if timeline is None else timeline.closed_after
         self._states = states
@@ -411,7 +434,7 @@ class OperatorRun:
         output.operator, output.row = self.spec, row
         if self.releases is not None and row.key is not None:
             self._touched[row.key] = None
-        if isinstance(self.operator, Suppress):
+        if self._suppresses:
             row.before = row.after = BEFORE_ALL  # due results, of any key, are released after the row
         self.operator.process(self._state(row.key), row, output)
 

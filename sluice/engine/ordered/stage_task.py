@@ -97,7 +97,8 @@ class StageRun:
 
     def __init__(self, operators: dict[int, OperatorRun]) -> None:
         self.operators = operators
-        self.output = StageOutput()
+        only_stored = frozenset(number for number, operator in operators.items() if operator.spec.only_stored)
+        self.output = StageOutput(only_stored=only_stored)
         for operator in operators.values():
             if operator.spec.inline is not None:
                 self.output.listeners.setdefault(operator.spec.inline, []).append(operator)

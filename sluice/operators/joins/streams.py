@@ -125,9 +125,10 @@ class StreamJoin:
             else:
                 out.count("null_key")
             return
-        self._send_unmatched(state, row.key, row.before, out)
-        if row.time == row.after:
-            self._send_unmatched(state, row.key, row.after, out)
+        if any(self.outer):
+            self._send_unmatched(state, row.key, row.before, out)
+            if row.time == row.after:
+                self._send_unmatched(state, row.key, row.after, out)
         waits = False
         if not self._match(state, row.key, row, out) and self.outer[row.side]:
             waits = row.time + self.ahead[row.side] >= row.after
@@ -212,8 +213,8 @@ class StreamJoin:
 
     def _forget(self, state: Sides, reached: tuple[int, int]) -> None:
         for side, latest in zip((state.left, state.right), reached, strict=True):
-            count = bisect_right(side.records, latest - self.reach, key=_TIME)
-            if count:
+            if side.records and side.records[0].time <= latest - self.reach:
+                count = bisect_right(side.records, latest - self.reach, key=_TIME)
                 side.records[:count] = [record for record in side.records[:count] if record.waits]
 
     def is_empty(self, state: Sides) -> bool:
