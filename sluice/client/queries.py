@@ -257,4 +257,8 @@ def error_of(response: httpx.Response) -> SluiceError:
 
 def unreachable(error: httpx.TransportError) -> StateError:
     """The error for a server that does not answer."""
-    return StateError(f"The REST view cannot be reached ({type(error).__name__}).", next_step="Check that it runs.")
+    url = error.request.url
+    return StateError(
+        f"The REST API at {url.scheme}://{url.netloc.decode()} cannot be reached ({type(error).__name__}).",
+        next_step="Start Airflow or `sluice serve --rest`, or correct the address.",
+    )

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from sluice.commands.console import Form, FormOption, err, errors_as_messages, print_json, print_rows, printable
+from sluice.errors import NotFound
 from sluice.settings import settings
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ Last = Annotated[str | None, typer.Option(help="Only this key and smaller ones."
 From = Annotated[str | None, typer.Option("--from", help="Only windows that start at this time or later.")]
 To = Annotated[str | None, typer.Option("--to", help="Only windows that start at this time or earlier.")]
 Limit = Annotated[int, typer.Option(min=1, help="Maximum number of entries.")]
+
+Local = Annotated[bool, typer.Option("--local", help="Read the ledger and shards directly, without a server.")]
 
 
 @app.command("stores")
@@ -62,10 +65,21 @@ def get(
     pipeline: Pipeline = None,
     as_of: AsOf = None,
     complete: Complete = False,
+    local: Local = False,
     form: FormOption = Form.TABLE,
 ) -> None:
     """Look up keys; in a windowed store, the windows of one key."""
     read_point: Any = _part(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
+    if local:
+        from sluice.query.local import read_store
+
+        part = _part(pipeline=pipeline, as_of=as_of)
+        with errors_as_messages():
+            found = [entry for key in keys for entry in read_store(store, first=key, last=key, **part)]
+            if not found:
+                raise NotFound(f"Store {store!r} has none of these keys.")
+            _print_entries(found, form)
+        return
     with errors_as_messages(), _client() as client:
         answer = (
             client.get(store, keys[0], **read_point) if len(keys) == 1 else client.multi_get(store, keys, **read_point)
@@ -86,9 +100,7 @@ def scan(
     pipeline: Pipeline = None,
     as_of: AsOf = None,
     complete: Complete = False,
-    local: Annotated[
-        bool, typer.Option("--local", help="Read the ledger and shards directly, without a server.")
-    ] = False,
+    local: Local = False,
     form: FormOption = Form.TABLE,
 ) -> None:
     """Print entries in order, all from one snapshot."""

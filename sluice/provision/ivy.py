@@ -88,7 +88,9 @@ def _ivy_jar() -> Path:
     pyspark = importlib.util.find_spec("pyspark")
     folder = Path(pyspark.origin).parent / "jars" if pyspark and pyspark.origin else None
     if folder is None or not (versions := sorted(folder.glob("ivy-*.jar"))):
-        raise PreflightError("PySpark, which contains Ivy, is not installed.", next_step="Run make setup.")
+        raise PreflightError(
+            "PySpark, which contains Ivy, is not installed.", next_step="Run pip install 'sluice-streams[spark]'."
+        )
     return versions[-1]
 
 

@@ -75,7 +75,9 @@ def folder(bundle: Bundle, root: Path) -> Path:
     """The folder of `bundle` below `root`. Raises PreflightError if the folder is missing or incomplete."""
     path = root / bundle
     if not is_ready(path, _jars_of(bundle, read_lock())):
-        raise PreflightError(f"{path} does not contain the {bundle} jars.", next_step="Run make setup.")
+        raise PreflightError(
+            f"{path} does not contain the {bundle} jars.", next_step="Run python -m sluice.provision jars."
+        )
     return path
 
 

@@ -15,7 +15,8 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,10 @@ from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
 from sluice.testing.piped_run import PipedRun
+from sluice.topology.dsl import encode_text
 from sluice.topology.pipeline import Pipeline
+
+log = structlog.get_logger(__name__)
 
 Headers = Mapping[str, str | bytes | None]
 
@@ -44,7 +48,7 @@ class Output:
     key: Any
     """The key as text, or as bytes if it is not UTF-8. None for a record without a key."""
     value: Any
-    """The decoded JSON, or bytes if the value is not JSON. None is a tombstone."""
+    """Text if the sink writes text (`value=str`), else decoded JSON, or bytes if that fails. None is a tombstone."""
     timestamp: int | None
     headers: dict[str, Any] = field(default_factory=dict)
     """Name → value as text, or as bytes if it is not UTF-8."""
@@ -76,6 +80,7 @@ class TopologyTestDriver:
         self._settings = Settings.read({"SLUICE_HOME": str(self._home), **where})
         job = plan(pipeline).job
         self._topics = {*job.topics}
+        self._texts = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text}
         self._offsets: dict[tuple[str, int], int] = {}
         self._waiting: list[str] = []
         self._piped = 0
@@ -124,7 +129,9 @@ class TopologyTestDriver:
         """Process the records that were piped since the last batch as one batch."""
         waiting, self._waiting = self._waiting, []
         if waiting:
+            before = len(self._dead_letters())
             self._run.take(waiting)
+            _log_errors(self._dead_letters()[before:])
 
     def advance(self, milliseconds: int) -> None:
         """Advance the wall clock, for timers and idle partitions. The next batch uses the new time."""
@@ -141,11 +148,15 @@ class TopologyTestDriver:
     def output(self, topic: str) -> list[Output]:
         """All records written to a topic, in order."""
         self.commit()
-        return [_output(record) for record in self._run.output.records.get(topic, ())]
+        decode = _text if topic in self._texts else _value
+        return [_output(record, decode) for record in self._run.output.records.get(topic, ())]
 
     def dead_letters(self) -> list[Output]:
         """The dead letters, whose headers contain the reasons."""
         return self.output(self.pipeline.dead_letters)
+
+    def _dead_letters(self) -> list[dict[str, Any]]:
+        return self._run.output.records.get(self.pipeline.dead_letters, [])
 
     def store(self, name: str) -> dict[Any, Any]:
         """A store's values by key; for a windowed store, by key and the window's start and end in ms."""
@@ -162,6 +173,17 @@ class TopologyTestDriver:
         return dict(self._run.counts)
 
 
+def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
+    """Log each different error of a batch once. pytest shows the log of a test that fails."""
+    errors = Counter(
+        tuple(headers.get(f"sluice.{name}", "") for name in ("reason", "step", "at", "detail"))
+        for headers in (_headers(letter) for letter in dead_letters)
+    )
+    for (reason, step, at, detail), count in errors.items():
+        where = {"step": step, "at": at} if step else {}
+        log.warning("dead letters", count=count, reason=reason, **where, error=detail)
+
+
 def _bytes(value: Any) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
@@ -172,10 +194,12 @@ def _base64(value: bytes | None) -> str | None:
     return None if value is None else base64.b64encode(value).decode()
 
 
-def _output(record: dict[str, Any]) -> Output:
-    key, value = record["key"], record["value"]
-    headers = {header["key"]: _text(header["value"]) for header in record.get("headers") or ()}
-    return Output(_text(key), _value(value), record.get("timestamp"), headers)
+def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any]) -> Output:
+    return Output(_text(record["key"]), decode(record["value"]), record.get("timestamp"), _headers(record))
+
+
+def _headers(record: dict[str, Any]) -> dict[str, Any]:
+    return {header["key"]: _text(header["value"]) for header in record.get("headers") or ()}
 
 
 def _value(value: str | bytes | None) -> Any:

@@ -164,10 +164,11 @@ class Handle(Generic[V]):
                 f"{where}: the serde of {serde.name} has no encode function.",
                 next_step="Give a Serde with encode=, or leave value= out to write JSON.",
             )
-        return serde.encode or _encode_text
+        return serde.encode or encode_text
 
 
-def _encode_text(value: Any) -> bytes:
+def encode_text(value: Any) -> bytes:
+    """Write a value as plain text: the encoder of `to(topic, value=str)`."""
     return str(value).encode()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias, get_args, get_type_hints
+from types import UnionType
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from sluice.errors import TopologyError
+from sluice.operators.processor import Record
 from sluice.values.wrappers import WithoutKey
 
 Function: TypeAlias = Callable[..., Any]
@@ -50,10 +52,9 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
         declared = get_type_hints(function).get(name)
     except (TypeError, ValueError, NameError, IndexError):
         return
-    kinds = [kind for kind in get_args(declared) if kind is not type(None)] or [declared]
-    if value_type is Any or len(kinds) != 1 or not _is_struct(kinds[0]):
+    struct = _value_in(declared)
+    if value_type is Any or struct is Record or not (isinstance(struct, type) and issubclass(struct, msgspec.Struct)):
         return
-    (struct,) = kinds
     if value_type is None or not (isinstance(value_type, type) and issubclass(value_type, struct)):
         values = "plain JSON data" if value_type is None else getattr(value_type, "__name__", str(value_type))
         raise TopologyError(
@@ -67,8 +68,12 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
         )
 
 
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+def _value_in(declared: Any) -> Any:
+    """The type of the value in `Record[V]` and in `V | None`; any other type as it is."""
+    if get_origin(declared) is Record:
+        (declared,) = get_args(declared)
+    present = [kind for kind in get_args(declared) if kind is not type(None)]
+    return present[0] if get_origin(declared) in (Union, UnionType) and len(present) == 1 else declared
 
 
 def _accepts(where: str, function: Any, arguments: tuple[str, ...]) -> bool:

@@ -85,7 +85,10 @@ def test_the_client_raises_the_servers_errors(client: Client, states: States, ho
 
 
 def test_an_unreachable_server() -> None:
-    with Client("http://127.0.0.1:9", token="x") as client, pytest.raises(StateError, match="cannot be reached"):
+    with (
+        Client("http://127.0.0.1:9", token="x") as client,
+        pytest.raises(StateError, match=r"at http://127\.0\.0\.1:9 cannot be reached"),
+    ):
         client.stores()
 
 

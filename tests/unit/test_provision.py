@@ -141,7 +141,9 @@ def test_an_invalid_line_of_the_lock_is_quoted(tmp_path: Path, line: str) -> Non
 
 
 def test_an_incomplete_folder_suggests_make_setup(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match=r"does not contain the broker jars\. Run make setup\."):
+    with pytest.raises(
+        PreflightError, match=r"does not contain the broker jars\. Run python -m sluice\.provision jars\."
+    ):
         jars.folder(Bundle.BROKER, tmp_path)
 
 

@@ -65,3 +65,10 @@ def test_the_command_reads_without_a_server(states: States) -> None:
     result = CliRunner().invoke(app, ["query", "range", "revenue", "--local", "--format", "json", "--limit", "1"])
     assert (result.exit_code, json.loads(result.stdout)) == (0, [{"key": "a", "value": 2.5}])
     assert "There are more than 1 entries" in result.stderr
+
+
+def test_the_command_looks_keys_up_without_a_server(states: States) -> None:
+    result = CliRunner().invoke(app, ["query", "get", "revenue", "b", "a", "z", "--local", "--format", "json"])
+    assert (result.exit_code, [entry["key"] for entry in json.loads(result.stdout)]) == (0, ["b", "a"])
+    result = CliRunner().invoke(app, ["query", "get", "revenue", "z", "--local"])
+    assert (result.exit_code, result.stderr.strip()) == (1, "Not found: Store 'revenue' has none of these keys.")

@@ -134,6 +134,8 @@ def test_aggregates_by_window(states: States) -> None:
 def test_aggregated_values_must_be_numbers(states: States) -> None:
     with pytest.raises(QueryError, match=r"'at\.city' of key .* is not a number"):
         ask(states, lambda reader, pin: reader.combine(pin, "at.city"))
+    with pytest.raises(QueryError, match=r"The value of key .* is not a number\. Choose a field: "):
+        ask(states, lambda reader, pin: reader.top(pin, "", 2))
 
 
 def test_the_largest_and_smallest_entries(states: States) -> None:

@@ -542,3 +542,25 @@ def test_a_minimum_interval_is_for_new_records_only() -> None:
     assert Pipeline("p", min_interval="5 minutes").min_interval_ms == 300_000
     with pytest.raises(TopologyError, match='min_interval= needs schedule="on_records"'):
         Pipeline("p", schedule="@hourly", min_interval="5 minutes")
+
+
+class OfAnything(OfSales):
+    def process(self, record: Record) -> None:
+        """Does nothing."""
+
+
+def cities(shops: list[Shop]) -> list[str]:
+    return [shop.city for shop in shops]
+
+
+def is_anywhere(shop: Shop | None) -> bool:
+    return shop is not None
+
+
+def test_functions_may_be_declared_for_the_streams_values() -> None:
+    sales().process(OfSales)
+    sales().process(OfAnything)
+    pipeline = Pipeline("p")
+    pipeline.stream("shops", value=Shop).filter(is_in_oslo).filter_not(is_anywhere)
+    pipeline.stream("lists", value=list[Shop]).flat_map_values(cities, returns=str)
+    pipeline.stream("sales", value=Sale).map_values(lambda sale: Shop(sale.shop, ""), returns=Shop).filter(is_in_oslo)

@@ -131,7 +131,11 @@ def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise QueryError(f"{'.'.join(names) or 'The value'!r} of key {entry.key[:100]!r} is not a number.")
+        field = repr(".".join(names)) if names else "The value"
+        raise QueryError(
+            f"{field} of key {entry.key[:100]!r} is not a number.",
+            next_step=f"Choose a field: {', '.join(map(str, value))}." if isinstance(value, dict) else "",
+        )
     return Decimal(value)
 
 
