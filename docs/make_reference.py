@@ -140,7 +140,7 @@ def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _parameter(parameter: Any) -> str:
-    shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+    shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name.upper()
     default = "" if parameter.default in (None, False, "") or parameter.required else f" Default: {parameter.default}."
     return f"- `{shown}`: {parameter.help or ''}{default}"
 
