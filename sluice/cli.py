@@ -200,7 +200,7 @@ def replay(
 ) -> None:
     """Build the state again from the topics in a new generation, without replacing the current one.
 
-    To compare a store in both generations: sluice query diff STORE --before 1.42 --after 2.42.
+    To compare a store in both generations: sluice query diff STORE --before 1.newest --after 2.newest.
     """
     _submit(pipeline, master, "--replay", *(["--from-topics"] if from_topics else []))
 

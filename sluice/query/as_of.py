@@ -11,7 +11,7 @@ from sluice.query.times import parse_time
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
 
-_RUN = "run:"
+_RUN, _NEWEST = "run:", ".newest"
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
 """The largest numbers that the ledger's columns hold, which are Kafka's too."""
 _LONGEST = 30
@@ -19,7 +19,7 @@ _LONGEST = 30
 
 @dataclass(frozen=True)
 class AsOf:
-    """`as_of` is a snapshot ("1.42"), a run ("run:NAME") or a time; None is the newest snapshot.
+    """`as_of` is a snapshot ("1.42" or "1.newest"), a run ("run:NAME") or a time; None is the newest snapshot.
 
     The snapshot must have reached `min_snapshot` and `min_positions` (topic → partition → next offset).
     """
@@ -67,6 +67,9 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
                 next_step="The run found no records to read, or its snapshots are no longer kept.",
             )
         return snapshot
+    if (number := _number(as_of.removesuffix(_NEWEST), _INTEGER)) is not None and as_of.endswith(_NEWEST):
+        last = ledger.snapshots.last_batch(JobRef(pipeline, job, number))
+        as_of = f"{number}.{last or 0}"
     if "." in as_of and not _is_time(as_of):
         generation, batch = parse_snapshot(as_of)
         snapshot = ledger.snapshots.get(JobRef(pipeline, job, generation), batch)
@@ -129,5 +132,5 @@ def _time(text: str) -> int | None:
 def _no_snapshot(text: str) -> QueryError:
     return QueryError(
         f"{text[:40]!r} is not a snapshot, run or time.",
-        next_step="Write generation.batch, for example 1.42, or run:NAME, or a time.",
+        next_step="Write generation.batch, for example 1.42 or 1.newest, or run:NAME, or a time.",
     )

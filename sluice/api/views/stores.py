@@ -125,7 +125,9 @@ class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Two snapshots of a store, of one generation or of two."""
 
     store: Store
-    before: Annotated[str, Meta(description="A snapshot (1.40), a run (run:NAME), or a time.", max_length=300)]
+    before: Annotated[
+        str, Meta(description="A snapshot (1.40, 1.newest), a run (run:NAME), or a time.", max_length=300)
+    ]
     after: Annotated[str, Meta(description="The second snapshot; default: the newest.", max_length=300)] | None = None
     pipeline: Annotated[str, Meta(description="The pipeline, if several have the store.", max_length=200)] | None = None
 
