@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import io
+import logging
+from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from pyspark.sql import SparkSession
 
-from sluice.testing import TopologyTestDriver
+from sluice.testing import TopologyTestDriver, driver
 from tests.docs.pages import read, steps, write_files
+
+
+@pytest.fixture(autouse=True)
+def logged_as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Other tests may have configured structlog, as Airflow does."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    monkeypatch.setattr(driver, "log", structlog.get_logger())
+    yield
+    structlog.configure(**before)
 
 
 @pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/how-to/processors.md", "docs/how-to/serdes.md"])
