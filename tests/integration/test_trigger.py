@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,8 @@ from sluice.topics import produce
 from tests.ports import free_port
 
 Events = list[dict[str, Any]]
+Looks = Callable[..., Awaitable[None]]
+SETTLE_S = 0.3
 
 
 @pytest.fixture
@@ -67,7 +69,30 @@ def publish(ledger: Ledger, topic: str, batch: int, positions: dict[str, int]) -
 
 
 def trigger(topic: str, max_wait_seconds: float = 15.0) -> KafkaEndOffsetTrigger:
-    return KafkaEndOffsetTrigger("p", [topic], poll_seconds=0.1, settle_seconds=0.5, max_wait_seconds=max_wait_seconds)
+    """A trigger that fires for records which are at least `SETTLE_S` old, or which keep arriving."""
+    return KafkaEndOffsetTrigger(
+        "p", [topic], poll_seconds=0.05, settle_seconds=SETTLE_S, max_wait_seconds=max_wait_seconds
+    )
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """`await looks()` returns when a trigger has looked long and often enough to fire for all records."""
+    count, look = 0, KafkaEndOffsetTrigger._look
+
+    async def counted(self: KafkaEndOffsetTrigger) -> Any:
+        nonlocal count
+        seen = await look(self)
+        count += 1
+        return seen
+
+    async def enough(times: int = 4) -> None:
+        first, began = count, time.monotonic()
+        while count < first + times or time.monotonic() < began + 2 * SETTLE_S:
+            await asyncio.sleep(0.02)
+
+    monkeypatch.setattr(KafkaEndOffsetTrigger, "_look", counted)
+    return enough
 
 
 async def watch(watched: KafkaEndOffsetTrigger, events: Events) -> None:
@@ -95,11 +120,11 @@ async def until(events: Events, count: int, seconds: float = 15.0) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_200_records_make_one_event(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+def test_200_records_make_one_event(broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks) -> None:
     async def story(events: Events) -> None:
         await asyncio.to_thread(send, broker, topic, 200)
         await until(events, 1)
-        await asyncio.sleep(2)
+        await looks()
 
     (event,) = asyncio.run(run(trigger(topic), story))
     assert event["records"] == 200
@@ -115,10 +140,12 @@ def test_a_stream_without_pauses_makes_an_event_after_a_while(
             await asyncio.to_thread(send, broker, topic, 1)
             await asyncio.sleep(0.1)
 
-    assert len(asyncio.run(run(trigger(topic, max_wait_seconds=1.5), story))) == 1
+    assert len(asyncio.run(run(trigger(topic, max_wait_seconds=1.0), story))) == 1
 
 
-def test_read_records_make_no_event_even_after_a_restart(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+def test_read_records_make_no_event_even_after_a_restart(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks
+) -> None:
     events: Events = []
 
     async def first(events: Events) -> None:
@@ -126,43 +153,47 @@ def test_read_records_make_no_event_even_after_a_restart(broker: EmbeddedKafka, 
         await until(events, 1)
         ends = {str(partition): end for partition, end in events[0]["ends"][topic].items()}
         publish(ledger, topic, 0, ends)
-        await asyncio.sleep(1.5)
+        await looks()
 
     async def idle(_: Events) -> None:
-        await asyncio.sleep(2)
+        await looks()
 
     events = asyncio.run(run(trigger(topic), first))
     assert len(events) == 1
     assert asyncio.run(run(trigger(topic), idle)) == []
 
 
-def test_a_restart_before_the_run_makes_the_event_again(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+def test_a_restart_before_the_run_makes_the_event_again(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks
+) -> None:
     async def story(events: Events) -> None:
         await until(events, 1)
-        await asyncio.sleep(1)
+        await looks()
 
     send(broker, topic, 10)
     assert len(asyncio.run(run(trigger(topic), story))) == 1
     assert len(asyncio.run(run(trigger(topic), story))) == 1
 
 
-def test_records_during_a_run_make_one_event_after_it(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+def test_records_during_a_run_make_one_event_after_it(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks
+) -> None:
     async def story(events: Events) -> None:
         await asyncio.to_thread(send, broker, topic, 10)
         await until(events, 1)
         await asyncio.to_thread(send, broker, topic, 5)
-        await asyncio.sleep(1.5)
+        await looks()
         assert len(events) == 1, "the started run has not ended yet"
         publish(ledger, topic, 0, {str(partition): end for partition, end in events[0]["ends"][topic].items()})
         await until(events, 2)
-        await asyncio.sleep(1)
+        await looks()
 
     events = asyncio.run(run(trigger(topic), story))
     assert [event["records"] for event in events] == [10, 5]
 
 
 def test_an_open_transaction_makes_no_event_before_its_commit(
-    broker: EmbeddedKafka, ledger: Ledger, topic: str
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks
 ) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"})
     producer.init_transactions(20)
@@ -171,7 +202,7 @@ def test_an_open_transaction_makes_no_event_before_its_commit(
         producer.begin_transaction()
         producer.produce(topic, b"{}")
         producer.flush()
-        await asyncio.sleep(2)
+        await looks()
         assert events == []
         await asyncio.to_thread(producer.commit_transaction)
         await until(events, 1)
@@ -179,11 +210,11 @@ def test_an_open_transaction_makes_no_event_before_its_commit(
     assert len(asyncio.run(run(trigger(topic), story))) == 1
 
 
-def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Ledger, topic: str) -> None:
+def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks) -> None:
     later = f"{topic}_later"
 
     async def story(events: Events) -> None:
-        await asyncio.sleep(1)
+        await looks(2)
         assert events == []
         broker.create_topics({later: 1})
         await asyncio.to_thread(send, broker, later, 3)
@@ -193,7 +224,7 @@ def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Le
 
 
 def test_the_trigger_waits_for_the_broker_and_logs_it_once(
-    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], looks: Looks
 ) -> None:
     kafka = EmbeddedKafka(tmp_path / "kafka", free_port())
     connect(monkeypatch, kafka.bootstrap)
@@ -202,7 +233,7 @@ def test_the_trigger_waits_for_the_broker_and_logs_it_once(
     async def story(events: Events) -> None:
         while not watched.trouble:
             await asyncio.sleep(0.1)
-        await asyncio.sleep(3)
+        await looks(2)
         await asyncio.to_thread(kafka.start)
         kafka.create_topics({"wanted": 1})
         await asyncio.to_thread(send, kafka, "wanted", 3)
