@@ -29,8 +29,10 @@ AIMS = ("start", "any", "begun", "shard", "after a shard", "published", "after p
 class Kills:
     """Kills drivers a given number of times, and counts the phase in which each one died."""
 
-    def __init__(self, world: World, seed: int = 7) -> None:
+    def __init__(self, world: World, seed: int = 7, poll_s: float = 0.004) -> None:
+        """`poll_s`: how often to look for the moment to kill; to look often takes CPU time from the driver."""
         self.world = world
+        self.poll_s = poll_s
         self.rng = random.Random(seed)
         self.phases: Counter[str] = Counter()
         self.watcher = Watcher(world)
@@ -103,11 +105,10 @@ class Kills:
 
         return has_changed
 
-    @staticmethod
-    def until(driver: Driver, condition: Callable[[], bool]) -> None:
+    def until(self, driver: Driver, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 150
         while driver.runs and time.monotonic() < deadline and not condition():
-            time.sleep(0.004)
+            time.sleep(self.poll_s)
 
     def published(self) -> int:
         """The number of snapshots of all jobs."""

@@ -41,8 +41,8 @@ TEN_MINUTES_S = 600.0
 @pytest.mark.parametrize("subject", ["words-postgres"], indirect=True)
 @pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` kills a hundred)")
 def test_a_kill(subject: World, observe: Observe) -> None:
-    kills = Kills(subject, seed=int(time.time()))
-    comparison = kills.run(1, BATCH[subject.name], ahead=2)
+    kills = Kills(subject, seed=int(time.time()), poll_s=0.05)
+    comparison = kills.run(1, BATCH[subject.name], ahead=4)  # enough that the driver does not end first
     observe(f"the driver died {dict(kills.phases)}; {comparison}")
 
 
