@@ -617,3 +617,13 @@ def test_keys_become_texts() -> None:
 
 def test_a_single_letter_is_a_value() -> None:
     assert DeadLetter(1, "digits", "x") == DeadLetter(1, "digits", "x")
+
+
+def test_a_key_decoder_must_return_text() -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream("t", value=Line, key=int)  # type: ignore[arg-type]
+    (source,) = pipeline.nodes
+    assert isinstance(source, nodes.Source)
+    number, none, invalid = ValueDecoder(source_of(source, ())).keys([b"5", None, b"x"])
+    assert (str(number), none) == ("the key's decoder returned int, not str", None)
+    assert isinstance(invalid, ValueError)

@@ -324,9 +324,12 @@ def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
 def _decoded(keys: list[bytes | None], decode: Callable[[bytes], str]) -> Iterator[str | Exception | None]:
     for key in keys:
         try:
-            yield None if key is None else decode(key)
+            text = None if key is None else decode(key)
         except Exception as error:
             yield error
+            continue
+        known = text is None or isinstance(text, str)
+        yield text if known else TypeError(f"the key's decoder returned {type(text).__name__}, not str")
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[str | Exception | None]:
