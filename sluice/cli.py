@@ -39,6 +39,7 @@ app.command()(samples.demo)
 app.command()(health.status)
 app.command()(servers.serve)
 app.command()(servers.move)
+app.command()(servers.import_state)
 app.command()(servers.workers)
 
 Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]

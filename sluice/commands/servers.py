@@ -65,6 +65,23 @@ def move(
         out.print(f"Worker {worker} of {pipeline} is now at {address}; {copied:,} versions copied", soft_wrap=True)
 
 
+def import_state(
+    ledger: Annotated[Path, typer.Argument(help="The ledger's SQLite file.", exists=True, dir_okay=False)],
+) -> None:
+    """Copy all pipelines from SQLite files to the empty ledger in SLUICE_LEDGER, and their shards to SLUICE_SHARDS.
+
+    The old shards are sealed, so that no run writes to them any more. Repeat the command if it is interrupted.
+    """
+    from sluice.remote.server.imports import import_state as copy
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(f"sqlite:///{ledger.absolute()}") as source:
+        with Ledger.open(settings().ledger) as target, out.status("copying") as status:
+            copied = copy(source, target, settings().shards, status.update)
+        names = ", ".join(source.jobs.pipelines())
+        out.print(f"Imported {names or 'no pipeline'}; {copied:,} versions copied", soft_wrap=True)
+
+
 def workers(pipeline: Name) -> None:
     """List a pipeline's workers with their state servers and stores."""
     from rich.table import Table

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sluice.errors import Refused
+from sluice.remote.server.imports import import_state
 from sluice.remote.server.moves import move
 from sluice.settings import settings
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from tests.engine.conftest import Start
 from tests.engine.shop import address, sale, shop, sums
+from tests.postgres import new_database
 from tests.servers.hosts import TOKEN, Host
 
 
@@ -47,6 +52,22 @@ def test_operator_states_move_with_their_worker(start: Start, token: None, tmp_p
         for host in (home, away):
             host.stop()
     settings.cache_clear()
+
+
+def test_a_run_continues_after_its_state_was_imported_into_postgresql(start: Start, postgres: str) -> None:
+    running, database = start(sums), new_database(postgres)
+    running.send("amounts", (b"k", b'{"n":5}'))
+    assert running.run() == 1
+    with running.ledger() as old, Ledger.open(database) as new:
+        import_state(old, new, database)
+    sqlite, running.settings = running.settings, replace(running.settings, ledger=database, shards=database)
+    assert running.store("sums") == {"k": {"last": 5, "sum": 5}}
+    running.send("amounts", (b"k", b'{"n":1}'))
+    assert running.run() == 1
+    assert running.store("sums") == {"k": {"last": 1, "sum": 6}}
+    running.settings = sqlite
+    with pytest.raises(Refused, match="has been moved away"):
+        running.run()
 
 
 def test_workers_on_two_hosts_and_a_move_between_runs(start: Start, token: None, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
         for job in jobs:
             if (pair := _shards(ledger, job, place)) is not None:
                 source, target = (stack.enter_context(shard) for shard in pair)
-                copied += _copy(source, target, progress) if source is not target else 0
+                copied += copy_shard(source, target, progress) if source is not target else 0
                 arrived.append(target)
         ledger.placements.move(place)
         for target in arrived:
@@ -88,7 +88,11 @@ def _is_shared(worker: WorkerInfo) -> bool:
     return not worker.location.startswith(("sqlite", "http"))
 
 
-def _copy(source: Shard, target: Shard, progress: Progress) -> int:
+def copy_shard(source: Shard, target: Shard, progress: Progress) -> int:
+    """Copy a shard to a new, sealed one, and seal it. Returns the number of copied versions.
+
+    Raises DamagedState, and leaves the source unsealed, if the copy's checksums differ.
+    """
     before = source.journal()
     copied = _absorb(source, target, 0, progress)
     source.seal()

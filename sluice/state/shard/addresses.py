@@ -11,7 +11,7 @@ from sluice.state.database import database_url
 from sluice.state.model import JobRef
 from sluice.state.shard.drivers import Driver, Mode
 from sluice.state.shard.passwords import with_password
-from sluice.state.shard.postgres import PostgresDriver, drop_schema
+from sluice.state.shard.postgres import PostgresDriver, drop_schema, has_schema
 from sluice.state.shard.sqlite import SqliteDriver
 
 _POSTGRES_NAME_BYTES = 63
@@ -25,6 +25,12 @@ def drop(url: str) -> None:
             Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
     else:
         drop_schema(parsed)
+
+
+def exists(url: str) -> bool:
+    """Whether there is a shard, or a part of one, that this process can open."""
+    parsed = with_password(database_url(url))
+    return Path(parsed.database or "").exists() if parsed.get_backend_name() == "sqlite" else has_schema(parsed)
 
 
 def location(base_url: str, ref: JobRef, worker: int) -> str:

@@ -24,6 +24,9 @@ _BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint
         WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start AND c.batch < %s
         ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
 
+_SEALED = "sealed"
+"""The comment on the table `shard` of a sealed shard."""
+
 _TOLERANCE = 0.1
 """Relative error of a time limit that is not worth the round trip of setting a new one."""
 
@@ -148,15 +151,27 @@ class PostgresDriver(Driver):
 
     @override
     def is_sealed(self) -> bool:
-        return False  # a shard in PostgreSQL is never moved, whichever state server reads it
+        return bool(self.fetch("SELECT obj_description('shard'::regclass, 'pg_class') = %s", (_SEALED,))[0][0])
 
     @override
     def seal(self, sealed: bool) -> None:
-        raise StateError("A shard in PostgreSQL cannot be moved.")
+        with self.transaction():
+            comment = f"'{_SEALED}'" if sealed else "NULL"
+            self._connection.execute(f"COMMENT ON TABLE shard IS {comment}".encode())
 
     @override
     def close(self) -> None:
         self._connection.close()
+
+
+def has_schema(url: URL) -> bool:
+    """Whether the schema that an address names exists."""
+    import psycopg
+
+    address = url.difference_update_query(["schema"]).set(drivername="postgresql")
+    with _postgres_errors(), psycopg.connect(address.render_as_string(hide_password=False)) as connection:
+        found = connection.execute("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", [str(url.query["schema"])])
+        return bool((found.fetchone() or (False,))[0])
 
 
 def drop_schema(url: URL) -> None:

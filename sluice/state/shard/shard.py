@@ -6,16 +6,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
 
 from sluice.errors import DamagedState, LeaseError, Refused
-from sluice.state.database import database_url
 from sluice.state.model import NO_WINDOW, StateRow
 from sluice.state.shard import operator_states, statements
-from sluice.state.shard.addresses import open_driver
+from sluice.state.shard.addresses import drop, exists, open_driver, shown
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
 from sluice.state.shard.drivers import Driver, Row, RowId, StoredRow
 from sluice.state.shard.expiry import expire
@@ -356,18 +354,16 @@ def _demand_equal(total: int, wanted: str, what: str) -> None:
 
 
 def discard_sealed(url: str) -> None:
-    """Remove the file of a shard that was moved away, so that it can move back. Raises Refused if it was not moved."""
-    path = Path(database_url(url).database or "")
-    if not path.exists():
+    """Remove a shard that was moved away, so that it can move back. Raises Refused if it was not moved."""
+    if not exists(url):
         return
     with LocalShard.open(url) as shard:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
-                "This server already has a shard of the worker, which was not moved away.",
+                f"There already is a shard of the worker, which was not moved away: {shown(url)}.",
                 next_step="If it is the shard in use, start the state server with --workers.",
             )
-    for suffix in ("", "-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    drop(url)
 
 
 def rows_of(table: pa.Table) -> Iterator[Row]:

@@ -1,0 +1,57 @@
+"""Copies a ledger and its shards to other databases, such as from SQLite files to PostgreSQL, with all kept snapshots.
+
+The leases of all jobs are held meanwhile, so that no run writes. The old shards stay sealed: a run that still has the
+old settings stops, instead of continuing from a state that is no longer read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from sluice.engine.job.driver_lease import Lease, this_process
+from sluice.errors import Refused
+from sluice.remote.opening import create_shard, open_shard
+from sluice.remote.server.moves import copy_shard
+from sluice.state.ledger.copying import copy_ledger
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
+from sluice.state.shard.addresses import is_file, location, shown
+
+
+def import_state(source: Ledger, target: Ledger, shards: str, progress: Callable[[str], None] = lambda _: None) -> int:
+    """Copy all pipelines of a ledger, with their shards to `shards`. Returns the number of copied versions.
+
+    Can be repeated until it succeeds. Raises Refused if the target has pipelines, or if a state server has a worker;
+    LeaseError if a run is in progress.
+    """
+    if there := target.jobs.pipelines():
+        raise Refused(
+            f"The ledger in SLUICE_LEDGER has pipelines already: {', '.join(there)}.",
+            next_step="Set SLUICE_LEDGER to an empty database.",
+        )
+    jobs = [job for pipeline in source.jobs.pipelines() for job in source.jobs.all(pipeline)]
+    workers = [(job, worker) for job in jobs for worker in job.workers]
+    copied, locations = 0, dict[tuple[JobRef, int], str]()
+    with ExitStack() as stack:
+        for job in jobs:
+            stack.enter_context(Lease(source.leases, job.ref, this_process("")))
+        arrived = []
+        for job, worker in workers:
+            if not is_file(worker.location):
+                raise Refused(
+                    f"Worker {worker.number} of {job.pipeline!r} is not in a SQLite file of this host: "
+                    f"{shown(worker.location)}.",
+                    next_step="Run without state servers first, or rebuild the state in the new database.",
+                )
+            locations[job.ref, worker.number] = address = location(shards, job.ref, worker.number)
+            if source.snapshots.last_batch(job.ref) is None:
+                continue  # its first run has published nothing, and creates its shards again
+            old = stack.enter_context(open_shard(worker.location, to_write=True))
+            new = stack.enter_context(create_shard(address, anew=True))
+            copied += copy_shard(old, new, progress)
+            arrived.append(new)
+        copy_ledger(source, target, locations)
+        for shard in arrived:
+            shard.seal(sealed=False)
+    return copied

@@ -1,0 +1,96 @@
+"""State is moved from SQLite files to PostgreSQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice.engine.job.driver_lease import Lease, this_process
+from sluice.errors import LeaseError, Refused
+from sluice.remote.opening import open_shard
+from sluice.remote.server import imports
+from sluice.remote.server.imports import import_state
+from sluice.state.ledger.ledger import Ledger
+from tests.api.states import orders_states
+from tests.postgres import new_database
+from tests.servers.conftest import LOCATIONS, publish
+from tests.states import States
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> States:
+    """The orders pipeline's state with one snapshot, in SQLite files."""
+    return publish(orders_states(f"sqlite:///{tmp_path}", workers=2))
+
+
+def state_rows(ledger: Ledger) -> set[tuple[int, str, int, str | None]]:
+    """All state rows of the newest snapshot."""
+    snapshot = ledger.snapshots.latest("orders", "totals")
+    assert snapshot is not None
+    rows = set()
+    for worker in ledger.jobs.workers("orders", "totals"):
+        with open_shard(worker.location) as shard:
+            for group in {store.group_id for store in ledger.jobs.stores("orders")}:
+                for row in shard.scan(group, snapshot.batch, limit=1_000):
+                    rows.add((group, row.key, row.window_start, row.value))
+    return rows
+
+
+def test_answers_are_the_same_after_the_import(old: States, postgres: str) -> None:
+    before = state_rows(old.ledger)
+    assert len(before) > len(LOCATIONS)
+    database = new_database(postgres)
+    with Ledger.open(database) as new:
+        assert import_state(old.ledger, new, database) >= len(before)
+        assert state_rows(new) == before
+        assert new.snapshots.latest("orders", "totals") == old.ledger.snapshots.latest("orders", "totals")
+        assert all(worker.location.startswith("postgresql") for worker in new.jobs.workers("orders", "totals"))
+
+
+def test_a_run_with_the_old_settings_stops(old: States, postgres: str) -> None:
+    database = new_database(postgres)
+    with Ledger.open(database) as new:
+        import_state(old.ledger, new, database)
+    with open_shard(old.location(0), to_write=True) as shard, pytest.raises(Refused, match="has been moved away"):
+        shard.begin(99, 0)
+
+
+def test_an_interrupted_import_is_repeated(old: States, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, database = state_rows(old.ledger), new_database(postgres)
+    with Ledger.open(database) as new:
+        with monkeypatch.context() as patch:
+            patch.setattr(imports, "copy_ledger", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                import_state(old.ledger, new, database)
+        import_state(old.ledger, new, database)
+        assert state_rows(new) == before
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_shards_of_another_ledger_are_not_replaced(old: States, postgres: str) -> None:
+    database, another = new_database(postgres), new_database(postgres)
+    with Ledger.open(another) as first:
+        import_state(old.ledger, first, database)
+    with Ledger.open(database) as new, pytest.raises(Refused, match="There already is a shard"):
+        import_state(old.ledger, new, database)
+
+
+def test_only_an_empty_ledger_is_filled(old: States, postgres: str) -> None:
+    database = new_database(postgres)
+    with Ledger.open(database) as new:
+        import_state(old.ledger, new, database)
+        with pytest.raises(Refused, match="has pipelines already: orders"):
+            import_state(old.ledger, new, database)
+
+
+def test_nothing_is_copied_while_a_run_is_in_progress(old: States, postgres: str) -> None:
+    database = new_database(postgres)
+    ref = old.ledger.jobs.current("orders")[0].ref
+    with Lease(old.ledger.leases, ref, this_process("a run")), Ledger.open(database) as new:
+        with pytest.raises(LeaseError):
+            import_state(old.ledger, new, database)
+        assert new.jobs.pipelines() == []
