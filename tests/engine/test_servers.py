@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.errors import Refused
+from sluice.errors import EngineError
 from sluice.remote.server.imports import import_state
 from sluice.remote.server.moves import move
 from sluice.settings import settings
@@ -66,7 +66,7 @@ def test_a_run_continues_after_its_state_was_imported_into_postgresql(start: Sta
     assert running.run() == 1
     assert running.store("sums") == {"k": {"last": 1, "sum": 6}}
     running.settings = sqlite
-    with pytest.raises(Refused, match="has been moved away"):
+    with pytest.raises(EngineError, match="but the ledger does not have it"):
         running.run()
 
 

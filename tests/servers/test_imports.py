@@ -45,6 +45,9 @@ def test_answers_are_the_same_after_the_import(old: States, postgres: str) -> No
         assert import_state(old.ledger, new, database) >= len(before)
         assert state_rows(new) == before
         assert new.snapshots.latest("orders", "totals") == old.ledger.snapshots.latest("orders", "totals")
+        lease = new.leases.get(old.ledger.jobs.current("orders")[0].ref)
+        assert lease is not None
+        assert not lease.held, "the next run need not wait"
         assert all(worker.location.startswith("postgresql") for worker in new.jobs.workers("orders", "totals"))
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import and_, delete, insert, select, update
 
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.tables import METADATA, WORKERS, of_ref
+from sluice.state.ledger.tables import LEASES, METADATA, WORKERS, of_ref
 from sluice.state.model import JobRef
 from sluice.state.shard.passwords import without_password
 
@@ -23,6 +23,7 @@ def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef,
             new.execute(delete(table))
             if rows:
                 new.execute(insert(table), rows)
+        new.execute(update(LEASES).values(held=False))  # the source's leases may be held during the copy
         for (ref, number), location in locations.items():
             is_worker = and_(of_ref(WORKERS, ref), WORKERS.c.number == number)
             new.execute(update(WORKERS).where(is_worker).values(location=without_password(location)))
