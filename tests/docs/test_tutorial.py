@@ -1,4 +1,4 @@
-"""Run the tutorial from start to end."""
+"""Run the commands of the tutorial from start to end; `test_sessions.py` runs its Python session."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sluice.settings import settings
 from sluice.testing import kafka
-from tests.docs.pages import ROOT, files, read, script, steps
+from tests.docs.pages import ROOT, read, script, steps, write_files
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
@@ -30,21 +31,38 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     kafka.stop(tmp_path / ".sluice" / "kafka")
 
 
-def test_the_commands_of_the_tutorial_print_its_output(clone: Path) -> None:
-    port = str(free_port())
-    text = read("docs/tutorial.md").replace("9092", port)
-    for path, content in files(text).items():
-        (clone / path).parent.mkdir(parents=True, exist_ok=True)
-        (clone / path).write_text(content)
+def test_the_commands_print_their_output(clone: Path) -> None:
+    text = read("docs/tutorial.md")
+    ports = dict(zip(("9092", "7070", "7071"), (str(free_port()) for _ in range(3)), strict=True))
+    for documented, free in ports.items():
+        text = text.replace(documented, free)
+    write_files(text, clone)
     told = list(steps(text))
-    command = ["bash", "-c", script(told, SEPARATOR)]
-    nothing = subprocess.DEVNULL
-    process = subprocess.run(command, env=environment(port), cwd=clone, stdin=nothing, capture_output=True, text=True)
-    printed = process.stdout.split(f"{SEPARATOR}\n")
-    differences = [found for step, results in zip(told, printed, strict=False) if (found := step.differs(results))]
-    if differences:
-        pytest.fail("\n".join(differences), pytrace=False)
-    assert (process.returncode, len(printed)) == (0, len(told) + 1), process.stderr[-3_000:]
+    # With job control, as in an interactive shell, each job is a process group, which `kill` ends as a whole.
+    end_jobs = "trap 'kill -- $(jobs -p | sed s/^/-/) 2>/dev/null' EXIT"
+    command = ["bash", "-c", f"set -m\n{end_jobs}\n{script(told, SEPARATOR)}"]
+    status, output, errors = run(command, clone, environment(ports["9092"]))
+    printed = output.split(f"{SEPARATOR}\n")
+    differences = [step.differs(results) for step, results in zip(told, printed, strict=False)]
+    if any(differences):
+        pytest.fail("\n".join(filter(None, differences)), pytrace=False)
+    assert (status, len(printed)) == (0, len(told) + 1), errors[-3_000:]
+
+
+def run(command: list[str], folder: Path, variables: dict[str, str]) -> tuple[int, str, str]:
+    """Run a command; return its status, output and errors. If it is interrupted, its children end too."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            output, errors = process.communicate()
+        except BaseException:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            raise
+    return process.returncode, output, errors
 
 
 def environment(port: str) -> dict[str, str]:
