@@ -30,6 +30,12 @@ DEFAULTS = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Settings with which Spark interprets a query's expressions, rather than generate and compile Java code for them."""
+COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+FEW_RECORDS = 50_000
+"""With fewer records than this, compiling takes longer than it saves."""
+
 
 def session(settings: Settings, name: str) -> SparkSession:
     """Create the Spark session. spark-submit's settings take precedence over SLUICE_SPARK_CONF and DEFAULTS."""
@@ -41,6 +47,17 @@ def session(settings: Settings, name: str) -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
     return spark
+
+
+def compile_for(spark: SparkSession, records: int) -> None:
+    """Let Spark compile the queries that start from now on if they read many records, and else interpret them.
+
+    Settings of spark-submit or SLUICE_SPARK_CONF take precedence.
+    """
+    configured = spark.sparkContext.getConf()
+    for name, value in (INTERPRETED if records < FEW_RECORDS else COMPILED).items():
+        if not configured.contains(name):
+            spark.conf.set(name, value)
 
 
 def start_workers(spark: SparkSession) -> None:

@@ -232,7 +232,7 @@ def shared_session() -> SparkSession:
 
     The session has the jars from `make setup`, so that tests with a real broker can use it too.
     """
-    from sluice.engine.session import session
+    from sluice.engine.session import INTERPRETED, session
 
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -250,8 +250,6 @@ def shared_session() -> SparkSession:
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xmn320m -XX:MetaspaceSize=256m",
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "1",
-        # To compile code for a plan costs more than to interpret the plan for a test's few records.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        **INTERPRETED,
     }
     return session(Settings.read({"SLUICE_SPARK_CONF": json.dumps(conf)}), "sluice tests")

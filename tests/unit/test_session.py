@@ -1,0 +1,30 @@
+"""When Spark compiles a query's expressions, and when it interprets them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for
+
+WHOLE_STAGE = "spark.sql.codegen.wholeStage"
+
+
+def settings_after(records: int, configured: dict[str, str]) -> dict[str, str]:
+    """The session's settings after a run has learnt how many records are unread."""
+    conf = dict(configured)
+    of_submit = SimpleNamespace(getConf=lambda: SimpleNamespace(contains=lambda name: name in configured))
+    spark: Any = SimpleNamespace(sparkContext=of_submit, conf=SimpleNamespace(set=conf.__setitem__))
+    compile_for(spark, records)
+    return conf
+
+
+@pytest.mark.parametrize(("records", "compiled"), [(0, "false"), (FEW_RECORDS - 1, "false"), (FEW_RECORDS, "true")])
+def test_only_a_run_over_many_records_compiles(records: int, compiled: str) -> None:
+    assert settings_after(records, {})[WHOLE_STAGE] == compiled
+
+
+def test_a_setting_of_the_user_takes_precedence() -> None:
+    assert settings_after(5, {WHOLE_STAGE: "true"}) == INTERPRETED | {WHOLE_STAGE: "true"}
