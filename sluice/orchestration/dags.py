@@ -14,7 +14,7 @@ from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from sluice.errors import SluiceError, TopologyError
-from sluice.orchestration.operator import ACTIONS, SluiceJobOperator
+from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceJobOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import Job, plan
 from sluice.settings import settings
@@ -30,6 +30,10 @@ _ACTION = (
     "run: read all unread records. replay: build the state again beside the current one. promote: make it the current "
     "one. drop: remove it."
 )
+_NUMBERS = {
+    "max_records": "The most records of a batch. Empty: SLUICE_MAX_RECORDS.",
+    "linger_seconds": "How long the run waits for new records after it has read all. Empty: the pipeline's linger.",
+}
 LONGEST_RUN = timedelta(hours=2)
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
 """`client` in the DAG processor. Elsewhere, for example in `airflow dags reserialize`, an import error is fatal."""
@@ -107,7 +111,10 @@ def pipeline_dag(pipeline: Pipeline) -> DAG:
         description=pipeline.doc.partition("\n")[0],
         doc_md=documentation(pipeline),
         tags={"sluice", "pipeline"},
-        params={"action": Param("run", enum=list(ACTIONS), description=_ACTION)},
+        params={
+            "action": Param("run", enum=list(ACTIONS), description=_ACTION),
+            **{name: _optional(name, text) for name, text in _NUMBERS.items()},
+        },
         default_args=defaults(),
         owner_links=owner_links(),
     )
@@ -115,6 +122,11 @@ def pipeline_dag(pipeline: Pipeline) -> DAG:
         dag=dag, task_id="main", pipeline=pipeline.name, pool=settings().pool, outlets=assets(pipeline.name, job)
     )
     return dag
+
+
+def _optional(name: str, description: str) -> Param:
+    least, most = LIMITS[name]
+    return Param(None, type=["null", "integer"], minimum=least, maximum=most, description=description)
 
 
 def assets(pipeline: str, job: Job) -> list[Asset]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from sluice.errors import BrokersUnreachable, PreflightError, SettingsError
 from sluice.metrics import gauges
 from sluice.monitoring import run_figures
 from sluice.offsets import Lag, read_lag
-from sluice.settings import settings
+from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now
 from sluice.submission import APPLICATION, deploy_mode_error, is_noise, submission
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 
 ACTIONS = {"run": (), "replay": ("--replay",), "promote": ("--promote",), "drop": ("--drop",)}
 """Action of a run → the program's options."""
+LIMITS = {"max_records": (1, 100_000_000), "linger_seconds": (0, 3_600)}
+"""Parameter of a run → its smallest and largest value."""
 
 
 class SluiceJobOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
-    Of a run's parameters only `action` is used, one of `ACTIONS`.
+    Of a run's parameters only `action`, one of `ACTIONS`, and those in `LIMITS` are used.
     """
 
     template_fields: Sequence[str] = ()
@@ -63,13 +66,13 @@ class SluiceJobOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> None:
         """Submit the pipeline and wait until it has read everything. A wrong configuration fails without retries."""
         started_at = now()
-        arguments = [*_options(context), self.pipeline]
+        arguments, configuration = [*_options(context), self.pipeline], _settings(context)
         try:
             master = spark_master(self._conn_id)
             if self._deploy_mode == "cluster":
                 raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
-            with submission(settings(), kafka, master, arguments) as submitted:
+            with submission(configuration, kafka, master, arguments) as submitted:
                 require_brokers(kafka)
                 self.application_args = arguments
                 self.jars = submitted.jars
@@ -127,6 +130,18 @@ def _options(context: Context) -> tuple[str, ...]:
     if not isinstance(action, str) or action not in ACTIONS:
         raise AirflowFailException(f"The run's action is not one of {', '.join(ACTIONS)}.")
     return ACTIONS[action]
+
+
+def _settings(context: Context) -> Settings:
+    """The settings, with those of the run's parameters. Fails without retries if a parameter is out of its limits."""
+    given = context.get("params") or {}
+    for name, (least, most) in LIMITS.items():
+        value = given.get(name)
+        if value is not None and not (type(value) is int and least <= value <= most):
+            raise AirflowFailException(f"The run's {name} is not a whole number from {least:,} to {most:,}.")
+    own, linger, records = settings(), given.get("linger_seconds"), given.get("max_records")
+    own = own if linger is None else replace(own, linger_ms=linger * 1_000)
+    return own if records is None else replace(own, max_records=records)
 
 
 def _lag(ledger: Ledger, pipeline: str, kafka: Mapping[str, str]) -> Lag | None:

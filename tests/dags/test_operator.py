@@ -105,6 +105,27 @@ def test_the_action_of_a_run_is_one_of_four(
     assert (program, rest) == (str(APPLICATION), [*options, "orders"])
 
 
+def test_a_run_can_have_batches_and_a_linger_of_its_own(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    given = submit(recorder, given={"max_records": 500, "linger_seconds": 90}).environment
+    assert (given["SLUICE_MAX_RECORDS"], given["SLUICE_LINGER_MS"]) == ("500", "90000")
+    plain = submit(recorder, given={"max_records": None, "linger_seconds": None}).environment
+    assert (plain["SLUICE_MAX_RECORDS"], plain["SLUICE_LINGER_MS"]) == (str(settings().max_records), "")
+
+
+@pytest.mark.attack("S8", "numbers of a run out of bounds, and text")
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_records", 0), ("max_records", "7; rm"), ("linger_seconds", 3601), ("max_records", True)]
+)
+def test_a_number_out_of_its_limits_fails_at_once(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    connect(monkeypatch)
+    with pytest.raises(AirflowFailException, match=f"The run's {name} is not a whole number from"):
+        submit(recorder, given={name: value})
+    assert not recorder.exists()
+
+
 @pytest.mark.attack("S8", "another action than the four")
 def test_any_other_action_fails_at_once(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
