@@ -27,8 +27,8 @@ demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the re
 	@$(BIN)/sluice demo $(PIPELINE) $(if $(EXIT),--exit)
 
 .PHONY: test
-test: $(JARS) ## Run every test, in PROCESSES=2; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
-	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),2) --durations=15)
+test: $(JARS) ## Run every test, in PROCESSES=3; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
+	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),3) --durations=15)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, format, types and the direction of imports
