@@ -36,18 +36,13 @@ Make = Callable[[], Operator[Any]]
 
 
 def stage_operator(
-    operator: OrderedOperator,
-    arguments: Mapping[int, list[spark.DataType]],
-    *,
-    is_read: bool,
-    only_stored: bool,
+    operator: OrderedOperator, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
     `is_read`: later expressions read fields of the results, so the results must fit the resolved types.
-    `only_stored`: the results go to the operator's store and nowhere else.
     """
-    return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read), only_stored)
+    return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read))
 
 
 def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: bool) -> Make:

@@ -38,8 +38,6 @@ class StageOperator:
 
     plan: OrderedOperator
     make: Callable[[], Operator[Any]]
-    only_stored: bool = False
-    """Whether the results go to the operator's store and nowhere else, so that a key's last one is enough."""
 
     @cached_property
     def number(self) -> int:

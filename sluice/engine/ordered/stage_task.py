@@ -40,6 +40,8 @@ class Stage:
     locations: tuple[str, ...]
     """Addresses of the workers' shards."""
     operators: tuple[StageOperator, ...]
+    only_stored: frozenset[int]
+    """The operators whose results go to their store and nowhere else."""
     topics: Mapping[int, str]
     """Source number → its topic."""
     epoch: int
@@ -95,9 +97,8 @@ class Stage:
 class StageRun:
     """All operators of a stage in one batch."""
 
-    def __init__(self, operators: dict[int, OperatorRun]) -> None:
+    def __init__(self, operators: dict[int, OperatorRun], only_stored: frozenset[int]) -> None:
         self.operators = operators
-        only_stored = frozenset(number for number, operator in operators.items() if operator.spec.only_stored)
         self.output = StageOutput(only_stored=only_stored)
         for operator in operators.values():
             if operator.spec.inline is not None:
@@ -105,12 +106,11 @@ class StageRun:
 
     @classmethod
     def of(cls, stage: Stage, states: BatchStates, timelines: Mapping[str, Timeline]) -> Self:
-        return cls(
-            {
-                operator.number: OperatorRun(operator, states, timelines.get(operator.plan.clock))
-                for operator in stage.operators
-            }
-        )
+        operators = {
+            operator.number: OperatorRun(operator, states, timelines.get(operator.plan.clock))
+            for operator in stage.operators
+        }
+        return cls(operators, stage.only_stored)
 
     def process(self, rows: pa.Table) -> None:
         """Sort the rows and pass each to its operator, which releases due results before and after the row."""
