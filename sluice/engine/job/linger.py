@@ -38,17 +38,17 @@ class Linger:
 
     def __post_init__(self) -> None:
         self._last = time.monotonic() + LONGEST_S
-        self._admin = AdminClient(quiet(self.kafka)) if self.milliseconds else None
+        self._admin = AdminClient(quiet(self.kafka))
         self._unreachable = False
 
     def wait(self, positions: Offsets) -> News | None:
         """Wait until there are records beyond `positions`, or new partitions. Returns None after the waiting time."""
-        if self._admin is None:
+        if not self.milliseconds:
             return None
         end = min(time.monotonic() + self.milliseconds / 1000, self._last)
         while (left := end - time.monotonic()) > 0:
             self.check()
-            lag = self._lag(self._admin, positions)
+            lag = self._lag(positions)
             if lag is not None and self._has_new_partitions(lag):
                 return "partitions"
             if lag is not None and lag.records:
@@ -56,13 +56,17 @@ class Linger:
             time.sleep(min(self.pause_s, left))
         return None
 
+    def unread(self, positions: Offsets) -> int:
+        """The number of offsets beyond `positions`."""
+        return read_lag(self._admin, self.topics, positions).records
+
     def _has_new_partitions(self, lag: Lag) -> bool:
         return any(len(lag.ends.get(topic, {})) != count for topic, count in self.partitions.items())
 
-    def _lag(self, admin: AdminClient, positions: Offsets) -> Lag | None:
+    def _lag(self, positions: Offsets) -> Lag | None:
         """The lag; None while the broker cannot be reached, which is logged once."""
         try:
-            lag = read_lag(admin, self.topics, positions)
+            lag = read_lag(self._admin, self.topics, positions)
         except (KafkaException, TimeoutError) as error:
             if not self._unreachable:
                 log.warning("waiting for the broker", why=str(error))

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
-from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from sluice.brokers import quiet
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import ensure_topics, message_limits, partition_counts
 from sluice.engine.job.backlog_run import BacklogRun, needs_order
@@ -32,7 +30,6 @@ from sluice.engine.read.kafka import KafkaInput
 from sluice.engine.session import compile_for
 from sluice.engine.steps.sql_errors import no_result_error
 from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError
-from sluice.offsets import read_lag
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
@@ -120,7 +117,7 @@ class JobRun:
                 linger = Linger(self.settings.kafka, self.job.topics, partitions, self.linger_ms, lease.check)
                 news: News | None = "records"
                 while news == "records":
-                    compile_for(self.spark, self._unread(ledger))
+                    compile_for(self.spark, linger.unread(ledger.positions(pipeline.name)))
                     if in_order:
                         BacklogRun(query, self.settings.kafka, self.max_records, lease.require).run(publisher, firsts)
                     else:
@@ -129,10 +126,6 @@ class JobRun:
                     ledger.failures.clear(pipeline.name, self.job.name)
                     news = linger.wait(ledger.positions(pipeline.name))
         return publisher.read, news == "partitions"
-
-    def _unread(self, ledger: Ledger) -> int:
-        admin = AdminClient(quiet(self.settings.kafka))
-        return read_lag(admin, self.job.topics, ledger.positions(self.job.pipeline.name)).records
 
     def _replay(self, query: JobQuery, publisher: Publisher, firsts: Positions, steps: Sequence[Step]) -> None:
         partitions = query.partitions
