@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sluice.plan.jobs import FusedJob, Job, OrderedJob, Plan
 from sluice.plan.one_pass import why_spark
+from sluice.values.counts import counted
 from sluice.values.durations import duration_text
 
 
@@ -13,7 +14,7 @@ def explain(plan: Plan) -> str:
     """Describe what the job reads, stores and writes, where its steps run, and why its operators are ordered."""
     job = plan.job
     lines = [
-        f"pipeline {plan.pipeline.name}: {_counted(plan.pipeline.workers, 'worker')}, "
+        f"pipeline {plan.pipeline.name}: {counted(plan.pipeline.workers, 'worker')}, "
         f"one streaming query with {_summary(job)}"
     ]
     lines += [f"  reads   {source.topic} as {source.contract_name}" for source in job.streams]
@@ -27,14 +28,10 @@ def explain(plan: Plan) -> str:
 
 def _summary(job: Job) -> str:
     if isinstance(job, FusedJob):
-        return _counted(len(job.groups), "aggregation group")
+        return counted(len(job.groups), "aggregation group")
     if not job.operators:
         return "no state"
-    return f"{_counted(len(job.operators), 'ordered operator')} in {_counted(job.stages, 'stage')}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{counted(len(job.operators), 'ordered operator')} in {counted(job.stages, 'stage')}"
 
 
 def _stores(job: FusedJob) -> Iterator[str]:

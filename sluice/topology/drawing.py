@@ -7,6 +7,7 @@ from html import escape
 
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
+from sluice.values.counts import counted
 from sluice.values.durations import duration_text
 
 # Characters that XML does not allow even when escaped.
@@ -73,7 +74,7 @@ def _detail(node: nodes.Node) -> str:
 
 def text(pipeline: Pipeline) -> str:
     """The topology as indented text, each step below its input."""
-    lines = [f"pipeline {pipeline.name}, {pipeline.workers} worker{'' if pipeline.workers == 1 else 's'}"]
+    lines = [f"pipeline {pipeline.name}, {counted(pipeline.workers, 'worker')}"]
 
     def show(node: nodes.Node, depth: int) -> None:
         lines.append("  " * depth + title(node) + (f": {detail(node)}" if detail(node) else ""))

@@ -18,6 +18,7 @@ from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.addresses import shown
 from sluice.submission import is_local
+from sluice.values.counts import counted
 
 _SHUFFLE = "spark.sql.shuffle.partitions"
 _JOIN_SECONDS = 3.0
@@ -36,12 +37,12 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
     partitions = partition_counts(settings.kafka, job.topics)
     query = JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions)
     cores = _cores(spark)
-    lines = [f"tasks of a batch on {spark.sparkContext.master}, {_number(cores, 'core')}"]
+    lines = [f"tasks of a batch on {spark.sparkContext.master}, {counted(cores, 'core')}"]
     lines += [
-        f"  reads   {topic}: {_number(count, 'partition')}, a task for each" for topic, count in partitions.items()
+        f"  reads   {topic}: {counted(count, 'partition')}, a task for each" for topic, count in partitions.items()
     ]
     lines += _state_tasks(query, storage)
-    lines.append(f"  shards  {_number(job.pipeline.workers, 'worker')}, a task for each")
+    lines.append(f"  shards  {counted(job.pipeline.workers, 'worker')}, a task for each")
     for worker, location in enumerate(storage.locations):
         server = f", queried at {servers[worker]}" if worker in servers else ""
         lines.append(f"          worker {worker}: {shown(location)}{server}")
@@ -53,10 +54,10 @@ def _state_tasks(query: JobQuery, storage: Storage) -> Iterator[str]:
     job = query.job
     if isinstance(job, OrderedJob):
         for stage in range(1, job.stages + 1):
-            yield f"  stage {stage} {_number(job.pipeline.workers, 'worker')}, a task for each"
+            yield f"  stage {stage} {counted(job.pipeline.workers, 'worker')}, a task for each"
     elif isinstance(job, FusedJob) and query.frames.totals is None:
         number, since = _shuffle_partitions(query.spark, storage)
-        yield f"  state   {_number(number, 'shuffle partition')}, a task for each{since}"
+        yield f"  state   {counted(number, 'shuffle partition')}, a task for each{since}"
 
 
 def _shuffle_partitions(spark: SparkSession, storage: Storage) -> tuple[int, str]:
@@ -74,7 +75,3 @@ def _cores(spark: SparkSession) -> int:
     if not is_local(spark.sparkContext.master or ""):
         time.sleep(_JOIN_SECONDS)
     return int(spark.sparkContext.defaultParallelism)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
