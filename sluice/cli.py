@@ -207,13 +207,13 @@ def replay(
 
 
 @generations.command()
-def promote(pipeline: Name, master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]") -> None:
+def promote(pipeline: Name, master: Master = LOCAL) -> None:
     """Bring the generation that a replay has built up to date, and make it the current one."""
     _submit(pipeline, master, "--promote")
 
 
 @generations.command()
-def drop(pipeline: Name, master: Annotated[str, typer.Option(help="The Spark master.")] = "local[2]") -> None:
+def drop(pipeline: Name, master: Master = LOCAL) -> None:
     """Remove the generation that a replay has built."""
     _submit(pipeline, master, "--drop")
 

@@ -37,7 +37,8 @@ class NeedsSparkError(Exception):
 
 def why_spark(job: Job) -> str:
     """Why Spark SQL computes the job's stateless steps; empty if the tasks compute them on Arrow."""
-    types = types_of_records(job)
+    types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
+    types |= {field.column: source.types[field.name] for source in job.streams for field in source.fields}
     for layer in job.layers:
         if isinstance(layer, Transformation):
             return f"{job.pipeline.steps[layer.step]} is a function of a DataFrame"
@@ -57,12 +58,6 @@ def why_spark(job: Job) -> str:
         except NeedsSparkError as part:
             return f"{job.pipeline.steps[edge.target]}: {_named(str(part), job.field_names)}"
     return ""
-
-
-def types_of_records(job: Job) -> dict[str, str]:
-    """The types of the columns that a job's stateless steps read."""
-    types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
-    return types | {field.column: source.types[field.name] for source in job.streams for field in source.fields}
 
 
 def _require_edge(edge: Edge, types: Mapping[str, str]) -> None:

@@ -193,7 +193,7 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Merge two aggregates with the author's merger. If one of them is None, return the other."""
+        """Combine the aggregates of two sessions. The author's merger is called only if neither is None."""
         if earlier is None or later is None:
             return later if earlier is None else earlier
         self._remember(earlier)
