@@ -29,8 +29,8 @@ AIMS = ("start", "any", "begun", "shard", "after a shard", "published", "after p
 class Kills:
     """Kills drivers a given number of times, and counts the phase in which each one died."""
 
-    def __init__(self, world: World, seed: int = 7, poll_s: float = 0.004) -> None:
-        """`poll_s`: how often to look for the moment to kill; to look often takes CPU time from the driver."""
+    def __init__(self, world: World, seed: int = 7, poll_s: float = 0.02) -> None:
+        """`poll_s`: seconds between looks for the moment to kill; more looks take CPU time from the driver."""
         self.world = world
         self.poll_s = poll_s
         self.rng = random.Random(seed)
