@@ -61,7 +61,7 @@ def postgres_server(folder: Path, port: int | None = None, password: str = "") -
     finally:
         # Signal the process id that the server wrote: the started process may be a wrapper that changes the user.
         os.kill(int((data / "postmaster.pid").read_text().split()[0]), 2)
-        server.wait(30)
+        server.wait(60)
 
 
 def _binaries() -> Path | None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.errors import DamagedState, LeaseError
+from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.state.model import NO_WINDOW, JobRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM
@@ -96,6 +96,40 @@ def test_a_new_driver_fences_its_predecessor_at_once(shard: LocalShard) -> None:
     with pytest.raises(LeaseError):
         shard.write_states(1, [SUM], [], 1)
     assert shard.begin(2, 0) == before
+
+
+def test_a_late_task_cannot_replace_a_newer_batch(shard: LocalShard) -> None:
+    run(shard, 0, a=1)
+    late = shard.read_states(SUM, ["a"], 1, 1)
+    run(shard, 1, a=10)
+    shard.write(1, [(0, "a", 0, 10, "[1]")], 1)
+    run(shard, 2, a=100)
+    shard.write(2, [(0, "a", 0, 10, "[2]")], 1)
+    before = shard.checksums(2)
+    with pytest.raises(EngineError, match="already has batch 2"):
+        shard.write_states(1, [SUM], [State(SUM, "a", b"11", replaces=late["a"].digest)], 1)
+    with pytest.raises(EngineError, match="already has batch 2"):
+        shard.write(1, [(0, "a", 0, 10, "[1]")], 1)
+    with pytest.raises(EngineError, match="already has batch 2"):
+        shard.expire(1, {0: 50}, 1)
+    assert kept(shard, 2, "a") == {"a": b"111"}
+    assert shard.checksums(2) == before
+    shard.verify(2)
+    shard.verify_states(2)
+
+
+def test_the_next_driver_removes_what_was_never_published(shard: LocalShard) -> None:
+    run(shard, 0, a=1)
+    shard.write(0, [(0, "a", 0, 10, "[1]")], 1)
+    published = shard.checksums(0)
+    run(shard, 1, a=10, b=5)
+    shard.write(1, [(0, "a", 0, 10, "[2]"), (0, "b", 0, 10, "[2]")], 1)
+    assert shard.begin(2, 0) == published
+    assert shard.checksums(1) == published
+    assert kept(shard, 1, "a", "b") == {"a": b"1"}
+    assert shard.batches() == {0: 1}
+    run(shard, 1, epoch=2, a=10)
+    assert shard.begin(3, 1) == shard.checksums(1)
 
 
 def test_state_rows_fence_states_and_states_fence_state_rows(shard: LocalShard) -> None:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from sluice.errors import DamagedState, LeaseError, SettingsError, StateError
 from sluice.state.model import NO_WINDOW, JobRef, StateRow
+from sluice.state.shard import postgres as postgres_driver
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.ranges import Range
 from sluice.state.shard.shard import LocalShard, rows_of
+from tests.postgres import new_database
 
 pytestmark = pytest.mark.unit
 
@@ -315,3 +317,19 @@ def test_keys_can_be_any_text(values: dict[str, int]) -> None:
         assert {group_id.key: group_id.value for group_id in shard.scan(0, 0)} == {
             key: f"[{value}]" for key, value in values.items()
         }
+
+
+def test_a_silent_writer_in_postgresql_loses_its_transaction(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_driver, "WRITER_SILENT_S", 1)
+    url = location(new_database(postgres), JobRef("orders", "totals", 1), 0)
+    with LocalShard.create(url) as paused, LocalShard.open(url, to_write=True) as next_writer:
+        paused.write(0, [row("a", "[1]")], epoch=1)
+
+        def write_late() -> None:
+            with paused._writing(1):
+                next_writer.begin(2, 0)  # waits until PostgreSQL has ended the paused writer's transaction
+                paused._driver.execute("DELETE FROM state_rows")
+
+        with pytest.raises(StateError, match="idle-in-transaction timeout"):
+            write_late()
+        assert next_writer.get(0, "a", as_of=0) == "[1]"

@@ -96,9 +96,9 @@ def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> l
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
 
 
-def remove(driver: Driver, operator: int, since: int) -> int:
-    """Within a transaction, remove an operator's versions since batch `since`. Returns the number removed."""
-    return driver.execute("DELETE FROM states WHERE operator = ? AND batch >= ?", (operator, since))
+def remove(driver: Driver, operator: int, batch: int) -> int:
+    """Within a transaction, remove an operator's versions of a batch. Returns the number removed."""
+    return driver.execute("DELETE FROM states WHERE operator = ? AND batch = ?", (operator, batch))
 
 
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:

@@ -24,8 +24,18 @@ _BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint
         WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start AND c.batch < %s
         ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
 
+_SESSION = """SET search_path TO {schema}; SET idle_in_transaction_session_timeout = {silent};
+    SET lock_timeout = {patient}; SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10;
+    SET tcp_keepalives_count = 3"""
+
 _SEALED = "sealed"
 """The comment on the table `shard` of a sealed shard."""
+
+WRITER_SILENT_S = 60
+"""PostgreSQL ends the transaction of a writer that is silent for so long.
+
+Otherwise a driver that was paused, or whose host is gone, would keep its successors waiting. They wait twice as long.
+"""
 
 _TOLERANCE = 0.1
 """Relative error of a time limit that is not worth the round trip of setting a new one."""
@@ -71,7 +81,11 @@ class PostgresDriver(Driver):
         write, read = _key_adapters()
         connection.adapters.register_dumper(str, write)
         connection.adapters.register_loader("varchar", read)
-        connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema)))
+        connection.execute(
+            sql.SQL(_SESSION).format(
+                schema=sql.Identifier(self._schema), silent=f"{WRITER_SILENT_S}s", patient=f"{2 * WRITER_SILENT_S}s"
+            )
+        )
         return connection
 
     def _create(self) -> None:
@@ -215,5 +229,10 @@ def _postgres_errors() -> Iterator[None]:
         raise too_slow() from None
     except (errors.UndefinedTable, errors.UndefinedColumn, errors.DataCorrupted, errors.IndexCorrupted) as error:
         raise DamagedState(f"The shard cannot be used: {first_line(error)}") from error
+    except errors.LockNotAvailable as error:
+        raise StateError(
+            f"Another writer has locked the shard for {2 * WRITER_SILENT_S} seconds.",
+            next_step="Find the driver that writes to the shard, for example one that is paused, and stop it.",
+        ) from error
     except psycopg.Error as error:
         raise StateError(f"The shard cannot be used: {first_line(error)}") from error

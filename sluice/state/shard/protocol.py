@@ -67,7 +67,8 @@ class Shard(Protocol):
     """One worker's state rows and operator states. Every batch is a version; readers specify which batch they read.
 
     A writer passes the epoch of its lease. Once the holder of a newer lease has begun, older writers get a LeaseError
-    and nothing is written. Rows have digests; reading a row that was altered since it was written raises DamagedState.
+    and nothing is written. A writer writes its batches in order. Rows have digests; reading a row that was altered
+    since it was written raises DamagedState.
 
     Every method raises StateError if the shard cannot be reached. Methods may be called from any thread.
     """
@@ -81,8 +82,9 @@ class Shard(Protocol):
     def close(self) -> None: ...
 
     def begin(self, epoch: int, as_of: int) -> Checksums:
-        """Fence off older writers. Returns the checksums at a batch.
+        """Fence off older writers, and remove batches after `as_of`, which were never published.
 
+        Returns the checksums at batch `as_of`.
         Raises DamagedState if the number of rows is wrong and, in a shard of moderate size, if any row was altered.
         """
 
@@ -91,6 +93,8 @@ class Shard(Protocol):
 
     def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         """Write a batch of state rows in one transaction. Returns their number. A retry replaces the batch.
+
+        Raises EngineError if the shard has a newer batch.
 
         No two rows may have the same group, key and window. Writing is fastest if the rows are sorted. `replaced` is
         the sum of the digests of the versions that these rows replace, if the writer knows it from `before`.
@@ -114,7 +118,10 @@ class Shard(Protocol):
         """The keys with a timer of the operator at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
 
     def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
-        """Write states of the operators with these numbers in one transaction. A retry replaces the batch."""
+        """Write states of the operators with these numbers in one transaction. A retry replaces the batch.
+
+        Raises EngineError if one of the operators has a newer batch.
+        """
 
     def journal(self) -> Journal:
         """The shard's records of the written batches."""

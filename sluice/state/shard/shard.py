@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
 
-from sluice.errors import DamagedState, LeaseError, Refused
+from sluice.errors import DamagedState, EngineError, LeaseError, Refused
 from sluice.state.model import NO_WINDOW, StateRow
 from sluice.state.shard import operator_states, statements
 from sluice.state.shard.addresses import drop, exists, open_driver, shown
@@ -84,7 +84,7 @@ class LocalShard(Shard):
     def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
         digests = [row_digest(row) for row in ordered]
-        with self._writing(epoch):
+        with self._writing(epoch, batch, [_STATE_ROWS]):
             added = len(ordered)
             if self._driver.execute(statements.FORGET_BATCH, (_STATE_ROWS, batch)):
                 added -= self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))
@@ -104,7 +104,7 @@ class LocalShard(Shard):
 
     @override
     def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
-        with self._writing(epoch):
+        with self._writing(epoch, batch, [_STATE_ROWS]):
             expired, added = expire(self._driver, batch, ends)
             if expired:
                 total = int(self.checksum(batch), 16) - sum(_checked(*row) for row in expired)
@@ -132,10 +132,10 @@ class LocalShard(Shard):
         by_operator: dict[int, list[State]] = {number: [] for number in numbers}
         for state in states:
             by_operator[state.operator].append(state)
-        with self._writing(epoch):
+        with self._writing(epoch, batch, by_operator):
             added = 0
             for number, mine in by_operator.items():
-                if self._driver.execute(statements.FORGET_SINCE, (number, batch)):
+                if self._driver.execute(statements.FORGET_BATCH, (number, batch)):
                     added -= operator_states.remove(self._driver, number, batch)
                 if mine:
                     before = int(self._kept(number, batch - 1) or "0", 16)
@@ -146,8 +146,12 @@ class LocalShard(Shard):
             self._driver.execute(statements.GROWN, (0, added))
 
     @contextmanager
-    def _writing(self, epoch: int) -> Iterator[None]:
-        """A write transaction of a lease's holder. It fences off holders of older leases."""
+    def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
+        """A write transaction of a lease's holder. It fences off holders of older leases.
+
+        Raises EngineError if one of the operators has already written a newer batch. Spark gives up a task whose
+        executor it cannot reach, but the executor may still reach the shard, even after the next batch has begun.
+        """
         with self._driver.transaction():
             if self._driver.is_sealed():
                 raise Refused(
@@ -156,7 +160,17 @@ class LocalShard(Shard):
             # The update locks the row until the end of the transaction, so writers take turns.
             if not self._driver.execute(statements.FENCE, (epoch, epoch)):
                 self._demand_newest(epoch)
+            for operator in operators:
+                self._demand_in_order(operator, batch)
             yield
+
+    def _demand_in_order(self, operator: int, batch: int) -> None:
+        newest = self._driver.fetch(statements.NEWEST_BATCH, (operator,))[0][0]
+        if newest is not None and newest > batch:
+            raise EngineError(
+                f"The shard already has batch {newest}, so a late task can no longer write batch {batch}.",
+                next_step="Nothing needs to be done: Spark has run the task again elsewhere.",
+            )
 
     def _demand_newest(self, epoch: int) -> None:
         """Raise LeaseError if a newer writer exists, which may have written the rows that were just read."""
@@ -171,11 +185,22 @@ class LocalShard(Shard):
         with self._writing(epoch):
             pass
         rows = self._demand_all_rows()
+        with self._writing(epoch):
+            self._forget_since(as_of + 1)
         checksums = self.checksums(as_of)
         if rows <= READ_AT_BEGIN:
             self._verify_rows(as_of, checksums.state_rows)
             self.verify_states(as_of, checksums)
         return checksums
+
+    def _forget_since(self, batch: int) -> None:
+        """Within a transaction, remove what a driver that stopped before publishing has written."""
+        if self._driver.execute("DELETE FROM batches WHERE batch >= ?", (batch,)):
+            rows, states = (
+                self._driver.execute(f"DELETE FROM {table} WHERE batch >= ?", (batch,))
+                for table in ("state_rows", "states")
+            )
+            self._driver.execute(statements.GROWN, (-rows, -states))
 
     def _demand_all_rows(self) -> int:
         """The number of rows in the shard. Raises DamagedState if it differs from the recorded number."""

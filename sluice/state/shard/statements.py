@@ -31,7 +31,7 @@ CHECKSUMS = """SELECT b.operator, b.checksum FROM batches AS b JOIN (
     SELECT operator, max(batch) AS batch FROM batches WHERE batch <= ? GROUP BY operator) AS n
     ON n.operator = b.operator AND n.batch = b.batch"""
 FORGET_BATCH = "DELETE FROM batches WHERE operator = ? AND batch = ?"
-FORGET_SINCE = "DELETE FROM batches WHERE operator = ? AND batch >= ?"
+NEWEST_BATCH = "SELECT max(batch) FROM batches WHERE operator = ?"
 FORGET_BUT_LAST = """DELETE FROM batches WHERE operator = ? AND batch < (
     SELECT max(batch) FROM batches WHERE operator = ?)"""
 FENCE = "UPDATE shard SET epoch = ? WHERE epoch <= ?"
