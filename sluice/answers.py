@@ -303,7 +303,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     stores: list[str]
     same_topology: bool
-    """Whether its topology is the same as that of the current generation."""
+    """Whether the topology equals that of the current generation."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,7 +347,7 @@ class Redriven(msgspec.Struct, frozen=True):
 
     redriven: int
     skipped: dict[str, int]
-    """Reason why dead letters were not re-driven → their number."""
+    """Reason → number of dead letters that were not re-driven."""
     more: bool
     """Whether there are more dead letters to re-drive; if so, send the request again."""
 

@@ -75,7 +75,7 @@ def kafka_stop(folder: Folder = None) -> None:
 @app.command()
 def explain(
     pipeline: Name,
-    master: Annotated[str, typer.Option(help="A Spark master, to print the tasks of a run on it as well.")] = "",
+    master: Annotated[str, typer.Option(help="Also print the tasks of a run on this Spark master.")] = "",
 ) -> None:
     """Print a pipeline's plan: what its query reads, stores and writes.
 

@@ -27,7 +27,7 @@ READ_SECONDS = 8.0
 MOST = 10_000
 """Maximum number of dead letters to re-drive at once."""
 HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
-"""Headers of a re-driven record: `sluice.history.1` describes its first failure; `sluice.redriven` is their number."""
+"""Headers of a re-driven record: `sluice.history.1` describes its first failure; `sluice.redriven` is the number."""
 UNREADABLE = frozenset(
     {
         "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value", "null_value", "event_time",
@@ -63,7 +63,7 @@ def markers_of(pipeline: str) -> str:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which dead letters: with a reason, written since a time, of records of one partition, or one at its own place."""
+    """Selects dead letters by reason, by time, by the partition of their record, or by their own position."""
 
     reason: str = ""
     since: datetime | None = None
@@ -102,8 +102,8 @@ class DeadLetter:
         return cls(partition, offset, at, _bytes(message.key()), _bytes(message.value()), headers)
 
     def header(self, name: str) -> str:
-        """A header `sluice.NAME` as text; empty without one."""
-        # The last one: a record can have brought headers of the same name.
+        """The header `sluice.NAME` as text; empty if it is missing."""
+        # Sluice's header is the last of its name: the record itself may have had headers with this name.
         values = [value for key, value in self.headers if key == f"sluice.{name}"]
         return (values[-1] or b"").decode(errors="replace") if values else ""
 
@@ -113,13 +113,13 @@ class DeadLetter:
 
     @property
     def source(self) -> Place | None:
-        """Where the rejected record is; None for an output record, and for a timer's failure."""
+        """The position of the rejected record; None for an output record and for a timer."""
         topic, partition, offset = self.header("topic"), self.header("partition"), self.header("offset")
         return (topic, int(partition), int(offset)) if topic and partition.isdecimal() and offset.isdecimal() else None
 
     @property
     def is_original(self) -> bool:
-        """Whether key and value are those of the rejected record: of a failed step, they can be the step's."""
+        """Whether key and value are those of the rejected record. For a failed step, they can be the step's input."""
         return not (self.header("step") or self.header("left_out"))
 
     @property
@@ -157,7 +157,7 @@ class Redriven:
 
     redriven: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """Reason why dead letters were not re-driven → their number."""
+    """Reason → number of dead letters that were not re-driven."""
     more: bool = False
     """Whether there are more dead letters to re-drive."""
 
@@ -282,7 +282,7 @@ Record = tuple[bytes | None, bytes | None, int, list[tuple[str, str | bytes | No
 
 
 def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | None]:
-    """The records to be written: as they were rejected, with the history of their failures."""
+    """The records to write, as they were before they were rejected, with the history of their failures."""
     consumer = Consumer(
         {"group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed", **quiet(kafka)}
     )
@@ -310,7 +310,7 @@ def _original(consumer: Consumer, letter: DeadLetter) -> Record | None:
 
 
 def _fetch(consumer: Consumer, place: Place) -> Message | None:
-    """The record at a place; None if retention has removed it."""
+    """The record at a position; None if retention has removed it."""
     topic, partition, offset = place
     consumer.assign([TopicPartition(topic, partition, offset)])
     message = consumer.poll(_TIMEOUT_S)
@@ -368,7 +368,7 @@ def _bytes(content: str | bytes | None) -> bytes | None:
 
 
 def _milliseconds(iso: str) -> int:
-    """A timestamp header as epoch ms; 0, which is now, without one."""
+    """A timestamp header as epoch ms; if it is missing, 0, which stands for the current time."""
     try:
         return round(datetime.fromisoformat(iso).timestamp() * 1_000)
     except ValueError:

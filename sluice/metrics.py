@@ -1,4 +1,4 @@
-"""Figures about pipelines for monitoring systems, through Airflow's metrics and in Prometheus' text format."""
+"""Gauges of pipelines for monitoring systems, through Airflow's metrics and in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gauges(
     now: datetime | None = None,
     location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
 ) -> Iterator[Gauge]:
-    """The figures of a pipeline; without `lag`, all but the lag. `location` says where a worker's shard is, if here."""
+    """A pipeline's gauges, including the lag if given. `location` returns the address of a local worker's shard."""
     now = now or datetime.now(UTC)
     for topic, ends in sorted(lag.ends.items()) if lag else ():
         for partition in sorted(ends):
@@ -77,7 +77,7 @@ def _newest_batch(ledger: Ledger, job: JobInfo, now: datetime) -> Iterator[Gauge
 
 
 def prometheus(found: Mapping[str, Iterable[Gauge]]) -> str:
-    """The figures of pipelines, by name, in Prometheus' text format."""
+    """Pipeline name → gauges, as Prometheus' text format."""
     lines: dict[str, list[str]] = {}
     for pipeline, of_pipeline in found.items():
         for gauge in of_pipeline:

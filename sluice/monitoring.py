@@ -15,7 +15,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, JobRef, Snapshot
 
 _MOST_OF_A_RUN = 1_000
-"""The newest batches among which those of a run are looked for."""
+"""The number of newest batches in which to look for a run's batches."""
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
 """The reason of output records that the encoder rejected or that were too large; audits count both together."""
@@ -62,7 +62,7 @@ def generations(ledger: Ledger, pipeline: str, now: datetime | None = None) -> l
 
 
 def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
-    """What a run published, for programs that wait for it: snapshots, and the sums of its batches' counts."""
+    """The snapshots that a run published, and the sums of its batches' counts, for programs that wait for the run."""
     counts: Counter[str] = Counter()
     snapshots: list[str] = []
     for job in ledger.jobs.current(pipeline):

@@ -91,7 +91,7 @@ def require_delivery(error: KafkaError | None, message: Message) -> None:
 def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None) -> Iterator[Message]:
     """The committed records of a topic from its beginning to its current end, each partition's in order.
 
-    With `since_ms`, from the first record of each partition whose timestamp is that or later.
+    With `since_ms`, starts at each partition's first record with this timestamp or a later one.
     """
     consumer = Consumer(
         {

@@ -37,7 +37,7 @@ class ReadPoint(TypedDict, total=False):
 
 
 class Part(ReadPoint, total=False):
-    """A range of keys from `first` to `last`, or keys with a prefix; and windows that start from `start` to `end`."""
+    """Keys from `first` to `last`, or keys with a prefix; and windows that start between `start` and `end`."""
 
     first: str
     last: str
@@ -77,7 +77,7 @@ class Queries:
         return await self._send(_query(_of_pipeline(pipeline, "batches"), list[BatchHistory], limit=limit))
 
     async def runs(self, pipeline: str, *, limit: int = 20) -> list[Run]:
-        """The newest runs of a pipeline's DAG in Airflow, newest first; none at a state server."""
+        """The newest runs of a pipeline's DAG in Airflow, newest first; empty on a state server."""
         return await self._send(_query(_of_pipeline(pipeline, "runs"), list[Run], limit=limit))
 
     async def generations(self, pipeline: str) -> list[Generation]:
@@ -85,7 +85,7 @@ class Queries:
         return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
     async def get(self, store: str, key: str, **moment: Unpack[ReadPoint]) -> Entries:
-        """The value of one key; in a store with windows, the key's windows. Raises NotFound without a value."""
+        """The value of one key; in a store with windows, the key's windows. Raises NotFound if there is no value."""
         return await self._send(_query(_path(store, "keys", key), Entries, moment))
 
     async def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[ReadPoint]) -> Entries:
@@ -93,7 +93,7 @@ class Queries:
         return await self._send(_query(_path(store, "keys"), Entries, moment, key=list(keys)))
 
     async def windows(self, store: str, key: str, **part: Unpack[Part]) -> Entries:
-        """The windows of a key that start from `start` to `end`, in order."""
+        """The windows of a key that start between `start` and `end`, in order."""
         return await self._send(_query(_path(store, "keys", key), Entries, part))
 
     async def page(
@@ -133,7 +133,7 @@ class Queries:
         return await self._send(query)
 
     async def diff(self, store: str, *, before: str, after: str | None = None, pipeline: str | None = None) -> Diff:
-        """How many entries are the same in two snapshots, changed, missing and added, with examples."""
+        """The numbers of equal, changed, missing and added entries in two snapshots, with examples."""
         return await self._send(_query(_path(store, "diff"), Diff, before=before, after=after, pipeline=pipeline))
 
     async def combine(

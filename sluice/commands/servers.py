@@ -21,9 +21,11 @@ Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPEL
 
 
 def serve(
-    workers: Annotated[str, typer.Option(help="Workers without a server to serve from now on, such as 0,1.")] = "",
+    workers: Annotated[
+        str, typer.Option(help="Workers to place on this server, such as 0,1; they must not have a server yet.")
+    ] = "",
     pipeline: Annotated[
-        list[str] | None, typer.Option(help="The pipeline of these workers; default: all in the ledger.")
+        list[str] | None, typer.Option(help="The pipeline of these workers; default: all pipelines in the ledger.")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 7070,
     bind: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",

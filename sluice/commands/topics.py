@@ -75,7 +75,7 @@ def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]
 
 
 def line_of(key: str | bytes | None, value: str | bytes | None, separator: str) -> str:
-    """The line for a record, from which `record_of` makes the same record."""
+    """The line for a record; `record_of` converts the line back to the record."""
     texts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in (key or b"", value)]
     if not separator:
         return texts[1] or ""
@@ -107,7 +107,7 @@ def list_dead_letters(
             [_row(letter, found.markers.get((letter.partition, letter.offset))) for letter in found.letters], form
         )
         if not found.complete:
-            err.print("The topic has more dead letters than could be read in time: choose with --since.")
+            err.print("The dead letters could not all be read in time: limit the search with --since.")
 
 
 @dead_letters.command()

@@ -9,6 +9,7 @@ import sluice.engine.publish.shard_writer
 import sluice.engine.read.streams  # noqa: F401
 
 if __name__ == "__main__":
-    # Workers collect garbage after every task. Without freezing, that scans all modules and takes longer than a task.
+    # Workers collect garbage after every task. Without freezing, each collection scans all modules, which takes longer
+    # than a task.
     gc.freeze()
     manager()

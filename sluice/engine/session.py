@@ -50,7 +50,7 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 
 def compile_for(spark: SparkSession, records: int) -> None:
-    """Let Spark compile the queries that start from now on if they read many records, and else interpret them.
+    """Let Spark compile later queries if they read many records, and interpret them otherwise.
 
     Settings of spark-submit or SLUICE_SPARK_CONF take precedence.
     """

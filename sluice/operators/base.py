@@ -102,7 +102,7 @@ class Operator(Protocol[S]):
     def close(self, state: S, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)) -> None:
         """Send the results that are due at stream time `closed`, and drop state that can no longer change.
 
-        All partitions have reached `closed`. `reached` is as in `Row`, for a join of two streams.
+        All partitions have reached `closed`. For a join of two streams, `reached` means the same as in `Row`.
         """
 
     def is_empty(self, state: S) -> bool:

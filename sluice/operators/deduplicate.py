@@ -1,4 +1,4 @@
-"""Deduplication: drop a record if another with the same id passed within a time."""
+"""Deduplication: drop a record if another record with the same id has passed recently."""
 
 from __future__ import annotations
 

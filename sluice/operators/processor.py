@@ -213,7 +213,7 @@ class Context:
         self._out.emit(key, text, self.time if time is None else time, to=to)
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
-        """Set a timer of the key for the time `at`, in epoch ms, repeated `every` that many ms if not 0.
+        """Set a timer of the key for the time `at`, in epoch ms, and then every `every` ms if not 0.
 
         `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. The timer replaces the key's
         timer of the same name. An event timer fires when stream time reaches it, once for every period that has passed.

@@ -29,7 +29,7 @@ class Waiting(msgspec.Struct, array_like=True):
     time: int
     old: str | None = None
     """The value before the latest update, for a next operator that subtracts. Like Kafka Streams, Sluice retracts this
-    value and not the one sent last."""
+    value, not the last value sent."""
 
 
 State = dict[Bounds, Waiting]

@@ -133,7 +133,7 @@ def assets(pipeline: str, job: Job) -> list[Asset]:
     """The assets that a run updates: `PIPELINE.store.NAME` and `PIPELINE.topic.NAME`. A DAG can wait for them."""
     names = [f"{pipeline}.store.{store}" for store in job.stores]
     names += [f"{pipeline}.topic.{topic}" for topic in dict.fromkeys(job.outputs)]
-    return [Asset(name) for name in names if name.isascii()]  # Airflow takes no other names
+    return [Asset(name) for name in names if name.isascii()]  # Airflow accepts only ASCII names
 
 
 def _schedule(pipeline: Pipeline, topics: list[str]) -> Any:

@@ -104,9 +104,9 @@ class SluiceJobOperator(SparkSubmitOperator):
         return hook
 
     def _report(self, context: Context, kafka: Mapping[str, str]) -> None:
-        """Send the pipeline's figures to Airflow's metrics, and add those of the run to the events of its assets.
+        """Send the pipeline's gauges to Airflow's metrics, and add the run's counts to the events of its assets.
 
-        A run that has succeeded does not fail because of its figures.
+        An error here does not fail a run that has succeeded.
         """
         try:
             with Ledger.open(settings().ledger) as ledger:
@@ -118,7 +118,7 @@ class SluiceJobOperator(SparkSubmitOperator):
             for asset in self.outlets if events is not None else ():
                 events[asset].extra.update(figures)
         except Exception as error:
-            self.log.warning("The run's figures were not reported: %s", error)
+            self.log.warning("The run's metrics were not reported: %s", error)
 
     def _note_failure(self, context: Context, started_at: datetime, detail: str) -> None:
         note_killed(settings(), self.pipeline, _run(context), started_at, detail)
@@ -133,7 +133,7 @@ def _options(context: Context) -> tuple[str, ...]:
 
 
 def _settings(context: Context) -> Settings:
-    """The settings, with those of the run's parameters. Fails without retries if a parameter is out of its limits."""
+    """The settings, changed by the run's parameters. Fails without retries if a parameter is outside its limits."""
     given = context.get("params") or {}
     for name, (least, most) in LIMITS.items():
         value = given.get(name)

@@ -174,7 +174,7 @@ class Edge:
     stage: int
     """The stage of the columns; 0 for records right after the stateless steps."""
     topics: tuple[str, ...]
-    """The topics of the rows' records."""
+    """The topics from which the rows come."""
     passed: str
     """Condition: the row belongs to this edge."""
     key: str
@@ -240,7 +240,7 @@ class OrderedOperator:
     action: Action
     edges: tuple[Edge, ...]
     topics: tuple[str, ...]
-    """The topics of the operator's rows."""
+    """The topics from which the operator's rows come."""
     retracts: bool
     """Whether a later step needs the old value of each change."""
     inline: int | None

@@ -47,7 +47,7 @@ def why_spark(job: Job) -> str:
             if isinstance(column, Attempt):
                 return f"{where}an expression can fail"
             if column.position:
-                return f"{where}makes several records of one"
+                return f"{where}turns one record into several"
             try:
                 types[column.name] = kind(tree_of(column.sql), types)
             except NeedsSparkError as part:
@@ -63,7 +63,7 @@ def why_spark(job: Job) -> str:
 def _require_edge(edge: Edge, types: Mapping[str, str]) -> None:
     """Raise NeedsSparkError if Arrow cannot compute the rows that an ordered operator takes from the steps."""
     if edge.path_column is not None:
-        raise NeedsSparkError("makes several records of one")
+        raise NeedsSparkError("turns one record into several")
     _all([tree_of(edge.passed), tree_of(edge.is_null)], "BOOLEAN", types)
     _all([tree_of(sql) for sql in (edge.key, edge.foreign) if sql is not None], "STRING", types)
     for tree in map(tree_of, edge.values):
@@ -130,7 +130,7 @@ def kind(node: exp.Expr, types: Mapping[str, str]) -> str:  # noqa: C901  (a cas
 
 
 def json_of(node: exp.Substring) -> exp.Expr | None:
-    """The value whose JSON `VALUE_JSON` cuts out of a struct's; None for any other call of `substring`."""
+    """The value in a call of `substring` made with `VALUE_JSON`; None for any other call."""
     try:
         value: exp.Expr = node.this.this.expressions[0].expression
     except (AttributeError, IndexError):

@@ -19,7 +19,7 @@ from sluice.state.model import JobInfo, Snapshot, StoreInfo
 T = TypeVar("T")
 
 _RENEWAL = 0.8
-"""The part of a cached result's time after which the next query renews it, without waiting for it."""
+"""A query renews a cached result in the background after this share of the result's lifetime."""
 
 FRESH_SECONDS = 0.05
 """Seconds for which a result from the ledger counts as current. A query that begins later sees a new snapshot."""
@@ -63,10 +63,10 @@ class JobSnapshot:
 
 
 def only_store(name: str, stores: Sequence[StoreInfo], *, unknown: str, ambiguous: str) -> StoreInfo:
-    """The only one of the stores with this name. `unknown` and `ambiguous` are the next steps of the errors.
+    """The only element of `stores`, which are the stores with this name.
 
-    Raises NotFound without a store, and QueryError if several pipelines have one. `{pipelines}` in `ambiguous` is
-    replaced by their names.
+    Raises NotFound, with the next step `unknown`, if `stores` is empty; and QueryError, with the next step `ambiguous`,
+    if several pipelines have the store. `{pipelines}` in `ambiguous` is replaced by their names.
     """
     if not stores:
         raise NotFound(f"There is no store {name!r}.", next_step=unknown)

@@ -222,5 +222,5 @@ def _order(entry: Entry) -> tuple[str, int]:
 
 
 def _merged(pages: list[list[Entry]], limit: int) -> list[Entry]:
-    # Sorting runs that are sorted already is what Python's sort is best at.
+    # Python's sort is fast on concatenated sorted runs.
     return sorted((entry for page in pages for entry in page), key=_order)[:limit]

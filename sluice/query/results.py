@@ -74,7 +74,7 @@ class Combined(Result):
 
 @dataclass(frozen=True)
 class Changes(Result):
-    """The keys and window starts that changed since an earlier batch, sorted; `more` if there are others."""
+    """The sorted keys and window starts that changed since an earlier batch; `more` if some are left out."""
 
     keys: list[tuple[str, int]]
     more: bool

@@ -14,7 +14,7 @@ def time_text(ms: int) -> str:
 
 
 def parse_time(name: str, text: str | None) -> int | None:
-    """Epoch milliseconds from themselves, or from ISO 8601, where no zone means UTC; QueryError names `name`."""
+    """Parse epoch milliseconds, or ISO 8601 (UTC without a zone). Raises QueryError, which names the parameter."""
     if text is None:
         return None
     try:
@@ -27,7 +27,7 @@ def parse_time(name: str, text: str | None) -> int | None:
 
 def _milliseconds(text: str) -> int:
     if text.isascii() and text.lstrip("-").isdigit():
-        datetime.fromtimestamp(int(text) / 1_000, UTC)  # a time that can be shown again
+        datetime.fromtimestamp(int(text) / 1_000, UTC)  # raises an error for a time that cannot be shown
         return int(text)
     moment = datetime.fromisoformat(text)
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)

@@ -238,7 +238,7 @@ def shared_session() -> SparkSession:
     if active is not None:
         return active
     if not structlog.is_configured():
-        # Log no line for each batch, unless the author of the tests has chosen what is logged.
+        # Do not log every batch, unless the tests have configured logging.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     jars = settings().jars
     conf = {

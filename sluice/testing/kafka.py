@@ -168,7 +168,7 @@ def stop(folder: Path) -> Broker | None:
 
 
 def running(folder: Path) -> Broker | None:
-    """The broker that is running in `folder`, or None, also if another process now has the broker's process id."""
+    """The running broker of `folder`, or None. Checks that the process id does not belong to another program now."""
     folder = folder.absolute()
     try:
         broker = msgspec.json.decode((folder / "broker.json").read_bytes(), type=Broker)

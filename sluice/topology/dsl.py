@@ -604,7 +604,7 @@ class Stream(Handle[V]):
         return Processed(self.pipeline, node)
 
     def deduplicate(self, by: str, *, within: Duration, on_error: OnError | None = None) -> Stream[V]:
-        """Pass on the first record of each id, the SQL expression `by`; drop and count its repeats `within` a time."""
+        """Pass on each id's first record; drop and count repeats within the time `within`. `by` is SQL for the id."""
         self._check(by, "deduplicate")
         within_ms = milliseconds(within)
         arguments.at_least(self._where("deduplicate"), "within", within_ms, 0)

@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Serde(Generic[V]):
-    """How a topic's bytes are decoded to values of type `contract`, and encoded: by default JSON, a str as plain text.
+    """Decodes a topic's bytes to values of type `contract`, and encodes values: as JSON, or a str as plain text.
 
     `decode` converts a record's bytes to a value; if it raises an error, the record becomes a dead letter. `encode`
     converts a value to bytes, for sinks.

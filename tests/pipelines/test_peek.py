@@ -61,7 +61,7 @@ WITHOUT_STATE: Cases = {
         lambda sales, noted, _: sales.flat_map_values("array(amount, -amount)").foreach(noted),
         {"a=1": 1, "a=-1": 1, "b=2": 1, "b=-2": 1, "a=3": 1, "a=-3": 1},
     ),
-    "beside a step that makes several records of one": (
+    "beside a step that turns one record into several": (
         lambda sales, noted, n: (
             sales.flat_map_values("array(1, 2, 3)").to(f"many{n}"), sales.map_values("amount").foreach(noted)
         ),

@@ -126,7 +126,7 @@ def _bearer(headers: _Headers) -> bytes | None:
 
 
 def _is_same_origin(scope: Scope) -> bool:
-    """Whether a page of this site sent the request, according to the browser, which sends cookies for any site."""
+    """Whether the browser says that a page of this site sent the request. Browsers send cookies for any page."""
     if site := _header(scope["headers"], b"sec-fetch-site"):
         return site == b"same-origin"
     origin = urlsplit(_header(scope["headers"], b"origin").decode("latin-1"))

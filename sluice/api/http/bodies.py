@@ -24,7 +24,7 @@ class TooLate(QueryError):
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """Read the body, of declared length or not. Raises TooBig or TooLate; the protocol then closes the connection."""
+    """Read the body. Raises TooBig or TooLate, after which the protocol closes the connection."""
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):

@@ -193,7 +193,7 @@ class App:
             return problem(500, "The request failed.", "See the server's log.")
 
     async def _may_use(self, _request: Request, _reader: ParameterReader | None) -> bool:
-        """Whether the user may use the route; if not, the response is that for a path without a route."""
+        """Whether the user may use the route; if not, the response is the same as for an unknown path."""
         return True
 
     def _match(self, path: str) -> tuple[dict[str, ParameterReader], dict[str, str]]:
@@ -247,7 +247,8 @@ class ParameterReader:
             if name in self._lists:
                 values.setdefault(name, []).append(value)
             elif name not in self._names:
-                # Links to the page from other sites may have additional parameters; elsewhere, report misspelled ones.
+                # Links from other sites to the page may have additional parameters. Other routes reject unknown
+                # parameters.
                 if self.route.is_described:
                     raise self._unknown(name)
             elif name in values:

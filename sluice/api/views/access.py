@@ -28,7 +28,7 @@ from sluice.state.model import JobInfo, StoreInfo
 T = TypeVar("T")
 
 FIGURES_SECONDS = 2.0
-"""How long figures about pipelines are cached, because they are more expensive than queries."""
+"""How long statistics about pipelines are cached, because computing them takes longer than a query."""
 _LIST_STORES = "GET /sluice/v1/stores lists all stores."
 _CACHE_BYTES = 32 * 2**20
 CACHE_SECONDS = 1.0
@@ -59,7 +59,8 @@ class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="Respond with 412 if less was read: TOPIC:PARTITION:OFFSET, separated by commas.",
+                description="Respond with 412 unless the snapshot has reached these positions: "
+                "TOPIC:PARTITION:OFFSET, separated by commas.",
                 max_length=4_000,
             ),
         ]
@@ -74,7 +75,7 @@ class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def when(self) -> AsOf:
-        """The read point in the form that the reader takes."""
+        """The read point as an argument for the reader."""
         return AsOf(self.as_of, self.min_snapshot, parse_positions(self.min_position) if self.min_position else {})
 
 
@@ -179,7 +180,7 @@ class Access:
         return await self.reader.catalogue.pin(store, when or AsOf())
 
     async def look_up_all(self) -> None:
-        """Look up every permission, so that the time of a 404 does not reveal whether a hidden name exists."""
+        """Look up every permission, so that the response time of a 404 does not reveal whether a hidden name exists."""
         await self.stores()
 
     async def pin_at(self, name: str, moment: ReadPoint) -> Pin:

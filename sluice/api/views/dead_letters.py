@@ -27,9 +27,9 @@ _SHOWN_BYTES = 10_000
 """How much of a value an answer shows."""
 _gate = Gate(running=1, waiting=4)
 
-Reason = Annotated[str, Meta(description="Only those with this reason.", max_length=200)]
-Since = Annotated[str, Meta(description="Only those written at this time or later.", max_length=100)]
-Partition = Annotated[int, Meta(description="Only those of records of this partition.", ge=0, le=2**31 - 1)]
+Reason = Annotated[str, Meta(description="Only dead letters with this reason.", max_length=200)]
+Since = Annotated[str, Meta(description="Only dead letters written at this time or later.", max_length=100)]
+Partition = Annotated[int, Meta(description="Only dead letters of records from this partition.", ge=0, le=2**31 - 1)]
 
 
 class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
 
 
 class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The dead letters to re-drive. Without a reason or a place, only records that could not be read are."""
+    """The dead letters to re-drive. Without a reason or a place, only unreadable records are re-driven."""
 
     reason: Reason = ""
     since: Since | None = None
@@ -53,7 +53,7 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
 async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Response:
-    """The newest dead letters, with place, bytes, headers and error; and the number of all, by reason."""
+    """The newest dead letters, with place, bytes, headers and error, and the number of all matching ones by reason."""
     allowed = await access(request)
     jobs = await allowed.jobs(query.pipeline)
     chosen = Chosen(query.reason, _time(query.since), query.partition)
@@ -114,5 +114,5 @@ def _place(text: str | None) -> tuple[int, int] | None:
         return None
     partition, _, offset = text.partition("/")
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
-        raise QueryError("place is not a dead letter's place.", next_step="Write PARTITION/OFFSET, such as 0/17.")
+        raise QueryError("place is not a dead letter's position.", next_step="Write PARTITION/OFFSET, such as 0/17.")
     return int(partition), int(offset)

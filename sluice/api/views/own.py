@@ -80,7 +80,7 @@ class Stores:
         return self._entries(answer.entries, answer.workers)
 
     async def windows(self, store: str, key: str, start: Time = None, end: Time = None) -> list[Entry]:
-        """The windows of a key that start from `start` to `end`, in order."""
+        """The windows of a key that start between `start` and `end`, in order."""
         answer = await self._reader.windows(await self._pin(store), key, _ms("start", start), _ms("end", end))
         return self._entries(answer.entries, answer.workers)
 

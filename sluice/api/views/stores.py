@@ -85,7 +85,7 @@ class RangeQuery(WindowQuery, frozen=True, kw_only=True):
 
     @property
     def within(self) -> Range:
-        """The range in the form that the reader takes."""
+        """The range as an argument for the reader."""
         return Range(self.first, self.last, self.prefix, *self.times)
 
 
@@ -232,9 +232,9 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
 
 @router.get("/{store}/diff", answers.Diff, parameters=DiffQuery)
 async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
-    """How many entries are the same in two snapshots, changed, missing and added, with examples.
+    """The numbers of equal, changed, missing and added entries in two snapshots, with examples.
 
-    One of the snapshots can be of a generation that was built beside the current one.
+    One of the snapshots can belong to a generation that was built beside the current one.
     """
     allowed = await access(request)
     before = await allowed.pin(query.store, query.pipeline, AsOf(query.before))

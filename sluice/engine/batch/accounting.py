@@ -28,7 +28,7 @@ class Fate:
 
     def __init__(self, records: npt.NDArray[np.int64] | None, applied: Mask, rejected: Mask, skipped: Mask) -> None:
         self.records = records
-        """Each row's record, as its offset, if steps may have turned one record into several rows."""
+        """The offset of each row's record; None unless steps may have turned one record into several rows."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
         self.late = np.zeros_like(applied)
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
@@ -166,7 +166,7 @@ class RecordSinks:
     def _failed(
         self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, facts: PartFacts
     ) -> tuple[Mask, Mask]:
-        """Masks of the rows that a step rejected or skipped. A record has one dead letter, for its first failure."""
+        """Masks of the rows that a step rejected or skipped. Only the first failure of a record makes a dead letter."""
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
         dead_letters: dict[int, DeadLetter] = {}
         for failure in self.failing:

@@ -49,7 +49,7 @@ def last_batch(checkpoint: str, log: str) -> int:
 
 
 def copy_identity(checkpoint: str, to: str) -> None:
-    """Copy the query's id from one checkpoint to another that has none: Spark cannot recover a batch without it."""
+    """Copy the query's id from one checkpoint to another that has none: Spark cannot recover a batch without an id."""
     filesystem, path = open_path(to)
     if filesystem.get_file_info(f"{path}/metadata").type == fs.FileType.NotFound:
         filesystem.create_dir(path)

@@ -40,7 +40,7 @@ class Facts(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Written:
-    """The result when a task has written records to a topic itself."""
+    """The result of a task that has written records to a topic itself."""
 
     counts: Mapping[str, int]
     records: Mapping[str, pa.Table]

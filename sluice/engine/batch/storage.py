@@ -122,8 +122,8 @@ class Storage:
         for batch in {snapshot.batch, max(snapshot.batch, last_batch(self.checkpoint, "commits"))}:
             if (positions := batch_positions(self.checkpoint, batch)) != snapshot.positions:
                 raise EngineError(
-                    f"The checkpoint {self.checkpoint} is damaged: according to the checkpoint, batch {batch} ends at "
-                    f"{positions}, but according to the ledger at {snapshot.positions}.",
+                    f"The checkpoint {self.checkpoint} is damaged: its batch {batch} ends at {positions}, but "
+                    f"the ledger's batch {snapshot.batch} ends at {snapshot.positions}.",
                     next_step="Restore the checkpoint, or rebuild the state from the topics: "
                     f"sluice rebuild {self.ref.pipeline}.",
                 )

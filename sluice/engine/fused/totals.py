@@ -25,7 +25,7 @@ from sluice.plan import FusedJob
 from sluice.plan.one_pass import PLAIN_SCALE
 
 COLUMNS = {**STATE_KEY, "value": "STRING", "position": "BIGINT", "time": "BIGINT"}
-"""Columns of the rows, those of global tables' changes."""
+"""Columns of the rows, which are the same as for the changes of global tables."""
 
 Column: TypeAlias = "Part | tuple[tuple[str, Part], ...]"
 """A store's value: the aggregate itself, or fields that are aggregates."""
@@ -40,11 +40,11 @@ class Totals:
 
     groups: Mapping[int, tuple[Column, ...]]
     timed: frozenset[int]
-    """Groups whose state rows also hold, last, the largest event time of their records: that of output records."""
+    """Groups whose values end with the largest event time of their records, which is the time of output records."""
 
     @classmethod
     def of(cls, job: FusedJob, combiner: Combiner) -> Self | None:
-        """The totals of a job; None if only Spark can aggregate for it."""
+        """The totals of a job; None if only Spark can compute its aggregates."""
         parts = combiner.parts
         if any(group.number not in parts for group in job.groups):
             return None
@@ -74,7 +74,7 @@ class Totals:
             yield pa.RecordBatch.from_pydict({name: columns[name] for name in COLUMNS})
 
     def added(self, group: int, first: str, second: str) -> str:
-        """The values of two state rows of a group as one."""
+        """The combined value of two values of a group."""
         parts = [_decode(first), _decode(second)]
         how = self._how[group]
         return _encode([add(*values) for add, *values in zip_longest(how, *parts)]).decode()
@@ -86,7 +86,7 @@ class Totals:
 
     @cached_property
     def _how(self) -> dict[int, list[Callable[[Any, Any], Any]]]:
-        """Per group, how to add its values up."""
+        """Group → for each of its values, the function that combines two of them."""
         return {
             group: [_adding(column) for column in columns] + ([_larger] if group in self.timed else [])
             for group, columns in self.groups.items()
@@ -98,7 +98,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def _is_json_exact(kind: pa.DataType) -> bool:
-    """Whether values of a type are the same after they were written as JSON and read again."""
+    """Whether JSON represents all values of a type exactly."""
     return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale <= PLAIN_SCALE))
 
 

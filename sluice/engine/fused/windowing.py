@@ -1,8 +1,8 @@
 """Assigns each record to its windows, per aggregation group, and finds the records that are late.
 
-Stream time belongs to a group and a partition of its source: the largest event time of the records so far, late ones
-included. By it, windows close (see `sluice.values.windows`). A task sees a partition in offset order, so stream time is
-a running maximum that continues from the last batch, and results do not depend on where batches end.
+Stream time belongs to a group and a partition of its source: the largest event time of the records so far, including
+late records. It determines when windows close (see `sluice.values.windows`). A task sees a partition in offset order,
+so stream time is a running maximum that continues from the last batch, and results do not depend on where batches end.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Frames:
     input_types: dict[int, str] = field(default_factory=dict)
     """Group or operator → the types of its inputs, which affect the meaning of its state; set by `state_rows`."""
     totals: Totals | None = None
-    """How shards add up what a batch counts; None if Spark's state does so; set by `state_rows`."""
+    """How shards add up the totals of batches; None if Spark's state does so; set by `state_rows`."""
 
     def state_rows(self) -> DataFrame:
         """The changed state rows with their `worker`, in one partition per worker.
@@ -134,7 +134,7 @@ class Frames:
         return fuse(job, frame.mapInArrow(Chain(tasks).__call__, _windowed_schema(combiner)), combiner)
 
     def _ordered(self, job: OrderedJob, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
-        """State rows and output rows of the ordered operators. Like `_fused`, if the steps can run on Arrow."""
+        """State rows and output rows of the ordered operators. As in `_fused`, the steps run on Arrow if they can."""
         storage = self.storage
         ingest = Ingest.of(job, storage.side_outputs, storage.batches, self.partitions)
         stages = Stages(job, storage, ingest, self.epoch)

@@ -61,7 +61,7 @@ def _state_tasks(query: JobQuery, storage: Storage) -> Iterator[str]:
 
 
 def _shuffle_partitions(spark: SparkSession, storage: Storage) -> tuple[int, str]:
-    """The number of partitions of Spark's state. The checkpoint of an earlier run decides it."""
+    """The number of partitions of Spark's state, which the checkpoint of an earlier run fixes."""
     last = last_batch(storage.checkpoint, "offsets")
     if last < 0:
         return int(spark.conf.get(_SHUFFLE) or 0), ""

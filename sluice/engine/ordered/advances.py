@@ -73,7 +73,7 @@ class Advances:
             self.batches.setdefault(operator.number, []).append(batch)
 
     def reports(self, operators: Iterable[OrderedOperator], workers: int) -> Iterator[pa.RecordBatch]:
-        """Rows that report the added rows of these operators to every worker; also for operators without any."""
+        """Rows that report the added rows of these operators to every worker; also for operators without added rows."""
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), _SCHEMA)
             table = _reduced(_sorted(added), joint=operator.joint)

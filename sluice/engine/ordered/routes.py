@@ -29,7 +29,7 @@ class Routes:
     def of(cls, job: OrderedJob, stage: int) -> Self | None:
         """The routes after a stage; None if Spark must compute them.
 
-        Arrow passes results on as they are: no steps after the operators, and no re-encoded values.
+        Arrow can only pass results on unchanged, so no step may follow the operators and no value may be re-encoded.
         """
         edges = tuple(job.feeds_of(stage))
         is_plain = all(edge.raw is not None and edge.key == "key" and edge.foreign is None for edge in edges)

@@ -89,7 +89,7 @@ class StageOutput:
     listeners: dict[int, list[OperatorRun]] = field(default_factory=dict)
     """Operator → the operators that get its results directly."""
     only_stored: frozenset[int] = frozenset()
-    """The operators of which a key's last result is enough."""
+    """The operators for which only a key's last result matters."""
     row: Row | None = None
     """The current row."""
     released: Released | None = None
@@ -210,7 +210,7 @@ class StageOutput:
             yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
     def _last_results(self) -> list[tuple[Any, ...]]:
-        """The rows without results that a later one replaces in the store."""
+        """The rows, without the results that a later result of the same key replaces in the store."""
         rows: list[tuple[Any, ...]] = []
         last: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         for row in self._rows:
@@ -301,13 +301,13 @@ class Releases:
 
 
 class Looks(Releases):
-    """The unmatched records of a join that looks for them at the same times as a Kafka Streams task (see `Watch`)."""
+    """The searches of a join for unmatched records, at the same times as in a Kafka Streams task (see `Watch`)."""
 
     def __init__(self, timeline: Timeline, join: StreamJoin) -> None:
         super().__init__(timeline, before_row=True)
         self._join = join
         self._looked: tuple[Position, int] | None = None
-        """Position of the current look, and its stream time."""
+        """Position and stream time of the current search."""
         self._from = 0
         """The number of advances that have been processed."""
 

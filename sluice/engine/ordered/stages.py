@@ -124,7 +124,7 @@ class Stages:
         }
 
     def _edges(self, frame: DataFrame, edges: list[Edge]) -> Layers:
-        """The columns of edges; also notes the types of their values."""
+        """The columns of edges; also records the types of their values."""
         values = [
             Column(f"{edge.column}_{i}", sql, edge.target)
             for edge in edges

@@ -33,7 +33,7 @@ class AtLeastOnce:
 
     @classmethod
     def of(cls, job: Job, kafka: dict[str, str], default: str, limits: Mapping[str, int]) -> AtLeastOnce | None:
-        """For the job's at-least-once outputs, `default` being the delivery of the others. None without such outputs.
+        """The writer of a job's at-least-once outputs, or None. `default` is the delivery of outputs that set none.
 
         Dead letters are never written at least once.
         """

@@ -81,11 +81,11 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
 
 
 def _latest(changes: pa.Table) -> pa.Table:
-    """The last change of each key and window. The rows without a key, which are no table's, stay."""
+    """The last change of each key and window. Rows without a key are kept, because no table has them."""
     names = [name for name in ("key", "window_start", "window_end") if name in changes.column_names]
     last: dict[Any, int] = {}
     for row, name in enumerate(zip(*(changes.column(name).to_pylist() for name in names), strict=True)):
-        last.pop(name, None)  # the order is that of the last changes
+        last.pop(name, None)  # sorts keys by their last changes
         last[name if name[0] is not None else row] = row
     return changes.take(pa.array(last.values(), pa.int64()))
 
@@ -114,7 +114,7 @@ def _bytes(encode: Encoder, value: Any) -> bytes:
 def _without_errors(
     sink: Sink, table: pa.Table, records: pa.Table, errors: Mapping[int, str], rejected: RejectedOutput
 ) -> pa.Table:
-    """Remove the records that could not be encoded: reject them, or raise EngineError if the sink says so."""
+    """Remove and reject the records that could not be encoded. With `on_error="fail"`, raise EngineError instead."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise EngineError(

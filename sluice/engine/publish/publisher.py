@@ -110,7 +110,7 @@ class Publisher:
     types: Mapping[str, str]
     retention: Retention
     totals: Totals | None = None
-    """How shards add up what a batch counts; None if Spark's state has done so."""
+    """How shards add up the totals of batches; None if Spark's state has done so."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Topic → size limit of a record in bytes, where known."""
     at_least_once: AtLeastOnce | None = None

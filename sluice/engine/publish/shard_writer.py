@@ -52,7 +52,7 @@ class ShardWriter:
     epoch: int
     """Epoch of the lease that covers the writes."""
     totals: Totals | None = None
-    """How to add a batch's totals to those in the shard; None if the rows already have the totals of all batches."""
+    """How to add a batch's totals to the shard's totals; None if the rows already have the totals of all batches."""
     token: str = field(default="", repr=False)
     """Token for state servers, passed along because executors on other hosts lack the driver's environment."""
 
@@ -109,7 +109,7 @@ class ShardWriter:
         )
 
     def _added(self, totals: Totals, shard: Shard, batch: int, rows: list[Row]) -> list[Row]:
-        """Add sorted rows to those in the shard, and write the results, which are returned."""
+        """Add sorted rows to the shard's rows. Write and return the results."""
         merged: dict[RowId, Row] = {}
         for row in rows:
             name = row[:3]
@@ -121,7 +121,7 @@ class ShardWriter:
         return [*merged.values()]
 
     def _sum(self, totals: Totals, first: Row, second: Row) -> Row:
-        """Two versions of a state row as one: added up, or the second if it is of a global table."""
+        """Combine two versions of a state row: add them up, or return the second for a global table or a tombstone."""
         value, more = first[4], second[4]
         if second[0] in self.tables or value is None or more is None:
             return second

@@ -31,7 +31,7 @@ _FAST = {
     "compression.type": "lz4",
     "queue.buffering.max.messages": "2000000",
     "queue.buffering.max.kbytes": "1048576",
-    # The Java clients' partitioner: a key goes to the same partition whichever client writes it.
+    # The Java clients' partitioner: every client sends a key to the same partition.
     "partitioner": "murmur2_random",
     "transaction.timeout.ms": "600000",
     # The topic limits the size of a record, not the client.
@@ -164,7 +164,7 @@ def send_at_least_once(
 ) -> dict[str, int]:
     """Write records without a transaction, and return their number per topic. A retried task writes them again.
 
-    Tasks call this concurrently, so records bypass the driver and no transaction delays readers.
+    Tasks call this concurrently, so that the records do not pass through the driver.
     """
     failed: list[KafkaError] = []
     own = {**_fast(limits), "enable.idempotence": True, "on_delivery": partial(_note, failed)}

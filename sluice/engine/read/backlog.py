@@ -1,13 +1,13 @@
 """Divides the unread records of several partitions into batches that end at common points of the records' order.
 
-A record comes when its partition's time is reached: the largest Kafka timestamp in the partition so far, which is the
-record's *sequence*. Equal sequences are ordered by source, partition and offset. A batch takes the first records of
-this order, so several small batches give the same results as one large batch.
+A record's *sequence* is the largest Kafka timestamp so far in its partition. Records are ordered by sequence, then by
+source, partition and offset. A batch takes the first records of this order, so several small batches give the same
+results as one large batch.
 
 A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps finds a suitable T
-in a few requests. But the index includes what no reader of committed records sees, the markers of transactions and the
-records of aborted ones, whose time may be years after that of the records around them. So the offset that it
-returns is only where the search in the records themselves begins.
+in a few requests. But the index includes transaction markers and aborted records, which readers of committed records do
+not see and whose timestamps may be years later than those of neighbouring records. The search in the records themselves
+therefore begins at the offset from the index.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Part = tuple[str, int]
 Offsets = Mapping[Part, int]
 
 _ENOUGH = 0.7
-"""A batch that the index finds is large enough with this share of the records that it may have."""
+"""A batch found by the index is large enough if it has this share of the maximum number of records."""
 _AIM = 0.85
 _READ_AT_ONCE = 20_000
 
@@ -38,20 +38,20 @@ class Stretch:
     offsets: npt.NDArray[np.int64]
     timestamps: npt.NDArray[np.int64]
     complete: bool
-    """Whether they are the last ones of the backlog."""
+    """Whether the backlog has no later records in this partition."""
 
 
 class Timestamps(Protocol):
     """The timestamps of the records in the partitions of a backlog, up to its end."""
 
     def index(self, time: int) -> Offsets:
-        """The first offset at which Kafka has a timestamp of at least `time`. Partitions without one are left out."""
+        """Partition → first offset with a timestamp of at least `time`, if there is one."""
 
     def latest(self) -> int:
-        """A time that no record of the partitions exceeds."""
+        """An upper bound of the records' timestamps."""
 
     def read(self, starts: Offsets, count: int) -> Mapping[Part, Stretch]:
-        """In each partition, at least `count` records from its start offset on, or all up to the backlog's end."""
+        """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
 
 
 @dataclass
@@ -60,11 +60,11 @@ class Backlog:
 
     timestamps: Timestamps
     parts: tuple[Part, ...]
-    """In the order of records with equal sequences."""
+    """Sorted as records with equal sequences are."""
     position: dict[Part, int]
     ends: Offsets
     reached: Offsets = field(default_factory=dict)
-    """The largest timestamps before the position, in partitions that have been read."""
+    """Partition → the largest timestamp before its position; only partitions that have been read."""
     _since: int = BEFORE_ALL
     """No record of the backlog has a smaller sequence."""
     _latest: int = BEFORE_ALL
@@ -99,9 +99,9 @@ class Backlog:
         return max(self.reached.get(part, BEFORE_ALL), self._since)
 
     def _by_index(self, most: int) -> dict[Part, int] | None:
-        """The end of a batch at a time that Kafka's index finds. None if the index does not help.
+        """The end offsets of a batch, found with Kafka's index; None if the index does not help.
 
-        The times before `low` have too few records, and those from `high` on too many, as far as the index knows.
+        A binary search: according to the index, a batch that ends at `low` has too few records, at `high` too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
         best: Offsets = {}
@@ -119,7 +119,7 @@ class Backlog:
         return self._exactly(low, best, most - low_count) if low_count else None
 
     def _within(self, time: int, found: Offsets) -> dict[Part, int]:
-        """The offsets of the index, limited to the backlog. A partition that has reached the time is not read."""
+        """The index's offsets, limited to the backlog. A partition that has reached `time` adds no records."""
         return {
             part: self.position[part]
             if self.reached.get(part, BEFORE_ALL) >= time
@@ -128,9 +128,9 @@ class Backlog:
         }
 
     def _exactly(self, time: int, found: Offsets, spare: int) -> dict[Part, int] | None:
-        """The offsets of the first records whose sequence is `time` or more; the index has `found` earlier ones.
+        """The offset of each partition's first record with a sequence of at least `time`, searched from offset `found`.
 
-        None if the batch gets more than `spare` further records.
+        None if the search adds more than `spare` records to the batch.
         """
         ends: dict[Part, int] = {}
         searched: dict[Part, int] = {}
@@ -156,7 +156,7 @@ class Backlog:
         return ends
 
     def _by_reading(self, most: int) -> dict[Part, int]:
-        """The end of a batch, found by reading the timestamps of its records, and of a few more.
+        """The end offsets of a batch, found by reading the timestamps of its records and of a few more.
 
         If more than `most` records have the smallest sequence, the batch ends among them.
         """
@@ -215,7 +215,7 @@ class _Read:
 
 
 def _known(read: list[_Read]) -> list[npt.NDArray[np.int64]]:
-    """By partition, the sequences of the records that come before all records that were not read yet."""
+    """For each partition, the sequences of the records that come before all unread records."""
     incomplete = [(one.sequence, number) for number, one in enumerate(read) if not one.complete]
     if not incomplete:
         return [one.sequences for one in read]

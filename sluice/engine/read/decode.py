@@ -96,7 +96,8 @@ class ValueDecoder:
         refused: set[int] = set()
         for place, row in enumerate(rows):
             text = raw[row]
-            # The contract's own fields, each once, have as many quotation marks as follow from the value.
+            # If each field of the contract occurs once and no other, the value determines the number of quotation
+            # marks.
             if text is None or (quotes is not None and text.count(b'"') == quotes(values[place])):
                 continue
             try:
@@ -110,7 +111,7 @@ class ValueDecoder:
     def _check_digits(
         self, rows: list[int], values: list[msgspec.Struct], dead_letters: list[DeadLetter]
     ) -> tuple[list[int], list[msgspec.Struct], list[DeadLetter]]:
-        """Reject values with decimals of more digits than declared. Checks single values only if any has too many."""
+        """Reject values with decimals of more digits than declared. A fast check of all values comes first."""
         if self.source.contract is None:
             return rows, values, dead_letters
         present = [value for value in values if value is not None] if self.keeps_nulls else values
@@ -175,9 +176,9 @@ class ValueDecoder:
         return None if field is None else _text(field)
 
     def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array, clock: int) -> pa.Array:
-        """Event times in ms, from the declared field. Without a field or a value, the record's timestamp.
+        """Event times in ms: of the declared field, or the record's timestamp if there is no such field or no value.
 
-        A source that is timed by the wall clock gets the batch's, `clock`.
+        With `WALL_CLOCK`, every record gets the batch's time, `clock`.
         """
         if self.source.event_time == WALL_CLOCK:
             return pa.repeat(pa.scalar(clock, pa.int64()), len(values))
@@ -219,7 +220,7 @@ def _text(value: Any) -> str:
 
 
 def _in_zone(value: Any, zone: ZoneInfo) -> Any:
-    """The value with `zone` added to every time without a zone, nested times included."""
+    """The value with `zone` added to every time without a zone, including nested times."""
     if isinstance(value, datetime):
         return value if value.tzinfo else value.replace(tzinfo=zone)
     if isinstance(value, list):
@@ -244,7 +245,7 @@ _ADD = Context(prec=200, traps=[Inexact, InvalidOperation])
 
 
 def _surely_fit(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
-    """Whether a sum proves that all amounts fit the Arrow type: it has the most places of any and bounds them all."""
+    """Whether the sum of absolute amounts fits the Arrow type, which proves that each amount fits."""
     try:
         with localcontext(_ADD):
             total = sum(map(abs, filter(None, amounts)), Decimal(0))

@@ -122,7 +122,7 @@ class StreamReader(Reader):
     extra: tuple[str, ...] = ()
     """Columns of `_EXTRA` that the job needs as well."""
     sequenced: bool = False
-    """Whether to compute the records' order; a test driver gives it."""
+    """Whether to compute the records' order; a test driver provides the order itself."""
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, *, interleaved: bool = False) -> StreamReader:
@@ -182,9 +182,9 @@ class StreamReader(Reader):
         )
 
     def _sequenced(self, batch: pa.RecordBatch, share: Share) -> pa.RecordBatch:
-        """The records with their order: the largest Kafka timestamp in their partition so far.
+        """The records with their sequence: the largest Kafka timestamp so far in their partition.
 
-        It is kept from batch to batch, and rejected records count, as they do where a backlog is divided into batches.
+        The timestamp is stored from batch to batch and includes rejected records, as in `backlog`.
         """
         name = f"{ORDER}/{share.topic}/{share.partition}"
         if name not in share.times:

@@ -25,7 +25,7 @@ _CONSUMER = {
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 10,
     "fetch.queue.backoff.ms": 5,
-    # Of most partitions a few records are needed. What was fetched beyond them is thrown away.
+    # Most partitions need only a few records; everything else that is fetched is discarded.
     "max.partition.fetch.bytes": 65_536,
     "queued.min.messages": 20_000,
 }
@@ -62,7 +62,7 @@ class KafkaTimestamps:
     @classmethod
     @contextmanager
     def of(cls, kafka: Mapping[str, str], ends: Offsets) -> Iterator[KafkaTimestamps]:
-        """Timestamps that are read until the end of a `with` block."""
+        """Open a consumer for the timestamps, and close it at the end of the `with` block."""
         consumer = Consumer({**_CONSUMER, **quiet(kafka)})
         try:
             yield cls(kafka, consumer, ends)
@@ -70,7 +70,7 @@ class KafkaTimestamps:
             consumer.close()
 
     def index(self, time: int) -> Offsets:
-        """The first offset at which Kafka has a timestamp of at least `time`. Partitions without one are left out."""
+        """Partition → first offset with a timestamp of at least `time`, if there is one."""
         with kafka_errors("Reading the topics' index of timestamps"):
             found = self.consumer.offsets_for_times([TopicPartition(*part, time) for part in self.ends], TIMEOUT_S)
             for each in found:
@@ -81,12 +81,12 @@ class KafkaTimestamps:
         }
 
     def latest(self) -> int:
-        """A time that no record of the partitions exceeds."""
+        """An upper bound of the records' timestamps."""
         largest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
         return max(int(result.timestamp) for _, result in _list_offsets(self.kafka, self.ends, largest))
 
     def read(self, starts: Offsets, count: int) -> Mapping[Part, Stretch]:
-        """In each partition, at least `count` records from its start offset on, or all up to the backlog's end."""
+        """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
         read: dict[Part, list[tuple[int, int]]] = {part: [] for part in starts}
         complete: set[Part] = set()
         self.consumer.assign([TopicPartition(*part, offset) for part, offset in starts.items()])

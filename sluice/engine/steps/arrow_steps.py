@@ -74,7 +74,7 @@ class ArrowSteps:
                 yield pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
 
     def columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        """All columns by name, those of the batch included."""
+        """All columns by name, including the batch's."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for layer in self.layers:
             made = {name: evaluate(tree_of(sql), columns, batch.num_rows) for name, sql in layer}
@@ -83,7 +83,7 @@ class ArrowSteps:
 
 
 def _is_same(made: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether two types are equal, apart from which fields of structs may be null."""
+    """Whether two types are equal, regardless of which fields of structs may be null."""
     return str(made).replace(" not null", "") == str(wanted).replace(" not null", "")
 
 
@@ -184,7 +184,7 @@ def _is_number(value: Value) -> bool:
 
 
 def _alike(left: Value, right: Value) -> tuple[Value, Value]:
-    """Two values to be compared, brought to one type."""
+    """Two values converted to a common type, so that they can be compared."""
     if left.type == right.type:
         return left, right
     if not _is_number(left) or not _is_number(right):  # one of them is NULL
@@ -217,7 +217,7 @@ def _if(condition: Value, true: exp.Expr, false: exp.Expr, columns: Columns, cou
     rows = np.flatnonzero(passed)
     if len(rows) == count:
         return evaluate(true, columns, count)
-    # Only the columns that the value reads are taken.
+    # Filter only the columns that the value reads.
     read = {column.parts[0].name for column in true.find_all(exp.Column)}
     chosen = pa.array(rows)
     few = {name: columns[name].take(chosen) for name in read}
@@ -227,7 +227,7 @@ def _if(condition: Value, true: exp.Expr, false: exp.Expr, columns: Columns, cou
 
 
 def _chosen(condition: Value, true: Value, false: Value) -> Value:
-    """One of two values per row; where the condition is null, the second."""
+    """One of two values per row; the second where the condition is null."""
     if pa.types.is_null(true.type):
         true = pa.scalar(None, false.type)
     elif pa.types.is_null(false.type):

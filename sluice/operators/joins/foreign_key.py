@@ -20,7 +20,7 @@ class Referred(msgspec.Struct, array_like=True):
 
 
 class ForeignKeyJoin(Timeless):
-    """Results have the left table's key. A right row's results have its time, a left row's the larger of both times.
+    """Results have the left table's key. A change of a right row has that row's time; of a left row, the larger time.
 
     A row's key is the foreign key. When a left row's foreign key changes, its old value goes to the state of the old
     foreign key and its new value to that of the new one. Only the new value causes a result or a tombstone, so either

@@ -44,13 +44,13 @@ class Sides(msgspec.Struct, array_like=True):
 class Watch(msgspec.Struct, array_like=True):
     """Decides when a join looks for unmatched records of all keys, with the same frequency as a Kafka Streams task.
 
-    A look takes place when stream time passes `since` plus the window of the current record's side. A record that is
-    not due then waits until the next look; until then, a late match still counts.
+    A search takes place when stream time passes `since` plus the window of the current record's side. A record that is
+    not due then waits for the next search and can still be matched until then.
     """
 
     since: int = _NEVER
     looked: int = -1
-    """Stream time of the last look, ms."""
+    """Stream time of the last search, ms."""
     waiting: tuple[list[int], list[int]] = msgspec.field(default_factory=lambda: ([], []))
     """The times of each side's waiting records, sorted."""
 
@@ -103,7 +103,7 @@ class StreamJoin:
     def __init__(self, how: How, window: JoinWindow) -> None:
         self.outer = how in ("left", "outer"), how == "outer"
         self.ahead = window.after_ms, window.before_ms
-        """How far a match of the other side may be ahead of a record of the left and of the right side."""
+        """How far ahead a match may be of a record of the left side, and of the right side, in ms."""
         self.grace, self.reach = window.grace_ms, window.reach_ms
         self.shared: Watch | None = None
 
@@ -162,7 +162,7 @@ class StreamJoin:
                 self.shared.wait(row.side, row.time)
 
     def looks_after(self, side: int) -> int:
-        """The stream time after which a record of this side triggers a look for unmatched records."""
+        """The stream time after which a record of this side triggers a search for unmatched records."""
         return _NEVER if self.shared is None else min(self.shared.since + self.ahead[side] + self.grace, _NEVER)
 
     def look(self, stream_time: int, side: int) -> None:

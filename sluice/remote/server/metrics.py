@@ -1,4 +1,4 @@
-"""`/metrics` of a state server: the figures of all pipelines in Prometheus' text format."""
+"""`/metrics` of a state server: the gauges of all pipelines in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluice.state.model import WorkerInfo
 
 
 class MetricsApp:
-    """Answers every request with the current figures; without the lag if Kafka does not answer."""
+    """Answers every request with the current gauges; without the lag if Kafka does not answer."""
 
     def __init__(self, ledger: Ledger, kafka: Mapping[str, str], own: Own) -> None:
         self._ledger = ledger

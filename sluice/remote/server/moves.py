@@ -68,7 +68,7 @@ def require_server(place: Placement) -> None:
 
 
 def _shards(ledger: Ledger, job: JobInfo, place: Placement) -> tuple[Shard, Shard] | None:
-    """Source and target of the move, which are the same shard after an earlier move. None without a shard to move."""
+    """Source and target of the move: the same shard after an earlier move; None if there is no shard."""
     worker = next((one for one in job.workers if one.number == place.number), None)
     if worker is None or _is_shared(worker):
         return None

@@ -52,7 +52,7 @@ class Options:
 
 
 def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
-    """Place workers on this server. Raises Refused if another server has one, or if its state is not on this host."""
+    """Place workers on this server. Raises Refused if a worker is on another server or its state on another host."""
     jobs = ledger.jobs.all(pipeline)
     for number in numbers:
         for job in jobs:

@@ -32,13 +32,13 @@ _SEALED = "sealed"
 """The comment on the table `shard` of a sealed shard."""
 
 WRITER_SILENT_S = 60
-"""PostgreSQL ends the transaction of a writer that is silent for so long.
+"""PostgreSQL ends a transaction whose writer has been silent for this time.
 
-Otherwise a driver that was paused, or whose host is gone, would keep its successors waiting. They wait twice as long.
+Otherwise a driver that was paused, or whose host is gone, would block its successors, which wait twice as long.
 """
 
 _TOLERANCE = 0.1
-"""Relative error of a time limit that is not worth the round trip of setting a new one."""
+"""A time limit with a smaller relative error is not worth the round trip of setting a new limit."""
 
 
 def escaped(text: str) -> str:

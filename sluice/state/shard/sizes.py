@@ -13,7 +13,7 @@ _BESIDE = ("", "-wal")
 
 
 def size_of(location: str) -> int | None:
-    """The bytes of a SQLite shard's files; None for a shard elsewhere, and without a file."""
+    """The size of a SQLite shard's files in bytes; None for any other shard, or if there is no file."""
     with suppress(OSError, ArgumentError):
         url = make_url(location)
         if url.get_backend_name() == "sqlite" and url.database:

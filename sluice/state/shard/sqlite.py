@@ -24,7 +24,7 @@ _BEFORE = """SELECT window_end, value, digest FROM state_rows
 
 _GENERATION = re.compile(r"g\d+")
 _STEPS = 20_000
-"""SQLite checks a query's deadline every so many virtual-machine steps, which take a few milliseconds."""
+"""SQLite checks a query's deadline after every such number of virtual-machine steps, every few milliseconds."""
 
 
 class SqliteDriver(Driver):

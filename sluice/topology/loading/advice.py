@@ -17,7 +17,7 @@ _CALLED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) ")
 
 
 def next_step(error: BaseException, file: Path) -> str:
-    """What the author can do about an error of Python's own that importing `file` raised; empty if unknown."""
+    """The next step for an error that Python raised while importing `file`; empty if unknown."""
     match error:
         case ModuleNotFoundError(name=str(name)):
             return _module(name, file)
@@ -45,7 +45,7 @@ def _attribute(name: str, handle: object) -> str:
 
 
 def _arguments(message: str) -> str:
-    """The signature of the method of Sluice that the message names."""
+    """The signature of the Sluice method that the message names."""
     called = _CALLED.match(message)
     if called is None:
         return ""
