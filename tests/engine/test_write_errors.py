@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.sql import SparkSession
 
 from sluice import Pipeline, Serde
 from sluice.errors import EngineError
@@ -136,3 +139,27 @@ def test_a_record_that_the_encoder_rejects_is_only_counted_with_skip(start: Star
     assert [key for key, _ in running.output("copies")] == ["a"]
     assert running.dead_letters() == []
     assert running.counts(f"unwritten/{running.names('copies')}") == 1
+
+
+@contextmanager
+def results_of_at_most(spark: SparkSession, size: str) -> Iterator[None]:
+    """Lower the limit that Spark sets to the results that tasks return to the driver."""
+    conf = spark.sparkContext._jsc.sc().conf()
+    conf.set("spark.driver.maxResultSize", size)
+    yield
+    conf.remove("spark.driver.maxResultSize")
+
+
+def test_a_batchs_output_may_exceed_the_results_that_spark_returns(start: Start) -> None:
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        sales = sales_of(pipeline, names)
+        sales.deduplicate("quantity", within=1).select("shop", note=DIGESTS).to(names("copies"))
+        return pipeline
+
+    running = start(build)
+    running.send("sales", *(sale("a", quantity=number) for number in range(1, 101)))
+    with results_of_at_most(running.spark, "128k"):
+        running.run()
+    assert sum(len(value["note"]) for _, value in running.output("copies")) > 300_000
+    assert len(running.output("copies")) == 100

@@ -62,9 +62,9 @@ REJECTED_PART = "stage-rejected"
 """The name of the part whose facts count rejected rows by step and by partition."""
 
 
-def rejected_rows(returned: pa.Table) -> list[Row]:
-    """The rejected rows among those that tasks returned, sorted."""
-    rows = returned.filter(pc.equal(returned.column("group_id"), REJECTED))
+def rejected_rows(spooled: pa.Table) -> list[Row]:
+    """The rejected rows among those that tasks have spooled, sorted."""
+    rows = spooled.filter(pc.equal(spooled.column("group_id"), REJECTED))
     return rows.take(pa.array(in_order(rows))).to_pylist() if rows.num_rows else []
 
 

@@ -1,4 +1,4 @@
-"""Side outputs of tasks: counts, stream times, output records and dead letters, spooled to files near the checkpoint.
+"""Side outputs of tasks: counts, stream times, records and changed rows, spooled to files near the checkpoint.
 
 Each batch has its own folder on storage that all executors share. A task writes each file atomically, with a name that
 is unique to its part of the input. A retried task replaces its files with the same content, so a batch's folder does
@@ -27,6 +27,7 @@ the folder of a batch that the new holder has begun."""
 
 _FACTS = ".facts.json"
 _TIMES = "times.json"
+_CHANGES = ".changes.arrow"
 
 
 class Facts(msgspec.Struct):
@@ -67,11 +68,16 @@ class SideOutputs:
             for other, table in written.records.items():
                 self.write_records(batch, other, f"{part}+{topic}", table)
             return written.counts
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, records.schema) as writer:
-            writer.write_table(records)
-        self._put(f"{batch}/{part}{_records(topic)}", sink.getvalue())
+        self._put_table(f"{batch}/{part}{_records(topic)}", records)
         return {}
+
+    def write_changes(self, batch: int, worker: int, rows: pa.Table) -> None:
+        """Spool the rows that the driver needs from the task that has written a worker's shard."""
+        self._put_table(f"{batch}/worker-{worker:05}{_CHANGES}", rows)
+
+    def changes(self, batch: int) -> Iterator[pa.Table]:
+        """The rows that `write_changes` has spooled, one table per worker."""
+        return self._tables(batch, _CHANGES)
 
     def facts(self, batch: int) -> Facts:
         """The sum of the facts of all parts of the batch."""
@@ -100,8 +106,7 @@ class SideOutputs:
 
     def records(self, batch: int, topic: str) -> Iterator[pa.Table]:
         """The records for a topic, one table per file, in the order of file names."""
-        for _, data in self._read(batch, _records(topic)):
-            yield pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        return self._tables(batch, _records(topic))
 
     def times(self, batch: int) -> dict[str, int]:
         """The stream times at the start of the batch, as written by `start`.
@@ -130,6 +135,16 @@ class SideOutputs:
         for info in filesystem.get_file_info(fs.FileSelector(path)):
             if info.base_name.isdigit() and int(info.base_name) < batch - KEPT_BATCHES:
                 filesystem.delete_dir(info.path)
+
+    def _tables(self, batch: int, suffix: str) -> Iterator[pa.Table]:
+        for _, data in self._read(batch, suffix):
+            yield pa.ipc.open_file(pa.BufferReader(data)).read_all()
+
+    def _put_table(self, name: str, table: pa.Table) -> None:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        self._put(name, sink.getvalue())
 
     def _read(self, batch: int, suffix: str) -> Iterator[tuple[str, bytes]]:
         filesystem, path = self._at(str(batch))

@@ -24,7 +24,7 @@ from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, RejectedOutput, encoded, fitting, shortened
 from sluice.engine.publish.max_failures import require_few_failures
-from sluice.engine.publish.shard_writer import WRITTEN, ShardWriter
+from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
 from sluice.engine.publish.window_retention import Retention
 from sluice.errors import SluiceError
@@ -39,7 +39,6 @@ _OUTPUT = "output/"
 
 _OWN_TIMES = (CLOSED, ORDER, SEEN)
 """Names among the stream times that snapshots do not show: they belong to no operator."""
-_SQL = {pa.binary(): "BINARY", pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING"}
 
 
 class HeldLease(Protocol):
@@ -67,10 +66,10 @@ class Output(Protocol):
         """Write a batch's records atomically. Returns the number of records per topic."""
 
 
-def ordered_records(job: OrderedJob, returned: pa.Table, rejected: RejectedOutput) -> Iterator[tuple[str, pa.Table]]:
+def ordered_records(job: OrderedJob, spooled: pa.Table, rejected: RejectedOutput) -> Iterator[tuple[str, pa.Table]]:
     """The sorted, encoded output records of ordered operators, per topic."""
     for sink in job.ordered_sinks:
-        rows = returned.filter(pc.equal(returned.column("group_id"), sink.number))
+        rows = spooled.filter(pc.equal(spooled.column("group_id"), sink.number))
         if rows.num_rows:
             yield sink.topic, encoded(sink, rows.take(pa.array(in_order(rows))), rejected)
 
@@ -146,15 +145,15 @@ class Publisher:
         if not self.silent:
             phases.ms["start"] = max(round(time.time() * 1_000) - self.storage.batches.begun(batch), 0)
         self.lease.check()
-        returned = self._write_shards(state_rows)
+        written_rows, spooled = self._write_shards(state_rows, batch)
         phases.end("state")
-        changes, failed = self._changes(state_rows, returned)
-        dead_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(returned), *failed])
+        changes, failed = self._changes(state_rows, spooled)
+        dead_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(spooled), *failed])
         side_outputs.write_facts(batch, REJECTED_PART, rejected_facts)
         facts = side_outputs.facts(batch)
         before = side_outputs.times(batch)
         times = before | facts.stream_times
-        counts = facts.counts | {"rows": _rows_written(returned)}
+        counts = facts.counts | {"rows": written_rows}
         is_empty = not facts.counts and not counts["rows"]
         metadata = self._metadata(batch, counts)
         if is_empty and not metadata.ends:
@@ -171,7 +170,7 @@ class Publisher:
         self.identity.check_identity()
         phases.end("audit")
         rejected = RejectedOutput()
-        written = {} if self.silent else self._write_output(metadata, returned, changes, all_dead_letters, rejected)
+        written = {} if self.silent else self._write_output(metadata, spooled, changes, all_dead_letters, rejected)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
         for topic, number in rejected.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
@@ -202,23 +201,25 @@ class Publisher:
             by_clock=any(name.endswith("/future") for name in counts),
         )
 
-    def _write_shards(self, state_rows: DataFrame) -> pa.Table:
-        writer = ShardWriter.of(self.storage.job, self.storage.locations, self.lease.epoch, self.totals)
-        returned = ", ".join(f"{column.name} {_SQL[column.type]}" for column in writer.returned)
-        return state_rows.select(*writer.columns).mapInArrow(writer.__call__, returned).toArrow()
+    def _write_shards(self, state_rows: DataFrame, batch: int) -> tuple[int, pa.Table]:
+        """Write the shards. Returns the number of state rows written, and the rows that the tasks have spooled."""
+        writer = ShardWriter.of(self.storage, self.lease.epoch, self.totals)
+        written = state_rows.select(*writer.columns).mapInArrow(writer.__call__, "written BIGINT").toArrow()
+        spooled = [writer.spooled.empty_table(), *self.storage.side_outputs.changes(batch)]
+        return pc.sum(written.column("written")).as_py() or 0, pa.concat_tables(spooled)
 
-    def _changes(self, state_rows: DataFrame, returned: pa.Table) -> tuple[Records, list[Row]]:
+    def _changes(self, state_rows: DataFrame, spooled: pa.Table) -> tuple[Records, list[Row]]:
         """The output records for store changes, and the rejected rows for changes on which a step failed."""
         job = self.storage.job
         if self.silent or not isinstance(job, FusedJob):
             return [], []
-        self.tables.apply(returned)
-        return change_records(state_rows.sparkSession, job, returned, self.tables, self.types)
+        self.tables.apply(spooled)
+        return change_records(state_rows.sparkSession, job, spooled, self.tables, self.types)
 
     def _write_output(
         self,
         batch: Batch,
-        returned: pa.Table,
+        spooled: pa.Table,
         changes: Records,
         dead_letters: list[pa.Table],
         rejected: RejectedOutput,
@@ -238,7 +239,7 @@ class Publisher:
                 records += [(topic, table) for topic in late for table in side_outputs.records(batch.number, topic)]
                 records += changes
             case OrderedJob():
-                records += ordered_records(job, returned, rejected)
+                records += ordered_records(job, spooled, rejected)
         sinks = {sink.topic: sink for sink in job.sinks}
         records = [
             (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMIT), rejected))
@@ -270,8 +271,3 @@ class Publisher:
             counts=counts,
             run=self.auditor.run if self.auditor else "",
         )
-
-
-def _rows_written(returned: pa.Table) -> int:
-    reports = returned.filter(pc.equal(returned.column("group_id"), WRITTEN))
-    return int(pc.sum(reports.column("window_start")).as_py() or 0)

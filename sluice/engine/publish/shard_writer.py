@@ -13,15 +13,14 @@ from pyspark.sql import DataFrame
 from sluice.engine.batch.checkpoint import current_batch
 from sluice.engine.batch.rows import OWNER, REJECTED, SCHEMA, SORT_KEY, STATE_KEY
 from sluice.engine.batch.shards import worker_shard
+from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.batch.storage import Storage
 from sluice.engine.fused.totals import Totals
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.settings import settings
 from sluice.state.shard.drivers import Row, RowId
 from sluice.state.shard.protocol import Shard
 from sluice.state.shard.shard import rows_of
-
-WRITTEN = -1
-"""`group_id` of the row that reports, in `window_start`, how many rows a worker wrote."""
 
 
 def share_out(job: Job, state_rows: DataFrame, tables: DataFrame | None) -> DataFrame:
@@ -35,9 +34,10 @@ def share_out(job: Job, state_rows: DataFrame, tables: DataFrame | None) -> Data
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes one worker's changed state rows, and returns the rows that the driver turns into output records.
+    """Writes one worker's changed state rows, and spools the rows that the driver turns into output records.
 
-    `wanted`, `tables` and `events` are group ids.
+    Returns the number of state rows written. `wanted`, `tables` and `events` are group ids. The rows for the driver are
+    spooled because Spark limits the size of results, and keeps them in the memory of the driver's JVM.
     """
 
     locations: tuple[str, ...] = field(repr=False)
@@ -51,13 +51,15 @@ class ShardWriter:
     """The columns by which changes of the same state row are sorted."""
     epoch: int
     """Epoch of the lease that covers the writes."""
+    side_outputs: SideOutputs
     totals: Totals | None = None
     """How to add a batch's totals to the shard's totals; None if the rows already have the totals of all batches."""
     token: str = field(default="", repr=False)
     """Token for state servers, passed along because executors on other hosts lack the driver's environment."""
 
     @classmethod
-    def of(cls, job: Job, locations: tuple[str, ...], epoch: int, totals: Totals | None = None) -> ShardWriter:
+    def of(cls, storage: Storage, epoch: int, totals: Totals | None = None) -> ShardWriter:
+        job = storage.job
         tables = frozenset(table.group for table in job.tables)
         order: tuple[str, ...]
         match job:
@@ -67,7 +69,8 @@ class ShardWriter:
             case OrderedJob():
                 wanted = tables
                 events, order = frozenset([REJECTED, *(sink.number for sink in job.ordered_sinks)]), SORT_KEY
-        return cls(locations, wanted, tables, events, order, epoch, totals, settings().server_token)
+        locations, side_outputs = storage.locations, storage.side_outputs
+        return cls(locations, wanted, tables, events, order, epoch, side_outputs, totals, settings().server_token)
 
     @property
     def columns(self) -> list[str]:
@@ -75,8 +78,8 @@ class ShardWriter:
         return ["worker", *STATE_KEY, "value", *self.order, "time"]
 
     @property
-    def returned(self) -> pa.Schema:
-        """Schema of the returned rows."""
+    def spooled(self) -> pa.Schema:
+        """Schema of the rows for the driver."""
         bigint, text = pa.int64(), pa.string()
         fields = [("group_id", pa.int32()), ("key", text), ("window_start", bigint), ("window_end", bigint),
                   ("value", text), ("worker", pa.int32())]  # fmt: skip
@@ -102,11 +105,10 @@ class ShardWriter:
                 added = self._added(self.totals, shard, batch, list(rows))
                 written = len(added)
                 changes = self._changes(self.totals, worker, [row for row in added if row[0] in wanted])
-        for table in (changes, events):
-            yield from table.select(self.returned.names).cast(self.returned).to_batches()
-        yield pa.RecordBatch.from_pylist(
-            [{"group_id": WRITTEN, "worker": worker, "window_start": written}], self.returned
-        )
+        tables = [table.select(self.spooled.names).cast(self.spooled) for table in (changes, events)]
+        if any(table.num_rows for table in tables):
+            self.side_outputs.write_changes(batch, worker, pa.concat_tables(tables))
+        yield pa.RecordBatch.from_pydict({"written": [written]})
 
     def _added(self, totals: Totals, shard: Shard, batch: int, rows: list[Row]) -> list[Row]:
         """Add sorted rows to the shard's rows. Write and return the results."""
@@ -135,7 +137,7 @@ class ShardWriter:
             for group_id, _, _, _, value in rows
         ]
         columns["worker"] = [worker] * len(rows)
-        return pa.Table.from_pydict({name: columns[name] for name in self.returned.names}, self.returned)
+        return pa.Table.from_pydict({name: columns[name] for name in self.spooled.names}, self.spooled)
 
     def _latest(self, state_rows: pa.Table) -> pa.Table:
         """Keep only the last change of each row of a global table or an ordered job; others change once per batch."""
