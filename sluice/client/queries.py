@@ -69,7 +69,7 @@ class Queries:
         return await self._send(_query(STORES, list[Store], entries=entries))
 
     async def overview(self) -> list[Overview]:
-        """All pipelines you may read, the worst first: health, unread records, last run, dead letters of 24 hours."""
+        """All pipelines you may read, the worst first: health, unread records, last run, dead letters of a day."""
         return await self._send(_query("/sluice/v1/overview", list[Overview]))
 
     async def batches(self, pipeline: str, *, limit: int = 100) -> list[BatchHistory]:

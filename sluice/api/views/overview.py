@@ -29,7 +29,7 @@ _NO_DAG = DagState(paused=False, last_run=None)
 
 @router.get("", list[answers.Overview])
 async def show_overview(request: Request, _query: object) -> Response:
-    """All pipelines that you may read, the worst first: health, unread records, last run, dead letters of 24 hours."""
+    """All pipelines that you may read, the worst first: health, unread records, last run, dead letters of a day."""
     allowed = await access(request)
     jobs, failures, dags = await asyncio.gather(
         allowed.jobs(), allowed.failures(), asyncio.to_thread(allowed.services.runs.dags)
