@@ -97,7 +97,7 @@ def _caption(audits: list[Audit]) -> str:
 
 
 def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
-    """Read every shard and quarantine the damaged ones, so that no query reads them."""
+    """Read every shard and quarantine damaged shards, so that no query reads them."""
     damaged = False
     for worker in job.workers:
         try:

@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 generations = typer.Typer(
     no_args_is_help=True,
-    help="Build a pipeline's state again in a new generation, compare both, and switch to the new one or drop it.",
+    help="Rebuild a pipeline's state in a new generation, compare it with the current one, and promote or drop it.",
 )
 kafka = typer.Typer(no_args_is_help=True, help="A Kafka broker on this machine.")
 app.add_typer(samples.app, name="produce")
@@ -242,7 +242,7 @@ def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = N
 def audit(
     pipeline: Name,
     run: Annotated[str, typer.Argument(help="A run of Airflow, or a snapshot such as 1.42; default: all.")] = "",
-    verify: Annotated[bool, typer.Option("--verify", help="Read every shard and quarantine damaged ones.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every shard, and quarantine damaged shards.")] = False,
 ) -> None:
     """Account for every record that was read; status 1 if one is missing or a shard is damaged."""
     from sluice.auditing import report

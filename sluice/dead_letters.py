@@ -186,7 +186,8 @@ def redrive(
 ) -> Redriven:
     """Write the chosen dead letters' records to their source topics again, oldest first, and mark them.
 
-    `topics` are those that the pipeline reads. Raises EngineError if another process takes over, or Kafka refuses.
+    `topics` are the pipeline's source topics. Raises EngineError if another process takes over, or for an error of
+    Kafka.
     """
     outcome, topics = Redriven(), set(topics)
     if topic_of(pipeline) not in _topics(kafka):

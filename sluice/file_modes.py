@@ -1,4 +1,4 @@
-"""Create files with mode 0600 and folders with mode 0700, regardless of the umask, and restrict existing ones."""
+"""Create files with mode 0600 and folders with mode 0700, whatever the umask, and restrict existing files."""
 
 from __future__ import annotations
 

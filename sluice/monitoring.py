@@ -54,7 +54,7 @@ def dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
 
 
 def generations(ledger: Ledger, pipeline: str, now: datetime | None = None) -> list[answers.Generation]:
-    """All generations of a pipeline's jobs: the current one, and any generation of an unfinished rebuild."""
+    """All generations of a pipeline's jobs: the current generations, and those of unfinished rebuilds and replays."""
     current = {info.job: info for info in ledger.jobs.current(pipeline)}
     return [
         _generation(ledger, info, current.get(info.job), now or datetime.now(UTC)) for info in ledger.jobs.all(pipeline)

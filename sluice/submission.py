@@ -28,7 +28,7 @@ from sluice.settings import Settings
 _PACKAGE = Path(__file__).parent
 _ENGINE = _PACKAGE / "engine"
 APPLICATION = _ENGINE / "main.py"
-"""The program that spark-submit starts. Its arguments are a pipeline and, optionally, names of jobs."""
+"""The program that spark-submit starts. Its arguments are options and a pipeline's name."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
 QUIET_JVM = (*_QUICK, _LOGGING)
@@ -54,7 +54,7 @@ class Submission:
 
     @property
     def command(self) -> list[str]:
-        """The command line; spark-submit is that of this Python's pyspark."""
+        """The command line; spark-submit comes from this Python's pyspark."""
         options = {
             "--master": self.master,
             "--jars": self.jars,

@@ -81,7 +81,7 @@ class Queries:
         return await self._send(_query(_of_pipeline(pipeline, "runs"), list[Run], limit=limit))
 
     async def generations(self, pipeline: str) -> list[Generation]:
-        """The generations of each of a pipeline's jobs: the current one, and those built beside it."""
+        """The current generation of each of a pipeline's jobs, and generations of unfinished rebuilds or replays."""
         return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
     async def get(self, store: str, key: str, **moment: Unpack[ReadPoint]) -> Entries:

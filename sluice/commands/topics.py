@@ -19,7 +19,8 @@ app = typer.Typer(no_args_is_help=True, help="Create, fill and read Kafka topics
 Pipeline = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 TopicName = Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")]
 KeySeparator = Annotated[
-    str, typer.Option("--key-separator", "-K", help="Text between key and value; a line without it has a null value.")
+    str,
+    typer.Option("--key-separator", "-K", help="Text between key and value. A line without it has a null value."),
 ]
 
 

@@ -26,7 +26,8 @@ DEFAULTS = {
     # No limit: with one, Spark computes the batch's size after every row, which takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
-    # Otherwise Spark runs an empty batch to remove closed windows, which the next batch with records also does.
+    # Otherwise Spark runs an empty batch to remove closed windows, although the next batch with records removes them
+    # anyway.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 

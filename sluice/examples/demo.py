@@ -1,4 +1,4 @@
-"""The demo: sets up Kafka and Airflow, runs an example's pipeline, and compares its results with the expected ones."""
+"""The demo: sets up Kafka and Airflow, runs an example's pipeline, and checks the results."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Results:
         return sum(map(len, parts)) + sum(records.total() for records in self.streams.values())
 
     def differences(self, actual: Results) -> dict[str, int]:
-        """Store or topic → the number of keys or records that differ, for those with differences."""
+        """Store or topic with differences → the number of keys or records that differ."""
         counts: dict[str, int] = {}
         for kind, name, values, others in self._pairs(actual):
             different = sum(values.get(key) != others.get(key) for key in values.keys() | others.keys())
@@ -93,7 +93,7 @@ class Example:
     start_ms: int = START_MS
     """The time of the first sample."""
     answers: Callable[[Results], Mapping[str, Any]] = lambda _: {}
-    """Path → expected answer, for those of the `paths` whose answer follows from the expected results."""
+    """Path → expected answer, if it follows from the expected results."""
     normal: Callable[[Any], Any] = lambda value: value
     """Normalizes a value that has several equal forms, such as a set, to the form in `expected`."""
     by_clock: frozenset[str] = frozenset()

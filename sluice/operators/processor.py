@@ -197,7 +197,7 @@ class Context:
         return self._stores[name]
 
     def forward(self, key: str | None, value: Any, *, to: str = "output", time: int | None = None) -> None:
-        """Send a record to an output; the default of its `time` is that of the current record or timer."""
+        """Send a record to an output. `time` defaults to the time of the current record or timer."""
         if key is not None:
             if type(key) is not str:
                 raise TypeError(f"a record's key must be a str, not {type(key).__name__}")

@@ -86,7 +86,7 @@ def _as_ours(error: Exception) -> SluiceError:
 
 
 def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
-    """Broken files by DAG id, which is the pipeline's name if the file's text contains it, else the file's name."""
+    """DAG id → broken file. The id is the pipeline's name if the file's text contains it, otherwise the file's name."""
     files: dict[str, Broken] = {}
     for file in broken:
         name = file.name if _ID.fullmatch(file.name) and file.name not in taken else ""

@@ -40,7 +40,7 @@ LIMITS = {"max_records": (1, 100_000_000), "linger_seconds": (0, 3_600)}
 class SluiceJobOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
-    Of a run's parameters only `action`, one of `ACTIONS`, and those in `LIMITS` are used.
+    Uses only the run's parameters `action`, one of `ACTIONS`, and the parameters in `LIMITS`.
     """
 
     template_fields: Sequence[str] = ()

@@ -91,7 +91,7 @@ def _is_widening(node: exp.Cast, types: Types) -> bool:
 
 
 def _group(node: exp.Expr, types: Types) -> str:
-    """`number` for numeric types, else the type: types of the same group can be compared safely. Empty if unknown."""
+    """`number` for numeric types, otherwise the type; empty if unknown. Types of a group can be compared safely."""
     if isinstance(node, exp.Null):
         return "null"
     kind = kind_of(node, types)

@@ -96,7 +96,7 @@ class Scope:
 
 
 def turned(builder: PlanBuilder, scope: Scope, parent: nodes.Node, child: nodes.Node, side: int = 0) -> Scope:
-    """The scope between a node and one of its children; `side` is the child's input."""
+    """The scope of a node's output as input number `side` of a child."""
     turns = [
         (node.number, number)
         for node in builder.pipeline.nodes
@@ -111,7 +111,8 @@ def turned(builder: PlanBuilder, scope: Scope, parent: nodes.Node, child: nodes.
 def masked(builder: PlanBuilder, scope: Scope) -> str:
     """The condition for a consumer to take a row.
 
-    If nodes that are not upstream of the consumer turned a record into several rows, only one of them meets it.
+    If nodes that are not upstream of the consumer turned a record into several rows, only one of the rows meets the
+    condition.
     """
     others = [number for number in builder.explosions.get(scope.stage, []) if number not in scope.exploded]
     conditions = [scope.passed, *(f"coalesce(x{number}_pos, 0) = 0" for number in others)]

@@ -129,7 +129,7 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
 
 
 def _rows(builder: PlanBuilder, scope: Scope) -> Scope:
-    """The scope of a table's records: those without a key are excluded."""
+    """The scope of a table's records, without records that have no key."""
     return replace(scope, passed=f"({scope.passed} AND {column_read(builder, scope, '_key')} IS NOT NULL)")
 
 

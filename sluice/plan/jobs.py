@@ -365,7 +365,7 @@ class PlannedPipeline:
     dead_letters: str
     """The topic for records that could not be read, processed or written."""
     markers: str
-    """The topic that records which batches' output is committed."""
+    """The topic with a marker for each batch whose output is committed."""
     steps: tuple[Step, ...]
     text: str
     mermaid: str
@@ -384,7 +384,7 @@ class BaseJob:
     metadata: tuple[str, ...]
     """The metadata columns (`_key`, `_topic`, ...) that any step reads."""
     layers: Layers
-    """Columns computed from the records, each layer from the previous ones."""
+    """Columns computed from the records, each layer from the previous layers."""
     functions: tuple[PythonFunction, ...]
     """The Python functions that the layers call."""
     failures: tuple[Failure, ...]
@@ -532,7 +532,7 @@ class OrderedJob(BaseJob):
 
     @property
     def only_stored(self) -> frozenset[int]:
-        """The operators whose results go to their store and nowhere else, so that a key's last one is enough."""
+        """The operators whose results go only to their store, so that a key's last result is enough."""
         edges = (edge for stage in range(1, self.stages + 1) for edge in self.feeds_of(stage))
         passed_on = {edge.raw for edge in edges if edge.side != STORE}
         inline = {operator.inline for operator in self.operators}
@@ -550,7 +550,7 @@ Job: TypeAlias = FusedJob | OrderedJob
 
 
 def columns_of(layers: Layers) -> Iterator[Column | Attempt]:
-    """The columns of layers, except those from a function of the whole DataFrame, which have no SQL."""
+    """The columns of layers. Omits columns from a function of the whole DataFrame, which have no SQL."""
     for layer in layers:
         if not isinstance(layer, Transformation):
             yield from layer

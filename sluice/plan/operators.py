@@ -16,7 +16,7 @@ AggregateFunction = tuple[str, str | None, int]
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregates the records of each key, and window if any, with functions that Sluice implements."""
+    """Aggregates the records of each key (and window) with functions that Sluice implements."""
 
     window: AnyWindow | None
     functions: tuple[AggregateFunction, ...]
@@ -33,7 +33,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class PythonAggregate:
-    """Aggregates the records of each key, and window if any, with the author's functions."""
+    """Aggregates the records of each key (and window) with the author's functions."""
 
     window: AnyWindow | None
     initializer: Reference | None

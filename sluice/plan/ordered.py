@@ -113,7 +113,7 @@ def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str |
     if node.python is not None:
         return "Python functions need records in order"
     if window is not None and len(topics_of(node)) > 1:
-        return "windows over several topics close by the stream time of all topics"
+        return "windows over several topics close when all topics have reached their end"
     if window is not None and not isinstance(window, Window):
         return f"{str(window).split('(')[0]} windows depend on the records"
     if nodes.is_table(node.parent):

@@ -17,7 +17,7 @@ class Step:
     number: int
     """Index among the pipeline's steps."""
     name: str
-    """The name in counts and stream times: that of the step's store or topic, or a generated one."""
+    """The name in counts and stream times: the name of the step's store or topic, or a generated name."""
     title: str
     """The kind of step, such as `store orders` or `filter`."""
     detail: str

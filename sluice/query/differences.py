@@ -35,7 +35,7 @@ class Difference:
 
 @dataclass
 class Differences:
-    """The number of entries that are the same, and of those that differ, with examples of these."""
+    """The numbers of equal and of differing entries, with examples of differences."""
 
     same: int = 0
     changed: int = 0
@@ -45,7 +45,7 @@ class Differences:
 
 
 async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMPLES) -> Differences:
-    """Compare all entries of a store at two snapshots. Values are equal if their published text is.
+    """Compare all entries of a store at two snapshots. Values are equal if their published texts are equal.
 
     Raises TooSlow after `DIFF_SECONDS`, and Incomplete if a worker is unavailable.
     """

@@ -24,7 +24,7 @@ Own = Callable[[WorkerInfo], str | None]
 WORKER_SECONDS = 15.0
 """Time limit of a query at one worker; longer than the server's own limit, so that the server's error arrives first."""
 PAUSE_SECONDS = 1.0
-"""How long a worker that exceeded the limit receives no queries."""
+"""How long a worker receives no queries after it has exceeded the limit."""
 
 # Shared by the whole process. Scans compete for the interpreter's lock, so more threads would not make them faster.
 # Lookups have threads of their own, so that they do not wait for scans.

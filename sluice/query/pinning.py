@@ -29,7 +29,7 @@ SELDOM = 20
 
 @dataclass(frozen=True)
 class _Cached:
-    """A result from the ledger, and when its read began, by the catalogue's clock."""
+    """A result from the ledger, and the time on the catalogue's clock at which its read began."""
 
     read_at: float
     value: Any
@@ -177,7 +177,7 @@ class Catalogue:
         return by_name
 
     async def _fresh(self, name: Hashable, read: Callable[[], T], *, times: int = 1, since: float | None = None) -> T:
-        """A result from the ledger, at most `times` `FRESH_SECONDS` old, or read at `since` or later."""
+        """A result from the ledger, at most `times * FRESH_SECONDS` old, or read at `since` or later."""
         now, max_age = self._clock(), FRESH_SECONDS * times
         cached = self._cache.get(name)
         if cached is not None and since is None and now - cached.read_at < max_age:

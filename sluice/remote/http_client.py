@@ -54,7 +54,7 @@ class HttpClient:
         try:
             response = await connection.send(request)
         except BaseException:
-            connection.close()  # otherwise the rest of this response would be read as the next one
+            connection.close()  # otherwise the rest of this response would be read as the next response
             raise
         if connection.is_open and len(self._idle) < MAX_IDLE:
             self._idle.append(connection)

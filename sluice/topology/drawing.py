@@ -124,8 +124,8 @@ def svg(pipeline: Pipeline) -> str:
 def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
     """The top left corner of each node's box.
 
-    A node is to the right of its first input: its first successor in the same row, the others in the rows below. Tables
-    come last, in a column to the left of the joins that look them up.
+    A node is to the right of its first input: its first successor in the same row, the other successors in the rows
+    below. Tables come last, in a column to the left of the joins that look them up.
     """
     place: dict[int, tuple[int, int]] = {}
 

@@ -442,7 +442,7 @@ class Stream(Handle[V]):
     @overload
     def merge(self, *others: Stream[Any]) -> Stream[Any]: ...
     def merge(self, *others: Stream[Any]) -> Stream[Any]:
-        """Combine the records of this stream and of the others, whose values must have the same fields.
+        """Combine the records of this stream and of other streams, whose values must have the same fields.
 
         If the types of the values differ, later Python functions receive plain JSON data.
         """
@@ -1097,7 +1097,7 @@ class GroupedTable(Grouped[V]):
 
 
 class Processed(Generic[R]):
-    """A processor's outputs: `processed.output`, and named ones such as `processed["quiet"]`."""
+    """A processor's outputs: `processed.output`, and named outputs such as `processed["quiet"]`."""
 
     def __init__(self, pipeline: Graph, node: nodes.Process) -> None:
         self.pipeline = pipeline

@@ -1,7 +1,7 @@
 """Checks of SQL expressions while a pipeline is built, without Spark, from their text and the declared types.
 
-Rejects only certain mistakes, because some types are unknown here, such as those of functions' results. `sluice check`
-lets Spark analyze the expressions.
+Rejects only certain mistakes, because some types are unknown here, such as the types of functions' results. `sluice
+check` lets Spark analyze the expressions.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _kind(node: exp.Expr, known: Mapping[str, str]) -> str:
-    """The type of an expression's result if it is certain; else empty."""
+    """The type of an expression's result if it is certain, otherwise empty."""
     match node:
         case exp.Paren():
             return _kind(node.this, known)

@@ -43,7 +43,7 @@ def require_callable(where: str, function: Any, *arguments: str) -> None:
 
 
 def require_value_type(where: str, function: Any, position: int, value_type: Any) -> None:
-    """Raise TopologyError if the parameter at `position` is declared as a Struct that the values are not.
+    """Raise TopologyError if the parameter at `position` is declared as a Struct other than the values' type.
 
     A declared `Record` is compared by the type of its values. Without declared types, nothing is checked.
     """
@@ -69,7 +69,7 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
 
 
 def _value_in(declared: Any) -> Any:
-    """The type of the value in `Record[V]` and in `V | None`; any other type as it is."""
+    """V for `Record[V]` and `V | None`; any other type unchanged."""
     if get_origin(declared) is Record:
         (declared,) = get_args(declared)
     present = [kind for kind in get_args(declared) if kind is not type(None)]

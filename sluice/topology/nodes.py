@@ -122,7 +122,7 @@ class FlatMapValues(Node):
     parent: Node
     items: str
     fields: dict[str, str]
-    """The fields of the elements if they are structs of a known type; else empty."""
+    """The fields of the elements if they are structs of a known type, otherwise empty."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +231,7 @@ class Process(Node):
 
 @dataclass(frozen=True, eq=False)
 class Branch(Node):
-    """The records of one of a processor's outputs."""
+    """The records that a processor forwards to one output."""
 
     parent: Process
     output: str

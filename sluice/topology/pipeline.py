@@ -29,8 +29,8 @@ RESERVED = frozenset({"produce_sample_orders", "sluice_retention"})
 class Pipeline(Graph):
     """A named topology. Its keys are divided among `workers`; its DAG in Airflow has the same name.
 
-    `zone` is the time zone of event times without one. A record whose event time is more than `max_future_skew` ahead
-    of the clock becomes a dead letter, so that one producer's wrong clock cannot close the windows of all keys. A
+    `zone` is the time zone of event times that have none. A record whose event time is more than `max_future_skew`
+    ahead of the clock becomes a dead letter, so that one producer's wrong clock cannot close the windows of all keys. A
     partition without a record for `idle_timeout` no longer delays the closing of windows; by default, windows wait for
     every partition.
 
@@ -97,7 +97,7 @@ class Pipeline(Graph):
 
     @property
     def markers(self) -> str:
-        """The topic that records which batches' output is committed."""
+        """The topic with a marker for each batch whose output is committed."""
         return f"{self.name}_markers"
 
     def stream(

@@ -49,7 +49,8 @@ def within(
 ) -> JoinWindow:
     """The window of a stream join: how far apart in event time two records may be.
 
-    The right record is at most `size` before or after the left record; `before` and `after` override `size` each way.
+    The right record is at most `size` before or after the left record; `before` and `after` override `size` in one
+    direction.
     """
     window = JoinWindow(
         milliseconds(size if before is None else before),

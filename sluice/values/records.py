@@ -21,7 +21,7 @@ TEXT_FIELD = "value"
 """The column name of a value that is not an object."""
 
 MOST_KEY_BYTES = 1024
-"""The maximum length of a key in UTF-8 bytes; PostgreSQL cannot index much longer ones."""
+"""The maximum length of a key in UTF-8 bytes; PostgreSQL cannot index much longer keys."""
 
 How = Literal["inner", "left", "outer"]
 OnNull = Literal["dead_letter", "keep"]

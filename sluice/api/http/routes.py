@@ -71,7 +71,7 @@ class Unchanged(Exception):
 
 @dataclass(frozen=True)
 class Route:
-    """A path and its handler. `parameters` are those of path and query; `answers` are the types of JSON responses."""
+    """A path and its handler. `parameters` is the type of the parameters; `answers` are the types of JSON responses."""
 
     path: str
     tag: str

@@ -146,7 +146,7 @@ class Access:
         return [store for store in await self.reader.catalogue.stores() if await self.may_read(store.pipeline)]
 
     async def jobs(self, pipeline: str | None = None) -> list[JobInfo]:
-        """All jobs that this user may read, or those of one pipeline. Raises NotFound if the pipeline has none."""
+        """All jobs that this user may read, or one pipeline's jobs. Raises NotFound if the pipeline has none."""
         jobs = [job for job in await self.reader.catalogue.jobs() if pipeline in (None, job.pipeline)]
         readable = [job for job in jobs if await self.may_read(job.pipeline)]
         if pipeline is not None and not readable:

@@ -53,7 +53,7 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
 async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Response:
-    """The newest dead letters, with place, bytes, headers and error, and the number of all matching ones by reason."""
+    """The newest dead letters, with place, bytes, headers and error, and the number of matches by reason."""
     allowed = await access(request)
     jobs = await allowed.jobs(query.pipeline)
     chosen = Chosen(query.reason, _time(query.since), query.partition)

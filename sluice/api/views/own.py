@@ -87,7 +87,7 @@ class Stores:
     async def all(
         self, store: str, prefix: str = "", *, start: Time = None, end: Time = None, here: bool = False
     ) -> list[Entry]:
-        """All entries in order, up to 100,000; with `here`, only those in shards that this server opens itself."""
+        """All entries in order, up to 100,000; with `here`, only entries of shards that this server opens itself."""
         pin = await self._pin(store)
         workers = [worker for worker in pin.workers if self._reader.workers.is_here(worker)] if here else None
         answer = await self._reader.all(pin, _range(prefix, start, end), workers=workers)
@@ -155,7 +155,7 @@ class Stores:
         raise NotFound(f"There is no store {store!r}.", next_step="GET /sluice/v1/stores lists all stores.")
 
     def _address(self, worker: WorkerInfo) -> Address:
-        """The address of the worker's state server, or else of this server, regardless of the client's Host header."""
+        """The address of the worker's state server, or of this server if there is none. Ignores the Host header."""
         if worker.port:
             return Address(worker.host, worker.port)
         return Address(*self._allowed.request.scope["server"])

@@ -67,9 +67,9 @@ class Action(StrEnum):
     REPLAY = "replay"
     """Build the state again from the topics in a new generation, without replacing the current one."""
     PROMOTE = "promote"
-    """Bring the generation that was built up to date, and make it the current one."""
+    """Bring the generation that a replay has built up to date, and make it the current one."""
     DROP = "drop"
-    """Remove the generation that was built."""
+    """Remove the generation that a replay has built."""
 
 
 class StartRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,7 +150,7 @@ async def start_run(request: Request, query: PipelineQuery, wanted: StartRun) ->
 
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
 async def list_generations(request: Request, query: PipelineQuery) -> Response:
-    """The generations of each of the pipeline's jobs: the current one, and those of unfinished rebuilds."""
+    """The current generation of each of the pipeline's jobs, and the generations of unfinished rebuilds and replays."""
     allowed = await access(request)
     await allowed.jobs(query.pipeline)
     return reply(await asyncio.to_thread(monitoring.generations, allowed.state.ledger, query.pipeline))

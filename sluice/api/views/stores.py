@@ -80,8 +80,8 @@ class KeysQuery(ReadPoint, frozen=True, kw_only=True):
 
 class RangeQuery(WindowQuery, frozen=True, kw_only=True):
     prefix: Annotated[str, Meta(description="Only keys with this prefix.", max_length=_MAX_KEY_LENGTH)] = ""
-    first: Annotated[str, Meta(description="Only this key and larger ones.", max_length=_MAX_KEY_LENGTH)] | None = None
-    last: Annotated[str, Meta(description="Only this key and smaller ones.", max_length=_MAX_KEY_LENGTH)] | None = None
+    first: Annotated[str, Meta(description="Only this key and larger keys.", max_length=_MAX_KEY_LENGTH)] | None = None
+    last: Annotated[str, Meta(description="Only this key and smaller keys.", max_length=_MAX_KEY_LENGTH)] | None = None
 
     @property
     def within(self) -> Range:
@@ -108,7 +108,7 @@ class CombineQuery(RangeQuery, frozen=True, kw_only=True):
     ] = "_all"
     order: Annotated[
         Literal["group", "entries", "sum", "min", "max"],
-        Meta(description="The order of the groups; by an aggregate, the largest comes first."),
+        Meta(description="How to sort the groups; aggregates sort in descending order."),
     ] = "group"
     limit: Annotated[int, Meta(description="Maximum number of groups.", ge=1, le=10_000)] = 1_000
 

@@ -50,7 +50,7 @@ class PartFacts:
     rejected: dict[str, int] = field(default_factory=dict)
     """Column of a step's errors → the last record for which it failed."""
     last_dead_letter: int = -1
-    """The last record with a dead letter."""
+    """The last record that became a dead letter."""
     _last: tuple[int, int] | None = None
     """Record and fate of the last row; the next rows may belong to the same record."""
 

@@ -59,11 +59,11 @@ Row = Mapping[str, Any]
 """A rejected row: `key`, `value` (JSON of `Rejected`), and its time, window and origin if known."""
 
 REJECTED_PART = "stage-rejected"
-"""The name of the part whose facts count rejected rows by step and by partition."""
+"""The name of the side output that counts rejected rows by step and by partition."""
 
 
 def rejected_rows(spooled: pa.Table) -> list[Row]:
-    """The rejected rows among those that tasks have spooled, sorted."""
+    """The sorted rejected rows that tasks have spooled."""
     rows = spooled.filter(pc.equal(spooled.column("group_id"), REJECTED))
     return rows.take(pa.array(in_order(rows))).to_pylist() if rows.num_rows else []
 

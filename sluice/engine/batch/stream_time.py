@@ -48,7 +48,7 @@ class StreamTimes:
         return self.times.get(f"{operator}/{topic}/{partition}", BEFORE_ALL)
 
     def closed(self, operator: str, topics: Iterable[str]) -> int:
-        """The stream time that all partitions of the topics have reached, except idle ones."""
+        """The stream time that all partitions of the topics have reached, except idle partitions."""
         active = [
             self.of(operator, topic, partition)
             for topic in topics
@@ -86,7 +86,7 @@ def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:
 
 
 def advance_joint(times: Times, passed: Mask, complete: Mask, begin: int, closed: int) -> tuple[Times, Times, Times]:
-    """Like `advance`, for a join of two streams whose sides share a stream time; third, the closed time after each row.
+    """Like `advance`, for two joined streams that share a stream time. Also returns the closed time after each row.
 
     Every row that has `passed` advances stream time. But unmatched records are sent only with a row that is `complete`
     (has a key and a value) and not out of order; `before` is the stream time of the last such row before each row.

@@ -80,7 +80,7 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
 
 
 def _coming_and_going(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]) -> Iterator[str]:
-    """The stores that a processor has gained or lost: a compatible change, as a new store is empty in any case."""
+    """The stores that a processor has gained or lost. This is compatible, because a new store starts empty."""
     for stores, others in ((old, new), (new, old)):
         yield from (name for name, store in stores.items() if name not in others and is_of_processor(store.group_id))
 

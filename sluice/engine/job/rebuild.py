@@ -44,7 +44,7 @@ class Rebuild:
     """Rebuilds a job's state. With `from_topics`, it may read fewer records than before, if some have been deleted.
 
     `run` promotes the new generation at once. `replay` builds it beside the current one, where it stays until
-    `promote`, which first reads what was published since, or until it is dropped.
+    `promote`, which first repeats the batches published since, or until it is dropped.
 
     With `only`, raises LeaseError if that generation is no longer current. `why` is the damage to repair, if any; it is
     stored in a note together with the duration of the rebuild.
@@ -85,8 +85,8 @@ class Rebuild:
     def replay(self) -> int:
         """Build a new generation without promoting it. Returns its number. Raises the same errors as `run`.
 
-        The generation replaces that of an earlier replay. Its state may differ from the current state; the user decides
-        whether to promote it.
+        The new generation replaces an earlier replay's generation. Its state may differ from the current state; the
+        user decides whether to promote it.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
@@ -181,7 +181,7 @@ class Rebuild:
 
 @dataclass(frozen=True)
 class History:
-    """The batches to replay: the published ones, and possibly one whose output was written without a snapshot."""
+    """The batches to replay: the published batches, and possibly one with output but without a snapshot."""
 
     published: Sequence[Step]
     unpublished: Sequence[Step]
@@ -253,7 +253,7 @@ def drop_built(job: Job, settings: Settings) -> int:
 
 
 def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None:
-    """Remove all generations of a job except `kept`, including unfinished ones."""
+    """Remove all generations of a job, even unfinished generations, except `kept`."""
     for generation in ledger.jobs.generations(job.pipeline.name, job.name):
         ref = JobRef(job.pipeline.name, job.name, generation)
         info = ledger.jobs.get(ref)

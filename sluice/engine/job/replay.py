@@ -65,7 +65,7 @@ def evenly(begin: Positions, target: Positions, most: int) -> list[Step]:
 
 
 def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Positions, most: int) -> list[Step]:
-    """Join steps to larger ones of at most `most` records, if results do not depend on where batches end.
+    """Join steps into larger steps of at most `most` records, if results do not depend on where batches end.
 
     Many small batches replay much faster when joined. `types` has the DDL type of each store's values.
     """

@@ -28,7 +28,7 @@ _JOIN_SECONDS = 3.0
 def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
     """Describe the partitions of each topic, the tasks of each step, the cores that run them, and the shards.
 
-    Tasks wait for each other if there are more of them than cores. Raises TopologyError as a run does.
+    If there are more tasks than cores, some tasks wait. Raises TopologyError as a run does.
     """
     with Ledger.open(settings.ledger) as ledger:
         generation = ledger.jobs.generation(job.pipeline.name, job.name) or 1
@@ -50,7 +50,7 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
 
 
 def _state_tasks(query: JobQuery, storage: Storage) -> Iterator[str]:
-    """The tasks between those that read and those that write the shards."""
+    """The tasks between reading the topics and writing the shards."""
     job = query.job
     if isinstance(job, OrderedJob):
         for stage in range(1, job.stages + 1):

@@ -188,7 +188,7 @@ class Timeline:
     """An operator's stream time at every position of a batch.
 
     Partitions of several topics with the same number share a stream time. The closed time, up to which all windows are
-    closed, is the smallest stream time of all partition numbers, except idle ones.
+    closed, is the smallest stream time of all partition numbers that are not idle.
     """
 
     def __init__(self, operator: OrderedOperator, reports: Iterable[bytes], before: StreamTimes) -> None:
@@ -276,7 +276,7 @@ class Timeline:
         return int(self._sequences[advance]), int(self._origins[advance]), self._paths[advance].as_py()
 
     def columns(self, table: pa.Table) -> dict[str, list[int]]:
-        """Stream times before and after each of the operator's rows; for a join also those of both sides."""
+        """Stream times before and after each of the operator's rows; for a join also the stream times of both sides."""
         count = len(table)
         # Each row is inserted twice: before the advances at its own position, and after them.
         parts = [

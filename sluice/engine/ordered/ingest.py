@@ -1,4 +1,4 @@
-"""The task after the stateless steps of an ordered job: creates a row of each record for each operator that takes it.
+"""The task after the stateless steps of an ordered job: turns records into rows for the operators that take them.
 
 Each operator has a stream time per partition. If all rows of an operator come from one topic, a partition's task knows
 the stream time, and each row includes the stream time before and after its record. Every task also reports where its
@@ -124,7 +124,7 @@ class Ingest:
 
     @staticmethod
     def _advancing(batch: pa.RecordBatch, side: Edge) -> Mask:
-        """Mask of the records that advance stream time: those with a key and, if the operator needs it, a value."""
+        """Mask of the records that advance stream time. They have a key and, if the operator needs it, a value."""
         keyed = truth(batch.column(side.column)) & truth(batch.column(side.key_column).is_valid())
         return keyed & truth(batch.column(side.value_column).is_valid()) if side.valued else keyed
 

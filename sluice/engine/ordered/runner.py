@@ -72,7 +72,7 @@ class Released(NamedTuple):
     """The stream time at which the results were due."""
     key: str
     before_row: bool
-    """Whether the results sort before those of the row that advances stream time."""
+    """Whether the results sort before the results of the row that advances stream time."""
 
 
 @dataclass

@@ -41,7 +41,7 @@ class Stage:
     """Addresses of the workers' shards."""
     operators: tuple[StageOperator, ...]
     only_stored: frozenset[int]
-    """The operators whose results go to their store and nowhere else."""
+    """The operators whose results go only to their store."""
     topics: Mapping[int, str]
     """Source number → its topic."""
     epoch: int
@@ -147,7 +147,7 @@ class StageRun:
                 run.release(output, position, with_row=True)
 
     def _stream_times(self, rows: pa.Table) -> dict[int, tuple[int, int, int, int]]:
-        """Stream times of the rows that do not include them: before and after the row, and of both sides of a join."""
+        """The stream times of rows that have none: before and after the row, and of both sides of a join."""
         times: dict[int, tuple[int, int, int, int]] = {}
         targets = rows.column("target").to_numpy()
         for number, run in self.operators.items():

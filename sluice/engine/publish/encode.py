@@ -133,7 +133,7 @@ def fitting(sink: Sink | None, table: pa.Table, limit: int, rejected: RejectedOu
     """The encoded records that fit within their topic's size limit.
 
     Sizes are measured before compression, so rejecting a record does not depend on other records. If the sink has
-    `on_error="fail"`, all records are sent, and Kafka rejects those that are too large.
+    `on_error="fail"`, all records are sent, and Kafka rejects records that are too large.
     """
     if sink is None or sink.on_error == "fail" or not table.num_rows:
         return table

@@ -1,7 +1,7 @@
 """Writes a batch's output records and a marker for the batch in one Kafka transaction.
 
-The marker is a record in a compacted topic. It tells a retried batch that its records are already written. A producer
-aborts, on start-up, any transaction that a dead predecessor left open.
+The marker is a record in a compacted topic. A retried batch finds the marker and does not write its records again. A
+producer aborts, on start-up, any transaction that a dead predecessor left open.
 """
 
 from __future__ import annotations

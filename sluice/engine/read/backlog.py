@@ -60,7 +60,7 @@ class Backlog:
 
     timestamps: Timestamps
     parts: tuple[Part, ...]
-    """Sorted as records with equal sequences are."""
+    """Sorted in the order of records with equal sequences."""
     position: dict[Part, int]
     ends: Offsets
     reached: Offsets = field(default_factory=dict)

@@ -69,7 +69,7 @@ class ValueDecoder:
         return self.source.contract is not None and self.source.decode is None
 
     def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[DeadLetter]]:
-        """The row numbers of valid values, these values, and dead letters for the other rows."""
+        """The row numbers of valid values, the valid values, and dead letters for the other rows."""
         values: list[Any] = []
         dead_letters: list[DeadLetter] = []
         decode: Callable[[Any], Any] = self._decode
@@ -96,7 +96,7 @@ class ValueDecoder:
         refused: set[int] = set()
         for place, row in enumerate(rows):
             text = raw[row]
-            # If each field of the contract occurs once and no other, the value determines the number of quotation
+            # If the JSON has each contract field once and no other field, the value determines the number of quotation
             # marks.
             if text is None or (quotes is not None and text.count(b'"') == quotes(values[place])):
                 continue

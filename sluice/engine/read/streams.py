@@ -204,7 +204,7 @@ class StreamReader(Reader):
         *,
         replace_invalid: bool = False,
     ) -> dict[str, pa.Array]:
-        """The rows' columns. With `replace_invalid` and if the source's policy says so, `clock` replaces invalid times.
+        """The rows' columns. With `replace_invalid`, `clock` replaces invalid times if the source's policy is "clock".
 
         `clock` is the time at which the batch began, in epoch ms.
         """

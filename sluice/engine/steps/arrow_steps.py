@@ -242,7 +242,7 @@ def _joined(texts: list[Value]) -> Value:
 
 
 def _calculated(node: exp.Binary, left: Value, right: Value) -> Value:
-    """The result of decimal arithmetic. A literal integer has as many digits as it is written with."""
+    """The result of decimal arithmetic. An integer literal has the precision of its text."""
     sides = []
     for value, side in ((left, node.left), (right, node.right)):
         if pa.types.is_decimal(value.type):

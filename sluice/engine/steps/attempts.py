@@ -20,10 +20,10 @@ _SHARING = "spark.sql.subexpressionElimination.enabled"
 
 
 def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
-    """Set whether the session's next query may compute common subexpressions once.
+    """Allow or forbid that the session's next query computes common subexpressions only once.
 
-    A query with attempts must not. Spark would compute a subexpression shared by two attempts outside of both, where
-    a failure ends the query.
+    Forbid it for a query with attempts: Spark would compute a subexpression of two attempts outside of both, where a
+    failure ends the query.
     """
     usual = str(spark.sparkContext.getConf().get(_SHARING, "true"))
     spark.conf.set(_SHARING, usual if shared else "false")

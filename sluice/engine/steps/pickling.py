@@ -74,7 +74,7 @@ def _reduce(reference: Reference) -> tuple[Any, tuple[Pickled]]:
 
 
 def load_by_name(module: str, file: str) -> Any:
-    """Import a module by name, or else load it from its file, which Spark copies to executors."""
+    """Import a module by name, or load it from its file, which Spark copies to executors."""
     if module == "__main__" and file:
         # The author's script. In a task, `__main__` is Spark's worker.
         return load_module(local(file))

@@ -105,7 +105,7 @@ class Totals:
 
 
 def totals(records: Iterable[tuple[int, bytes | None]]) -> Totals:
-    """The totals of (partition, value) pairs; those of each partition are in the order of their offsets."""
+    """The totals of (partition, value) pairs, which are in offset order within each partition."""
     result = Totals()
     now_ms = int(time.time() * 1000)
     for partition, value in records:

@@ -24,7 +24,7 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     windows: dict[int, tuple[int, T]]
     """Has only the key 0, because the aggregate has no windows."""
     instead: dict[str, str | None]
-    """Row key → the value that the aggregate includes instead of the row's current one, which could not be added."""
+    """Row key → the value that the aggregate includes instead of the row's current value, which could not be added."""
 
 
 class Adding:
@@ -107,7 +107,7 @@ class Aggregate(Timeless, Aggregation):
 
 
 class TableAggregate(Timeless, Adding):
-    """One aggregate per group of a table's rows: old values are subtracted and new ones added.
+    """One aggregate per group of a table's rows: old values are subtracted and new values added.
 
     If subtracting or adding fails, neither takes effect: the aggregate still includes the old value, although the
     table's row has the new one. When the row changes again, the value that the aggregate includes is subtracted.
@@ -127,7 +127,7 @@ class TableAggregate(Timeless, Adding):
             self._take(state, None, row, out)
 
     def change(self, state: Group[Any], old: Row, new: Row, out: Output) -> None:
-        """Subtract the old value of a row and add its new one."""
+        """Subtract the old value of a row and add its new value."""
         self._take(state, old, new, out)
 
     def _take(self, state: Group[Any], old: Row | None, new: Row | None, out: Output) -> None:
@@ -183,7 +183,7 @@ class TableAggregate(Timeless, Adding):
 
 
 def _own(row: Row) -> str:
-    """The row's key in its table; `row.key` is its group's."""
+    """The row's key in its table; `row.key` is the group's key."""
     return row.foreign or ""
 
 

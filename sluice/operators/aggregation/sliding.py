@@ -1,4 +1,4 @@
-"""Aggregations over sliding windows: for each record, the window that ends at it and the one that starts after it."""
+"""Aggregations over sliding windows: each record has a window that ends at it, and a window that starts after it."""
 
 from __future__ import annotations
 

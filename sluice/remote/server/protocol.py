@@ -15,7 +15,7 @@ MOST_HEAD_BYTES = 64 * 2**10
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with limits; without them, uvicorn waits forever for the rest of a request."""
+    """Uvicorn's protocol with limits. Without limits, uvicorn waits forever for the rest of a request."""
 
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0

@@ -1,4 +1,4 @@
-"""The history of a generation's batches, which a rebuild repeats to get the same results.
+"""The history of a generation's batches. A rebuild repeats the batches to get the same results.
 
 Batch boundaries, the time at which each batch began and the number of partitions at that time determine which records
 are in the future, which partitions are idle, and how the records of several topics are interleaved. The rows are small;

@@ -1,4 +1,4 @@
-"""The published snapshots. Readers see the newest one of each job's current generation."""
+"""The published snapshots. Readers see the newest snapshot of each job's current generation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Snapshots(LedgerPart):
         return False
 
     def times_before(self, ref: JobRef, batch: int) -> dict[str, int]:
-        """The stream times from which a batch continues: those of the preceding snapshot. Empty for the first batch.
+        """The stream times of the preceding snapshot, from which a batch continues. Empty for the first batch.
 
         The ledger keeps the times of the newest two snapshots only. Raises DamagedState if the times are gone.
         """

@@ -124,7 +124,7 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
     smallest: bool
 
     def execute(self, shard: LocalShard) -> list[Entry]:
-        """The entries, best first, without those that lack the field. Raises QueryError if a field is not a number."""
+        """The entries with the field, best first. Raises QueryError if a field is not a number."""
         top: list[Entry] = []
         for page in _pages(self, shard, self.within):
             candidates = [entry for entry in page if number_at(entry, self.field) is not None]

@@ -52,7 +52,7 @@ def is_remote(url: str) -> bool:
 
 
 def is_file(url: str) -> bool:
-    """Whether an address is that of a SQLite file."""
+    """Whether an address names a SQLite file."""
     return not is_remote(url) and database_url(url).get_backend_name() == "sqlite"
 
 

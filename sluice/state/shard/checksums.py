@@ -1,4 +1,4 @@
-"""Checksums of state: equal states have equal checksums, however they came about.
+"""Checksums of state: equal states have equal checksums, however they were computed.
 
 The checksum is the sum, modulo 2**64, of a digest of each current row. It does not depend on the order of rows or on
 the batches that wrote them. Tombstones add nothing. Each row also stores its digest, so that readers can detect an

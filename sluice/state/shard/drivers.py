@@ -60,7 +60,7 @@ PROBE = "SELECT format FROM shard LEFT JOIN (SELECT 1 FROM state_rows, states, b
 def demand_format(found: Sequence[Any]) -> None:
     """Raise DamagedState unless PROBE found the format of this version of Sluice."""
     if [*found] != [(FORMAT,)]:
-        raise DamagedState("The shard has no format, or that of another version of Sluice.")
+        raise DamagedState("The shard has no format, or the format of another version of Sluice.")
 
 
 class Driver(Protocol):
@@ -94,7 +94,7 @@ class Driver(Protocol):
         """Read the whole database. Raises StateError if its internal structures are damaged."""
 
     def is_current(self) -> bool:
-        """Whether the opened shard is still the one at its address, not replaced or deleted."""
+        """Whether the opened shard is still at its address, not replaced or deleted."""
 
     def is_sealed(self) -> bool:
         """Whether the shard was moved away. Within a transaction, the answer holds until its end."""

@@ -19,9 +19,9 @@ def without_password(address: str) -> str:
 
 
 def with_password(url: URL) -> URL:
-    """The shard's address, completed with the password that this process has for it.
+    """The shard's address, with the password from this process's settings.
 
-    The password is the one in `SLUICE_SHARDS`, or in `SLUICE_LEDGER` for shards in the ledger's database. For other
+    The password comes from `SLUICE_SHARDS`, or from `SLUICE_LEDGER` for shards in the ledger's database. For other
     addresses, libpq looks up the password as usual.
     """
     if url.get_backend_name() != "postgresql" or url.password is not None:

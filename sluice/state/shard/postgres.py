@@ -38,7 +38,7 @@ Otherwise a driver that was paused, or whose host is gone, would block its succe
 """
 
 _TOLERANCE = 0.1
-"""A time limit with a smaller relative error is not worth the round trip of setting a new limit."""
+"""The previous time limit is kept if its relative error is smaller, to save a round trip."""
 
 
 def escaped(text: str) -> str:

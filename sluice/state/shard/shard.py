@@ -31,7 +31,8 @@ FEW_KEYS = 32
 """Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
 READ_AT_BEGIN = 100_000
-"""When a run begins, it reads and checks all rows of shards up to this size; of larger shards, only those it uses."""
+"""When a run begins, it reads and checks all rows of shards up to this size. Of larger shards, it reads only the rows
+that it uses."""
 _BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from this server."
 _STATE_ROWS = -1
@@ -243,7 +244,7 @@ class LocalShard(Shard):
             position = page[-1][:3]
 
     def _kept(self, operator: int, as_of: int) -> str | None:
-        """The checksum that an operator, or the state rows, had at batch `as_of`; None without a batch."""
+        """The checksum of an operator's states, or of the state rows, at batch `as_of`; None if there is no batch."""
         rows = self._driver.fetch(statements.CHECKSUM, (operator, as_of))
         return rows[0][0] if rows else None
 

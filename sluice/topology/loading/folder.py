@@ -21,7 +21,7 @@ _NAMED = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1")
 
 @dataclass(frozen=True)
 class Broken:
-    """A file that cannot be loaded. `name` is the pipeline's name if the text contains it, else the file's stem."""
+    """A file that cannot be loaded. `name` is the pipeline's name if the text has it, otherwise the file's stem."""
 
     file: Path
     name: str

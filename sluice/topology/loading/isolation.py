@@ -45,7 +45,7 @@ def outcomes(
     load: Callable[[Path, float], str] = pipeline_name,
     start_seconds: float = 20.0,
 ) -> dict[Path, Outcome]:
-    """Import every file in a separate process, eight at a time; kill those that take longer than `seconds`.
+    """Import every file in a separate process, eight at a time; kill processes that take longer than `seconds`.
 
     `load`, a top-level function of a module, imports a file and returns its pipeline's name. The helper process may
     take `start_seconds` to import that module.
