@@ -22,6 +22,9 @@ _PRODUCER = {
 }
 _TIMEOUT_S = 30.0
 _POLL_EVERY = 1_000
+_AT_ONCE = 10_000
+_WAIT_S = 0.02
+"""A read of fewer than `_AT_ONCE` records always takes this long."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "fetch.queue.backoff.ms": 5,
+            "fetch.wait.max.ms": 10,  # how long the broker waits before it reports the end of a partition
             **quiet(kafka),
         }
     )
@@ -112,7 +116,7 @@ def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None
         consumer.assign(partitions if since_ms is None else consumer.offsets_for_times(partitions, _TIMEOUT_S))
         unread = set(metadata.partitions)
         while unread:
-            for message in consumer.consume(10_000, timeout=1.0):
+            for message in consumer.consume(_AT_ONCE, _WAIT_S):
                 error = message.error()
                 if error is None:
                     yield message
