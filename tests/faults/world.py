@@ -77,10 +77,10 @@ class Driver:
         else:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(processes, 15)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        if not wait_until(lambda: all(map(_has_ended, processes)), 15):
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self.process.wait(30)
 
     def members(self) -> list[psutil.Process]:
@@ -223,6 +223,14 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60.0, every: floa
             return True
         time.sleep(every)
     return False
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended, even if the machine's init process has not read its exit status yet."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _command(process: psutil.Process) -> list[str]:
