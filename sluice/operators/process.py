@@ -42,7 +42,7 @@ class Process:
         return self.state_type()  # type: ignore[no-any-return]
 
     def process(self, state: Kept, row: Row, out: Output) -> None:
-        """Fire the timers due before the record, process the record, then fire the timers that it makes due."""
+        """Fire the timers that are due, process the record, and fire the timers that the record makes due."""
         if row.key is None:
             out.count("null_key")
             return

@@ -227,7 +227,7 @@ class Edge:
         return paths.constant(self.path, rekeyed=self.rekeyed)
 
     def path_from(self, base: str) -> str:
-        """SQL of the path, where `base` is SQL of the path of the stage's record or result."""
+        """SQL of the path; `base` is SQL for the path of the stage's record or result."""
         return paths.sql(base, self.path, rekeyed=self.rekeyed)
 
 

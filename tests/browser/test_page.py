@@ -92,7 +92,7 @@ def letters(broker: dict[str, str], api: Api, monkeypatch: pytest.MonkeyPatch) -
 
 
 def is_harmless(page: Page) -> bool:
-    """Whether no markup became part of the page; that it cannot run is not enough."""
+    """Whether no markup became part of the page. Markup that cannot run is a failure, too."""
     made: int = page.locator("img[src=x], script:not([src]), b:text-is('x')").count()
     return made == 0 and page.title() != "broken" and page.locator("#broken").count() == 0
 

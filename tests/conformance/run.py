@@ -59,7 +59,7 @@ def by_feature(cases: Iterable[Case]) -> Iterator[tuple[str, list[Case]]]:
 
 
 def run_all(cases: list[Case], cuts: str, together: int) -> list[tuple[str, str]]:
-    """Run cases, `together` per pipeline. Returns the names of the failed ones with the reasons."""
+    """Run cases, `together` per pipeline. Returns the names of failed cases, with the reasons."""
     problems = []
     for begin in range(0, len(cases), together):
         some = cases[begin : begin + together]

@@ -223,7 +223,8 @@ class Topology:
 
 
 def results(seeds: Sequence[int], operators: int, cuts: str) -> dict[str, Any]:
-    """The results of the topologies of these seeds: output topic → key → records in order; of a table the last ones."""
+    """The results of the topologies of these seeds: output topic → key → records in order, or the last record of a
+    table."""
     pipeline = Pipeline("topologies", workers=2)
     made = [Topology(pipeline, f"t{seed}", seed, random.Random(seed).randint(3, operators)) for seed in seeds]
     partitions = {topic: number for topology in made for topic, number in topology.partitions.items()}

@@ -62,7 +62,7 @@ def _kind(value: Any) -> Kind:
 
 
 def completed(kind: Kind, other: Kind) -> Kind:
-    """The first type, completed where it is unknown by the second one, or by what a field's name suggests."""
+    """The first type. Its unknown parts come from the second type, or are guessed from a field's name."""
     if isinstance(kind, dict):
         others = other if isinstance(other, dict) else {}
         return {name: completed(inner, others.get(name) or _UNSEEN.get(name)) for name, inner in kind.items()}

@@ -1,4 +1,4 @@
-"""Stateless steps on Arrow give the results of Spark SQL, for random expressions and values, nulls included."""
+"""Stateless steps on Arrow give the results of Spark SQL, for random expressions and values, including nulls."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ def verify_shards(ledger: Ledger, snapshot: Snapshot) -> None:
 
 
 def batches(earlier: Sequence[Snapshot], now: Sequence[Snapshot]) -> list[Snapshot]:
-    """The batches whose output was written: those of an earlier generation, then the current one's after them."""
+    """The batches whose output was written: first those of an earlier generation, then those of the current
+    generation."""
     if not earlier:
         return list(now)
     reached = earlier[-1].positions

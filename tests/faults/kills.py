@@ -30,7 +30,7 @@ class Kills:
     """Kills drivers a given number of times, and counts the phase in which each one died."""
 
     def __init__(self, world: World, seed: int = 7, poll_s: float = 0.02) -> None:
-        """`poll_s`: seconds between looks for the moment to kill; more looks take CPU time from the driver."""
+        """`poll_s`: seconds between checks for the moment to kill; more checks take CPU time from the driver."""
         self.world = world
         self.poll_s = poll_s
         self.rng = random.Random(seed)

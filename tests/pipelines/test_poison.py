@@ -94,7 +94,8 @@ def encode(order: dict[str, Any]) -> bytes:
 
 
 def exchange(name: str) -> Pipeline:
-    """A pipeline in which each kind of step fails for the orders of one kind and only receives those and valid ones."""
+    """A pipeline in which each kind of step fails for the orders of one kind and receives only these and valid
+    orders."""
     pipeline = Pipeline(name, workers=2, max_failures=1.0)
     orders = pipeline.stream("orders", value=Order)
     of = {kind: orders.filter(f"kind IN ('', '{kind}')") for kind in KINDS}

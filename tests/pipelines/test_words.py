@@ -28,7 +28,7 @@ def words(spark: SparkSession, server: str) -> Iterator[TopologyTestDriver]:
 
 
 def read(driver: TopologyTestDriver, topic: str, letters: str = "") -> list[tuple[str | None, Any]]:
-    """The topic's new records; those of the letters, if any are given."""
+    """The topic's new records, or only the records of the given letters."""
     records = driver.read(topic)
     return [(one.key, one.value) for one in records if not letters or (one.key or "-") in letters]
 

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from sluice.engine.read.backlog import Backlog, Offsets, Part, Stretch
 
 Entry = tuple[int, bool]
-"""An entry of a partition's log: its timestamp, and whether readers see it. They see no markers of transactions."""
+"""An entry of a partition's log: its timestamp, and whether readers see it; they do not see transaction markers."""
 
 
 @dataclass
 class Logs:
-    """Partitions in memory, with an index of timestamps like Kafka's: it has every entry, seen or not."""
+    """Partitions in memory, with an index of timestamps like Kafka's: it also has the entries that readers do not
+    see."""
 
     entries: dict[Part, list[Entry]]
     ends: dict[Part, int]

@@ -9,7 +9,7 @@ If another driver holds the lease, a driver
 - fails with LeaseError if the holder is alive and works for another run.
 
 A driver that has lost its lease can no longer publish: its epoch is too old for the ledger's transaction and for the
-workers' shards, and the new holder's Kafka producer fences its own.
+workers' shards, and the new holder's Kafka producer fences the driver's producer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Computes stateless steps on Arrow, in the task that decodes the records, with the same results as Spark SQL.
 
-`plan.one_pass` says which expressions this computes, and which types they have.
+`plan.one_pass` says which expressions this module can compute, and their types.
 """
 
 from __future__ import annotations
