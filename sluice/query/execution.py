@@ -36,7 +36,7 @@ class Worker(Protocol):
     """A worker, on this host or another."""
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result. Raises StateError if the shard is unreadable, QueryError if the query does not fit."""
+        """The query's result. Raises StateError for an unreadable shard, QueryError for an unsuitable query."""
 
     async def close(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Times as people and programs write them, and as they are shown."""
+"""Parses times from people and programs, and formats times."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _UNIQUE = {
     "store": "Give each store its own name.",
     "topic": "Read a topic once and use its stream or table again; write to a topic once, after a merge.",
 }
-"""The next step if two steps of a pipeline use the same name, by kind."""
+"""Kind of name → the next step if two steps of a pipeline use the same name."""
 
 N = TypeVar("N", bound=nodes.Node)
 

@@ -147,7 +147,7 @@ _QUOTED = inspect.StrType | inspect.DateTimeType | inspect.DateType | inspect.By
 
 
 def _strings(kind: inspect.Type, value: str) -> str | None:
-    """Python source that counts the strings, field names included, in the JSON of `value`."""
+    """Python source that counts the strings, including field names, in the JSON of `value`."""
     match kind:
         case inspect.Metadata():
             return _strings(kind.type, value)

@@ -1,4 +1,4 @@
-"""Counts of things as people read them."""
+"""Formats counts with their nouns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations as people read them."""
+"""Formats durations for people."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Publisher:
     """Topic → size limit of a record in bytes, where known."""
     at_least_once: AtLeastOnce | None = None
     partitions: Mapping[str, int] = field(default_factory=dict)
-    """Topic → number of partitions, as the batches' tasks know it."""
+    """Topic → its number of partitions, as assumed by tasks."""
     silent: bool = False
     """Whether to suppress output, because an earlier generation has already written it."""
     read: int = 0

@@ -66,7 +66,7 @@ class Backlog:
     reached: Offsets = field(default_factory=dict)
     """Partition → the largest timestamp before its position; only partitions that have been read."""
     _since: int = BEFORE_ALL
-    """No record of the backlog has a smaller sequence."""
+    """A lower bound of the backlog's sequences."""
     _latest: int = BEFORE_ALL
 
     @property
@@ -194,7 +194,7 @@ class _Read:
     """Offset of the next record to read."""
     end: int
     sequence: int
-    """No record from `next` on has a smaller sequence."""
+    """A lower bound of the sequences from offset `next` on."""
     complete: bool
     offsets: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     sequences: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))

@@ -207,7 +207,8 @@ class StreamJoin:
         self, state: Sides, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
         self._send_unmatched(state, key, closed, out)
-        # `due` knows only `closed`. Without `min`, the remaining records would depend on which keys were closed.
+        # `due` selects the keys to close by `closed` alone. Up to a later time, only the selected keys would forget
+        # records.
         left, right = reached
         self._forget(state, (min(left, closed), min(right, closed)))
 
