@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from msgspec import Struct
+from pyspark.sql import SparkSession
 
 from sluice import Pipeline, tumbling
+from sluice.testing import TopologyTestDriver
 from sluice.testing.driver import Output
 from tests.pipelines.conftest import Drive
 
@@ -107,6 +109,30 @@ def test_a_table_is_joined_with_a_global_table(drive: Drive) -> None:
     driver.pipe("rates", {"n": 5, "g": None}, "a")
     driver.pipe("items", {"n": 2, "g": None}, "a")
     assert [record.value["right"]["n"] for record in driver.read("out")] == [5]
+
+
+@pytest.mark.parametrize("cuts", [(), (3,)])
+@pytest.mark.parametrize("joins", ["a store", "a table"])
+def test_the_last_change_of_a_global_tables_key_counts_in_any_partition(
+    spark: SparkSession, cuts: tuple[int, ...], joins: str
+) -> None:
+    pipeline = Pipeline("elsewhere", workers=2)
+    rates = pipeline.global_table("rates", value=Item)
+    if joins == "a store":
+        pipeline.stream("items", value=Item).group_by_key().count(store="counts").join(rates).to("out")
+    else:
+        pipeline.table("items", value=Item).join(rates).to("out")
+    with TopologyTestDriver(pipeline, spark=spark, partitions={"rates": 2}) as driver:
+        records = [("other", 0, 0), ("other", 0, 0), ("a", 1, 0), ("a", 2, 1)]
+        for number, (key, n, partition) in enumerate(records):
+            if number in cuts:
+                driver.commit()
+            driver.pipe("rates", {"n": n, "g": None}, key, partition=partition)
+        driver.pipe("items", {"n": 0, "g": None}, "a")
+        assert [record.value["right"]["n"] for record in driver.read("out")] == [2]
+        assert driver.store("rates")["a"]["n"] == 2
+        counts = driver.counts()
+        assert (counts["read"], counts["applied"]) == (5, 5)
 
 
 @pytest.mark.parametrize("cuts", [(), (1, 2)])

@@ -46,7 +46,7 @@ def fuse(job: FusedJob, windowed: DataFrame, combiner: Combiner) -> DataFrame:
     grouped = state_rows.groupBy(*STATE_KEY, "expires_at").agg(
         F.max("time").alias("time"), *(F.expr(sql).alias(name) for sql, name in column_of.items())
     )
-    return grouped.selectExpr(*STATE_KEY, f"{_value(job, names)} AS value", "CAST(0 AS BIGINT) AS position", "time")
+    return grouped.selectExpr(*STATE_KEY, f"{_value(job, names)} AS value", "X'' AS position", "time")
 
 
 def _value(job: FusedJob, names: Mapping[int, Names]) -> str:

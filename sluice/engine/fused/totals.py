@@ -24,7 +24,7 @@ from sluice.engine.fused.partial_aggregates import Combiner, Part
 from sluice.plan import FusedJob
 from sluice.plan.one_pass import PLAIN_SCALE
 
-COLUMNS = {**STATE_KEY, "value": "STRING", "position": "BIGINT", "time": "BIGINT"}
+COLUMNS = {**STATE_KEY, "value": "STRING", "position": "BINARY", "time": "BIGINT"}
 """Columns of the rows, which are the same as for the changes of global tables."""
 
 Column: TypeAlias = "Part | tuple[tuple[str, Part], ...]"
@@ -70,7 +70,7 @@ class Totals:
             separated = [part for value in values for part in (value, ",")][:-1]
             columns = {name: batch.column(name) for name in (*STATE_KEY, "time")}
             columns["value"] = pc.binary_join_element_wise("[", *separated, "]", "")
-            columns["position"] = pa.repeat(pa.scalar(0, pa.int64()), batch.num_rows)
+            columns["position"] = pa.repeat(pa.scalar(b""), batch.num_rows)
             yield pa.RecordBatch.from_pydict({name: columns[name] for name in COLUMNS})
 
     def added(self, group: int, first: str, second: str) -> str:

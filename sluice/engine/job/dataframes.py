@@ -161,12 +161,14 @@ class Frames:
         """The changes of global tables as state rows. Every batch reads all available changes."""
         if not self.job.tables:
             return None
-        reader = TableReader.of(self.job, self.storage.side_outputs, self.storage.batches)
+        reader = TableReader.of(
+            self.job, self.storage.side_outputs, self.storage.batches, interleaved=self.input.interleaved
+        )
         source = self.input.read([table.source.topic for table in self.job.tables], None)
         state_rows = source.mapInArrow(reader.__call__, TableReader.columns)
         if isinstance(self.job, FusedJob):
             return state_rows.selectExpr("*", "0L AS time")
-        rest = ("0L AS sequence", "position AS origin", "X'' AS path", "0L AS time")
+        rest = ("0L AS sequence", "0L AS origin", "position AS path", "0L AS time")
         return state_rows.selectExpr(*STATE_KEY, "value", *rest)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from struct import Struct
 
 import pyarrow as pa
 
@@ -15,36 +16,46 @@ from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
 from sluice.values.records import MOST_KEY_BYTES
 
+_POSITION = Struct(">QIQ")
+
 
 @dataclass(frozen=True)
 class TableReader(Reader):
-    """Yields state rows. `value` is the record's JSON, or null for a tombstone; `position` orders a key's changes."""
+    """Yields state rows. `value` is the record's JSON, or null for a tombstone; `position` orders a key's changes.
+
+    A key's changes in several partitions have the order of records in streams, not that of their offsets.
+    """
 
     groups: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str | None] = field(default_factory=dict)
 
-    columns = "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, position BIGINT"
+    columns = "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, position BINARY"
 
     @classmethod
-    def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock) -> TableReader:
+    def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, *, interleaved: bool) -> TableReader:
+        """A reader of the job's global tables. If `interleaved`, the records have their order in `sequence`."""
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
         keys = {table.source.topic: table.source.key for table in job.tables}
-        return cls(side_outputs, batches, job.pipeline.dead_letters, decoders, groups, keys)
+        uncounted = frozenset(source.topic for source in job.streams)  # ordered joins read these tables as streams
+        return cls(
+            side_outputs, batches, job.pipeline.dead_letters, decoders, groups, keys,
+            sequenced=not interleaved, uncounted=uncounted,
+        )  # fmt: skip
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raw = batch.column("value").to_pylist()
-        changes: list[tuple[str, str | None, int]] = []
+        changes: list[tuple[str, str | None, bytes]] = []
         decoder, field_key = self.decoders[share.topic], self.keys[share.topic]
         rows, values, dead_letters = decoder.decode(raw)
         keys = list(decoder.keys(batch.column("key").to_pylist()))
-        offsets = batch.column("offset").to_pylist()
+        positions = _positions(batch, share.partition)
         for row, value in zip(rows, values, strict=True):
             key = keys[row] if field_key is None or value is None else decoder.text(value, field_key)
             if isinstance(key, str) and len(key.encode()) > MOST_KEY_BYTES:
                 dead_letters.append(DeadLetter(row, "key_too_long", f"a key has at most {MOST_KEY_BYTES} bytes"))
             elif isinstance(key, str):
-                changes.append((key, None if value is None else f"[{decoder.json(value, raw[row])}]", offsets[row]))
+                changes.append((key, None if value is None else f"[{decoder.json(value, raw[row])}]", positions[row]))
             else:
                 reason = ("null_key", "a table's record needs a key") if key is None else ("key_not_utf8", str(key))
                 dead_letters.append(DeadLetter(row, *reason))
@@ -53,11 +64,19 @@ class TableReader(Reader):
         return self._state_rows(self.groups[share.topic], changes)
 
     @staticmethod
-    def _state_rows(group: int, changes: list[tuple[str, str | None, int]]) -> pa.RecordBatch:
+    def _state_rows(group: int, changes: list[tuple[str, str | None, bytes]]) -> pa.RecordBatch:
         keys, values, positions = zip(*changes, strict=True) if changes else ((), (), ())
         none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(changes))
         return pa.RecordBatch.from_arrays(
             [pa.repeat(pa.scalar(group, pa.int32()), len(changes)), pa.array(keys, pa.string()), none, none,
-             pa.array(values, pa.string()), pa.array(positions, pa.int64())],
+             pa.array(values, pa.string()), pa.array(positions, pa.binary())],
             names=["group_id", "key", "window_start", "window_end", "value", "position"],
         )  # fmt: skip
+
+
+def _positions(batch: pa.RecordBatch, partition: int) -> list[bytes]:
+    """The positions of one partition's records, as bytes with the same order: sequence, partition, offset."""
+    sequences, offsets = (batch.column(name).to_pylist() for name in ("sequence", "offset"))
+    return [
+        _POSITION.pack(max(sequence, 0), partition, offset) for sequence, offset in zip(sequences, offsets, strict=True)
+    ]

@@ -74,6 +74,10 @@ class Reader:
     batches: BatchClock
     dead_letters: str
     decoders: dict[str, ValueDecoder]
+    sequenced: bool = field(default=False, kw_only=True)
+    """Whether to compute the records' order; a test driver provides the order itself."""
+    uncounted: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """Topics that another reader of the job reads too, and counts."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         shares: dict[tuple[str, int], Share] = {}
@@ -84,8 +88,11 @@ class Reader:
                 for part, records in _by_partition(batch) if batch.num_rows else ():
                     share = shares.setdefault(part, Share(*part))
                     share.counts["read"] += records.num_rows
+                    records = self._sequenced(records, share) if self.sequenced else records
                     yield self._decode(records, share, clock)
         for share in shares.values():
+            if share.topic in self.uncounted:
+                continue
             if share.dead_letters:
                 dead_letters = pa.Table.from_batches(share.dead_letters)
                 self.side_outputs.write_records(number, self.dead_letters, share.name, dead_letters)
@@ -93,6 +100,19 @@ class Reader:
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raise NotImplementedError
+
+    def _sequenced(self, batch: pa.RecordBatch, share: Share) -> pa.RecordBatch:
+        """The records with their sequence: the largest Kafka timestamp so far in their partition.
+
+        The timestamp is stored from batch to batch and includes rejected records, as in `backlog`.
+        """
+        name = f"{ORDER}/{share.topic}/{share.partition}"
+        if name not in share.times:
+            share.times[name] = self.side_outputs.times(current_batch()).get(name, BEFORE_ALL)
+        timestamps = batch.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_numpy()
+        sequence = np.maximum(np.maximum.accumulate(timestamps), share.times[name])
+        share.times[name] = int(sequence[-1])
+        return batch.append_column("sequence", pa.array(sequence))
 
     def _reject(self, batch: pa.RecordBatch, share: Share, dead_letters: list[DeadLetter]) -> None:
         """Handle the rejected records according to the source's `on_error`."""
@@ -121,8 +141,6 @@ class StreamReader(Reader):
     metadata: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     """Columns of `_EXTRA` that the job needs as well."""
-    sequenced: bool = False
-    """Whether to compute the records' order; a test driver provides the order itself."""
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, *, interleaved: bool = False) -> StreamReader:
@@ -136,9 +154,7 @@ class StreamReader(Reader):
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
         dead_letters, sequenced = job.pipeline.dead_letters, is_ordered and not interleaved
-        return cls(
-            side_outputs, batches, dead_letters, decoders, job.metadata, extra, sequenced
-        )  # fmt: skip
+        return cls(side_outputs, batches, dead_letters, decoders, job.metadata, extra, sequenced=sequenced)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -152,7 +168,6 @@ class StreamReader(Reader):
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         decoder = self.decoders[share.topic]
-        batch = self._sequenced(batch, share) if self.sequenced else batch
         rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         latest = clock + decoder.source.max_future_skew_ms
@@ -180,19 +195,6 @@ class StreamReader(Reader):
         return pa.RecordBatch.from_arrays(
             [columns.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema
         )
-
-    def _sequenced(self, batch: pa.RecordBatch, share: Share) -> pa.RecordBatch:
-        """The records with their sequence: the largest Kafka timestamp so far in their partition.
-
-        The timestamp is stored from batch to batch and includes rejected records, as in `backlog`.
-        """
-        name = f"{ORDER}/{share.topic}/{share.partition}"
-        if name not in share.times:
-            share.times[name] = self.side_outputs.times(current_batch()).get(name, BEFORE_ALL)
-        timestamps = batch.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_numpy()
-        sequence = np.maximum(np.maximum.accumulate(timestamps), share.times[name])
-        share.times[name] = int(sequence[-1])
-        return batch.append_column("sequence", pa.array(sequence))
 
     def _columns(
         self,
