@@ -114,7 +114,7 @@ def _calculation(
     if isinstance(action, plan.PythonAggregate):
         return partial(_custom, action)
     functions = [
-        Function(name, None if text is None else _python_type(kind), number, is_read)
+        Function(name, None if text is None else _python_type(kind), number, is_read, _has_maps(kind))
         for (name, text, number), kind in zip(action.functions, arguments, strict=True)
     ]
     fields = action.columns if action.plain else tuple(f"a{i}" for i in range(len(functions)))
@@ -142,6 +142,16 @@ def _python_type(kind: spark.DataType) -> type:
             return bool
         case _:
             return msgspec.Raw
+
+
+def _has_maps(kind: spark.DataType) -> bool:
+    match kind:
+        case spark.ArrayType(elementType=element):
+            return _has_maps(element)
+        case spark.StructType(fields=fields):
+            return any(_has_maps(field.dataType) for field in fields)
+        case _:
+            return isinstance(kind, spark.MapType)
 
 
 _SUM_DIGITS, _AVG_DIGITS, _MOST = 10, 4, 38

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from decimal import Decimal
 from typing import Any, Protocol
 
 import msgspec
@@ -79,6 +80,9 @@ class Functions:
         self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]
         self._nulls = (None,) * len(accumulators)
         self._raw = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
+        self._maps = [
+            at for at in self._raw if functions[at].maps and functions[at].name in ("collect_set", "count_distinct")
+        ]
         self._json = [at for at in self._raw if functions[at].name not in ("count", "count_distinct")]
         self._accumulators = accumulators
         self._in_place = [accumulator for accumulator in accumulators if isinstance(accumulator, CountDistinct)]
@@ -98,6 +102,8 @@ class Functions:
         for at in self._raw:
             text = bytes(texts[at]).decode()
             texts[at] = None if text == "null" else text
+        for at in self._maps:
+            texts[at] = None if texts[at] is None else _sorted(texts[at])
         return texts
 
     def add(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
@@ -135,6 +141,15 @@ class Functions:
         for accumulator in self._in_place:
             accumulator.undo()
         return aggregate
+
+
+_DECODER = msgspec.json.Decoder(float_hook=Decimal)
+_SORTING = msgspec.json.Encoder(decimal_format="number", order="deterministic")
+
+
+def _sorted(text: str) -> str:
+    """JSON text with the names of every object in order."""
+    return _SORTING.encode(_DECODER.decode(text)).decode()
 
 
 def _raw_json(result: str | list[str] | None) -> Any:

@@ -34,6 +34,8 @@ class Function:
     """The number of values that `top` keeps."""
     bigint: bool = False
     """Whether a sum of integers must fit 64 bits, because expressions read it as BIGINT."""
+    maps: bool = False
+    """Whether the argument contains maps, which are equal whatever the order of their entries."""
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:

@@ -73,6 +73,14 @@ def test_decimals_stay_exact(name: str, arguments: list[str], expected: str) -> 
     assert result_text(Function(name, Decimal), *arguments) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("collect_set", '[[{"a":[1.50],"b":2},[null]]]'), ("count_distinct", "[2]")]
+)
+def test_maps_are_equal_whatever_the_order_of_their_entries(name: str, expected: str) -> None:
+    maps = '[{"b":2,"a":[1.50]}]', '[{"a":[1.50],"b":2}]', "[[null]]"
+    assert result_text(Function(name, msgspec.Raw, maps=True), *maps) == expected
+
+
 @pytest.mark.parametrize(("name", "expected"), [("count", [1]), ("sum", [2]), ("avg", [2.0]), ("collect_list", [[2]])])
 def test_a_table_subtracts_its_old_value(name: str, expected: list[Any]) -> None:
     operator = TableAggregate(Functions(Function(name, int), subtracts=True))
