@@ -216,7 +216,8 @@ class Context:
         """Set a timer of the key for the time `at`, in epoch ms, and then every `every` ms if not 0.
 
         `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. The timer replaces the key's
-        timer of the same name. An event timer fires when stream time reaches it, once for every period that has passed.
+        timer of the same name. An event timer fires when stream time reaches it, once for every period that has passed;
+        its time must not be before that of the current record or timer.
         A wall-clock timer fires at most once per run, even if several periods have passed.
         """
         _require_time(f"timer {name!r}", at)
@@ -227,6 +228,11 @@ class Context:
             raise ValueError(f"timer {name!r}: every={every} must be at least 0")
         if not self._timers:
             raise TypeError("a processor that sets timers needs a method on_timer(self, timer)")
+        if clock == "event" and at < (now := min(self.time, self.stream_time)):
+            raise ValueError(
+                f"timer {name!r}: {at} is before {now}, the current event time; give a time, not a delay, such as "
+                "record.time + 60_000"
+            )
         name.encode()
         timers = self._kept.event if clock == "event" else self._kept.wall
         self._journal.change(timers, name)

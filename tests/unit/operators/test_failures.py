@@ -75,7 +75,7 @@ class Author:
             store.delete("all")
             for each in dict(store.items()).values():
                 each.append("spoilt")
-            self.context.schedule("never", 0)
+            self.context.schedule("never", record.time)
             raise Poison("13")
 
     def on_timer(self, timer: Timer) -> None:

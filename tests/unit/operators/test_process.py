@@ -190,6 +190,17 @@ def test_mistakes_of_a_processor_are_reported(make: Any, message: str) -> None:
     assert rejection.why.startswith(message)
 
 
+def test_a_delay_instead_of_a_timers_time_rejects_the_record() -> None:
+    def record(context: Context, record: Record) -> None:
+        context.schedule("t", 60_000)
+
+    ran = run(process(record, told), [Given("a", 1, 1_700_000_000_000)])
+    assert [rejection.why.partition(";")[0] for rejection in ran.rejected] == [
+        "ValueError: timer 't': 60000 is before 1700000000000, the current event time"
+    ]
+    assert ran.results == []
+
+
 def test_stores_may_be_added_and_removed_between_runs() -> None:
     ran = run(process(points, gone=StoreOptions(), points=StoreOptions(int)), [Given("a", 3, 0)])
     operator = process(points, points=StoreOptions(int), added=StoreOptions(str))
