@@ -86,7 +86,7 @@ conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=on
 	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES))
 
 .PHONY: topologies
-topologies: $(JARS) ## Compare the output of random chains of operators in one batch and in random batches: COUNT=100 SEED=1
+topologies: $(JARS) ## Compare random chains of operators in one batch, in random batches and when replayed: COUNT=100 SEED=1
 	@$(BIN)/python -m tests.conformance.topologies --count $(or $(COUNT),100) --seed $(or $(SEED),1)
 
 .PHONY: faults

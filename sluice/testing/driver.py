@@ -10,7 +10,6 @@ Records wait until `commit()` publishes a snapshot; reading any result commits f
 from __future__ import annotations
 
 import atexit
-import base64
 import json
 import logging
 import shutil
@@ -32,13 +31,11 @@ from sluice.remote.opening import open_shard
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
-from sluice.testing.piped_run import PipedRun
+from sluice.testing.piped_run import Headers, PipedRecords, PipedRun
 from sluice.topology.dsl import encode_text
 from sluice.topology.pipeline import Pipeline
 
 log = structlog.get_logger(__name__)
-
-Headers = Mapping[str, str | bytes | None]
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,8 @@ class TopologyTestDriver:
         job = plan(pipeline).job
         self._topics = {*job.topics}
         self._texts = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text}
-        self._offsets: dict[tuple[str, int], int] = {}
+        self._records = PipedRecords()
         self._waiting: list[str] = []
-        self._piped = 0
         self._time = 0
         self._read: dict[str, int] = {}
         self._run = PipedRun(spark or shared_session(), job, self._settings, partitions or {})
@@ -114,16 +110,8 @@ class TopologyTestDriver:
                 next_step=f"It reads {', '.join(sorted(self._topics))}.",
             )
         self._time = self._time if timestamp is None else timestamp
-        offset = self._offsets.get((topic, partition), 0)
-        self._offsets[topic, partition] = offset + 1
-        named = [{"key": name, "value": _base64(_bytes(text))} for name, text in (headers or {}).items()]
-        record = {
-            "topic": topic, "partition": partition, "offset": offset, "timestamp": self._time,
-            "key": _base64(_bytes(key)), "value": _base64(_bytes(value)), "sequence": self._piped,
-            "headers": json.dumps(named or None),
-        }  # fmt: skip
-        self._piped += 1
-        self._waiting.append(json.dumps(record))
+        record = self._records.record(topic, value, key, timestamp=self._time, headers=headers, partition=partition)
+        self._waiting.append(record)
 
     def commit(self) -> None:
         """Process the records that were piped since the last batch as one batch."""
@@ -182,16 +170,6 @@ def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
     for (reason, step, at, detail), count in errors.items():
         where = {"step": step, "at": at} if step else {}
         log.warning("dead letters", count=count, reason=reason, **where, error=detail)
-
-
-def _bytes(value: Any) -> bytes | None:
-    if value is None or isinstance(value, bytes):
-        return value
-    return value.encode() if isinstance(value, str) else msgspec.json.Encoder(decimal_format="number").encode(value)
-
-
-def _base64(value: bytes | None) -> str | None:
-    return None if value is None else base64.b64encode(value).decode()
 
 
 def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any]) -> Output:

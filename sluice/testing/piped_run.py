@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +34,46 @@ _COLUMNS = (
     "r.topic", "r.partition", "r.offset", "timestamp_millis(r.timestamp) AS timestamp", "unbase64(r.key) AS key",
     "unbase64(r.value) AS value", "nullif(r.headers, 'null') AS headers", "r.sequence",
 )  # fmt: skip
+
+
+Headers = Mapping[str, str | bytes | None]
+
+
+class PipedRecords:
+    """Numbers the records of all topics, and writes each as JSON of the columns."""
+
+    def __init__(self) -> None:
+        self._offsets: Counter[tuple[str, int]] = Counter()
+
+    def record(
+        self,
+        topic: str,
+        value: Any,
+        key: str | bytes | None = None,
+        *,
+        timestamp: int,
+        headers: Headers | None = None,
+        partition: int = 0,
+    ) -> str:
+        """The next record of a topic's partition. Values of type str, bytes or None stay as they are."""
+        named = [{"key": name, "value": _base64(_bytes(text))} for name, text in (headers or {}).items()]
+        record = {
+            "topic": topic, "partition": partition, "offset": self._offsets[topic, partition], "timestamp": timestamp,
+            "key": _base64(_bytes(key)), "value": _base64(_bytes(value)), "sequence": self._offsets.total(),
+            "headers": json.dumps(named or None),
+        }  # fmt: skip
+        self._offsets[topic, partition] += 1
+        return json.dumps(record)
+
+
+def _bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else msgspec.json.Encoder(decimal_format="number").encode(value)
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
 
 
 class PipedInput:
@@ -56,7 +99,14 @@ class PipedInput:
         names = ", ".join(f"'{topic}'" for topic in topics)
         return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
 
-    def add(self, records: list[str]) -> None:
+    def forget(self, done: Sequence[Sequence[str]] = ()) -> None:
+        """Begin the input again, with the records of the batches that a copied checkpoint has done."""
+        if self._stream is not None:
+            self._stream.reset()
+        for records in done:
+            self.add(records)
+
+    def add(self, records: Sequence[str]) -> None:
         """Add the records of a batch, each as JSON of the columns."""
         batch = self._jvm.java.util.ArrayList()
         for record in records:

@@ -1,9 +1,10 @@
-"""Random topologies, whose results must not depend on the division into batches.
+"""Random topologies, whose results must not depend on the batches, nor on interruptions and replays.
 
-python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 8] [--cuts random|each]
+python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 12] [--together 8]
 
-There are no expected results: every topology runs on the same records in one batch and in several, and all outputs are
-compared: records, their order per key, and their timestamps.
+There are no expected results. Every topology runs on the same records in one batch and in several. One of the several
+is interrupted and repeated, and the last ones are replayed from a copy of all files. Compared are all outputs (records,
+their order and their timestamps) and all state: the stores, and what the operators keep.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 from msgspec import Struct
 
-from sluice import Pipeline, hopping, session, sliding, tumbling, within
-from sluice.testing import TopologyTestDriver
+from sluice import Context, Pipeline, Record, Timer, hopping, session, sliding, tumbling, within
+from sluice.testing.piped_run import PipedRecords
 from sluice.values.windows import AnyWindow
+from tests.conformance.replays import Records, Replays, Result
 
-TOGETHER = 2
+TOGETHER = 8
 """Number of topologies in one pipeline; they are independent and share the cost of a batch."""
+MOST_RECORDS = 16
+"""A step that would have more records than this for one record of the input is left out."""
+MOST_CUTS = 4
 
 
 class Value(Struct):
@@ -33,12 +38,32 @@ class Value(Struct):
     g: str | None
 
 
+class Turns:
+    """A processor that numbers the records of a key, and sends a further record when a timer fires."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        turns = self.context.store("turns")
+        number = turns.get("number", 0) + 1
+        turns.put("number", number)
+        self.context.schedule("later", record.time + 5)
+        n = None if record.value is None else record.value.get("n")
+        self.context.forward(record.key, {"n": ((n or 0) + number) % 50, "g": str(number % 3)})
+
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, {"n": timer.time % 50, "g": None})
+
+
 @dataclass
 class Node:
     """A handle of the topology. `kind`: `stream`, `table`, or `windowed` for a table with windowed keys."""
 
     kind: str
     handle: Any
+    factor: int = 1
+    """About how many records there are for each record of the input."""
     used: bool = False
 
 
@@ -58,7 +83,7 @@ class Topology:
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
         self._nodes: list[Node] = []
-        self._stores = self._explosions = self._stateful = 0
+        self._stores = self._stateful = 0
         partitions = self.chance.choice((1, 1, 2, 4))
         for kind, name in (("stream", "l"), ("stream", "r"), ("table", "t")):
             topic = f"{self.prefix}_{name}"
@@ -94,11 +119,18 @@ class Topology:
         # Prefer the newest nodes, to get long chains.
         return self.chance.choice(fitting[-4:] if self.chance.random() < 0.7 else fitting) if fitting else None
 
-    def _add(self, step: str, kind: str, handle: Any, *parents: Node, stateful: bool = True) -> None:
+    def _pair(self, kind: str, *, times: int = 1) -> tuple[Node, Node] | None:
+        """Two nodes, which may be the same one, unless they have too many records together."""
+        left, right = self._pick(kind), self._pick(kind)
+        if left is None or right is None or (left.factor + right.factor) * times > MOST_RECORDS:
+            return None
+        return left, right
+
+    def _add(self, step: str, kind: str, handle: Any, *parents: Node, stateful: bool = True, times: int = 1) -> None:
         for parent in parents:
             parent.used = True
-        self.steps.append(step)
-        self._nodes.append(Node(kind, handle))
+        self.steps.append(f"{len(self._nodes)} = {step} of {', '.join(str(self._nodes.index(one)) for one in parents)}")
+        self._nodes.append(Node(kind, handle, times * sum(parent.factor for parent in parents)))
         self._stateful += stateful
 
     def _store(self) -> str:
@@ -110,7 +142,8 @@ class Topology:
         step = self.chance.choice((
             "filter", "select", "select_key", "flat_map", "merge", "aggregate", "aggregate", "windowed", "windowed",
             "windowed", "to_table", "to_stream", "to_stream", "suppress", "suppress", "regroup", "regroup",
-            "stream_join", "stream_join", "table_join", "table_join", "lookup", "lookup", "foreign_join",
+            "stream_join", "stream_join", "table_join", "table_join", "lookup", "lookup", "foreign_join", "diamond",
+            "deduplicate", "process",
         ))  # fmt: skip
         getattr(self, f"_{step}")()
 
@@ -128,17 +161,31 @@ class Topology:
 
     def _flat_map(self) -> None:
         node = self._pick("stream")
-        if node is not None and self._explosions < 2:
-            self._explosions += 1
+        if node is not None and 2 * node.factor <= MOST_RECORDS:
             parts = "array(named_struct('n', n, 'g', g), named_struct('n', n + 1, 'g', 'x'))"
             made = node.handle.flat_map_values(parts)
-            self._add("flat_map", "stream", made, node, stateful=False)
+            self._add("flat_map", "stream", made, node, stateful=False, times=2)
 
     def _merge(self) -> None:
-        one, other = self._pick("stream"), self._pick("stream")
-        if one is not None and other is not None and one is not other and self._explosions < 2:
-            self._explosions += 1
-            self._add("merge", "stream", one.handle.merge(other.handle), one, other, stateful=False)
+        if (pair := self._pair("stream")) is not None and pair[0] is not pair[1]:
+            self._add("merge", "stream", pair[0].handle.merge(pair[1].handle), *pair, stateful=False)
+
+    def _diamond(self) -> None:
+        """Two branches of a stream, of which some records take both, merged again."""
+        node = self._pick("stream")
+        if node is not None and 2 * node.factor <= MOST_RECORDS:
+            few, many = node.handle.filter("n < 6"), node.handle.select(n="n + 1", g="g").filter("n > 3")
+            self._add("diamond", "stream", few.merge(many), node, stateful=False, times=2)
+
+    def _deduplicate(self) -> None:
+        if (node := self._pick("stream")) is not None:
+            self._add("deduplicate", "stream", node.handle.deduplicate("n", within=6), node)
+
+    def _process(self) -> None:
+        if (node := self._pick("stream")) is not None and 2 * node.factor <= MOST_RECORDS:
+            made = node.handle.process(Turns, stores={"turns": int}, returns=dict[str, Any], queryable=False).output
+            shaped = made.select(n="CAST(value.n AS BIGINT)", g="CAST(value.g AS STRING)")
+            self._add("process", "stream", shaped, node, times=2)
 
     def _aggregate(self) -> None:
         if (node := self._pick("stream")) is not None:
@@ -190,31 +237,33 @@ class Topology:
             self._add("suppress", node.kind, node.handle.suppress_until_time_limit(self.chance.choice((2, 8))), node)
 
     def _stream_join(self) -> None:
-        left, right = self._pick("stream"), self._pick("stream")
-        if left is not None and right is not None and left is not right:
+        if (pair := self._pair("stream", times=2)) is not None:
+            left, right = pair
             window = within(before=self.chance.choice((0, 3)), after=4, grace=self.chance.choice((0, 5)))
             how = self.chance.choice(("inner", "left", "outer"))
             joined = left.handle.join(right.handle, window, how=how)
-            self._add(f"{how} stream join", "stream", self._flat(joined), left, right)
+            self._add(f"{how} stream join", "stream", self._flat(joined), left, right, times=2)
 
     def _table_join(self) -> None:
-        left, right = self._pick("table"), self._pick("table")
-        if left is not None and right is not None and left is not right:
+        if (pair := self._pair("table")) is not None:
+            left, right = pair
             how = self.chance.choice(("inner", "left", "outer"))
             joined = left.handle.join(right.handle, how=how)
             self._add(f"{how} table join", "table", self._flat(joined), left, right)
 
     def _foreign_join(self) -> None:
-        left, right = self._pick("table"), self._pick("table")
-        if left is not None and right is not None and left is not right:
-            joined = left.handle.join(right.handle, on="g", how=self.chance.choice(("inner", "left")))
-            self._add("foreign-key join", "table", self._flat(joined), left, right)
+        if (pair := self._pair("table", times=2)) is not None:
+            left, right = pair
+            how = self.chance.choice(("inner", "left"))
+            joined = left.handle.join(right.handle, on="g", how=how)
+            self._add(f"{how} foreign-key join", "table", self._flat(joined), left, right, times=2)
 
     def _lookup(self) -> None:
         left, right = self._pick("stream"), self._pick("table")
         if left is not None and right is not None:
-            joined = left.handle.join(right.handle, how=self.chance.choice(("inner", "left")))
-            self._add("stream-table join", "stream", self._flat(joined), left, right)
+            how = self.chance.choice(("inner", "left"))
+            joined = left.handle.join(right.handle, how=how)
+            self._add(f"{how} stream-table join", "stream", self._flat(joined), left, right)
 
     @staticmethod
     def _flat(joined: Any) -> Any:
@@ -222,41 +271,69 @@ class Topology:
         return joined.select(n=value, g="coalesce(left.g, right.g)")
 
 
-def results(seeds: Sequence[int], operators: int, cuts: str) -> dict[str, Any]:
-    """The results of the topologies of these seeds: output topic → key → records in order, or the last record of a
-    table."""
+def trial(seeds: Sequence[int], operators: int) -> list[str]:
+    """How the results of the topologies of these seeds differ between runs; empty if they are equal."""
     pipeline = Pipeline("topologies", workers=2)
     made = [Topology(pipeline, f"t{seed}", seed, random.Random(seed).randint(3, operators)) for seed in seeds]
+    chance = random.Random(seeds[0])
+    records = _interleaved(made)
+    ends = sorted(chance.sample(range(1, len(records)), chance.randint(1, MOST_CUTS)))
+    batches = [records[begin:end] for begin, end in zip([0, *ends], [*ends, len(records)], strict=True)]
     partitions = {topic: number for topology in made for topic, number in topology.partitions.items()}
-    inputs = [list(topology.records()) for topology in made]
-    rng = random.Random(seeds[0])
-    with TopologyTestDriver(pipeline, partitions=partitions) as driver:
-        for step in range(max(map(len, inputs))):
-            for records in inputs:
-                for topic, value, key, when, partition in records[step : step + 1]:
-                    driver.pipe(topic, value, key, timestamp=when, partition=partition)
-            if cuts == "each" or (cuts == "random" and rng.random() < 0.2):
-                driver.commit()
-        results: dict[str, Any] = {}
-        for topology in made:
-            for topic, kind in topology.outputs.items():
-                by_key: dict[tuple[str, str], list[Any]] = {}
-                for record in driver.output(topic):
-                    window = str(record.headers) if kind == "windowed" else ""
-                    by_key.setdefault((str(record.key), window), []).append((record.value, record.timestamp))
-                results[topic] = by_key if kind == "stream" else {key: each[-1] for key, each in by_key.items()}
-        return results
+    with Replays(pipeline, partitions) as replays:
+        whole = replays.whole(records)
+        cut, problems = replays.cut(batches, chance)
+    kinds = {topic: kind for topology in made for topic, kind in topology.outputs.items()}
+    return problems + list(_differences(whole, cut, kinds))
 
 
-def differences(seeds: Sequence[int], operators: int, cuts: str) -> list[str]:
-    """The outputs that depend on the batches, with both results."""
-    whole, cut = results(seeds, operators, "one"), results(seeds, operators, cuts)
+def _interleaved(made: Sequence[Topology]) -> list[str]:
+    """The records of all topologies, those of each in order, as the driver's input reads them."""
+    piped, placed = PipedRecords(), []
+    for topology in made:
+        own = [*topology.records()]
+        placed += [(place / len(own), record) for place, record in enumerate(own)]
+    placed.sort(key=lambda one: one[0])
     return [
-        f"{topic} {key}: {whole[topic].get(key)} in one batch, {cut[topic].get(key)} in several"
-        for topic in whole
-        for key in dict.fromkeys([*whole[topic], *cut[topic]])
-        if whole[topic].get(key) != cut[topic].get(key)
+        piped.record(topic, value, key, timestamp=when, partition=partition)
+        for _, (topic, value, key, when, partition) in placed
     ]
+
+
+def _differences(whole: Result, cut: Result, kinds: dict[str, str]) -> Iterator[str]:
+    for topic, kind in kinds.items():
+        one, several = (_comparable(result.output, topic, kind) for result in (whole, cut))
+        for key in dict.fromkeys([*one, *several]):
+            if one.get(key) != several.get(key):
+                yield f"{topic} {key}: {one.get(key)} in one batch, {several.get(key)} in several"
+    for store in whole.stores:
+        if whole.stores[store] != cut.stores[store]:
+            yield f"{store}: {whole.stores[store]} in one batch, {cut.stores[store]} in several"
+    if whole.state != cut.state:
+        yield f"state: {whole.state} after one batch, {cut.state} after several"
+
+
+def _comparable(output: Records, topic: str, kind: str) -> dict[Any, Any]:
+    """A stream's records of every key, in order; of a table, which a batch may update once, the last ones."""
+    by_key: dict[Any, list[Any]] = {}
+    for record in output.get(topic, ()):
+        window = str(record.get("headers")) if kind == "windowed" else ""
+        by_key.setdefault((record["key"], window), []).append((record["value"], record.get("timestamp")))
+    return by_key if kind == "stream" else {key: each[-1] for key, each in by_key.items()}
+
+
+def try_all(seeds: Sequence[int], operators: int, together: int) -> Iterator[tuple[int, str]]:
+    """The seeds of the topologies that fail, with the reason."""
+    try:
+        problems = trial(seeds, operators)
+    except Exception as error:  # an error of one topology must not stop the others
+        problems = [f"{type(error).__name__}: {error}"]
+    if problems and len(seeds) > 1:
+        half = len(seeds) // 2
+        found = [*try_all(seeds[:half], operators, together), *try_all(seeds[half:], operators, together)]
+        yield from found or [(seeds[0], f"only together with others, {[*seeds]}: {problem}") for problem in problems]
+    else:
+        yield from ((seeds[0], problem) for problem in problems)
 
 
 def main(arguments: list[str]) -> int:
@@ -264,22 +341,32 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--operators", type=int, default=8, help="at most so many stateful ones")
-    parser.add_argument("--cuts", choices=("random", "each"), default="random")
+    parser.add_argument("--operators", type=int, default=12, help="at most so many stateful ones")
+    parser.add_argument("--together", type=int, default=TOGETHER, help="topologies in one pipeline")
+    parser.add_argument("--show", action="store_true", help="print the steps of the topologies, and run none")
     given = parser.parse_args(arguments)
-    failed = 0
-    start = time.monotonic()
+    failed: dict[int, None] = {}
     seeds = range(given.seed, given.seed + given.count)
-    for begin in range(0, len(seeds), TOGETHER):
-        some = seeds[begin : begin + TOGETHER]
-        different = differences(some, given.operators, given.cuts)
-        wrong = {line.partition("_")[0] for line in different}
-        failed += len(wrong)
-        for line in different[:10]:
-            print(f"  {line}", flush=True)
-        passed = begin + len(some) - failed
-        print(f"{passed} passed, {failed} failed, {time.monotonic() - start:.0f} s", flush=True)
+    if given.show:
+        for seed in seeds:
+            made = Topology(Pipeline("shown"), f"t{seed}", seed, random.Random(seed).randint(3, given.operators))
+            print(seed, made.partitions, *made.steps, made.outputs, sep="\n  ")
+        return 0
+    for begin in range(0, len(seeds), given.together):
+        some = seeds[begin : begin + given.together]
+        for seed, problem in try_all(some, given.operators, given.together):
+            failed[seed] = None
+            print(f"  {seed}: {problem[:2000]}", flush=True)
+        done = begin + len(some)
+        print(f"{done - len(failed)} passed, {len(failed)} failed, {_cpu_s():.0f} s of CPU", flush=True)
     return 1 if failed else 0
+
+
+def _cpu_s() -> float:
+    """The processor time of this process, Spark's and the workers', in seconds."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(time.user + time.system + time.children_user + time.children_system for time in times)
 
 
 if __name__ == "__main__":
