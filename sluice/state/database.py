@@ -14,24 +14,17 @@ from sqlalchemy import (
     URL,
     Connection,
     Engine,
-    MetaData,
-    Table,
     create_engine,
     event,
-    inspect,
     make_url,
-    text,
 )
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.schema import CreateColumn, CreateTable
 
 from sluice.errors import SettingsError, StateError
 from sluice.file_modes import close_database, make_file, make_folder
 
 BUSY_SECONDS = 10.0
 """How long a SQLite writer waits for another writer."""
-
-_CREATE_LOCK = 0x51_01_CE
 
 
 def database_url(text: str) -> URL:
@@ -97,23 +90,21 @@ def transaction(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def create_tables(engine: Engine, metadata: MetaData) -> None:
-    """Create missing tables, and missing columns of existing tables. Several processes may do so concurrently."""
-    with transaction(engine) as connection:
-        if engine.dialect.name == "postgresql":
-            # Concurrent `CREATE TABLE IF NOT EXISTS` statements collide in PostgreSQL's catalogue.
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
-        for table in metadata.sorted_tables:
-            connection.execute(CreateTable(table, if_not_exists=True))
-            _add_columns(connection, table)
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A read transaction, whose statements all see the database as it was at the first one."""
+    repeatable = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
+    with engine.connect().execution_options(**repeatable) as connection, connection.begin():
+        yield connection
 
 
-def _add_columns(connection: Connection, table: Table) -> None:
-    there = {column["name"] for column in inspect(connection).get_columns(table.name)}
-    for column in table.columns:
-        if column.name not in there:
-            definition = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")
+def close_file(url: str) -> None:
+    """Turn a SQLite database that nobody has open into one file without a log, which can be read without writing."""
+    with database_errors("Closing the database"):
+        engine = create_engine(database_url(url))
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=DELETE")
+        engine.dispose()
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:

@@ -6,19 +6,19 @@ from typing import Self
 
 from sqlalchemy import Engine
 
-from sluice.state.database import create_tables, database_errors, database_url, open_engine
+from sluice.state.database import database_errors, database_url, open_engine
 from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.failures import Failures
 from sluice.state.ledger.history import History
 from sluice.state.ledger.jobs import Jobs
 from sluice.state.ledger.leases import Leases
+from sluice.state.ledger.migrations import migrate
 from sluice.state.ledger.notes import Notes
 from sluice.state.ledger.placement import Placements
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.secrets import Secrets
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.ledger.sources import Sources
-from sluice.state.ledger.tables import METADATA
 
 
 class Ledger:
@@ -43,10 +43,10 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Open the ledger at a SQLAlchemy URL and create missing tables."""
+        """Open the ledger at a SQLAlchemy URL and create or migrate its tables."""
         with database_errors("Opening the ledger"):
             engine = open_engine(database_url(url))
-            create_tables(engine, METADATA)
+            migrate(engine)
         return cls(engine)
 
     def close(self) -> None:

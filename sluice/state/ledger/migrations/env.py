@@ -1,0 +1,10 @@
+"""Alembic runs this file to migrate a ledger in the transaction of the connection that it is given."""
+
+from alembic import context
+
+from sluice.state.ledger.migrations import TABLE
+
+# SQLite cannot change a column: `batch_alter_table` copies the table.
+context.configure(connection=context.config.attributes["connection"], version_table=TABLE, render_as_batch=True)
+with context.begin_transaction():
+    context.run_migrations()

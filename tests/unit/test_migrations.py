@@ -1,0 +1,105 @@
+"""A ledger of an older version is migrated when it is opened; that of a newer version is refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, text
+
+from sluice.errors import StateError
+from sluice.state.database import transaction
+from sluice.state.ledger import migrations
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.tables import METADATA
+from tests.states import States, ledger_url
+
+NEXT = f'''
+from alembic import op
+import sqlalchemy as sa
+
+revision = "next"
+down_revision = "{migrations.HEAD}"
+
+
+def upgrade():
+    op.add_column("jobs", sa.Column("owner", sa.Text(), nullable=False, server_default="nobody"))
+    with op.batch_alter_table("snapshots") as table:
+        table.alter_column("run", new_column_name="published_by")
+'''
+
+
+@pytest.fixture
+def old(database: str) -> str:
+    """The address of a ledger of this version, with a snapshot."""
+    States(database).publish({"key": "[1,null]"})
+    return ledger_url(database)
+
+
+@pytest.fixture
+def newer(old: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """Sluice is a newer version than that of the ledger `old`; undo the patch to go back to this version."""
+    shutil.copytree(migrations.SCRIPTS, tmp_path / "migrations")
+    (tmp_path / "migrations" / "versions" / "next.py").write_text(NEXT)
+    monkeypatch.setattr(migrations, "SCRIPTS", tmp_path / "migrations")
+    monkeypatch.setattr(migrations, "HEAD", "next")
+    return monkeypatch
+
+
+def test_the_migrations_make_the_tables_that_sluice_uses(database: str) -> None:
+    with Ledger.open(ledger_url(database)) as ledger, ledger.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": migrations.TABLE})
+        assert compare_metadata(context, METADATA) == []
+
+
+def test_the_newest_migration_is_the_version_of_the_tables() -> None:
+    assert ScriptDirectory(str(migrations.SCRIPTS)).get_heads() == [migrations.HEAD]
+
+
+@pytest.mark.usefixtures("newer")
+def test_an_older_ledger_is_migrated_and_keeps_its_rows(old: str) -> None:
+    with Ledger.open(old) as ledger, ledger.engine.connect() as connection:
+        assert connection.execute(text("SELECT pipeline, owner FROM jobs")).all() == [("orders", "nobody")]
+        assert connection.execute(text("SELECT batch, published_by FROM snapshots")).all() == [(0, "")]
+
+
+def test_a_newer_ledger_is_refused_and_stays_as_it_is(old: str, newer: pytest.MonkeyPatch) -> None:
+    Ledger.open(old).close()
+    newer.undo()
+    with pytest.raises(StateError, match="has version next") as caught:
+        Ledger.open(old)
+    assert caught.value.next_step.startswith("Install the version of Sluice that last opened the ledger")
+
+
+def test_a_migration_that_fails_changes_nothing(old: str, newer: pytest.MonkeyPatch) -> None:
+    script = migrations.SCRIPTS / "versions" / "next.py"
+    script.write_text(script.read_text() + '    op.execute("INSERT INTO nowhere VALUES (1)")\n')
+    with pytest.raises(StateError, match="nowhere"):
+        Ledger.open(old)
+    newer.undo()
+    with Ledger.open(old) as ledger:
+        assert [snapshot.batch for snapshot in ledger.snapshots.recent("orders", "totals")] == [0]
+        assert "owner" not in {column["name"] for column in inspect(ledger.engine).get_columns("jobs")}
+
+
+def test_a_ledger_without_a_version_gets_one(old: str) -> None:
+    with Ledger.open(old) as ledger, transaction(ledger.engine) as connection:
+        connection.execute(text(f"DROP TABLE {migrations.TABLE}"))
+    with Ledger.open(old) as ledger:
+        assert [snapshot.batch for snapshot in ledger.snapshots.recent("orders", "totals")] == [0]
+        assert inspect(ledger.engine).has_table(migrations.TABLE)
+
+
+def test_a_ledger_of_this_version_opens_without_alembic(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    Ledger.open(url).close()
+    ledger = "import sys; from sluice.state.ledger.ledger import Ledger"
+    code = f"{ledger}; Ledger.open({url!r}); print('alembic' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "False\n"
