@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands import health, project, queries, samples, servers, topics
+from sluice.commands import backups, health, project, queries, samples, servers, topics
 from sluice.commands.console import Form, errors_as_messages, out, print_rows, show
 from sluice.errors import SluiceError, TopologyError
 from sluice.settings import settings
@@ -41,6 +41,8 @@ app.command()(servers.serve)
 app.command()(servers.move)
 app.command()(servers.import_state)
 app.command()(servers.workers)
+app.command()(backups.backup)
+app.command()(backups.restore)
 
 Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 Master = Annotated[str, typer.Option(help="The Spark master.")]

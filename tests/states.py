@@ -52,10 +52,12 @@ class States:
     job: str = "totals"
     generation: int = 1
     stores: tuple[StoreInfo, ...] = ()
+    ledger_at: str = ""
+    """The ledger's address; by default in the same database or folder."""
     batch: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger.open(ledger_url(self.database))
+        self.ledger = Ledger.open(self.ledger_at or ledger_url(self.database))
         self.stores = self.stores or (
             self.store("revenue", store_column=1),
             self.store("totals"),

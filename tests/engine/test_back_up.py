@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sluice import Pipeline
+from sluice.backups.back_up import back_up
+from sluice.backups.restore import restore
 from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError
 from sluice.plan import plan
+from sluice.settings import Settings
 from tests.docs.pages import read, steps
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import sale, shop
+from tests.engine.shop import Build, Names, sale, sales_of, shop
 
 BACK_UP, RESTORE = (step.commands for step in steps(read("docs/how-to/back-up.md")))
 
 
 def shell(commands: str, running: Running, folder: Path) -> None:
-    variables = os.environ | {"SLUICE_HOME": str(running.settings.home)}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables = os.environ | {"SLUICE_HOME": str(running.settings.home), "PATH": path}
     subprocess.run(["bash", "-ec", commands], env=variables, cwd=folder, check=True)
 
 
@@ -54,3 +62,39 @@ def test_if_output_was_written_since_a_rebuild_is_needed_and_writes_none_of_it_a
     backed_up.run(generation=2)
     assert backed_up.store("n") == {"a": 2, "b": 2}
     assert len(backed_up.output("copies")) == 4
+
+
+def in_spark(names: Names) -> Pipeline:
+    """A store that Spark aggregates, with state of its own."""
+    pipeline = names.pipeline()
+    sales_of(pipeline, names).group_by("shop").aggregate(store="n", last="max(at)", n="count(*)")
+    return pipeline
+
+
+@pytest.mark.parametrize("build", [shop, in_spark])
+def test_a_backup_during_a_batch_has_the_state_before_the_batch(
+    build: Build, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(build)
+    running.send("sales", sale("a"), sale("b"))
+    running.run()
+
+    def back_up_and_stop(*_: object) -> None:
+        """All shards have the batch, but its output is not written."""
+        with running.ledger() as ledger:
+            back_up(ledger, running.settings.checkpoints, tmp_path / "backup")
+        raise EngineError("the run was stopped")
+
+    running.send("sales", sale("a"), sale("c"))
+    with monkeypatch.context() as patch:
+        patch.setattr(TransactionalOutput, "send", back_up_and_stop)
+        with pytest.raises(EngineError, match="the run was stopped"):
+            running.run()
+    running.send("sales", sale("a"))
+    settings = Settings.read({"SLUICE_HOME": str(tmp_path / "new")})
+    restored = replace(running, settings=replace(settings, kafka=running.settings.kafka))
+    restore(tmp_path / "backup", restored.settings)
+    assert restored.store("n").keys() == {"a", "b"}
+    assert restored.run() == 3
+    counts = {key: value if build is shop else value["n"] for key, value in restored.store("n").items()}
+    assert counts == {"a": 3, "b": 1, "c": 1}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyarrow import fs
 
 from sluice.engine.batch.side_outputs import open_path
-from sluice.errors import EngineError
+from sluice.errors import EngineError, StateError
+
+_LOGS = ("offsets", "commits")
+_STATE = re.compile(r"\.?(\d+)(_[\w-]+)?\.(changelog|zip|delta|snapshot)(\.crc)?")
+"""Spark's names of the files that hold a version of its state. The version after batch N is N + 1."""
 
 
 def current_batch() -> int:
@@ -93,3 +98,46 @@ def batch_positions(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
         if isinstance(offsets, dict):  # the offset of a test driver's source is a plain number
             positions |= offsets
     return positions
+
+
+def copy_checkpoint(source: str, target: str, batch: int) -> None:
+    """Copy a checkpoint without what belongs to later batches. Spark may be writing to the source.
+
+    Raises EngineError if the checkpoint does not have the batch, and StateError if Spark has meanwhile removed it,
+    which happens a hundred batches later.
+    """
+    filesystem, root = open_path(source)
+    target_filesystem, target_root = open_path(target)
+    log = f"{root}/offsets/{batch}"
+    if filesystem.get_file_info(log).type == fs.FileType.NotFound:
+        raise EngineError(
+            f"The checkpoint {root} does not have batch {batch}, which was published.",
+            next_step="Check SLUICE_CHECKPOINTS, or rebuild the state from the topics: sluice rebuild PIPELINE.",
+        )
+    for info in filesystem.get_file_info(fs.FileSelector(root, recursive=True)):
+        name = info.path.removeprefix(root).lstrip("/")
+        if info.type == fs.FileType.File and _is_part_of(name, batch):
+            path = f"{target_root}/{name}"
+            target_filesystem.create_dir(path.rpartition("/")[0])
+            try:
+                with filesystem.open_input_stream(info.path) as old, target_filesystem.open_output_stream(path) as new:
+                    new.write(old.read())
+            except FileNotFoundError:
+                # Spark removes the files that none of its last hundred batches needs.
+                target_filesystem.delete_file(path)
+    if filesystem.get_file_info(log).type == fs.FileType.NotFound:
+        raise StateError(
+            f"Spark has removed batch {batch} from the checkpoint {root} while it was copied.",
+            next_step="Back up again, at a time when fewer batches are published.",
+        )
+
+
+def _is_part_of(name: str, batch: int) -> bool:
+    folder, _, base = name.rpartition("/")
+    if base.endswith(".tmp"):
+        return False
+    if folder in _LOGS:
+        number = base.removeprefix(".").removesuffix(".crc")
+        return number.isdigit() and int(number) <= batch
+    version = _STATE.fullmatch(base) if folder.startswith("state/") else None
+    return version is None or int(version[1]) <= batch + 1

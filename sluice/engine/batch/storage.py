@@ -43,11 +43,11 @@ class Storage:
 
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
-        pipeline = job.pipeline
-        folder = f"{settings.checkpoints}/{pipeline.name}/{job.name}/g{generation}"
-        ref = JobRef(pipeline.name, job.name, generation)
-        shards = tuple(location(settings.shards, ref, number) for number in range(pipeline.workers))
-        return cls(job, generation, folder, f"{folder}/spark", SideOutputs(f"{folder}/side_outputs"), shards)
+        ref = JobRef(job.pipeline.name, job.name, generation)
+        folder = _folder(settings.checkpoints, ref)
+        shards = tuple(location(settings.shards, ref, number) for number in range(job.pipeline.workers))
+        side_outputs = SideOutputs(f"{folder}/side_outputs")
+        return cls(job, generation, folder, checkpoint_of(settings.checkpoints, ref), side_outputs, shards)
 
     @property
     def ref(self) -> JobRef:
@@ -146,6 +146,15 @@ class Storage:
                 f"sluice rebuild {self.ref.pipeline}."
             )
             raise error
+
+
+def checkpoint_of(checkpoints: str, ref: JobRef) -> str:
+    """The folder of a generation's checkpoint, in the folder of all checkpoints."""
+    return f"{_folder(checkpoints, ref)}/spark"
+
+
+def _folder(checkpoints: str, ref: JobRef) -> str:
+    return f"{checkpoints}/{ref.pipeline}/{ref.job}/g{ref.generation}"
 
 
 def damage(location: str, published: int, expected: Mapping[str, str | None], epoch: int) -> str:

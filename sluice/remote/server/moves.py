@@ -94,12 +94,12 @@ def copy_shard(source: Shard, target: Shard, progress: Progress) -> int:
     Raises DamagedState, and leaves the source unsealed, if the copy's checksums differ.
     """
     before = source.journal()
-    copied = _absorb(source, target, 0, progress)
+    copied = copy_versions(source, target, 0, progress)
     source.seal()
     try:
         # Meanwhile, a run may have retried the last batch or written new batches.
         target.settle(before.newest, Journal(before.epoch, []))
-        copied += _absorb(source, target, before.newest, progress)
+        copied += copy_versions(source, target, before.newest, progress)
         journal = source.journal()
         target.settle(journal.newest + 1, journal)
         target.verify_states(journal.newest)
@@ -109,7 +109,8 @@ def copy_shard(source: Shard, target: Shard, progress: Progress) -> int:
     return copied
 
 
-def _absorb(source: Shard, target: Shard, since: int, progress: Progress) -> int:
+def copy_versions(source: Shard, target: Shard, since: int, progress: Progress) -> int:
+    """Copy all versions since batch `since` into a sealed shard. Returns their number."""
     copied, after, after_state = 0, None, None
     while page := source.versions(since, after, PAGE):
         target.absorb(page)

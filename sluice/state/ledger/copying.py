@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import and_, delete, insert, select, update
 
-from sluice.state.database import database_errors, transaction
+from sluice.state.database import database_errors, reading, transaction
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.tables import LEASES, METADATA, WORKERS, of_ref
 from sluice.state.model import JobRef
@@ -15,7 +15,7 @@ from sluice.state.shard.passwords import without_password
 
 def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef, int], str]) -> None:
     """Replace the target's rows by the source's in one transaction, with new addresses of workers' shards."""
-    with database_errors("Copying the ledger"), source.engine.connect() as old, transaction(target.engine) as new:
+    with database_errors("Copying the ledger"), reading(source.engine) as old, transaction(target.engine) as new:
         for table in METADATA.sorted_tables:
             # The target numbers rows itself.
             columns = [column for column in table.columns if column.autoincrement is not True]

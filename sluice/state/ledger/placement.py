@@ -74,6 +74,11 @@ class Placements(LedgerPart):
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
             _replace(connection, placement)
 
+    def clear(self) -> None:
+        """Forget all placements."""
+        with database_errors("Removing the placements"), transaction(self._engine) as connection:
+            connection.execute(delete(PLACEMENTS))
+
     def written_at(self, ref: JobRef, locations: Sequence[str]) -> tuple[str, ...]:
         """The addresses at which a run writes the shards at `locations`: unchanged, or state servers' URLs."""
         placements = self.of(ref.pipeline)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select
@@ -18,6 +18,14 @@ from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import AUDITS, HISTORY, SNAPSHOTS, TIMES, current, of_job, of_ref
 from sluice.state.model import JobRef, Snapshot
+
+
+class Kept(NamedTuple):
+    """The oldest and the newest batch of a generation that readers can see."""
+
+    oldest: int
+    newest: int
+
 
 _JSON_COLUMNS = ("positions", "stream_times", "counts")
 
@@ -122,6 +130,16 @@ class Snapshots(LedgerPart):
         """The newest published batch of a generation."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _last_batch(connection, ref)
+
+    def kept(self) -> dict[JobRef, Kept]:
+        """The batches of each generation that has published one."""
+        c = SNAPSHOTS.c
+        generation = c.pipeline, c.job, c.generation
+        batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")
+        rows = self._read(select(*generation, *batches).group_by(*generation))
+        return {
+            JobRef(row["pipeline"], row["job"], row["generation"]): Kept(row["oldest"], row["newest"]) for row in rows
+        }
 
     def forget(self, ref: JobRef, before: int) -> int:
         """Remove the snapshots older than batch `before`, but never the newest. Returns the number removed."""

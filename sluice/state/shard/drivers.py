@@ -75,6 +75,9 @@ class Driver(Protocol):
     def transaction(self) -> Any:
         """A context manager whose block's writes are committed or rolled back together."""
 
+    def pinned(self) -> Any:
+        """A context manager whose block's reads all see the database as it was when the block began."""
+
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run a statement. Returns the number of affected rows."""
 

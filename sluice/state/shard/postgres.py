@@ -132,6 +132,14 @@ class PostgresDriver(Driver):
                 yield
 
     @override
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        with self._lock, _postgres_errors(), self._connection.transaction():
+            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            self._connection.execute(PROBE)  # the first read of a transaction pins what it sees
+            yield
+
+    @override
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         return self._connection.execute(sql.replace("?", "%s"), values).rowcount
 

@@ -48,6 +48,7 @@ class LocalShard(Shard):
         self.blocking = driver.blocking
         self.is_current = driver.is_current
         self.is_sealed = driver.is_sealed
+        self.pinned = driver.pinned
 
     @classmethod
     def open(cls, url: str, *, to_write: bool = False) -> Self:

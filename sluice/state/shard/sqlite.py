@@ -90,6 +90,17 @@ class SqliteDriver(Driver):
                 raise
 
     @override
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        with self._lock, self._errors():
+            self._connection.execute("BEGIN")
+            try:
+                self._connection.execute(PROBE).fetchall()  # the first read of a transaction pins what it sees
+                yield
+            finally:
+                self._connection.execute("ROLLBACK")
+
+    @override
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         return self._connection.execute(sql, values).rowcount
 

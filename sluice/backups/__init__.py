@@ -1,0 +1,1 @@
+"""Backups: `sluice backup` and `sluice restore`."""

@@ -1,0 +1,115 @@
+"""Backs up all pipelines of a ledger while runs go on: the ledger, all shards and the checkpoints.
+
+A backup has the ledger and the shards as SQLite files, whatever databases they come from. The ledger is copied in one
+transaction. Then a transaction of each shard pins what the copy reads. If no snapshot was published meanwhile, the
+shards have all batches of the copied ledger and at most one more, which the copy omits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sluice import __version__
+from sluice.backups import manifest
+from sluice.backups.manifest import BackedUp, Manifest, file_errors
+from sluice.backups.shards import Progress, copy_at, jobs_with_batches
+from sluice.engine.batch.checkpoint import copy_checkpoint
+from sluice.engine.batch.storage import checkpoint_of
+from sluice.errors import DamagedState, SettingsError, StateError
+from sluice.file_modes import make_folder
+from sluice.remote.opening import create_shard, open_shard
+from sluice.state.database import close_file
+from sluice.state.ledger.copying import copy_ledger
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo, WorkerInfo
+from sluice.state.shard.addresses import location
+from sluice.state.shard.protocol import Shard
+from sluice.state.shard.shard import LocalShard
+
+_ATTEMPTS = 50
+
+Source = tuple[JobInfo, WorkerInfo, int, Shard]
+"""A worker's shard, and the batch after which it is copied."""
+
+
+def back_up(ledger: Ledger, checkpoints: str, folder: Path, progress: Progress = lambda _: None) -> Manifest:
+    """Write a backup into a new or empty folder.
+
+    Raises SettingsError if the folder has files, DamagedState if published state is damaged, and StateError if
+    batches are published so often that the backup cannot begin between two of them.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
+    folder, made_at = folder.absolute(), datetime.now(UTC)
+    with file_errors("Writing the backup"):
+        make_folder(folder)
+        with Ledger.open(manifest.ledger(folder)) as copy, _pinned(ledger, copy) as shards:
+            jobs = jobs_with_batches(copy)
+            # Spark keeps a batch for a limited time, so the checkpoints come first.
+            for job, batch in jobs:
+                progress(f"copying the checkpoint of {job.pipeline}")
+                copied = checkpoint_of(manifest.checkpoints(folder), job.ref)
+                copy_checkpoint(checkpoint_of(checkpoints, job.ref), copied, batch)
+            for job, worker, batch, shard in shards:
+                address = location(manifest.shards(folder), job.ref, worker.number)
+                with create_shard(address, anew=True) as new:
+                    _copy(shard, new, copy, job, worker, batch, progress)
+                close_file(address)
+            if not all(isinstance(shard, LocalShard) for *_, shard in shards):
+                _require_unchanged(ledger, copy)
+        close_file(manifest.ledger(folder))
+        generations = [
+            BackedUp(pipeline=job.pipeline, job=job.job, generation=job.generation, batch=batch) for job, batch in jobs
+        ]
+        return manifest.write(folder, __version__, made_at, generations)
+
+
+@contextmanager
+def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
+    """Copy the ledger, and pin the shards when they have the copied snapshots and at most one batch more.
+
+    Shards at state servers cannot be pinned.
+    """
+    for _ in range(_ATTEMPTS):
+        with ExitStack() as stack:
+            copy_ledger(ledger, copy, {})
+            sources: list[Source] = []
+            try:
+                for job, batch in jobs_with_batches(copy):
+                    for worker in job.workers:
+                        shard = stack.enter_context(open_shard(worker.location))
+                        if isinstance(shard, LocalShard):
+                            stack.enter_context(shard.pinned())
+                        sources.append((job, worker, batch, shard))
+            except StateError:
+                if ledger.snapshots.kept() == copy.snapshots.kept():
+                    raise
+                continue  # a generation was removed meanwhile
+            if ledger.snapshots.kept() == copy.snapshots.kept():
+                yield sources
+                return
+    raise StateError(
+        f"Snapshots were published during each of {_ATTEMPTS} attempts to begin the backup.",
+        next_step="Pause some of the pipelines' DAGs, then back up again.",
+    )
+
+
+def _copy(
+    shard: Shard, new: Shard, copy: Ledger, job: JobInfo, worker: WorkerInfo, batch: int, progress: Progress
+) -> None:
+    try:
+        copy_at(shard, new, copy, job, worker, batch, progress)
+    except DamagedState as error:
+        error.next_step = f"Run the pipeline, which restores the shard, or: sluice rebuild {job.pipeline}."
+        raise
+
+
+def _require_unchanged(ledger: Ledger, copy: Ledger) -> None:
+    if ledger.snapshots.kept() != copy.snapshots.kept():
+        raise StateError(
+            "A snapshot was published or removed while shards at state servers were copied.",
+            next_step="Pause the pipelines' DAGs and sluice_retention, then back up again into a new folder.",
+        )

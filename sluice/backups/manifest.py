@@ -1,0 +1,122 @@
+"""A backup's manifest: the checksum of each of its files. It is written last, so a backup without one is incomplete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from sluice.errors import DamagedState, StateError
+from sluice.file_modes import make_file
+from sluice.state.model import OfJob
+
+FORMAT = 1
+"""Format of a backup's folder. Later formats are rejected."""
+
+LEDGER = "ledger.sqlite"
+_NAME = "backup.json"
+_OTHER_BACKUP = "Restore another backup."
+
+
+class BackedUp(OfJob, frozen=True, kw_only=True):
+    """A generation of a job, and its newest batch in the backup."""
+
+    batch: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup consists of."""
+
+    format: int = FORMAT
+    sluice: str
+    """The version of Sluice that made the backup."""
+    made_at: datetime
+    generations: list[BackedUp]
+    files: dict[str, str]
+    """Path in the backup → SHA-256 of the file."""
+
+
+def ledger(folder: Path) -> str:
+    """The address of the ledger in a backup."""
+    return f"sqlite:///{folder.absolute() / LEDGER}"
+
+
+def shards(folder: Path) -> str:
+    """The address of the shards in a backup."""
+    return f"sqlite:///{folder.absolute() / 'shards'}"
+
+
+def checkpoints(folder: Path) -> str:
+    """The folder of the checkpoints in a backup."""
+    return str(folder.absolute() / "checkpoints")
+
+
+@contextmanager
+def file_errors(doing: str) -> Iterator[None]:
+    """Raise errors of the file system as StateError, which names `doing`."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"{doing} failed: {error}.", next_step="Check the folder's permissions and the free space, then try again."
+        ) from error
+
+
+def write(folder: Path, version: str, made_at: datetime, generations: list[BackedUp]) -> Manifest:
+    """Flush the files of a backup to disk, and write its manifest."""
+    files = {str(path.relative_to(folder)): _digest(path, flush=True) for path in _files(folder)}
+    manifest = Manifest(sluice=version, made_at=made_at, generations=generations, files=files)
+    unfinished = folder / f"{_NAME}.unfinished"
+    make_file(unfinished)
+    with unfinished.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(folder / _NAME)
+    return manifest
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a backup whose files are all as they were written.
+
+    Raises DamagedState if the backup is incomplete or a file was altered, and StateError if a later version wrote it.
+    """
+    try:
+        content = (folder / _NAME).read_bytes()
+    except OSError:
+        raise DamagedState(
+            f"{folder} is not a complete backup: it has no file {_NAME}.", next_step=_OTHER_BACKUP
+        ) from None
+    try:
+        version = msgspec.json.decode(content, type=dict[str, object]).get("format")
+        if isinstance(version, int) and version > FORMAT:
+            raise StateError(
+                f"{folder} has format {version}; this version of Sluice reads backups up to format {FORMAT}.",
+                next_step="Install the version of Sluice that made the backup, or a later one.",
+            )
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedState(f"{folder / _NAME} is damaged: {error}.", next_step=_OTHER_BACKUP) from None
+    present = {str(path.relative_to(folder)) for path in _files(folder)} - {_NAME}
+    missing, unknown = sorted({*manifest.files} - present), sorted(present - {*manifest.files})
+    altered = [name for name in sorted(present & {*manifest.files}) if _digest(folder / name) != manifest.files[name]]
+    for names, what in ((missing, "is missing"), (unknown, "does not belong to it"), (altered, "was altered")):
+        if names:
+            raise DamagedState(f"The backup {folder} is damaged: {names[0]} {what}.", next_step=_OTHER_BACKUP)
+    return manifest
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _digest(path: Path, *, flush: bool = False) -> str:
+    with path.open("rb") as file:
+        if flush:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()

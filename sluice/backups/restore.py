@@ -1,0 +1,90 @@
+"""Restores a backup into an empty installation: in SQLite files or PostgreSQL, whatever it was backed up from.
+
+The ledger is written last, in one transaction. Before, nothing reads the shards and checkpoints, so that an interrupted
+restore can be repeated.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pyarrow import fs
+
+from sluice.backups import manifest
+from sluice.backups.manifest import Manifest, file_errors
+from sluice.backups.shards import Progress, copy_at, jobs_with_batches
+from sluice.engine.batch.checkpoint import copy_checkpoint
+from sluice.engine.batch.side_outputs import delete_folder, open_path
+from sluice.engine.batch.storage import checkpoint_of
+from sluice.errors import Refused
+from sluice.remote.opening import create_shard, open_shard
+from sluice.settings import Settings
+from sluice.state.ledger.copying import copy_ledger
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo, JobRef
+from sluice.state.shard.addresses import location
+
+
+def restore(folder: Path, settings: Settings, progress: Progress = lambda _: None) -> Manifest:
+    """Restore a backup to the ledger, shards and checkpoints that the settings name.
+
+    State servers have to be set up again. Can be repeated if it is interrupted. Raises Refused if the ledger has
+    pipelines, or if there are shards or checkpoints of the backup's pipelines; DamagedState if the backup is damaged.
+    """
+    progress("comparing checksums")
+    with file_errors("Reading the backup"):
+        backup = manifest.read(folder)
+    with (
+        file_errors("Restoring the backup"),
+        TemporaryDirectory() as temporary,
+        Ledger.open(settings.ledger) as target,
+        ExitStack() as stack,
+    ):
+        if there := target.jobs.pipelines():
+            raise Refused(
+                f"The ledger in SLUICE_LEDGER has pipelines already: {', '.join(there)}.",
+                next_step="Set SLUICE_HOME, or SLUICE_LEDGER, SLUICE_SHARDS and SLUICE_CHECKPOINTS, to empty places.",
+            )
+        # Opening a ledger writes to its file.
+        shutil.copyfile(folder / manifest.LEDGER, Path(temporary, manifest.LEDGER))
+        source = stack.enter_context(Ledger.open(manifest.ledger(Path(temporary))))
+        source.placements.clear()
+        jobs = jobs_with_batches(source)
+        for job, _ in jobs:
+            _require_no_checkpoint(settings.checkpoints, job.ref)
+        shards, locations = [], dict[tuple[JobRef, int], str]()
+        for job, batch in jobs:
+            for worker in job.workers:
+                locations[job.ref, worker.number] = address = location(settings.shards, job.ref, worker.number)
+                old = stack.enter_context(open_shard(location(manifest.shards(folder), job.ref, worker.number)))
+                shards.append(stack.enter_context(create_shard(address, anew=True)))
+                copy_at(old, shards[-1], source, job, worker, batch, progress)
+        for job, batch in jobs:
+            _restore_checkpoint(folder, settings.checkpoints, job, batch)
+        copy_ledger(source, target, locations)
+        for shard in shards:
+            shard.seal(sealed=False)
+    return backup
+
+
+def _require_no_checkpoint(checkpoints: str, ref: JobRef) -> None:
+    place = checkpoint_of(checkpoints, ref)
+    filesystem, path = open_path(place)
+    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+        raise Refused(
+            f"There already is a checkpoint of pipeline {ref.pipeline!r}: {place}.",
+            next_step="Set SLUICE_CHECKPOINTS to an empty folder, or remove this one if no ledger needs it.",
+        )
+
+
+def _restore_checkpoint(folder: Path, checkpoints: str, job: JobInfo, batch: int) -> None:
+    """Copy a checkpoint beside its place, then move it there, so that only whole checkpoints are in their places."""
+    place = checkpoint_of(checkpoints, job.ref)
+    unfinished = f"{place}.restoring"
+    delete_folder(unfinished)
+    copy_checkpoint(checkpoint_of(manifest.checkpoints(folder), job.ref), unfinished, batch)
+    filesystem, path = open_path(place)
+    filesystem.move(open_path(unfinished)[1], path)

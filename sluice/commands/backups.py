@@ -1,0 +1,38 @@
+"""`sluice backup` and `sluice restore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice.commands.console import errors_as_messages, out
+from sluice.settings import settings
+
+
+def backup(folder: Annotated[Path, typer.Argument(help="A new or empty folder for the backup.")]) -> None:
+    """Back up the state of all pipelines: ledger, shards and checkpoints. Runs and queries may go on."""
+    from sluice.backups.back_up import back_up
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger, out.status("backing up") as status:
+        made = back_up(ledger, settings().checkpoints, folder, status.update)
+        status.stop()
+        for one in made.generations:
+            out.print(f"{one.pipeline}: snapshot {one.generation}.{one.batch}", markup=False)
+        out.print(f"Backed up to {folder}", markup=False, soft_wrap=True)
+
+
+def restore(
+    folder: Annotated[Path, typer.Argument(help="The folder of a backup.", exists=True, file_okay=False)],
+) -> None:
+    """Restore a backup to the ledger, shards and checkpoints in the settings, which must be empty."""
+    from sluice.backups.restore import restore as restore_backup
+
+    with errors_as_messages(), out.status("restoring") as status:
+        restored = restore_backup(folder, settings(), status.update)
+        status.stop()
+        for one in restored.generations:
+            out.print(f"{one.pipeline}: snapshot {one.generation}.{one.batch}", markup=False)
+        out.print(f"Restored the backup of {restored.made_at:%Y-%m-%d %H:%M:%S} UTC")

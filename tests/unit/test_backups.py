@@ -1,0 +1,206 @@
+"""Backups of state in SQLite files and PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from sluice.backups import restore as restoring
+from sluice.backups.back_up import back_up
+from sluice.backups.restore import restore
+from sluice.engine.batch.checkpoint import copy_checkpoint
+from sluice.errors import DamagedState, EngineError, Refused, SettingsError, SluiceError, StateError
+from sluice.remote.opening import open_shard
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.shard.operator_states import State
+from tests.installation import OPERATOR, Installation, content, expected, settings_of
+from tests.postgres import new_database
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> str:
+    """The address of an empty database, or nothing for SQLite files."""
+    return "" if request.param == "sqlite" else new_database(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    """A backup of two batches."""
+    old = Installation(settings_of(tmp_path / "old"))
+    old.publish()
+    back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    return tmp_path / "backup"
+
+
+def test_a_backup_is_restored_with_all_snapshots(database: str, tmp_path: Path) -> None:
+    old = Installation(settings_of(tmp_path / "old", database))
+    old.publish()
+    made = back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    assert [one.batch for one in made.generations] == [1]
+    new = settings_of(tmp_path / "new")
+    assert restore(tmp_path / "backup", new) == made
+    with Ledger.open(new.ledger) as ledger:
+        assert content(ledger) == expected(0, 1)
+        assert ledger.snapshots.recent("orders", "main") == old.ledger.snapshots.recent("orders", "main")
+    assert [*Path(new.checkpoints).rglob("offsets/*")]
+
+
+def test_a_backup_of_files_is_restored_to_postgresql(backup: Path, tmp_path: Path, postgres: str) -> None:
+    new = settings_of(tmp_path / "new", new_database(postgres))
+    restore(backup, new)
+    with Ledger.open(new.ledger) as ledger:
+        assert content(ledger) == expected(0, 1)
+        assert all("postgresql" in worker.location for worker in ledger.jobs.workers("orders", "main"))
+
+
+def test_backups_are_consistent_while_batches_are_published(database: str, tmp_path: Path) -> None:
+    old = Installation(settings_of(tmp_path / "old", database))
+    done = threading.Event()
+
+    def go_on() -> None:
+        while not done.is_set():
+            old.publish()
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    newest = []
+    try:
+        for number in range(3):
+            made = back_up(old.ledger, old.settings.checkpoints, tmp_path / f"backup{number}")
+            newest.append(made.generations[0].batch)
+    finally:
+        done.set()
+        writer.join()
+    assert newest == sorted({*newest}), "batches were published between the backups"
+    for number, batch in enumerate(newest):
+        new = settings_of(tmp_path / f"new{number}")
+        restore(tmp_path / f"backup{number}", new)
+        with Ledger.open(new.ledger) as ledger:
+            assert content(ledger) == expected(*range(batch + 1))
+        offsets = {int(file.name) for file in Path(new.checkpoints).rglob("offsets/*")}
+        assert offsets == {*range(batch + 1)}
+
+
+def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
+    old = Installation(settings_of(tmp_path / "old"))
+    with open_shard(old.states.location(0), to_write=True) as shard:
+        shard.write(1, [(0, "unpublished", -1, -1, "[1,null]")], 1)
+        shard.write_states(1, [OPERATOR], [State(OPERATOR, "unpublished", b"1")], 1)
+    back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    new = settings_of(tmp_path / "new")
+    restore(tmp_path / "backup", new)
+    with Ledger.open(new.ledger) as ledger, open_shard(ledger.jobs.workers("orders", "main")[0].location) as shard:
+        assert shard.journal().newest == 0
+        assert {version.batch for version in shard.versions(0, None, 1_000)} == {0}
+        assert {version.batch for version in shard.state_versions(0, None, 1_000)} == {0}
+
+
+@pytest.mark.parametrize("part", ["ledger.sqlite", "shards", "checkpoints", "backup.json"])
+@pytest.mark.parametrize("damage", ["altered", "missing"])
+def test_a_damaged_backup_is_refused(part: str, damage: str, backup: Path, tmp_path: Path) -> None:
+    file = next(path for path in [backup / part, *(backup / part).rglob("*")] if path.is_file())
+    if damage == "missing":
+        file.unlink()
+    else:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        file.write_bytes(content)
+    refused(DamagedState, "Restore another backup.", backup, settings_of(tmp_path / "new"))
+
+
+def test_a_file_that_does_not_belong_to_a_backup_is_refused(backup: Path, tmp_path: Path) -> None:
+    (backup / "shards" / "another.sqlite").write_text("")
+    refused(DamagedState, "Restore another backup.", backup, settings_of(tmp_path / "new"))
+
+
+def test_a_backup_of_a_later_version_is_refused(backup: Path, tmp_path: Path) -> None:
+    manifest = backup / "backup.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2, "new": "field"}))
+    refused(StateError, "Install the version of Sluice that made the backup", backup, settings_of(tmp_path / "new"))
+
+
+def refused(kind: type[SluiceError], next_step: str, backup: Path, settings: Settings) -> None:
+    """Restoring fails with this error and next step, and writes nothing."""
+    with pytest.raises(kind) as caught:
+        restore(backup, settings)
+    assert caught.value.next_step.startswith(next_step)
+    assert not settings.home.exists()
+
+
+def test_an_existing_installation_is_not_replaced(backup: Path, tmp_path: Path) -> None:
+    existing = Installation(settings_of(tmp_path / "existing"))
+    with pytest.raises(Refused, match="has pipelines already: orders") as caught:
+        restore(backup, existing.settings)
+    assert "empty places" in caught.value.next_step
+    assert content(existing.ledger) == expected(0)
+
+
+@pytest.mark.parametrize(("left", "error"), [("shards", "already is a shard"), ("checkpoints", "already is a check")])
+def test_what_an_installation_has_left_is_not_replaced(left: str, error: str, backup: Path, tmp_path: Path) -> None:
+    settings = Installation(settings_of(tmp_path / "existing")).settings
+    for file in settings.home.glob("ledger.sqlite*"):
+        file.unlink()
+    shutil.rmtree(settings.home / ({"shards", "checkpoints"} - {left}).pop())
+    with pytest.raises(Refused, match=error):
+        restore(backup, settings)
+    with Ledger.open(settings.ledger) as ledger:
+        assert ledger.jobs.pipelines() == []
+
+
+def test_an_interrupted_restore_is_repeated(backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = settings_of(tmp_path / "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring, "copy_checkpoint", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            restore(backup, new)
+    with Ledger.open(new.ledger) as ledger:
+        assert ledger.jobs.pipelines() == []
+    restore(backup, new)
+    with Ledger.open(new.ledger) as ledger:
+        assert content(ledger) == expected(0, 1)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_damaged_state_is_not_backed_up(tmp_path: Path) -> None:
+    old = Installation(settings_of(tmp_path / "old"))
+    Path(old.states.location(1).removeprefix("sqlite:///")).unlink()
+    with pytest.raises(DamagedState):
+        back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    with pytest.raises(DamagedState, match="not a complete backup"):
+        restore(tmp_path / "backup", settings_of(tmp_path / "new"))
+
+
+def test_a_checkpoint_without_the_newest_batch_is_not_backed_up(tmp_path: Path) -> None:
+    old = Installation(settings_of(tmp_path / "old"))
+    shutil.rmtree(old.settings.checkpoints)
+    with pytest.raises(EngineError, match="does not have batch 0"):
+        back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+
+
+def test_an_existing_backup_is_not_overwritten(backup: Path, tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "old")
+    with Ledger.open(settings.ledger) as ledger, pytest.raises(SettingsError, match="is not empty"):
+        back_up(ledger, settings.checkpoints, backup)
+
+
+def test_sparks_files_of_later_batches_are_not_copied(tmp_path: Path) -> None:
+    names = {
+        "metadata", "sources/0/0", "offsets/6", "offsets/7", "offsets/.7.crc", "commits/7", "state/0/_metadata/schema",
+        "state/0/1/7.zip", "state/0/1/8.changelog", "state/0/1/.8.changelog.crc", "state/0/1/SSTs/000012-aa.sst",
+    }  # fmt: skip
+    later = {"offsets/8", "offsets/.8.crc", "commits/8", "state/0/1/9.changelog", "state/0/1/9_1f-2e.zip",
+             "state/0/1/.8.changelog.1f2e.tmp"}  # fmt: skip
+    for name in names | later:
+        (tmp_path / "spark" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "spark" / name).write_text(name)
+    copy_checkpoint(str(tmp_path / "spark"), str(tmp_path / "copy"), 7)
+    copied = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*") if path.is_file()}
+    assert copied == names
