@@ -197,7 +197,7 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PipelineHealth(StrEnum):
-    """The state of a pipeline in the overview, from the worst to the best."""
+    """The state of a pipeline in the overview, sorted from worst to best."""
 
     BROKEN = "broken"
     """The pipeline's file cannot be loaded, so no job can run."""

@@ -56,7 +56,7 @@ def server_token() -> str:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """A TLS context that trusts the certificates in SLUICE_SERVER_CA, or the system's if it is not set."""
+    """A TLS context that trusts the certificates in SLUICE_SERVER_CA, or the system's certificates."""
     authorities = settings().server_ca
     return ssl.create_default_context(cafile=None if authorities is None else str(authorities))
 

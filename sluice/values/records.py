@@ -33,4 +33,4 @@ WALL_CLOCK = "(wall clock)"
 """The value of `event_time` for the time of processing. No field can have this name."""
 Delivery = Literal["exactly_once", "at_least_once"]
 Emit = Literal["every", "latest"]
-"""The changes of a key within a batch that are written: all of them, or only the last."""
+"""Which of a key's changes within a batch are written: all of them, or only the last."""

@@ -121,7 +121,7 @@ class Stores:
         return self._address(workers[owner(key, len(workers))])
 
     async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
-        """Compute and encode the answer of an expensive route, which must return the result unchanged.
+        """Compute and encode an expensive response. The route must return the result unchanged.
 
         Concurrent requests with the same path and query share one computation. The result is cached for one second.
         """

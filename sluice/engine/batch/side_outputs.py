@@ -80,7 +80,7 @@ class SideOutputs:
         return self._tables(batch, _CHANGES)
 
     def facts(self, batch: int) -> Facts:
-        """The sum of the facts of all parts of the batch."""
+        """The facts of the batch, summed over its parts."""
         counts: Counter[str] = Counter()
         times: dict[str, int] = {}
         for _, data in self._read(batch, _FACTS):

@@ -89,7 +89,7 @@ class Shard(Protocol):
         """
 
     def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
-        """The newest versions before a batch of these state rows. Omits rows without a value."""
+        """The newest versions of these state rows before a batch. Omits rows without a value."""
 
     def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         """Write a batch of state rows in one transaction. Returns their number. A retry replaces the batch.
