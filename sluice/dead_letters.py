@@ -27,7 +27,7 @@ READ_SECONDS = 8.0
 MOST = 10_000
 """Maximum number of dead letters to re-drive at once."""
 HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
-"""Headers of a re-driven record: `sluice.history.1` describes its first failure; `sluice.redriven` is the number."""
+"""Headers of a re-driven record: `sluice.history.1` describes its first failure; `sluice.redriven` counts failures."""
 UNREADABLE = frozenset(
     {
         "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value", "null_value", "event_time",

@@ -38,7 +38,7 @@ Otherwise a driver that was paused, or whose host is gone, would block its succe
 """
 
 _TOLERANCE = 0.1
-"""The previous time limit is kept if its relative error is smaller, to save a round trip."""
+"""To save a round trip, the previous time limit stays in force if its relative error is at most this."""
 
 
 def escaped(text: str) -> str:
