@@ -39,8 +39,8 @@ def sliding(size: Duration, grace: Duration = 0) -> SlidingWindow:
 def session(gap: Duration, grace: Duration = 0) -> SessionWindow:
     """Sessions of activity: records at most `gap` apart share a session, and a record can merge two sessions."""
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
-    if window.gap_ms < 0 or window.grace_ms < 0:
-        raise TopologyError(f"{window} at {source_line()}: gap and grace must be at least 0.")
+    if window.gap_ms < 1 or window.grace_ms < 0:
+        raise TopologyError(f"{window} at {source_line()}: gap must be at least 1 ms, and grace at least 0.")
     return window
 
 

@@ -20,6 +20,7 @@ import psutil
 from msgspec import Struct
 
 from sluice import Context, Pipeline, Record, Timer, hopping, session, sliding, tumbling, within
+from sluice.testing.driver import shared_session
 from sluice.testing.piped_run import PipedRecords
 from sluice.values.windows import AnyWindow
 from tests.conformance.replays import Records, Replays, Result
@@ -352,6 +353,7 @@ def main(arguments: list[str]) -> int:
             made = Topology(Pipeline("shown"), f"t{seed}", seed, random.Random(seed).randint(3, given.operators))
             print(seed, made.partitions, *made.steps, made.outputs, sep="\n  ")
         return 0
+    shared_session().sparkContext.setLogLevel("OFF")  # Spark would log the stack of every interrupted batch
     for begin in range(0, len(seeds), given.together):
         some = seeds[begin : begin + given.together]
         for seed, problem in try_all(some, given.operators, given.together):
