@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sluice.commands import backups, health, project, queries, samples, servers, topics
-from sluice.commands.console import Form, errors_as_messages, out, print_rows, show
+from sluice.commands.console import Commands, Form, errors_as_messages, out, print_rows, show, wide
 from sluice.errors import SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
@@ -18,6 +18,7 @@ from sluice.topology.pipeline import Pipeline
 # Commands import everything else inside their functions, so that --help is fast.
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # pretty tracebacks show the values of variables
@@ -250,7 +251,7 @@ def audit(
     from sluice.auditing import report
 
     with errors_as_messages():
-        is_complete = report(settings().ledger, pipeline, run, out, verify=verify)
+        is_complete = report(settings().ledger, pipeline, run, wide, verify=verify)
     raise typer.Exit(0 if is_complete else 1)
 
 

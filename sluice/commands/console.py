@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
-from sluice.errors import SluiceError
+from sluice.errors import PreflightError, SluiceError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 err = Console(stderr=True, highlight=False, emoji=False)
 out = Console(highlight=False, emoji=False)
+wide = Console(width=1_000_000, highlight=False, emoji=False)
+"""For tables: prints them at their full width, so that nothing is cut in a narrow terminal or in a pipe."""
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -52,6 +55,26 @@ def show(error: SluiceError) -> None:
     err.print(error.detail, markup=False, soft_wrap=True)
     if error.next_step:
         err.print(error.next_step, markup=False, soft_wrap=True)
+
+
+class Commands(TyperGroup):
+    """A group of commands. If a command lacks a package, the group names the extra to install."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("", "sluice"):
+                raise
+            extra = "client" if package == "httpx" else "spark"
+            show(
+                PreflightError(
+                    f"This command needs the package {package}, which is not installed.",
+                    next_step=f"Run: pip install 'sluice-streams[{extra}]'",
+                )
+            )
+            raise typer.Exit(1) from None
 
 
 def print_rows(rows: list[dict[str, Any]], form: Form) -> None:
@@ -87,9 +110,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         table.add_column(printable(name), justify="right" if is_number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(printable(_text(row.get(name))) for name in names))
-    # Print the table at its full width, so that nothing is cut in a narrow terminal or in a pipe.
-    width = out.measure(table, options=out.options.update(max_width=1_000_000)).maximum
-    Console(width=max(width, 1), highlight=False, emoji=False).print(table)
+    wide.print(table)
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sluice.commands.console import errors_as_messages, out
+from sluice.commands.console import errors_as_messages, out, wide
 from sluice.settings import settings
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def status() -> None:
             f"{f', run {failure.run}' if failure.run else ''}: {failure.title}. {failure.detail}"
             for failure in failures
         ]
-        out.print(table)
+        wide.print(table)
     for problem in problems:
         out.print(f"✗ {problem}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if problems else 0)

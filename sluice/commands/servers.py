@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.commands.console import errors_as_messages, out
+from sluice.commands.console import errors_as_messages, out, wide
 from sluice.errors import SettingsError
 from sluice.settings import settings
 
@@ -96,7 +96,7 @@ def workers(pipeline: Name) -> None:
             for worker in job.workers:
                 where = f"{worker.host}:{worker.port}" if worker.port else "none: readers open its shard"
                 table.add_row(job.job, str(worker.number), where, ", ".join(store.name for store in job.stores))
-        out.print(table)
+        wide.print(table)
 
 
 def _numbers(text: str) -> list[int]:

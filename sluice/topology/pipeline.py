@@ -55,11 +55,11 @@ class Pipeline(Graph):
         zone: str = "UTC",
         max_future_skew: Duration = "1 hour",
         idle_timeout: Duration | None = None,
-        linger: Duration = 0,
+        linger: Duration = "0 s",
         on_error: OnError = "dead_letter",
         max_failures: float = 0.5,
         schedule: str | None = ON_RECORDS,
-        min_interval: Duration = 0,
+        min_interval: Duration = "0 s",
     ) -> None:
         _check_name(name)
         super().__init__(name, on_error)

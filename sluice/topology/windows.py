@@ -11,19 +11,19 @@ from sluice.topology.source_line import source_line
 from sluice.values.durations import duration_text
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 
-Duration = str | int | timedelta
-"""`"15 seconds"`, `"1 minute"`, `"250 ms"`, a timedelta, or a whole number of milliseconds."""
+Duration = str | timedelta
+"""`"15 seconds"`, `"1 minute"`, `"250 ms"`, or a timedelta. A number without a unit is an error."""
 
 _UNITS = {"ms": 1, "millisecond": 1, "s": 1_000, "second": 1_000, "m": 60_000, "minute": 60_000}
 _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
 
 
-def tumbling(size: Duration, grace: Duration = 0) -> Window:
+def tumbling(size: Duration, grace: Duration = "0 s") -> Window:
     """Adjacent windows of `size`. A record is late once stream time has reached its window's end + `grace`."""
     return _checked(Window(milliseconds(size), milliseconds(grace)))
 
 
-def hopping(size: Duration, *, advance: Duration, grace: Duration = 0) -> Window:
+def hopping(size: Duration, *, advance: Duration, grace: Duration = "0 s") -> Window:
     """Windows of `size` that start every `advance` and overlap; a record can be late for some of its windows only."""
     window = Window(milliseconds(size), milliseconds(grace), milliseconds(advance))
     if not 0 < window.advance_ms <= window.size_ms:
@@ -31,12 +31,12 @@ def hopping(size: Duration, *, advance: Duration, grace: Duration = 0) -> Window
     return _checked(window)
 
 
-def sliding(size: Duration, grace: Duration = 0) -> SlidingWindow:
+def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
     """Windows that slide over time: one for each distinct set of a key's records within `size`."""
     return _checked(SlidingWindow(milliseconds(size), milliseconds(grace)))
 
 
-def session(gap: Duration, grace: Duration = 0) -> SessionWindow:
+def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
     """Sessions of activity: records at most `gap` apart share a session, and a record can merge two sessions."""
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
     if window.gap_ms < 1 or window.grace_ms < 0:
@@ -45,7 +45,7 @@ def session(gap: Duration, grace: Duration = 0) -> SessionWindow:
 
 
 def within(
-    size: Duration = 0, *, before: Duration | None = None, after: Duration | None = None, grace: Duration = 0
+    size: Duration = "0 s", *, before: Duration | None = None, after: Duration | None = None, grace: Duration = "0 s"
 ) -> JoinWindow:
     """The window of a stream join: how far apart in event time two records may be.
 
@@ -87,16 +87,15 @@ def _checked(window: W) -> W:
 
 
 def milliseconds(duration: Duration) -> int:
-    """A duration in whole milliseconds."""
+    """A duration in whole milliseconds. Raises TopologyError for anything else, such as a number without a unit."""
     if isinstance(duration, timedelta):
         return duration // timedelta(milliseconds=1)
-    if isinstance(duration, int) and not isinstance(duration, bool):
-        return duration
-    text = duration.lower().replace("ms", "millisecond") if isinstance(duration, str) else ""
-    match = re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", text)
+    text = str(duration).strip().lower()
+    match = re.fullmatch(r"(\d+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
+        number = text if text.isdecimal() else "15"
         raise TopologyError(
             f"{duration!r} at {source_line()} is not a duration.",
-            next_step='Write for example "15 seconds" or "250 ms".',
+            next_step=f'Write for example "{number} seconds" or "{number} ms".',
         )
     return int(match[1]) * _UNITS[match[2]]

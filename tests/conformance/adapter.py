@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from sluice import Pipeline, hopping, session, sliding, tumbling, within
@@ -74,17 +75,21 @@ def _paths(expression: Any) -> Iterator[list[str]]:
                 yield from _paths(one)
 
 
+def _ms(number: int) -> timedelta:
+    return timedelta(milliseconds=number)
+
+
 def window(spec: dict[str, Any]) -> AnyWindow:
     """A window of the case."""
     match spec["type"]:
         case "tumbling":
-            return tumbling(spec["size"], grace=spec["grace"])
+            return tumbling(_ms(spec["size"]), grace=_ms(spec["grace"]))
         case "hopping":
-            return hopping(spec["size"], advance=spec["advance"], grace=spec["grace"])
+            return hopping(_ms(spec["size"]), advance=_ms(spec["advance"]), grace=_ms(spec["grace"]))
         case "sliding":
-            return sliding(spec["size"], grace=spec["grace"])
+            return sliding(_ms(spec["size"]), grace=_ms(spec["grace"]))
         case "session":
-            return session(spec["gap"], grace=spec["grace"])
+            return session(_ms(spec["gap"]), grace=_ms(spec["grace"]))
     raise NotMet(f"there is no window {spec['type']!r}")
 
 
@@ -280,7 +285,7 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
         case "suppress" if node["type"] == "window_close":
             return parent.suppress_until_window_closes()
         case "suppress":
-            return parent.suppress_until_time_limit(node["ms"])
+            return parent.suppress_until_time_limit(_ms(node["ms"]))
     raise NotMet(f"there is no operator {node['op']!r}")
 
 
@@ -288,7 +293,9 @@ def _join(node: dict[str, Any], left: Any, right: Any) -> Any:
     if isinstance(left, Stream) and isinstance(right, Stream):
         spec = node["window"]
         return left.join(
-            right, within(before=spec["before"], after=spec["after"], grace=spec["grace"]), how=node["type"]
+            right,
+            within(before=_ms(spec["before"]), after=_ms(spec["after"]), grace=_ms(spec["grace"])),
+            how=node["type"],
         )
     on = node.get("left_key") or node.get("fk")
     if isinstance(right, GlobalTable) or isinstance(left, Table):

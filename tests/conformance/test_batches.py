@@ -32,14 +32,14 @@ def everything(name: str) -> Pipeline:
     views = pipeline.stream("views", value=Value, nulls="keep")
     groups = pipeline.table("groups", value=Value, store="latest")
     keyed = clicks.group_by_key()
-    windowed = keyed.windowed_by(tumbling(10, grace=5))
+    windowed = keyed.windowed_by(tumbling("10 ms", grace="5 ms"))
     windowed.count(store="per_window")
     windowed.aggregate(store="held", c="count(*)", s="sum(n)").suppress_until_window_closes().to("closed")
-    keyed.windowed_by(session(4, grace=6)).aggregate(store="per_session", c="count(*)", m="max(n)")
-    keyed.windowed_by(sliding(6, grace=8)).aggregate(store="per_slide", c="count(*)")
+    keyed.windowed_by(session("4 ms", grace="6 ms")).aggregate(store="per_session", c="count(*)", m="max(n)")
+    keyed.windowed_by(sliding("6 ms", grace="8 ms")).aggregate(store="per_slide", c="count(*)")
     keyed.aggregate(store="listed", ns="collect_list(n)")
     groups.group_by("g").aggregate(store="by_group", c="count(*)", s="sum(n)")
-    clicks.join(views, within(5, grace=3)).to("joined")
+    clicks.join(views, within("5 ms", grace="3 ms")).to("joined")
     clicks.left_join(groups).to("enriched")
     return pipeline
 

@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -180,7 +181,7 @@ class Topology:
 
     def _deduplicate(self) -> None:
         if (node := self._pick("stream")) is not None:
-            self._add("deduplicate", "stream", node.handle.deduplicate("n", within=6), node)
+            self._add("deduplicate", "stream", node.handle.deduplicate("n", within="6 ms"), node)
 
     def _process(self) -> None:
         if (node := self._pick("stream")) is not None and 2 * node.factor <= MOST_RECORDS:
@@ -200,13 +201,13 @@ class Topology:
             self._add(str(window), "windowed", self._counted(grouped), node)
 
     def _window(self) -> AnyWindow:
-        grace = self.chance.choice((0, 3, 10))
+        grace = _ms(self.chance.choice((0, 3, 10)))
         return self.chance.choice(
             (
-                tumbling(5, grace=grace),
-                hopping(6, advance=3, grace=grace),
-                session(3, grace=grace),
-                sliding(4, grace=grace),
+                tumbling("5 ms", grace=grace),
+                hopping("6 ms", advance="3 ms", grace=grace),
+                session("3 ms", grace=grace),
+                sliding("4 ms", grace=grace),
             )
         )
 
@@ -235,12 +236,15 @@ class Topology:
         if node.kind == "windowed" and self.chance.random() < 0.7:
             self._add("suppress until close", "windowed", node.handle.suppress_until_window_closes(), node)
         else:
-            self._add("suppress", node.kind, node.handle.suppress_until_time_limit(self.chance.choice((2, 8))), node)
+            self._add(
+                "suppress", node.kind, node.handle.suppress_until_time_limit(_ms(self.chance.choice((2, 8)))), node
+            )
 
     def _stream_join(self) -> None:
         if (pair := self._pair("stream", times=2)) is not None:
             left, right = pair
-            window = within(before=self.chance.choice((0, 3)), after=4, grace=self.chance.choice((0, 5)))
+            before, grace = (_ms(self.chance.choice((0, ms))) for ms in (3, 5))
+            window = within(before=before, after="4 ms", grace=grace)
             how = self.chance.choice(("inner", "left", "outer"))
             joined = left.handle.join(right.handle, window, how=how)
             self._add(f"{how} stream join", "stream", self._flat(joined), left, right, times=2)
@@ -270,6 +274,10 @@ class Topology:
     def _flat(joined: Any) -> Any:
         value = "CAST(pmod(coalesce(left.n, 0) * 3 + coalesce(right.n, 0), 50) AS BIGINT)"
         return joined.select(n=value, g="coalesce(left.g, right.g)")
+
+
+def _ms(number: int) -> timedelta:
+    return timedelta(milliseconds=number)
 
 
 def trial(seeds: Sequence[int], operators: int) -> list[str]:

@@ -21,7 +21,7 @@ from tests.engine.shop import Amount, Names, sums
 
 def windows(names: Names) -> Pipeline:
     pipeline = Pipeline(names.prefix, workers=1)
-    pipeline.stream(names("amounts"), value=Amount).group_by_key().windowed_by(tumbling(10)).count(store="n")
+    pipeline.stream(names("amounts"), value=Amount).group_by_key().windowed_by(tumbling("10 ms")).count(store="n")
     return pipeline
 
 

@@ -154,7 +154,7 @@ def test_a_batchs_output_may_exceed_the_results_that_spark_returns(start: Start)
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         sales = sales_of(pipeline, names)
-        sales.deduplicate("quantity", within=1).select("shop", note=DIGESTS).to(names("copies"))
+        sales.deduplicate("quantity", within="1 ms").select("shop", note=DIGESTS).to(names("copies"))
         return pipeline
 
     running = start(build)

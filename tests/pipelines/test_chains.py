@@ -25,19 +25,19 @@ def chains() -> Pipeline:
     """A chain per group of topics, because stream time belongs to an operator and its topics."""
     pipeline = Pipeline("chains", workers=2)
 
-    per_second = pipeline.stream("ticks", value=Reading).group_by_key().windowed_by(tumbling(10))
+    per_second = pipeline.stream("ticks", value=Reading).group_by_key().windowed_by(tumbling("10 ms"))
     closed = per_second.aggregate(store="tens", n="count(*)").suppress_until_window_closes()
-    per_minute = closed.to_stream().group_by("'all'").windowed_by(tumbling(40))
+    per_minute = closed.to_stream().group_by("'all'").windowed_by(tumbling("40 ms"))
     per_minute.aggregate(store="forties", tens="count(*)", n="sum(n)")
 
     visits = pipeline.stream("visits", value=Reading)
     prices = pipeline.table("prices", value=Reading)
-    counted = visits.group_by_key().windowed_by(tumbling(10)).aggregate(store="visited", n="count(*)")
+    counted = visits.group_by_key().windowed_by(tumbling("10 ms")).aggregate(store="visited", n="count(*)")
     counted.suppress_until_window_closes().to_stream().join(prices).to("priced")
 
     left, right = pipeline.stream("left", value=Reading), pipeline.stream("right", value=Reading)
-    unmatched = left.left_join(right, within(2, grace=20)).filter("right IS NULL")
-    unmatched.group_by_key().windowed_by(tumbling(10, grace=20)).count(store="unmatched")
+    unmatched = left.left_join(right, within("2 ms", grace="20 ms")).filter("right IS NULL")
+    unmatched.group_by_key().windowed_by(tumbling("10 ms", grace="20 ms")).count(store="unmatched")
 
     own = pipeline.stream("own", value=Reading)
     own.join(own.group_by_key().aggregate(store="of_own", c="count(*)")).to("with_own")
@@ -45,12 +45,12 @@ def chains() -> Pipeline:
     one, other = pipeline.stream("one", value=Reading), pipeline.stream("other", value=Reading)
     sums = one.group_by_key().aggregate(store="sums", n="sum(n)").to_stream()
     counts = other.group_by_key().aggregate(store="counts", n="count(*)").to_stream()
-    sums.outer_join(counts, within(5, grace=5)).to("both")
+    sums.outer_join(counts, within("5 ms", grace="5 ms")).to("both")
 
     first, second = pipeline.stream("first", value=Reading), pipeline.stream("second", value=Reading)
-    first.merge(second).group_by_key().windowed_by(tumbling(10)).count(store="merged")
+    first.merge(second).group_by_key().windowed_by(tumbling("10 ms")).count(store="merged")
 
-    filtered = pipeline.stream("having", value=Reading).group_by_key().windowed_by(tumbling(5))
+    filtered = pipeline.stream("having", value=Reading).group_by_key().windowed_by(tumbling("5 ms"))
     large = filtered.aggregate(store="having_sums", s="sum(n)").filter("s > 5")
     large.suppress_until_window_closes().to("large")
     return pipeline

@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
         lambda s: s.group_by("item").windowed_by(session("1 s")).aggregate(store="n", x="max(struct(item))"),
         r"aggregate into 'n' at .*max needs int or .*not an object",
     ),
-    "a key": (lambda s: s.deduplicate("item[0]", within=1).to("out"), r"deduplicate at .*\"item\""),
+    "a key": (lambda s: s.deduplicate("item[0]", within="1 ms").to("out"), r"deduplicate at .*\"item\""),
     "a table's output": (
         lambda s: s.group_by("item").count(store="n").select(x="value[0]").to("out"),
         r"select at .*Can't extract a value",

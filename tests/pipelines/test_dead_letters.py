@@ -108,8 +108,8 @@ def sensors(name: str, on_error: OnError = "dead_letter", max_failures: float = 
     by_sensor = readings.group_by_key()
     by_sensor.reduce(added, store="reduced")
     by_sensor.aggregate(list, listed, store="listed", returns=list[int])
-    by_sensor.windowed_by(tumbling(1_000)).aggregate(list, listed, store="of_second", returns=list[int])
-    by_sensor.windowed_by(session(500)).aggregate(list, listed, merger=both, store="visits", returns=list[int])
+    by_sensor.windowed_by(tumbling("1 second")).aggregate(list, listed, store="of_second", returns=list[int])
+    by_sensor.windowed_by(session("500 ms")).aggregate(list, listed, merger=both, store="visits", returns=list[int])
     add_table(pipeline)
     add_sensor(pipeline, readings)
     return pipeline

@@ -79,7 +79,7 @@ def test_a_dead_letter_names_the_step_and_the_failing_part(drive: Drive, cut: st
     pipeline = Pipeline("letters")
     trips = pipeline.stream("trips", value=Trip)
     trips.select(speed="1 + km / hours").to("speeds")
-    trips.deduplicate("km", within=1).select(people="1 + CAST(people AS INT)").to("people")
+    trips.deduplicate("km", within="1 ms").select(people="1 + CAST(people AS INT)").to("people")
     driver = drive(pipeline)
     send(driver, [GOOD[0], NO_TIME, MISTYPED], cut)
     before, behind = driver.dead_letters()
@@ -103,7 +103,7 @@ def with_policy(trips: Stream[Trip], step: str, on_error: OnError) -> None:
         case "before an ordered step":
             trips.select(speed="km DIV hours", on_error=on_error).to(TOPICS[step])
         case "behind one":
-            trips.deduplicate("km", within=1).select(speed="km DIV hours", on_error=on_error).to(TOPICS[step])
+            trips.deduplicate("km", within="1 ms").select(speed="km DIV hours", on_error=on_error).to(TOPICS[step])
         case _:
             counts = trips.group_by("people").count(store="n")
             counts.select(inverse="1 DIV CAST(_key AS INT)", on_error=on_error).to(TOPICS[step])

@@ -41,9 +41,9 @@ def on(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[On]:
 def test_keys_with_nul_do_not_collide_with_the_state_of_all_keys(on: On) -> None:
     pipeline = Pipeline("nul", workers=1)
     left, right = (pipeline.stream(name, value=Number) for name in ("l", "r"))
-    left.left_join(right, within(5)).to("joined")
+    left.left_join(right, within("5 ms")).to("joined")
     counts = pipeline.stream("s", value=Number).group_by_key().count(store="c")
-    counts.suppress_until_time_limit(5, max_records=10).to("held")
+    counts.suppress_until_time_limit("5 ms", max_records=10).to("held")
     driver = on(pipeline)
     for n, (key, time) in enumerate([(NUL, 1), (NUL, 20), ("", 40), ("x\0", 60), ("x", 80), ("x", 100)]):
         driver.pipe("l", {"n": n}, key, timestamp=time)

@@ -68,11 +68,11 @@ def test_a_mapped_table_is_grouped_and_joined(drive: Drive) -> None:
 def test_a_suppressed_table_subtracts_the_old_values_of_its_rows(drive: Drive) -> None:
     pipeline = Pipeline("held", workers=2)
     items, others = pipeline.table("items", value=Item), pipeline.table("others", value=Item)
-    held = items.suppress_until_time_limit(0)
+    held = items.suppress_until_time_limit("0 s")
     held.group_by("g").aggregate(store="groups", c="count(*)", n="sum(n)")
     held.join(others, on="g").to("joined")
     sums = items.to_stream().group_by_key().aggregate(store="sums", n="sum(n)")
-    sums.filter("n > 0").suppress_until_time_limit(0).group_by("'all'").aggregate(store="all", n="sum(n)")
+    sums.filter("n > 0").suppress_until_time_limit("0 s").group_by("'all'").aggregate(store="all", n="sum(n)")
     driver = drive(pipeline)
     for time, (topic, key, n, g) in enumerate(
         [("others", "x", 1, ""), ("others", "y", 2, ""), ("items", "a", 2, "x"), ("items", "a", 7, "y")]
@@ -143,7 +143,9 @@ def test_an_output_of_a_store_has_the_largest_time_of_its_records(drive: Drive, 
     counts = items.count(store="counts")
     counts.to("counted")
     counts.join(rates).select(n="left").to("rated")
-    items.windowed_by(tumbling(50, grace=50)).aggregate(store="sums", n="sum(n)").select(half="1 / n").to("halves")
+    items.windowed_by(tumbling("50 ms", grace="50 ms")).aggregate(store="sums", n="sum(n)").select(half="1 / n").to(
+        "halves"
+    )
     driver = drive(pipeline)
     driver.pipe("rates", {"n": 1, "g": None}, "a", timestamp=999)
     for number, (key, n, time) in enumerate((("a", 1, 70), ("a", 1, 20), ("b", 1, 30), ("a", 0, 60))):

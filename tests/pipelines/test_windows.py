@@ -206,7 +206,7 @@ class Tick(Struct):
 def test_late_records_are_counted_and_written_to_their_own_topic(drive: Drive, kind: str) -> None:
     pipeline = Pipeline("late")
     ticks = pipeline.stream("ticks", value=Tick).filter("n > 0").group_by_key()
-    windowed = ticks.windowed_by(tumbling(10), late="late_ticks")
+    windowed = ticks.windowed_by(tumbling("10 ms"), late="late_ticks")
     columns = {"n": "count(*)"} if kind != "in order" else {"n": "count(*)", "all": "collect_list(n)"}
     windowed.aggregate(columns, store="per_window")
     driver = drive(pipeline)

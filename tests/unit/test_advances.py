@@ -25,14 +25,14 @@ def windowed(*topics: str) -> OrderedOperator:
     pipeline = Pipeline("p")
     first, *others = (pipeline.stream(topic, value=Order) for topic in topics)
     merged = first.merge(*others) if others else first
-    merged.group_by_key().windowed_by(tumbling(10)).aggregate(store="s", c="first(_key)")
+    merged.group_by_key().windowed_by(tumbling("10 ms")).aggregate(store="s", c="first(_key)")
     return _operator(pipeline)
 
 
 def joined() -> OrderedOperator:
     pipeline = Pipeline("p")
     left, right = pipeline.stream("a", value=Order), pipeline.stream("b", value=Order)
-    left.left_join(right, within(5)).to("out")
+    left.left_join(right, within("5 ms")).to("out")
     return _operator(pipeline)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from sluice import __version__
@@ -141,6 +142,38 @@ def test_init_makes_a_project_in_a_new_folder(tmp_path: Path) -> None:
     for file in ("dags/pipelines.py", "dags/maintenance.py", "plugins/state_plugin.py"):
         assert (project / file).read_text() == (ROOT / file).read_text(), "as in the repository"
 
+    (broker,) = yaml.safe_load((project / "compose.yaml").read_text())["services"].values()
+    shared = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["kafka"]
+    assert broker["image"] == shared["image"]
+    named = {name for name in shared["environment"] if "LISTENER" not in name}
+    assert named == {name for name in broker["environment"] if "LISTENER" not in name}
+
     again = sluice("init", str(project))
     assert again.exit_code == 1
     assert "not empty" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (("query", "stores"), "httpx", "client"),
+        (("check", "orders"), "pyspark", "spark"),
+        (("topics", "read", "orders"), "confluent_kafka", "spark"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_lacks(arguments: tuple[str, ...], package: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from sluice.cli import app; app({list(arguments)})"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 1
+    assert process.stderr.splitlines() == [
+        f"This machine is not ready: This command needs the package {package}, which is not installed.",
+        f"Run: pip install 'sluice-streams[{extra}]'",
+    ]
+
+
+def test_tables_are_not_cut_in_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "a_pipeline_with_quite_a_long_name_that_alone_would_fill_more_than_eighty_columns"
+    (tmp_path / f"{name}.py").write_text(f"from sluice import Pipeline\npipeline = Pipeline({name!r})")
+    monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
+    settings.cache_clear()
+    assert f"{name}  ok      none" in sluice("status").stdout

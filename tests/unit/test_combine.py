@@ -30,7 +30,7 @@ class Sale(Struct):
 def job(**columns: str) -> FusedJob:
     pipeline = Pipeline("p")
     shops = pipeline.stream("sales", value=Sale).group_by("shop")
-    shops.windowed_by(tumbling(100)).aggregate(columns, store="of")
+    shops.windowed_by(tumbling("100 ms")).aggregate(columns, store="of")
     only = plan(pipeline).job
     assert isinstance(only, FusedJob)
     return only

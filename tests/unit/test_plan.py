@@ -209,8 +209,8 @@ def test_stores_with_equal_filter_key_and_window_share_state_rows() -> None:
     groups.aggregate(store="b", total="sum(amount)")
     stream.group_by("shop").count(store="c")
     stream.group_by("upper(shop)").count(store="d")
-    groups.windowed_by(tumbling(1000)).count(store="e")
-    groups.windowed_by(tumbling(1000, grace=1)).count(store="f")
+    groups.windowed_by(tumbling("1 second")).count(store="e")
+    groups.windowed_by(tumbling("1 second", grace="1 ms")).count(store="f")
     stream.filter("amount > 1").group_by("shop").count(store="g")
     stores = [[store_column.store for store_column in group.store_columns] for group in fused(stream).groups]
     assert stores == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ CONTENT = {
     for number in range(12)
 }
 JAVA = Path("java")
+ROOT = Path(__file__).parents[2]
 
 
 class Repository:
@@ -71,6 +73,13 @@ def test_the_committed_lock_contains_exactly_the_required_jars() -> None:
     assert {"org.apache.kafka:kafka_2.13:4.1.1", "org.apache.kafka:kafka-clients:4.1.1"} < broker
     assert len(broker) == 46
     assert all(len(jar.sha256) == 64 for jar in lock)
+
+
+def test_the_extra_spark_has_the_version_of_the_jars() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    spark = {need for need in extras["spark"] if need.startswith("pyspark")}
+    (version,) = {jar.module.revision for jar in jars.read_lock() if jar.module.name.startswith("spark-sql-kafka")}
+    assert spark == {f"pyspark=={version}", f"pyspark-client=={version}"}
 
 
 def test_every_bundle_is_downloaded(tmp_path: Path, lock: Path, repository: Repository) -> None:

@@ -183,7 +183,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         r"'n' is windowed; windowed tables cannot be joined",
     ),
     "a window of no length": (lambda: tumbling("0 seconds"), r"the size must be above 0"),
-    "a window with negative grace": (lambda: tumbling(1000, grace=-1), r"grace at least 0"),
+    "a window with negative grace": (
+        lambda: tumbling("1 second", grace=timedelta(milliseconds=-1)),
+        r"grace at least 0",
+    ),
     "a window in fortnights": (
         lambda: tumbling("1 fortnight"),
         r"'1 fortnight' at .* is not a duration\. Write for example",
@@ -261,7 +264,14 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         r"windowed_by at .*: expected a window, such as tumbling.*, got str: '1 minute'",
     ),
     "a duration that is a fraction": (lambda: tumbling(1.5), r"1\.5 at .* is not a duration"),  # type: ignore[arg-type]
-    "idle for less than nothing": (lambda: Pipeline("p", idle_timeout=-1), r"idle_timeout is -1; it must be"),
+    "a duration without a unit": (
+        lambda: tumbling(60),  # type: ignore[arg-type]
+        r'60 at .* is not a duration\. Write for example "60 seconds" or "60 ms"\.',
+    ),
+    "idle for less than nothing": (
+        lambda: Pipeline("p", idle_timeout=timedelta(milliseconds=-1)),
+        r"idle_timeout is -1; it must be",
+    ),
     "two streams of different pipelines": (
         lambda: sales().merge(Pipeline("other").stream("sales", value=Sale)),
         r"merge at .*belongs to another pipeline, 'other'",
@@ -368,7 +378,7 @@ AT_FAULT: list[Callable[[], object]] = [
     lambda: Pipeline("p").stream("s", value=Sale, event_time="shop"),
     lambda: Pipeline("p").stream("s", value=dict),
     lambda: sales().to("a b"),
-    lambda: tumbling(0),
+    lambda: tumbling("0 s"),
     lambda: tumbling("soon"),
 ]
 
@@ -396,7 +406,7 @@ def test_a_topology_is_data() -> None:
     assert mapped.columns == {"shop": "shop", "cents": "amount * 100"}
     assert isinstance(sink, nodes.Sink)
     assert isinstance(counted, nodes.Aggregate)
-    assert (counted.parent, counted.window) == (mapped, tumbling(15_000, grace=60_000))
+    assert (counted.parent, counted.window) == (mapped, tumbling("15 seconds", grace="1 minute"))
     assert nodes.sources_of(counted) == (source,)
 
 
@@ -432,10 +442,9 @@ def test_a_table_is_joined_and_mapped() -> None:
         ("1 h", 3_600_000),
         ("2 d", 172_800_000),
         (timedelta(minutes=1, milliseconds=1), 60_001),
-        (7, 7),
     ],
 )
-def test_durations(written: str | int | timedelta, means: int) -> None:
+def test_durations(written: str | timedelta, means: int) -> None:
     assert milliseconds(written) == means
 
 
@@ -529,7 +538,7 @@ def test_which_of_a_tables_changes_are_written_is_checked() -> None:
 
 def test_a_session_has_a_gap() -> None:
     with pytest.raises(TopologyError, match=r"session\(gap 0.*gap must be at least 1 ms"):
-        session(0)
+        session("0 s")
 
 
 @pytest.mark.parametrize("schedule", ["on_records", "continuous", None, "@daily", "*/5 * * * *"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from sluice.engine.fused.windowing import Windowed, Windowing, assign_windows
 from sluice.plan import FusedJob, plan
 from sluice.values.windows import Window
 
-WINDOW = tumbling(60_000, grace=15_000)
+WINDOW = tumbling("1 minute", grace="15 seconds")
 NOW = 1_700_000_000_000
 
 
@@ -71,7 +71,7 @@ def test_the_example_of_the_mission() -> None:
 )
 @pytest.mark.parametrize("grace", [0, 1, 15_000])
 def test_a_window_accepts_records_until_its_grace_ends(grace: int, beyond_grace: int, late: bool) -> None:
-    window = tumbling(60_000, grace=grace)
+    window = tumbling("1 minute", grace=timedelta(milliseconds=grace))
     placed = put([60_000 + grace + beyond_grace, 59_999], window)
     if beyond_grace == -1 and grace == 0:
         # The first record is in the same window, which is still open.
@@ -110,7 +110,7 @@ def test_closed_windows_accept_nothing() -> None:
 
 
 def test_a_record_is_in_every_hopping_window_around_its_time() -> None:
-    window = hopping(60_000, advance=20_000)
+    window = hopping("1 minute", advance="20 seconds")
     # The last window includes its start; the first one ended at 60 s and excludes its end.
     assert starts(put([60_000], window)) == [(0, 20_000), (0, 40_000), (0, 60_000)]
     assert starts(put([59_999], window)) == [(0, 0), (0, 20_000), (0, 40_000)]
@@ -119,12 +119,12 @@ def test_a_record_is_in_every_hopping_window_around_its_time() -> None:
 
 
 def test_hopping_windows_with_an_uneven_advance() -> None:
-    window = hopping(50, advance=20)
+    window = hopping("50 ms", advance="20 ms")
     assert starts(put([100, 110], window)) == [(0, 60), (0, 80), (0, 100), (1, 80), (1, 100)]
 
 
 def test_lateness_is_decided_per_hopping_window() -> None:
-    window = hopping(60_000, advance=20_000, grace=15_000)
+    window = hopping("1 minute", advance="20 seconds", grace="15 seconds")
     # At 130 s, of the windows that hold 65 s and end at 80 s, 100 s and 120 s only the last one is open.
     placed = put([130_000, 65_000], window)
     assert [start for row, start in starts(placed) if row == 1] == [60_000]
@@ -182,9 +182,9 @@ class Sales:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, partitions: int = 1) -> None:
         pipeline = Pipeline("p")
         sales = pipeline.stream("sales", value=Sale)
-        sales.group_by("shop").windowed_by(tumbling(100, grace=50)).count(store="all")
+        sales.group_by("shop").windowed_by(tumbling("100 ms", grace="50 ms")).count(store="all")
         big = sales.filter("amount > 10")
-        big.group_by("shop").windowed_by(tumbling(100, grace=50)).aggregate(store="big", total="sum(amount)")
+        big.group_by("shop").windowed_by(tumbling("100 ms", grace="50 ms")).aggregate(store="big", total="sum(amount)")
         big.group_by("shop").aggregate(store="total", total="sum(amount)")
         big.to("big_sales")
         pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")

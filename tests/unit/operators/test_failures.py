@@ -90,10 +90,10 @@ OPERATORS: dict[str, Callable[[], Operator[Any]]] = {
     "aggregate": lambda: Aggregate(lists()),
     "aggregate that sends old values too": lambda: Aggregate(lists(), retracts=True),
     "reduce": lambda: Aggregate(Custom(None, reduces, value_type=int, argument_type=int)),
-    "tumbling windows": lambda: WindowedAggregate(lists(), tumbling(3)),
-    "hopping windows": lambda: WindowedAggregate(lists(), hopping(4, advance=2)),
-    "sliding windows": lambda: SlidingAggregate(lists(), sliding(2, 100), retracts=True),
-    "sessions": lambda: SessionAggregate(lists(), session(2, 100)),
+    "tumbling windows": lambda: WindowedAggregate(lists(), tumbling("3 ms")),
+    "hopping windows": lambda: WindowedAggregate(lists(), hopping("4 ms", advance="2 ms")),
+    "sliding windows": lambda: SlidingAggregate(lists(), sliding("2 ms", "100 ms"), retracts=True),
+    "sessions": lambda: SessionAggregate(lists(), session("2 ms", "100 ms")),
     "process": author,
 }
 
@@ -123,7 +123,7 @@ def test_the_first_record_of_a_key_may_fail() -> None:
 
 def test_a_failing_merger_leaves_both_sessions_unchanged() -> None:
     rows = [Given("a", 1, 0), Given("a", 14, 6), Given("a", 2, 3), Given("a", 5, 6)]
-    operator = SessionAggregate(Custom(list, adds, None, joins, list[int], int), session(3, 100))
+    operator = SessionAggregate(Custom(list, adds, None, joins, list[int], int), session("3 ms", "100 ms"))
     ran = run(operator, rows)
     assert [(one.why, one.value) for one in ran.rejected] == [("Poison: 14", 2), ("Poison: 14", 5)]
     assert ran.windows == {("a", (0, 0)): [1], ("a", (6, 6)): [14]}
@@ -221,7 +221,7 @@ def test_a_sum_that_overflows_rejects_only_the_record(function: Function, values
     several = Functions(Function("count_distinct", msgspec.Raw), function, Function("collect_list", msgspec.Raw))
     raws = [msgspec.Raw(value.encode()) if function.argument is Decimal else value for value in values]
     ran, state = Ran(), Aggregate(several).begin()
-    operator = WindowedAggregate(several, hopping(2, advance=1))
+    operator = WindowedAggregate(several, hopping("2 ms", advance="1 ms"))
     for value in raws[:1]:
         operator.process(state, Row("a", to_json([1, value, 1]), 5, 5, 5), ran)
     before, results = encode_state(state), list(ran.results)

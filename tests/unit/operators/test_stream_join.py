@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ def left(time: int, key: str | None = "k", value: Any = "l") -> Given:
 
 
 def join(how: How, *rows: Given, before: int = 3, after: int = 5, grace: int = 0) -> Ran:
-    return run(StreamJoin(how, within(before=before, after=after, grace=grace)), rows, cuts=range(len(rows)))
+    ms = timedelta(milliseconds=1)
+    window = within(before=before * ms, after=after * ms, grace=grace * ms)
+    return run(StreamJoin(how, window), rows, cuts=range(len(rows)))
 
 
 @pytest.mark.parametrize(("time", "matches"), [(96, False), (97, True), (100, True), (105, True), (106, False)])
@@ -70,7 +73,10 @@ def test_a_record_emitted_alone_can_still_match() -> None:
 @pytest.mark.parametrize(("time", "matches"), [(117, True), (118, False)])
 def test_a_record_expires_by_the_stream_time_of_its_own_side(time: int, matches: bool) -> None:
     rows = [left(100), left(time, key="other"), right("k", "r", 101)]
-    for ran in (join("inner", *rows, grace=10), run(StreamJoin("inner", within(before=3, after=5, grace=10)), rows)):
+    for ran in (
+        join("inner", *rows, grace=10),
+        run(StreamJoin("inner", within(before="3 ms", after="5 ms", grace="10 ms")), rows),
+    ):
         assert ran.values == ([pair("l", "r")] if matches else [])
 
 
@@ -116,7 +122,7 @@ def test_state_only_keeps_records_that_can_match() -> None:
 def test_with_shared_stream_time_a_late_match_can_come_first(watches: bool) -> None:
     # At 106 the record of 100 is over, and 104 is the last looked at: nobody looks again before 104 + 5 is over.
     rows = (left(100, "a"), left(102, "late"), left(104, "c"), left(106, "d"), left(108, "e"), right("late", "r", 107))
-    operator = StreamJoin("left", within(before=3, after=5))
+    operator = StreamJoin("left", within(before="3 ms", after="5 ms"))
     if watches:
         operator.watch()
     results = {(result.key, result.value["right"]) for result in run(operator, rows).results}
@@ -124,7 +130,7 @@ def test_with_shared_stream_time_a_late_match_can_come_first(watches: bool) -> N
 
 
 def test_skipped_unmatched_records_are_emitted_at_the_next_check() -> None:
-    operator = StreamJoin("left", within(before=3, after=5))
+    operator = StreamJoin("left", within(before="3 ms", after="5 ms"))
     operator.watch()
     rows = (left(100, "a"), left(102, "b"), left(104, "c"), left(106, "d"), left(108, "e"), left(120, "f"))
     assert {result.key for result in run(operator, rows).results} == set("abcde")
@@ -133,7 +139,7 @@ def test_skipped_unmatched_records_are_emitted_at_the_next_check() -> None:
 @pytest.mark.parametrize(("later", "found"), [(131, {"a"}), (135, {"a"}), (136, {"a", "b", "c", "d"})])
 def test_the_check_stops_at_the_first_open_window_of_each_side(later: int, found: set[str]) -> None:
     # At 123 the right record of 103 and the left one of 108 are open, 113 is the next: nobody looks before it is over.
-    operator = StreamJoin("outer", within(before=2, after=2, grace=20))
+    operator = StreamJoin("outer", within(before="2 ms", after="2 ms", grace="20 ms"))
     operator.watch()
     rows = (left(100, "a"), right("b", "r", 103), left(108, "c"), left(113, "d"), left(123, "e"), left(later, "f"))
     assert {result.key for result in run(operator, rows).results} == found

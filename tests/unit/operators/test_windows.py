@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +66,7 @@ def test_a_closed_window_is_forgotten_and_its_result_stays() -> None:
 
 
 def test_hopping_windows_overlap_start_at_0_and_are_late_one_by_one() -> None:
-    operator = WindowedAggregate(COUNT, hopping(10, advance=5))
+    operator = WindowedAggregate(COUNT, hopping("10 ms", advance="5 ms"))
     assert counts(run(operator, at(3))) == {(0, 10): 1}
     assert counts(run(operator, at(12))) == {(5, 15): 1, (10, 20): 1}
     ran = run(operator, at(16, 12))
@@ -73,12 +75,12 @@ def test_hopping_windows_overlap_start_at_0_and_are_late_one_by_one() -> None:
 
 
 def test_a_record_late_for_all_its_windows_is_counted_once() -> None:
-    assert run(WindowedAggregate(COUNT, hopping(10, advance=5)), at(40, 12)).dropped == {"late": 1}
+    assert run(WindowedAggregate(COUNT, hopping("10 ms", advance="5 ms")), at(40, 12)).dropped == {"late": 1}
 
 
 @pytest.mark.parametrize(
     "operator",
-    [WindowedAggregate(COUNT, tumbling(5)), SessionAggregate(COUNT, session(5))],
+    [WindowedAggregate(COUNT, tumbling("5 ms")), SessionAggregate(COUNT, session("5 ms"))],
     ids=["tumbling", "session"],
 )
 def test_time_windows_and_sessions_process_null_values(operator: WindowedAggregate | SessionAggregate) -> None:
@@ -87,12 +89,12 @@ def test_time_windows_and_sessions_process_null_values(operator: WindowedAggrega
 
 
 def test_late_records_and_null_keys_do_not_advance_time() -> None:
-    operator = WindowedAggregate(COUNT, tumbling(5))
+    operator = WindowedAggregate(COUNT, tumbling("5 ms"))
     assert not run(operator, [*at(1), Given(None, [None], 100), *at(2)]).dropped["late"]
 
 
 def test_sliding_windows_follow_their_values() -> None:
-    operator = SlidingAggregate(COUNT, sliding(5 * SECOND))
+    operator = SlidingAggregate(COUNT, sliding("5 seconds"))
     assert counts(run(operator, at(6000, 7000, 13_000))) == {
         (1000, 6000): 1,
         (2000, 7000): 2,
@@ -102,18 +104,18 @@ def test_sliding_windows_follow_their_values() -> None:
 
 
 def test_early_values_share_the_first_sliding_window() -> None:
-    operator = SlidingAggregate(COUNT, sliding(10))
+    operator = SlidingAggregate(COUNT, sliding("10 ms"))
     assert counts(run(operator, at(2, 5))) == {(0, 10): 2, (3, 13): 1}
     assert counts(run(operator, at(5, 2))) == {(0, 10): 2, (3, 13): 1}, "in any order"
 
 
 def test_sliding_windows_do_not_depend_on_the_order_within_grace() -> None:
-    operator = SlidingAggregate(COUNT, sliding(10, grace=100))
+    operator = SlidingAggregate(COUNT, sliding("10 ms", grace="100 ms"))
     assert counts(run(operator, at(20, 25, 31))) == counts(run(operator, at(31, 20, 25)))
 
 
 def test_a_sliding_window_that_begins_right_after_the_record_before_is_sent_twice() -> None:
-    ran = run(SlidingAggregate(COUNT, sliding(5)), at(102, 103, 109))
+    ran = run(SlidingAggregate(COUNT, sliding("5 ms")), at(102, 103, 109))
     assert [(result.window, result.value) for result in ran.results if result.time == 109] == [
         ((104, 109), [1]),
         ((104, 109), [1]),
@@ -128,12 +130,12 @@ def sliding_by_definition(times: list[int], size: int) -> dict[Bounds | None, in
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=25), st.integers(1, 12))
 def test_sliding_windows_match_their_definition(times: list[int], size: int) -> None:
-    ran = run(SlidingAggregate(COUNT, sliding(size, grace=100)), at(*times))
+    ran = run(SlidingAggregate(COUNT, sliding(timedelta(milliseconds=size), grace="100 ms")), at(*times))
     assert counts(ran) == sliding_by_definition(times, size)
 
 
 def test_sliding_is_late_for_a_window_that_ends_before_stream_time_less_grace() -> None:
-    operator = SlidingAggregate(COUNT, sliding(10, grace=5))
+    operator = SlidingAggregate(COUNT, sliding("10 ms", grace="5 ms"))
     ends_now = run(operator, at(30, key="b") + at(25))
     assert (counts(ends_now), ends_now.dropped) == ({(15, 25): 1}, {})
     ended = run(operator, at(30, key="b") + at(24))
@@ -142,27 +144,27 @@ def test_sliding_is_late_for_a_window_that_ends_before_stream_time_less_grace() 
 
 def test_sliding_drops_nulls_without_advancing_time() -> None:
     rows = [Given("a", None, 100), *at(5)]
-    ran = run(SlidingAggregate(COUNT, sliding(3)), rows, drops_null_values=True)
+    ran = run(SlidingAggregate(COUNT, sliding("3 ms")), rows, drops_null_values=True)
     assert (counts(ran), ran.dropped) == ({(2, 5): 1}, {"null_value": 1})
 
 
 def test_lists_of_sliding_windows_are_separate() -> None:
     collect = Functions(Function("collect_list", int))
     rows = [Given("a", [number], time) for number, time in ((1, 20), (2, 25), (3, 27))]
-    ran = run(SlidingAggregate(collect, sliding(10)), rows)
+    ran = run(SlidingAggregate(collect, sliding("10 ms")), rows)
     assert ran.windows["a", (10, 20)] == [[1]]
     assert ran.windows["a", (17, 27)] == [[1, 2, 3]]
     assert ran.windows["a", (21, 31)] == [[2, 3]]
 
 
 def test_values_within_the_gap_form_one_session() -> None:
-    ran = run(SessionAggregate(COUNT, session(5)), at(10, 15))
+    ran = run(SessionAggregate(COUNT, session("5 ms")), at(10, 15))
     assert ran.results[-1][:4] == ("a", [2], 15, (10, 15))
-    assert counts(run(SessionAggregate(COUNT, session(5)), at(10, 16))) == {(10, 10): 1, (16, 16): 1}
+    assert counts(run(SessionAggregate(COUNT, session("5 ms")), at(10, 16))) == {(10, 10): 1, (16, 16): 1}
 
 
 def test_merging_sends_tombstones_then_the_merged_session() -> None:
-    ran = run(SessionAggregate(COUNT, session(5, grace=20)), at(10, 20, 15))
+    ran = run(SessionAggregate(COUNT, session("5 ms", grace="20 ms")), at(10, 20, 15))
     assert [(result.window, result.value) for result in ran.results[2:]] == [
         ((10, 10), None),
         ((20, 20), None),
@@ -171,7 +173,7 @@ def test_merging_sends_tombstones_then_the_merged_session() -> None:
 
 
 def test_a_value_inside_a_session_sends_no_tombstone() -> None:
-    ran = run(SessionAggregate(COUNT, session(5), retracts=True), at(10, 14, 12))
+    ran = run(SessionAggregate(COUNT, session("5 ms"), retracts=True), at(10, 14, 12))
     assert [(result.window, result.value, result.old) for result in ran.results[-2:]] == [
         ((10, 14), [2], True),
         ((10, 14), [3], False),
@@ -180,19 +182,19 @@ def test_a_value_inside_a_session_sends_no_tombstone() -> None:
 
 @pytest.mark.parametrize(("time", "accepted"), [(81, True), (82, False)])
 def test_a_value_is_late_if_its_merged_session_has_closed(time: int, accepted: bool) -> None:
-    ran = run(SessionAggregate(COUNT, session(10, grace=3)), at(time, key="b") + at(68))
+    ran = run(SessionAggregate(COUNT, session("10 ms", grace="3 ms")), at(time, key="b") + at(68))
     assert ran.dropped == ({} if accepted else {"late": 1})
 
 
 def test_a_closed_session_accepts_no_more_values() -> None:
-    ran = run(SessionAggregate(COUNT, session(5)), at(10) + at(15, key="b") + at(14))
+    ran = run(SessionAggregate(COUNT, session("5 ms")), at(10) + at(15, key="b") + at(14))
     assert counts(ran) == {(10, 10): 1, (14, 14): 1}
 
 
 def test_python_sessions_use_their_merger() -> None:
     custom = Custom(list, lambda key, seen, n: [*seen, n], None, lambda key, one, other: one + other, list[int])
     rows = [Given("a", 1, 10), Given("a", 2, 20), Given("a", 3, 15)]
-    assert run(SessionAggregate(custom, session(5, grace=20)), rows).values[-1] == [1, 2, 3]
+    assert run(SessionAggregate(custom, session("5 ms", grace="20 ms")), rows).values[-1] == [1, 2, 3]
 
 
 def suppressed(aggregate: WindowedAggregate | SessionAggregate, wait: int, rows: list[Given]) -> Ran:
@@ -212,5 +214,5 @@ def test_the_end_of_input_flushes_nothing() -> None:
 
 
 def test_a_merged_session_is_never_emitted() -> None:
-    ran = suppressed(SessionAggregate(COUNT, session(5)), 5, at(10, 14, 100))
+    ran = suppressed(SessionAggregate(COUNT, session("5 ms")), 5, at(10, 14, 100))
     assert [(result.window, result.value) for result in ran.results] == [((10, 14), [2])]
