@@ -184,6 +184,8 @@ def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, seconds: 
     console.rule("Dead letters, by reason")
     for reason, count in sorted(outcome.expected.dead_letters.items()):
         console.print(f"{count:6}  {reason}")
+    if not outcome.expected.dead_letters:
+        console.print("none")
     console.rule("Look around")
     for name, value in _places(example, platform).items():
         console.print(f"[bold]{name:>9}[/]  {escape(value)}", soft_wrap=True)
