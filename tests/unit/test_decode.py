@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum
@@ -17,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from sluice import Decimal2, Pipeline
+from sluice import Decimal2, Pipeline, Serde
 from sluice.engine.batch import checkpoint
 from sluice.engine.batch.checkpoint import BatchClock
-from sluice.engine.batch.dead_letters import DeadLetter
+from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read import streams as sourcing
 from sluice.engine.read.decode import ValueDecoder, key_texts
@@ -444,7 +445,7 @@ class Reading:
         self.reader: StreamReader | TableReader = StreamReader.of(job, self.side_outputs, BatchClock("nowhere"))
         return self
 
-    def table(self, key: str | None = None) -> Reading:
+    def table(self, key: str | Callable[[bytes], str] | None = None) -> Reading:
         self.pipeline.stream("others", value=str)
         self.pipeline.global_table("orders", value=Order, key=key)
         job = plan(self.pipeline).job
@@ -643,3 +644,55 @@ def test_a_key_decoder_must_return_text() -> None:
     number, none, invalid = ValueDecoder(source_of(source, ())).keys([b"5", None, b"x"])
     assert (str(number), none) == ("the key's decoder returned int, not str", None)
     assert isinstance(invalid, ValueError)
+
+
+@pytest.mark.parametrize("year", [-5_000, 10_000, 290_000])
+def test_a_time_that_python_cannot_represent_is_written_as_a_number(year: int) -> None:
+    milliseconds = (year - 1970) * 31_556_952_000
+    batch = pa.RecordBatch.from_pydict({
+        "topic": ["orders"], "partition": pa.array([3], pa.int32()), "offset": pa.array([100], pa.int64()),
+        "timestamp": pa.array([milliseconds * 1_000], pa.timestamp("us", "UTC")),
+        "key": pa.array([b"k"]), "value": pa.array([b"v"]), "headers": pa.array([None], pa.string()),
+    })  # fmt: skip
+    (letter,) = dead_letter_records(batch, [DeadLetter(0, "future", "too late")]).to_pylist()
+    assert letter["headers"][-1] == {"key": "sluice.timestamp", "value": f"{milliseconds} ms".encode()}
+
+
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def raises(error: Exception) -> Any:
+    def decode(_: bytes) -> str:
+        raise error
+
+    return decode
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (ValueError("kind \udcff"), "kind ?"),
+        (ValueError("x" * 3_000_000), "x" * 2_000),
+        (Untold(), "(its __str__ fails)"),
+    ],
+    ids=["surrogates", "a text of 3 MB", "an error without a text"],
+)
+def test_every_error_of_a_decoder_makes_a_dead_letter(reading: Reading, error: Exception, detail: str) -> None:
+    assert reading.stream(value=Serde(str, decode=raises(error)), event_time=None).read(b"v") == []
+    assert [letter["headers"]["sluice.detail"] for letter in reading.letters] == [detail]
+
+
+@pytest.mark.parametrize("key", [None, "orderId"])
+def test_a_table_s_value_that_no_column_can_hold_is_a_dead_letter(reading: Reading, key: str | None) -> None:
+    rows = reading.table(key).read(GOOD, order(orderId=str(10**30)), GOOD)
+    assert len(rows) == 2
+    assert [letter["headers"]["sluice.reason"] for letter in reading.letters] == ["out_of_range"]
+    assert reading.counts == {"read": 3, "applied": 2, "dead_letter/out_of_range": 1}
+
+
+def test_a_decoded_key_with_surrogates_is_a_dead_letter(reading: Reading) -> None:
+    reading.table(key=lambda key: key.decode(errors="surrogateescape"))
+    assert [row["key"] for row in reading.read(GOOD, GOOD, keys=[b"a", b"\xff"])] == ["a"]
+    assert [letter["headers"]["sluice.reason"] for letter in reading.letters] == ["key_not_utf8"]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import pyarrow as pa
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+LONGEST_DETAIL = 2_000
+"""Maximum length of a detail, because an error's text may repeat a value of any size."""
 DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS)])
 
 
@@ -28,20 +31,22 @@ class DeadLetter:
 def dead_letter_records(batch: pa.RecordBatch, dead_letters: list[DeadLetter]) -> pa.RecordBatch:
     """The rejected records with their original bytes and headers, and additional headers `sluice.*`."""
     records = batch.take(pa.array([dead_letter.row for dead_letter in dead_letters]))
+    # A producer sets a record's time, which may be a time that Python cannot represent.
+    timestamps = records.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
     headers = [
         [
             *headers_of(own),
             header("sluice.reason", dead_letter.reason),
-            header("sluice.detail", dead_letter.detail),
+            header("sluice.detail", dead_letter.detail[:LONGEST_DETAIL]),
             *([header("sluice.step", dead_letter.step)] if dead_letter.step else []),
             *([header("sluice.at", dead_letter.at)] if dead_letter.at else []),
             *(header(f"sluice.{name}", str(record[name])) for name in ("topic", "partition", "offset")),
-            header("sluice.timestamp", record["timestamp"].isoformat()),
+            header("sluice.timestamp", iso_time(record["timestamp"])),
         ]
         for dead_letter, own, record in zip(
             dead_letters,
             records.column("headers").to_pylist(),
-            records.select(["topic", "partition", "offset", "timestamp"]).to_pylist(),
+            records.select(["topic", "partition", "offset"]).append_column("timestamp", timestamps).to_pylist(),
             strict=True,
         )
     ]
@@ -60,4 +65,21 @@ def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
 
 
 def header(key: str, value: str) -> dict[str, str | bytes]:
-    return {"key": key, "value": value.encode()}
+    """A header with text, which may come from an author's error and may have surrogates."""
+    return {"key": key, "value": value.encode(errors="replace")}
+
+
+def error_text(error: BaseException) -> str:
+    """An error's text. Never raises, even if the error's `__str__` does."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its __str__ fails)"
+
+
+def iso_time(milliseconds: int) -> str:
+    """A time from epoch ms, or the number itself if it is outside the years 1 to 9999."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} ms"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.dead_letters import DEAD_LETTER, header
+from sluice.engine.batch.dead_letters import DEAD_LETTER, LONGEST_DETAIL, error_text, header, iso_time
 from sluice.engine.batch.rows import REJECTED, has_origin, in_order, offset_of, partition_of
 from sluice.engine.batch.side_outputs import Facts
 from sluice.errors import EngineError
@@ -32,17 +31,11 @@ class Rejected(msgspec.Struct, omit_defaults=True):
     reason: str = "processing"
 
 
-_LONGEST = 2_000
-
-
 def describe(error: BaseException) -> str:
     """An error on one line: `ZeroDivisionError: division by zero`. Never raises, even if the error's `__str__` does."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its __str__ fails)"
+    text = error_text(error)
     text = " ".join(f"{type(error).__name__}: {text}".split()) if text else type(error).__name__
-    return text.encode(errors="replace").decode()[:_LONGEST]
+    return text.encode(errors="replace").decode()[:LONGEST_DETAIL]
 
 
 def step_failed(step: str, key: str | None, detail: str, timer: str = "") -> EngineError:
@@ -109,7 +102,7 @@ def _headers(
     if origin is not None:
         yield from zip(("topic", "partition", "offset"), map(str, origin), strict=True)
     if row.get("time") is not None:
-        yield "timestamp", _iso(row["time"])
+        yield "timestamp", iso_time(row["time"])
     if row["window_start"] not in (None, NO_WINDOW):
         yield "window_start", str(row["window_start"])
         yield "window_end", str(row["window_end"])
@@ -117,10 +110,3 @@ def _headers(
 
 def _bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
-
-
-def _iso(milliseconds: int) -> str:
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        return f"{milliseconds} ms"

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
-from sluice.engine.batch.dead_letters import DeadLetter
+from sluice.engine.batch.dead_letters import DeadLetter, error_text
 from sluice.plan import Source
 from sluice.values import contracts
 from sluice.values.records import WALL_CLOCK
@@ -151,6 +151,21 @@ class ValueDecoder:
         if self.source.zone != "UTC" and "TIMESTAMP" in sql:
             fields = _in_zone(fields, ZoneInfo(self.source.zone))
         return pa.array(fields, arrow_type(sql))
+
+    def unfit(self, values: Sequence[Any]) -> dict[int, str]:
+        """Index of a value → why one of its fields does not fit the type of its column."""
+
+        def error(some: Sequence[Any]) -> str:
+            try:
+                for name in self.source.types:
+                    self.column(some, name)
+            except (pa.ArrowException, OverflowError, ValueError) as error:
+                return error_text(error).partition("\n")[0]
+            return ""
+
+        if not error(values):
+            return {}
+        return {place: why for place, value in enumerate(values) if value is not None and (why := error([value]))}
 
     def _fields(self, values: Sequence[Any], name: str) -> list[Any]:
         if not self.source.is_object:
@@ -311,7 +326,7 @@ def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
         case DuplicateField():
             return "duplicate_field", f"field {str(error)!r} occurs twice"
         case msgspec.ValidationError():
-            return "contract", str(error)
+            return "contract", error_text(error)
         case UnicodeDecodeError():
             return "not_utf8", str(error)
         case RecursionError():
@@ -319,13 +334,15 @@ def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
         case msgspec.DecodeError() if "utf-8" in str(error).lower():
             return "not_utf8", str(error)
         case _:
-            return "malformed", str(error)
+            return "malformed", error_text(error)
 
 
 def _decoded(keys: list[bytes | None], decode: Callable[[bytes], str]) -> Iterator[str | Exception | None]:
     for key in keys:
         try:
             text = None if key is None else decode(key)
+            if isinstance(text, str):
+                text.encode()  # fails for surrogates, which no column can hold
         except Exception as error:
             yield error
             continue

@@ -8,7 +8,7 @@ from struct import Struct
 import pyarrow as pa
 
 from sluice.engine.batch.checkpoint import BatchClock
-from sluice.engine.batch.dead_letters import DeadLetter
+from sluice.engine.batch.dead_letters import DeadLetter, error_text
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.streams import Reader, Share
@@ -49,15 +49,20 @@ class TableReader(Reader):
         decoder, field_key = self.decoders[share.topic], self.keys[share.topic]
         rows, values, dead_letters = decoder.decode(raw)
         keys = list(decoder.keys(batch.column("key").to_pylist()))
-        positions = _positions(batch, share.partition)
-        for row, value in zip(rows, values, strict=True):
+        positions, unfit = _positions(batch, share.partition), decoder.unfit(values)
+        for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+            if place in unfit:
+                dead_letters.append(DeadLetter(row, "out_of_range", unfit[place]))
+                continue
             key = keys[row] if field_key is None or value is None else decoder.text(value, field_key)
             if isinstance(key, str) and len(key.encode()) > MOST_KEY_BYTES:
                 dead_letters.append(DeadLetter(row, "key_too_long", f"a key has at most {MOST_KEY_BYTES} bytes"))
             elif isinstance(key, str):
                 changes.append((key, None if value is None else f"[{decoder.json(value, raw[row])}]", positions[row]))
             else:
-                reason = ("null_key", "a table's record needs a key") if key is None else ("key_not_utf8", str(key))
+                reason = (
+                    ("null_key", "a table's record needs a key") if key is None else ("key_not_utf8", error_text(key))
+                )
                 dead_letters.append(DeadLetter(row, *reason))
         self._reject(batch, share, dead_letters)
         share.counts["applied"] += len(changes)

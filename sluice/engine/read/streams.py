@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
-from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
+from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, error_text, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import ValueDecoder
@@ -238,7 +238,7 @@ class StreamReader(Reader):
         if name == "_key" and decoder.source.key_decode is not None:
             keys = list(decoder.keys(kept.column("key").to_pylist()))
             if error := next((key for key in keys if isinstance(key, Exception)), None):
-                raise ValueError(str(error))
+                raise ValueError(error_text(error))
             return pa.array(keys, kind)
         return kept.column(name[1:]).cast(kind)
 
@@ -274,7 +274,7 @@ class StreamReader(Reader):
         """The reason why a single record is rejected, or None."""
         (key,) = decoder.keys(record.column("key").to_pylist())
         if "_key" in self.metadata and isinstance(key, Exception):
-            return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", str(key)
+            return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", error_text(key)
         try:
             columns = self._columns(decoder, record, value, share, clock)
         except KeyTooLongError as error:
