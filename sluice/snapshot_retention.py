@@ -48,7 +48,9 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_snapshots: int, de
     newest = snapshots[0]
     forgotten = ledger.snapshots.forget(oldest.ref, oldest.batch)
     versions, failed = 0, {}
-    for worker in ledger.jobs.workers(pipeline, job):
+    # Not the current generation, which a rebuild may have replaced: its batches are numbered from 0 again.
+    info = ledger.jobs.get(oldest.ref)
+    for worker in () if info is None else info.workers:
         try:
             versions += _compact(worker, min(oldest.batch, newest.batch - 1))
         except StateError as error:

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import make_url
 
 from sluice.snapshot_retention import retain
+from sluice.state.model import JobRef
 from sluice.state.shard.shard import LocalShard
 from tests.states import NOON, States
 
@@ -57,3 +58,21 @@ def test_a_lost_shard_is_reported_and_not_recreated(tmp_path: Path) -> None:
 def test_without_snapshots_nothing_is_removed(database: str) -> None:
     (done,) = retain(States(database).ledger, "orders")
     assert (done.snapshots, done.versions) == (0, 0)
+
+
+def test_a_generation_that_is_promoted_meanwhile_keeps_its_versions(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = States(states.database, workers=1, generation=2)
+    for value in range(3):
+        built.publish({"a": f"[{value}]"})
+    forget = states.ledger.snapshots.forget
+
+    def promote_first(ref: JobRef, before: int) -> int:
+        states.ledger.jobs.promote(built.ref)
+        return forget(ref, before)
+
+    monkeypatch.setattr(states.ledger.snapshots, "forget", promote_first)
+    retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON + timedelta(hours=1))
+    with LocalShard.open(built.location(0)) as shard:
+        assert [shard.get(0, "a", batch) for batch in range(3)] == ["[0]", "[1]", "[2]"]
