@@ -333,3 +333,14 @@ def test_a_silent_writer_in_postgresql_loses_its_transaction(postgres: str, monk
         with pytest.raises(StateError, match="idle-in-transaction timeout"):
             write_late()
         assert next_writer.get(0, "a", as_of=0) == "[1]"
+
+
+def test_a_full_disk_is_named_though_sqlite_has_already_rolled_back(tmp_path: Path) -> None:
+    with LocalShard.create(f"sqlite:///{tmp_path}/w.sqlite") as shard:
+        shard.write(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
+        connection = shard._driver._connection  # type: ignore[attr-defined]
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute(f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0] + 2}")
+        with pytest.raises(StateError, match="database or disk is full"):
+            shard.write(1, [(0, f"{n:0500}", NO_WINDOW, NO_WINDOW, "[1]") for n in range(5_000)])
+        assert shard.get(0, "a", 1) == "[1]"

@@ -86,7 +86,8 @@ class SqliteDriver(Driver):
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # SQLite itself rolls back after some errors, as of a full disk
+                    self._connection.execute("ROLLBACK")
                 raise
 
     @override
