@@ -83,3 +83,8 @@ def test_an_unreachable_ledger_does_not_hide_the_error(tmp_path: Path) -> None:
     settings = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_LEDGER": "postgresql://me@127.0.0.1:1/none"})
     fail(settings, EngineError("why"))
     note_files(settings, {})
+
+
+def test_a_failure_with_surrogates_is_recorded(known: Settings) -> None:
+    note_files(known, {"cafe": TopologyError("caf\udce9.py defines no pipeline"), "other": TopologyError("no")})
+    assert [failure.detail for failure in failures(known)] == ["caf?.py defines no pipeline.", "no."]

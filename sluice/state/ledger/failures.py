@@ -45,7 +45,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
             title, detail = "The job stopped", f"{type(error).__name__}: {first_line(error)}"
         for secret in secrets:
             detail = detail.replace(secret, "***")
-        detail = detail.replace("\0", "�")[:_LENGTH]
+        # Databases store neither NUL nor surrogates, which a file's name or an author's error may have.
+        detail = detail.replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
         return cls(pipeline=pipeline, job=job, kind=kind, run=run, at=datetime.now(UTC), title=title, detail=detail)
 
 
