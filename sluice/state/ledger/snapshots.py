@@ -101,7 +101,7 @@ class Snapshots(LedgerPart):
 
     def since(self, pipeline: str, job: str, moment: datetime) -> list[Snapshot]:
         """The snapshots that were published at or after `moment`, newest first."""
-        published = SNAPSHOTS.c.published_at >= moment.astimezone(UTC).isoformat()
+        published = SNAPSHOTS.c.published_at >= _as_text(moment)
         statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job), published)
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch.desc()))]
 
@@ -114,7 +114,7 @@ class Snapshots(LedgerPart):
 
     def at(self, pipeline: str, job: str, moment: datetime) -> Snapshot | None:
         """The newest snapshot that was published at or before `moment`."""
-        published = SNAPSHOTS.c.published_at <= moment.astimezone(UTC).isoformat()
+        published = SNAPSHOTS.c.published_at <= _as_text(moment)
         return self._newest(of_job(SNAPSHOTS, pipeline, job), published)
 
     def of_run(self, pipeline: str, job: str, run: str) -> Snapshot | None:
@@ -172,8 +172,13 @@ def _insert_times(connection: Connection, snapshot: Snapshot, last: int | None, 
 
 def _snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
     texts = {name: as_json(getattr(snapshot, name)) for name in _JSON_COLUMNS}
-    published_at = snapshot.published_at.astimezone(UTC).isoformat()
+    published_at = _as_text(snapshot.published_at)
     return msgspec.structs.asdict(snapshot) | texts | {"published_at": published_at}
+
+
+def _as_text(moment: datetime) -> str:
+    """A time in the ledger's form. All have the same length, so that no database's collation changes their order."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def _snapshot(row: RowMapping) -> Snapshot:
