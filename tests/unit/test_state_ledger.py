@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import multiprocessing
+from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+import psycopg
 import pytest
+from sqlalchemy import make_url
 
-from sluice.errors import NotFound, SettingsError, StateError
+from sluice.errors import LeaseError, NotFound, SettingsError, StateError
+from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef
-from tests.states import States, ledger_url, make_snapshot
+from tests.states import NOON, States, ledger_url, make_snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -114,3 +119,55 @@ def test_the_error_of_an_unreachable_ledger_hides_its_address(tmp_path: Path) ->
     (tmp_path / "ledger").write_bytes(b"not a database" * 100)
     with pytest.raises(StateError, match="file is not a database"):
         Ledger.open(f"sqlite:///{tmp_path}/ledger")
+
+
+def test_a_time_selects_the_same_snapshot_in_every_collation(postgres: str) -> None:
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(
+            "CREATE DATABASE in_english TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en' LOCALE 'C.UTF-8'"
+        )
+    states = States(make_url(postgres).set(database="in_english").render_as_string(hide_password=False))
+    for batch, moment in enumerate((NOON - timedelta(minutes=1), NOON + timedelta(milliseconds=500))):
+        states.ledger.snapshots.publish(make_snapshot(batch, published_at=moment))
+    at_noon = states.ledger.snapshots.at("orders", "totals", NOON)
+    assert at_noon is not None
+    assert at_noon.batch == 0
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.since("orders", "totals", NOON)] == [1]
+
+
+def test_only_the_lease_s_holder_registers_a_job(states: States) -> None:
+    leases, holder = states.ledger.leases, Holder(host="h", pid=1, process="")
+    first = leases.take(states.ref, holder, None)
+    assert first is not None
+    states.ledger.jobs.register(states.info(description="first"), epoch=first.epoch)
+    assert leases.take(states.ref, holder, first) is not None
+    with pytest.raises(LeaseError):
+        states.ledger.jobs.register(states.info(description="too late"), epoch=first.epoch)
+    assert [job.description for job in states.ledger.jobs.current("orders")] == ["first"]
+
+
+def test_a_dropped_generation_s_number_and_lease_are_never_used_again(states: States) -> None:
+    jobs, leases, holder = states.ledger.jobs, states.ledger.leases, Holder(host="h", pid=1, process="")
+    mine = leases.take(states.ref, holder, None)
+    assert mine is not None
+    dropped = jobs.new_generation("orders", "totals")
+    assert dropped == 2
+    ref = JobRef("orders", "totals", dropped)
+    lease = leases.take(ref, holder, None)
+    assert lease is not None
+    jobs.register(msgspec.structs.replace(states.info(), generation=dropped), hidden=True)
+    jobs.forget_generation(ref, mine)
+    assert not leases.beat(lease)
+    assert jobs.generations("orders", "totals") == [1]
+    assert jobs.new_generation("orders", "totals") == 3
+
+
+def test_a_driver_that_lost_its_lease_drops_no_generation(states: States) -> None:
+    jobs, leases, holder = states.ledger.jobs, states.ledger.leases, Holder(host="h", pid=1, process="")
+    lost = leases.take(states.ref, holder, None)
+    assert lost is not None
+    leases.take(states.ref, holder, lost)
+    jobs.register(msgspec.structs.replace(states.info(), generation=2), hidden=True)
+    with pytest.raises(LeaseError):
+        jobs.forget_generation(JobRef("orders", "totals", 2), lost)
+    assert jobs.generations("orders", "totals") == [1, 2]

@@ -32,6 +32,7 @@ from sluice.remote.opening import drop_shard
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
+from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import JobRef, Snapshot
@@ -67,8 +68,8 @@ class Rebuild:
         begun = time.monotonic()
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
-            drop_others(ledger, self.job, old.generation, self.settings)
-            new = JobRef(name, job, max(ledger.jobs.generations(name, job)) + 1)
+            drop_others(ledger, self.job, lease.row, self.settings)
+            new = JobRef(name, job, ledger.jobs.new_generation(name, job))
             history = self._history(ledger, old)
             self._build(new, history.published)
             self._compare(ledger, old, new, history)
@@ -90,8 +91,8 @@ class Rebuild:
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
-            drop_others(ledger, self.job, old.generation, self.settings)
-            new = msgspec.structs.replace(old, generation=old.generation + 1)
+            drop_others(ledger, self.job, lease.row, self.settings)
+            new = JobRef(old.pipeline, old.job, ledger.jobs.new_generation(old.pipeline, old.job))
             self._build(new, self._history(ledger, old).published)
         log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
         return new.generation
@@ -247,19 +248,23 @@ def drop_built(job: Job, settings: Settings) -> int:
     holder = this_process(settings.run or "drop")
     with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, job.name, holder) as lease:
         dropped = built_beside(ledger, lease.ref)
-        drop_others(ledger, job, lease.ref.generation, settings)
+        drop_others(ledger, job, lease.row, settings)
     log.info("generation dropped", pipeline=name, generation=dropped.generation)
     return dropped.generation
 
 
-def drop_others(ledger: Ledger, job: Job, kept: int, settings: Settings) -> None:
-    """Remove all generations of a job, even unfinished generations, except `kept`."""
+def drop_others(ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings) -> None:
+    """Remove all generations of a job except that of the `lease`, even unfinished ones.
+
+    Raises LeaseError, and deletes nothing, if the lease is no longer held: one of them may be the current one by now.
+    """
     for generation in ledger.jobs.generations(job.pipeline.name, job.name):
         ref = JobRef(job.pipeline.name, job.name, generation)
         info = ledger.jobs.get(ref)
-        if generation == kept or info is None:
+        if generation == lease.generation or info is None:
             continue
+        # The ledger goes first: once it has forgotten the generation, no other driver can promote it.
+        ledger.jobs.forget_generation(ref, lease)
         for worker in info.workers:
             drop_shard(worker.location)
         delete_folder(Storage.of(job, generation, settings).folder)
-        ledger.jobs.forget_generation(ref)

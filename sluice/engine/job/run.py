@@ -104,7 +104,7 @@ class JobRun:
         require_compatible(before, info)
         with TransactionalOutput(self.settings.kafka, writer, limits) as output:
             storage.prepare(published, output.last_batch, ledger, lease.epoch)
-            self._register(ledger, before, info)
+            self._register(ledger, before, info, lease.epoch)
             publisher = query.publisher(
                 ledger, lease, identity, output, published=published,
                 auditor=Auditor(storage, self.settings.run, lease.epoch, firsts), limits=limits, at_least_once=direct,
@@ -143,11 +143,11 @@ class JobRun:
         steps = joined(self.job, query.frames.types, steps, firsts, self.max_records)
         replay(query.storage, steps, firsts, publisher, again)
 
-    def _register(self, ledger: Ledger, before: JobInfo | None, info: JobInfo) -> None:
+    def _register(self, ledger: Ledger, before: JobInfo | None, info: JobInfo, epoch: int) -> None:
         if before is not None and (changed := changed_functions(before, info)):
             log.warning("functions changed", pipeline=info.pipeline, job=info.job, functions=changed)
             ledger.notes.add(info.ref, self.settings.run, functions_changed(info.pipeline, changed))
-        ledger.jobs.register(info, hidden=self.steps is not None)
+        ledger.jobs.register(info, hidden=self.steps is not None, epoch=epoch)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, int]:
         """Create the missing topics. Returns the maximum size of a record of each output topic, in bytes."""

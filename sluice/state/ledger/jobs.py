@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, delete, insert, select
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from sluice.errors import NotFound, StateError
 from sluice.state.database import as_json, database_errors, transaction
@@ -17,12 +17,10 @@ from sluice.state.ledger.placement import place_workers
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.tables import (
     AUDITS,
-    FAILURES,
     GENERATIONS,
     HISTORY,
     JOBS,
     LEASES,
-    NOTES,
     QUARANTINE,
     SNAPSHOTS,
     SOURCES,
@@ -36,14 +34,15 @@ from sluice.state.ledger.tables import (
 from sluice.state.model import JobInfo, JobRef, StoreInfo, WorkerInfo
 from sluice.state.shard.passwords import without_password
 
-_BY_GENERATION = (GENERATIONS, STORES, WORKERS, SNAPSHOTS, TIMES, AUDITS, HISTORY, SOURCES, QUARANTINE, LEASES)
+_BY_GENERATION = (GENERATIONS, STORES, WORKERS, SNAPSHOTS, TIMES, AUDITS, HISTORY, SOURCES, QUARANTINE)
 
 
 class Jobs(LedgerPart):
-    def register(self, job: JobInfo, *, hidden: bool = False) -> None:
+    def register(self, job: JobInfo, *, hidden: bool = False, epoch: int | None = None) -> None:
         """Insert or replace a job's description. The first registered generation becomes the current one.
 
-        A `hidden` generation only becomes current through `promote`, even if it is the first.
+        A `hidden` generation only becomes current through `promote`, even if it is the first. With the `epoch` of a
+        lease, raises LeaseError and changes nothing if the lease is no longer held in this epoch.
         """
         ref = msgspec.structs.asdict(job.ref)
         texts = {name: getattr(job, name) for name in ("description", "drawing", "picture")}
@@ -54,6 +53,8 @@ class Jobs(LedgerPart):
             WORKERS: map(_worker_row, job.workers),
         }
         with database_errors("Registering the job"), transaction(self._engine) as connection:
+            if epoch is not None:
+                require_epoch(connection, job.ref, epoch)
             if not hidden and _current_generation(connection, job.pipeline, job.job) is None:
                 connection.execute(insert(JOBS), ref)
             for table, of_table in rows.items():
@@ -88,21 +89,32 @@ class Jobs(LedgerPart):
         statement = select(GENERATIONS.c.generation).where(of_job(GENERATIONS, pipeline, job))
         return sorted(row["generation"] for row in self._read(statement))
 
-    def forget_generation(self, ref: JobRef) -> None:
-        """Remove everything about a generation. Raises StateError if it is the current generation."""
+    def new_generation(self, pipeline: str, job: str) -> int:
+        """The number of a new generation, which no generation has had before.
+
+        A driver that has lost its lease may still write to a removed generation, so its number is not used again.
+        """
+        numbers = [
+            row["generation"]
+            for table in (GENERATIONS, LEASES)
+            for row in self._read(select(table.c.generation).where(of_job(table, pipeline, job)))
+        ]
+        return max(numbers, default=0) + 1
+
+    def forget_generation(self, ref: JobRef, lease: LeaseRow) -> None:
+        """Remove everything about a generation but its lease, which ends. `lease` is that of the current generation.
+
+        Raises LeaseError if it is no longer held, and StateError if `ref` is the current generation.
+        """
         with database_errors("Removing the generation"), transaction(self._engine) as connection:
+            require_epoch(connection, lease.ref, lease.epoch)
             if _current_generation(connection, ref.pipeline, ref.job) == ref.generation:
                 raise StateError(
                     f"Generation {ref.generation} of job {ref.job!r} is the current one, which readers see."
                 )
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(of_ref(table, ref)))
-
-    def forget(self, pipeline: str, job: str) -> None:
-        """Remove everything about all generations of a job."""
-        with database_errors("Removing the job"), transaction(self._engine) as connection:
-            for table in (JOBS, FAILURES, NOTES, *_BY_GENERATION):
-                connection.execute(delete(table).where(of_job(table, pipeline, job)))
+            connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
 
     def pipelines(self) -> list[str]:
         """Names of all pipelines with a registered job, sorted."""
