@@ -8,8 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sluice import Pipeline
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
+from sluice.engine.batch.storage import Storage
 from sluice.errors import EngineError
+from sluice.plan import plan
+from sluice.settings import Settings
 
 
 @pytest.fixture(params=["path", "uri"])
@@ -112,3 +116,20 @@ def test_partial_files_of_dead_tasks_are_ignored(side_outputs: SideOutputs, tmp_
     (folder / ".read-a-00000.facts.json").write_bytes(b"{")
     assert keys_of(side_outputs, 0, "out") == ["x"]
     assert side_outputs.facts(0) == Facts()
+
+
+def test_a_driver_that_has_lost_its_lease_deletes_nothing_of_its_successor(tmp_path: Path) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream("orders", value=str).group_by("value").count(store="n")
+    storage = Storage.of(plan(pipeline).job, 1, Settings.read({"SLUICE_HOME": str(tmp_path)}))
+    paused, successor = (storage.held(epoch).side_outputs for epoch in (1, 2))
+    paused.start(5, {"n/orders/0": 1})
+    successor.forget_earlier()
+    assert [folder.name for folder in Path(storage.folder, "side_outputs").iterdir()] == []
+    successor.start(5, {"n/orders/0": 1})
+    successor.write_facts(5, "read-orders-00000", Facts({"read": 3}))
+    successor.write_records(5, "out", "part-orders-00000", records("x"))
+    paused.start(5, {"n/orders/0": 1})
+    paused.forget_earlier()
+    assert successor.facts(5).counts == {"read": 3}
+    assert keys_of(successor, 5, "out") == ["x"]

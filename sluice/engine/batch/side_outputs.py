@@ -136,6 +136,14 @@ class SideOutputs:
             if info.base_name.isdigit() and int(info.base_name) < batch - KEPT_BATCHES:
                 filesystem.delete_dir(info.path)
 
+    def forget_earlier(self) -> None:
+        """Delete the folders of earlier holders of the lease, which are numbered by epoch beside this one."""
+        filesystem, path = self._at("")
+        parent, _, own = path.rpartition("/")
+        for info in filesystem.get_file_info(fs.FileSelector(parent, allow_not_found=True)):
+            if info.base_name.isdigit() and own.isdigit() and int(info.base_name) < int(own):
+                filesystem.delete_dir(info.path)
+
     def _tables(self, batch: int, suffix: str) -> Iterator[pa.Table]:
         for _, data in self._read(batch, suffix):
             yield pa.ipc.open_file(pa.BufferReader(data)).read_all()

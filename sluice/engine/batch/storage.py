@@ -57,6 +57,13 @@ class Storage:
         """The same storage, with the addresses of shards on state servers."""
         return replace(self, locations=placements.written_at(self.ref, self.locations))
 
+    def held(self, epoch: int) -> Storage:
+        """The same storage for the holder of the lease's `epoch`, with side outputs of its own.
+
+        A driver that wakes up after it has lost its lease would otherwise delete those of the batch in progress.
+        """
+        return replace(self, side_outputs=replace(self.side_outputs, root=f"{self.side_outputs.root}/{epoch}"))
+
     def positions(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         """End offsets by topic and partition of the last batch that is done, and of the last batch that was begun."""
         batches = (last_batch(self.checkpoint, log) for log in ("commits", "offsets"))
@@ -113,6 +120,7 @@ class Storage:
                     shard.begin(epoch, -1)
         else:
             self._check_shards(published, ledger, epoch)
+        self.side_outputs.forget_earlier()
 
     def _check_positions(self, published: int | None, ledger: Ledger) -> None:
         """Raise EngineError unless the checkpoint's offsets match the newest published snapshot."""

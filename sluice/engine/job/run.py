@@ -60,7 +60,7 @@ class JobRun:
         If the pipeline lingers, the run continues until no new records have arrived for that time.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
-            storage = Storage.of(self.job, lease.ref.generation, self.settings)
+            storage = Storage.of(self.job, lease.ref.generation, self.settings).held(lease.epoch)
             read, news = 0, True
             while news:
                 count, news = self._run(ledger, lease, storage)
