@@ -51,7 +51,7 @@ class Turns:
         number = turns.get("number", 0) + 1
         turns.put("number", number)
         self.context.schedule("later", record.time + 5)
-        n = None if record.value is None else record.value.get("n")
+        n = None if record.value is None else record.value["n"]
         self.context.forward(record.key, {"n": ((n or 0) + number) % 50, "g": str(number % 3)})
 
     def on_timer(self, timer: Timer) -> None:
@@ -165,7 +165,7 @@ class Topology:
         node = self._pick("stream")
         if node is not None and 2 * node.factor <= MOST_RECORDS:
             parts = "array(named_struct('n', n, 'g', g), named_struct('n', n + 1, 'g', 'x'))"
-            made = node.handle.flat_map_values(parts)
+            made = node.handle.flat_map_values(parts).select(n="value.n", g="value.g")
             self._add("flat_map", "stream", made, node, stateful=False, times=2)
 
     def _merge(self) -> None:
@@ -185,9 +185,8 @@ class Topology:
 
     def _process(self) -> None:
         if (node := self._pick("stream")) is not None and 2 * node.factor <= MOST_RECORDS:
-            made = node.handle.process(Turns, stores={"turns": int}, returns=dict[str, Any], queryable=False).output
-            shaped = made.select(n="CAST(value.n AS BIGINT)", g="CAST(value.g AS STRING)")
-            self._add("process", "stream", shaped, node, times=2)
+            made = node.handle.process(Turns, stores={"turns": int}, returns=Value, queryable=False).output
+            self._add("process", "stream", made, node, times=2)
 
     def _aggregate(self) -> None:
         if (node := self._pick("stream")) is not None:
