@@ -199,14 +199,35 @@ def list_generations(pipeline: Name) -> None:
 @generations.command()
 def replay(
     pipeline: Name,
+    begin: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="POINT",
+            help="Where to begin to read the streams: beginning, a time, or TOPIC/PARTITION/OFFSET,...; "
+            "default: where the current generation began.",
+        ),
+    ] = "",
+    until: Annotated[
+        str,
+        typer.Option(
+            metavar="POINT", help="Where to end: a time or TOPIC/PARTITION/OFFSET,...; default: the newest snapshot."
+        ),
+    ] = "",
     from_topics: FromTopics = False,
     master: Master = LOCAL,
 ) -> None:
     """Build the state again from the topics in a new generation, without replacing the current one.
 
+    A time is that of the records in Kafka, and in UTC if it has no zone. Tables are always read from their beginning.
     To compare a store in both generations: sluice query diff STORE --before 1.newest --after 2.newest.
     """
-    _submit(pipeline, master, "--replay", *(["--from-topics"] if from_topics else []))
+    from sluice.values.points import Span
+
+    with errors_as_messages():
+        Span.parse(begin, until)
+    points = [f"--{name}={text}" for name, text in (("from", begin), ("until", until)) if text]
+    _submit(pipeline, master, "--replay", *points, *(["--from-topics"] if from_topics else []))
 
 
 @generations.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from pyspark.sql import SparkSession
@@ -11,22 +12,30 @@ from pyspark.sql import SparkSession
 from sluice.engine.session import session, start_workers
 from sluice.errors import SluiceError
 from sluice.settings import Settings, settings
+from sluice.values.points import EVERYTHING, Span
 
 REBUILD, FROM_TOPICS = "--rebuild", "--from-topics"
 REPLAY, PROMOTE, DROP = "--replay", "--promote", "--drop"
+FROM, UNTIL = "--from=", "--until="
 EXPLAIN = "--explain"
 _ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, EXPLAIN)
 
 
 def main(arguments: list[str]) -> int:
     """Run or rebuild a pipeline. Prints errors to standard error and returns the exit status."""
-    options = [argument for argument in arguments if argument.startswith("-")]
+    points = {argument for argument in arguments if argument.startswith((FROM, UNTIL))}
+    options = [argument for argument in arguments if argument.startswith("-") and argument not in points]
     names = [argument for argument in arguments if not argument.startswith("-")]
     actions = [option for option in options if option in _ACTIONS]
-    if len(names) != 1 or len(actions) > 1 or not {*options} <= {*_ACTIONS, FROM_TOPICS}:
-        print(f"usage: main.py [{' | '.join(_ACTIONS)}] [{FROM_TOPICS}] PIPELINE", file=sys.stderr)
+    is_known = {*options} <= {*_ACTIONS, FROM_TOPICS} and (not points or actions == [REPLAY])
+    if len(names) != 1 or len(actions) > 1 or not is_known:
+        print(
+            f"usage: main.py [{' | '.join(_ACTIONS)}] [{FROM_TOPICS}] [{FROM}POINT] [{UNTIL}POINT] PIPELINE",
+            file=sys.stderr,
+        )
         return 2
     try:
+        span = Span.parse(*(_after(prefix, points) for prefix in (FROM, UNTIL)))
         with ThreadPoolExecutor(1) as background:
             # Import and plan while the JVM starts the session and the first Python worker, which takes seconds.
             spark = background.submit(session, settings(), f"sluice {names[0]}")
@@ -35,7 +44,7 @@ def main(arguments: list[str]) -> int:
                 if actions == [EXPLAIN]:
                     explain_tasks(settings(), spark, names[0])
                 elif actions:
-                    rebuild(settings(), spark, names[0], actions[0], from_topics=FROM_TOPICS in options)
+                    rebuild(settings(), spark, names[0], actions[0], span, from_topics=FROM_TOPICS in options)
                 else:
                     run(settings(), spark, names[0])
             finally:
@@ -79,7 +88,13 @@ def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: st
 
 
 def rebuild(
-    configuration: Settings, spark: Future[SparkSession], name: str, action: str = REBUILD, *, from_topics: bool = False
+    configuration: Settings,
+    spark: Future[SparkSession],
+    name: str,
+    action: str = REBUILD,
+    span: Span = EVERYTHING,
+    *,
+    from_topics: bool = False,
 ) -> None:
     """Rebuild a pipeline's state from its topics, or build, promote or drop a generation beside the current one."""
     from sluice.brokers import require_brokers
@@ -92,7 +107,15 @@ def rebuild(
         return
     require_brokers(configuration.kafka)
     rebuilding = Rebuild(spark.result(), job, configuration, from_topics)
-    {REBUILD: rebuilding.run, REPLAY: rebuilding.replay, PROMOTE: rebuilding.promote}[action]()
+    if action == REPLAY:
+        rebuilding.replay(span)
+    else:
+        {REBUILD: rebuilding.run, PROMOTE: rebuilding.promote}[action]()
+
+
+def _after(prefix: str, options: Iterable[str]) -> str:
+    """The text after a prefix, in the option that has it; empty without one."""
+    return next((option.removeprefix(prefix) for option in options if option.startswith(prefix)), "")
 
 
 if __name__ == "__main__":

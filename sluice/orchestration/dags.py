@@ -21,6 +21,7 @@ from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, drawing, load_pipeline, load_pipelines
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
+from sluice.values.points import MOST, PATTERN
 
 OWNER = "sluice"
 RETRIES = 2
@@ -33,6 +34,11 @@ _ACTION = (
 _NUMBERS = {
     "max_records": "The most records of a batch. Empty: SLUICE_MAX_RECORDS.",
     "linger_seconds": "How long the run waits for new records after it has read all. Empty: the pipeline's linger.",
+}
+_POINTS = {
+    "from": "Where a replay begins: beginning, a time such as 2026-11-21T08:00:00 (UTC), or TOPIC/PARTITION/OFFSET, "
+    "several with commas between them. Empty: where the current generation began.",
+    "until": "Where a replay ends: a time or TOPIC/PARTITION/OFFSET. Empty: the newest snapshot.",
 }
 LONGEST_RUN = timedelta(hours=2)
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
@@ -114,6 +120,10 @@ def pipeline_dag(pipeline: Pipeline) -> DAG:
         params={
             "action": Param("run", enum=list(ACTIONS), description=_ACTION),
             **{name: _optional(name, text) for name, text in _NUMBERS.items()},
+            **{
+                name: Param(None, type=["null", "string"], maxLength=MOST, pattern=PATTERN, description=text)
+                for name, text in _POINTS.items()
+            },
         },
         default_args=defaults(),
         owner_links=owner_links(),

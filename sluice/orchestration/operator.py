@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.brokers import quiet, require_brokers
 from sluice.connections import KAFKA, SPARK, kafka_config, spark_master
-from sluice.errors import BrokersUnreachable, PreflightError, SettingsError
+from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError
 from sluice.metrics import gauges
 from sluice.monitoring import run_figures
 from sluice.offsets import Lag, read_lag
@@ -26,6 +26,7 @@ from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now
 from sluice.submission import APPLICATION, deploy_mode_error, is_noise, submission
+from sluice.values.points import MOST, Span
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -35,12 +36,15 @@ ACTIONS = {"run": (), "replay": ("--replay",), "promote": ("--promote",), "drop"
 """Action of a run → the program's options."""
 LIMITS = {"max_records": (1, 100_000_000), "linger_seconds": (0, 3_600)}
 """Parameter of a run → its smallest and largest value."""
+POINTS = ("from", "until")
+"""The parameters of a replay."""
 
 
 class SluiceJobOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
-    Uses only the run's parameters `action`, one of `ACTIONS`, and the parameters in `LIMITS`.
+    Uses only the run's parameters `action`, one of `ACTIONS`, the parameters in `LIMITS` and, for a replay, `from` and
+    `until`.
     """
 
     template_fields: Sequence[str] = ()
@@ -125,11 +129,21 @@ class SluiceJobOperator(SparkSubmitOperator):
 
 
 def _options(context: Context) -> tuple[str, ...]:
-    """The program's options for the run's action. Fails without retries if there is no such action."""
-    action = (context.get("params") or {}).get("action", "run")
+    """The program's options for the run's action. Fails without retries for another action, or a wrong point."""
+    given = context.get("params") or {}
+    action = given.get("action", "run")
     if not isinstance(action, str) or action not in ACTIONS:
         raise AirflowFailException(f"The run's action is not one of {', '.join(ACTIONS)}.")
-    return ACTIONS[action]
+    points = {name: given[name] for name in POINTS if given.get(name)}
+    if not all(isinstance(text, str) and len(text) <= MOST for text in points.values()):
+        raise AirflowFailException(f"The run's {' and '.join(points)} must be text of at most {MOST:,} characters.")
+    if points and action != "replay":
+        raise AirflowFailException(f"Only a replay takes {' and '.join(points)}.")
+    try:
+        Span.parse(points.get("from"), points.get("until"))
+    except QueryError as error:
+        raise AirflowFailException(str(error)) from None
+    return (*ACTIONS[action], *(f"--{name}={text}" for name, text in points.items()))
 
 
 def _settings(context: Context) -> Settings:

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from sluice.engine.job.run import JobRun
 from sluice.examples.orders import totals_of_topic
 from sluice.orchestration.dags import pipeline_dags
-from sluice.orchestration.operator import SluiceJobOperator
+from sluice.orchestration.operator import POINTS, SluiceJobOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import load_plan
 from sluice.settings import settings
@@ -212,7 +212,7 @@ def test_parameters_are_checked(bag: DagBag, conf: dict[str, object]) -> None:
 
 
 @pytest.mark.attack("S8", "every parameter of every DAG")
-def test_every_parameter_is_a_number_with_bounds_or_one_of_a_few_words(bag: DagBag) -> None:
+def test_every_parameter_is_a_number_with_bounds_one_of_a_few_words_or_a_point(bag: DagBag) -> None:
     takes: dict[str, Any] = {name: dag(bag, name).params for name in bag.dags}
     params = {(name, key): param.schema for name, found in takes.items() for key, param in found.items()}
     pipelines = {name for name in takes if "pipeline" in dag(bag, name).tags}
@@ -220,6 +220,9 @@ def test_every_parameter_is_a_number_with_bounds_or_one_of_a_few_words(bag: DagB
     for (name, key), schema in params.items():
         if name in pipelines and key == "action":
             assert schema["enum"]
+            continue
+        if name in pipelines and key in POINTS:
+            assert {"maxLength", "pattern"} <= schema.keys()
             continue
         assert schema["type"] == (["null", "integer"] if name in pipelines else "integer")
         assert {"minimum", "maximum"} <= schema.keys()
@@ -264,6 +267,15 @@ def test_a_run_updates_an_asset_for_each_store_and_topic(bag: DagBag) -> None:
     task = dag(bag, "words").task_dict["main"]
     names = {asset.name for asset in task.outlets}
     assert {"words.store.letters_count", "words.topic.words_clean"} < names
+
+
+@pytest.mark.attack("S8", "points of a replay with characters that no point has")
+def test_a_point_has_only_characters_of_points(bag: DagBag) -> None:
+    params = dag(bag, "orders").params
+    params.update({"from": "my.topic-1_x/0/12, t/1/0", "until": "2026-11-21T08:00:00+01:00"})
+    for text in ("$(touch /tmp/evil)", "a\nb", "x" * 2_001, 7):
+        with pytest.raises((ParamValidationError, ValueError)):
+            params.update({"from": text})
 
 
 def test_a_run_triggered_by_hand_reads_by_default(bag: DagBag) -> None:

@@ -105,6 +105,35 @@ def test_the_action_of_a_run_is_one_of_four(
     assert (program, rest) == (str(APPLICATION), [*options, "orders"])
 
 
+def test_a_replay_takes_the_points_between_which_it_reads(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    points = {"from": "2026-11-21T08:00:00", "until": "orders/0/12,orders/1/9"}
+    given = submit(recorder, given={"action": "replay", **points}).arguments[-5:]
+    assert given[1:] == ["--replay", "--from=2026-11-21T08:00:00", "--until=orders/0/12,orders/1/9", "orders"]
+    plain = submit(recorder, given={"action": "replay", "from": None, "until": ""}).arguments[-2:]
+    assert plain == ["--replay", "orders"]
+
+
+@pytest.mark.attack("S8", "points of a replay that are none, and points of other actions")
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"action": "replay", "from": "; rm"}, "from is not a point in the topics"),
+        ({"action": "replay", "until": "beginning"}, "the replay would read nothing"),
+        ({"action": "replay", "from": ["beginning"]}, "must be text of at most 2,000 characters"),
+        ({"action": "replay", "from": "a/0/1," * 1_000}, "must be text of at most 2,000 characters"),
+        ({"action": "promote", "from": "beginning"}, "Only a replay takes from"),
+    ],
+)
+def test_any_other_point_fails_at_once(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], why: str
+) -> None:
+    connect(monkeypatch)
+    with pytest.raises(AirflowFailException, match=why):
+        submit(recorder, given=given)
+    assert not recorder.exists()
+
+
 def test_a_run_can_have_batches_and_a_linger_of_its_own(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     given = submit(recorder, given={"max_records": 500, "linger_seconds": 90}).environment

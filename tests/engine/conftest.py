@@ -64,14 +64,14 @@ class Running:
             ]
             workers = ledger.jobs.workers(self.pipeline.name, "main")
         snapshot = self.snapshot()
-        return {key: value for worker in workers for key, value in _state_rows(worker.location, info, snapshot.batch)}
+        return {key: value for worker in workers for key, value in state_rows(worker.location, info, snapshot.batch)}
 
     def owned(self, name: str, worker: int) -> set[Any]:
         """The keys of a store that a worker owns."""
         with self.ledger() as ledger:
             (info,) = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
             location = ledger.jobs.workers(self.pipeline.name, "main")[worker].location
-        return {key for key, _ in _state_rows(location, info, self.snapshot().batch)}
+        return {key for key, _ in state_rows(location, info, self.snapshot().batch)}
 
     def ledger(self) -> Ledger:
         return Ledger.open(self.settings.ledger)
@@ -150,7 +150,8 @@ class Running:
         }
 
 
-def _state_rows(location: str, info: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:
+def state_rows(location: str, info: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:
+    """The rows of a store in a shard: keys, with the start of the window if there is one, and values."""
     with open_shard(location) as shard:
         for group_id in shard.scan(info.group_id, batch, limit=1_000_000):
             assert group_id.value is not None

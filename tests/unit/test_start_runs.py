@@ -32,9 +32,22 @@ def test_a_run_is_started_with_its_action_in_the_name_of_the_user(api: Api, acti
     assert api.runs.started == [("orders", {"action": action}, "ada")]
 
 
+def test_a_replay_takes_the_points_between_which_it_reads(api: Api) -> None:
+    points = {"from": "2026-11-21T08:00:00", "until": "orders/0/12"}
+    assert api.ask("POST", RUNS, json={"action": "replay", **points}).status_code == 200
+    assert api.runs.started == [("orders", {"action": "replay", **points}, "ada")]
+    assert api.ask("POST", RUNS, json={"action": "replay", "from": None, "until": ""}).status_code == 200
+    assert api.runs.started[1:] == [("orders", {"action": "replay"}, "ada")]
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
+        ({"json": {"action": "replay", "from": "yesterday"}}, 400),
+        ({"json": {"action": "replay", "from": "2026-11-21", "until": "2026-11-20"}}, 400),
+        ({"json": {"action": "run", "from": "beginning"}}, 400),
+        ({"json": {"action": "replay", "from": 7}}, 422),
+        ({"json": {"action": "replay", "from": "a/0/1," * 1_000}}, 422),
         ({"json": {"action": "explode"}}, 422),
         ({"json": {"action": "run", "more": 1}}, 422),
         ({"json": []}, 422),

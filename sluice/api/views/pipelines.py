@@ -17,10 +17,11 @@ from sluice.answers import Health, WorkerStatus
 from sluice.api.http.replies import age_seconds, reply, snapshot_answer
 from sluice.api.http.routes import Router
 from sluice.api.views.access import Access, access
-from sluice.errors import NotFound
+from sluice.errors import NotFound, QueryError
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import JobInfo, Snapshot, WorkerInfo
 from sluice.state.shard.sizes import size_of
+from sluice.values.points import MOST, Span
 
 router = Router("pipelines", "/v1/pipelines", 404)
 
@@ -72,10 +73,17 @@ class Action(StrEnum):
     """Remove the generation that a replay has built."""
 
 
+Point = Annotated[str, Meta(max_length=MOST)]
+
+
 class StartRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The action and options of a run to start."""
 
     action: Action = Action.RUN
+    begin: Annotated[Point | None, Meta(description="Where a replay begins: beginning, a time or offsets.")] = (
+        msgspec.field(default=None, name="from")
+    )
+    until: Annotated[Point | None, Meta(description="Where a replay ends: a time or offsets.")] = None
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -142,8 +150,12 @@ async def start_run(request: Request, query: PipelineQuery, wanted: StartRun) ->
     """
     allowed = await access(request)
     await allowed.require_edit(query.pipeline)
-    runs = allowed.services.runs
-    run = await asyncio.to_thread(runs.start, query.pipeline, {"action": wanted.action.value}, allowed.user.name)
+    runs, parameters = allowed.services.runs, {"action": wanted.action.value}
+    points = {name: text for name, text in (("from", wanted.begin), ("until", wanted.until)) if text}
+    Span.parse(wanted.begin, wanted.until)
+    if points and wanted.action is not Action.REPLAY:
+        raise QueryError(f"Only a replay takes {' and '.join(points)}.")
+    run = await asyncio.to_thread(runs.start, query.pipeline, parameters | points, allowed.user.name)
     log = f"{runs.root}/dags/{quote(query.pipeline, safe='')}/runs/{quote(run, safe='')}"
     return reply(answers.Started(run, log))
 

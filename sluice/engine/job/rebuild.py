@@ -25,7 +25,8 @@ from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
-from sluice.engine.read.identity import InputError, Positions, Topic, describe_topics
+from sluice.engine.read.identity import Positions, Topic, describe_topics
+from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.remote.opening import drop_shard
@@ -36,6 +37,7 @@ from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import JobRef, Snapshot
+from sluice.values.points import EVERYTHING, Point, Span
 
 log = structlog.get_logger()
 
@@ -70,7 +72,9 @@ class Rebuild:
             old = lease.ref
             drop_others(ledger, self.job, lease.row, self.settings)
             new = JobRef(name, job, ledger.jobs.new_generation(name, job))
-            history = self._history(ledger, old)
+            sources, now = self._sources(ledger, old)
+            history = self._history(ledger, old, sources, now)
+            ledger.sources.replace(new, sources)
             self._build(new, history.published)
             self._compare(ledger, old, new, history)
             self._build(new, history.unpublished)
@@ -83,17 +87,22 @@ class Rebuild:
         )  # fmt: skip
         return new.generation
 
-    def replay(self) -> int:
-        """Build a new generation without promoting it. Returns its number. Raises the same errors as `run`.
+    def replay(self, span: Span = EVERYTHING) -> int:
+        """Build a new generation from a part of the topics, without promoting it. Returns its number.
 
         The new generation replaces an earlier replay's generation. Its state may differ from the current state; the
-        user decides whether to promote it.
+        user decides whether to promote it. Raises the same errors as `run`, and EngineError if no record was read in
+        that part.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
+            sources, now = self._sources(ledger, old, span.begin)
+            history = self._history(ledger, old, sources, now, span.until)
+            _require_records(history, sources, span)
             drop_others(ledger, self.job, lease.row, self.settings)
             new = JobRef(old.pipeline, old.job, ledger.jobs.new_generation(old.pipeline, old.job))
-            self._build(new, self._history(ledger, old).published)
+            ledger.sources.replace(new, sources)
+            self._build(new, history.published)
         log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
         return new.generation
 
@@ -104,7 +113,8 @@ class Rebuild:
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old, new = lease.ref, built_beside(ledger, lease.ref)
-            history = self._history(ledger, old)
+            sources, now = self._sources_of(ledger, old, new)
+            history = self._history(ledger, old, sources, now)
             self._build(new, history.published)
             self._build(new, history.unpublished)
             note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
@@ -124,29 +134,62 @@ class Rebuild:
     def _build(self, ref: JobRef, steps: Sequence[Step]) -> None:
         JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
 
-    def _history(self, ledger: Ledger, old: JobRef) -> History:
-        recorded = ledger.sources.get(old)
+    def _sources(
+        self, ledger: Ledger, old: JobRef, begin: Point | None = None
+    ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
+        """Where a new generation begins to read, by default where the old one began, and the topics as they are now.
+
+        Raises InputError if the topics have lost records that the new generation would read, unless `from_topics`.
+        """
+        sources, read = ledger.sources.get(old), _read(ledger, old)
         now = describe_topics(self.settings.kafka, self.job.topics)
+        if self.from_topics:
+            sources = list(still_there(sources, now))
+        if begin is not None:
+            streams = [source.topic for source in self.job.streams if source.kind == "stream"]
+            sources = [
+                msgspec.structs.replace(source, first=min(source.first, position(read, source, source.first)))
+                for source in moved_to(begin, sources, streams, now, self.settings.kafka)
+            ]
+        require_all(old, sources, now, {} if self.from_topics else read)
+        return sources, now
+
+    def _sources_of(
+        self, ledger: Ledger, old: JobRef, new: JobRef
+    ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
+        """Where a generation that was built began to read, and the topics as they are now.
+
+        Raises InputError if the topics have lost records that the generation has not read yet.
+        """
+        sources, reached, ids = ledger.sources.get(new), _read(ledger, new), _ids(ledger.sources.get(old))
+        now = describe_topics(self.settings.kafka, self.job.topics)
+        same = {name for name, topic in now.items() if ids.get(name) == topic.id}
+        read = {topic: ends for topic, ends in _read(ledger, old).items() if topic in same}
+        unread = [msgspec.structs.replace(source, first=position(reached, source, source.first)) for source in sources]
+        require_all(old, unread, now, read)
+        return sources, now
+
+    def _history(
+        self, ledger: Ledger, old: JobRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic],
+        until: Point | None = None,
+    ) -> History:  # fmt: skip
+        """The old generation's batches, of which only the records of `sources` before `until` are read."""
+        ids = _ids(ledger.sources.get(old))
+        same = {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
+        stops = {} if until is None else offsets_at(until, same, self.settings.kafka)
+        ends = ends_of(same, sources, stops)
         latest = ledger.snapshots.latest(old.pipeline, old.job)
         read = latest.positions if latest else {}
-        if not self.from_topics and (lost := list(_lost(recorded, now, read))):
-            raise InputError(
-                f"The topics no longer have all records that {old.pipeline} has read: {'; '.join(lost)}.",
-                next_step="Restore the topics, or rebuild from their current records: "
-                f"sluice rebuild {old.pipeline} --from-topics.",
-            )
-        recorded_ids = {source.topic: source.topic_id for source in recorded}
-        ends = {name: topic.ends for name, topic in now.items() if recorded_ids.get(name) == topic.id}
         batches, unpublished = ledger.history.all(old), self._unpublished(latest, old)
-        steps = [replace(step, ends=_within(ends, step.ends)) for step in steps_of([*batches, *unpublished])]
+        steps = [replace(step, ends=within(ends, step.ends)) for step in steps_of([*batches, *unpublished])]
         published = steps[: len(batches)]
-        if latest and (not published or published[-1].ends != _within(ends, read)):
+        if latest and (not published or published[-1].ends != within(ends, read)):
             log.warning(
                 "history lost", pipeline=old.pipeline, job=old.job, generation=old.generation, batches=len(batches),
                 note=_NO_HISTORY,
             )  # fmt: skip
             firsts = {topic: {str(n): first for n, (first, _) in enumerate(bounds)} for topic, bounds in ends.items()}
-            published = self._divided(firsts, _within(ends, read))
+            published = self._divided(firsts, within(ends, read))
             return History(published, steps[len(batches) :], complete=False)
         return History(published, steps[len(batches) :], complete=True)
 
@@ -205,30 +248,25 @@ _NO_HISTORY = (
 )
 
 
-def _within(ends: Mapping[str, Sequence[tuple[int, int]]], positions: Positions) -> Positions:
-    """The positions of existing partitions, limited to each partition's range (first offset, end)."""
-    return {
-        topic: {
-            str(number): min(max(int(positions.get(topic, {}).get(str(number), first)), first), end)
-            for number, (first, end) in enumerate(bounds)
-        }
-        for topic, bounds in ends.items()
-    }
+def _require_records(history: History, sources: Iterable[SourcePartition], span: Span) -> None:
+    """Raise EngineError if a part of the topics was chosen in which no record was read."""
+    last = history.published[-1].ends if history.published else {}
+    if span != EVERYTHING and not any(position(last, source, source.first) > source.first for source in sources):
+        raise EngineError(
+            "The replay would read no records: none was read between its start and its end.",
+            next_step="Choose an earlier start or a later end.",
+        )
 
 
-def _lost(recorded: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions) -> Iterable[str]:
-    """Describe the records that were read and that the topics no longer have."""
-    for source in recorded:
-        topic = now.get(source.topic)
-        if topic is None or topic.id != source.topic_id:
-            if source.partition == 0:
-                yield f"{source.topic} was deleted{' and created again' if topic else ''}"
-            continue
-        first, end = topic.ends[source.partition]
-        if first > source.first:
-            yield f"{source.topic}, partition {source.partition}, has lost offsets {source.first} to {first - 1}"
-        if (reached := int(read.get(source.topic, {}).get(str(source.partition), 0))) > end:
-            yield f"{source.topic}, partition {source.partition}, ends at {end} but was read up to {reached}"
+def _read(ledger: Ledger, ref: JobRef) -> Positions:
+    """The offsets up to which a generation has read and published."""
+    batch = ledger.snapshots.last_batch(ref)
+    snapshot = None if batch is None else ledger.snapshots.get(ref, batch)
+    return {} if snapshot is None else snapshot.positions
+
+
+def _ids(sources: Iterable[SourcePartition]) -> dict[str, str]:
+    return {source.topic: source.topic_id for source in sources}
 
 
 def built_beside(ledger: Ledger, current: JobRef) -> JobRef:

@@ -95,7 +95,7 @@ class JobRun:
         direct = direct if self.steps is None else None  # a replay writes no output
         storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
         require_reachable(self.spark.sparkContext.master or "", storage.locations)
-        source = KafkaInput(self.spark, self.settings.kafka)
+        source = KafkaInput(self.spark, self.settings.kafka, None if self.steps is None else firsts)
         in_order = needs_order(self.job, partitions)
         most = None if in_order else self.max_records
         query = JobQuery(self.spark, storage, source, partitions, lease.epoch, most)

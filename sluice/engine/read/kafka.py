@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.topics import partition_counts
+from sluice.engine.read.identity import Positions
 from sluice.engine.read.streams import RECORD
 
 _KAFKA_OPTIONS = {
@@ -32,6 +34,8 @@ class KafkaInput:
 
     spark: SparkSession
     kafka: Mapping[str, str]
+    firsts: Positions | None = None
+    """The offsets at which the first batch begins; None for the topics' first offsets."""
 
     interleaved = False
 
@@ -43,5 +47,7 @@ class KafkaInput:
         options = {f"kafka.{name}": value for name, value in self.kafka.items()} | _KAFKA_OPTIONS
         if max_records is not None:
             options["maxOffsetsPerTrigger"] = str(max_records)
+        if self.firsts is not None:
+            options["startingOffsets"] = json.dumps({topic: self.firsts[topic] for topic in topics})
         reader = self.spark.readStream.format("kafka").options(**options)
         return reader.option("subscribe", ",".join(topics)).load().selectExpr(*RECORD)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select
 
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.part import LedgerPart
@@ -35,7 +36,17 @@ class Sources(LedgerPart):
 
     def add(self, ref: JobRef, partitions: Iterable[SourcePartition]) -> None:
         """Add partitions that the generation begins to read."""
-        rows = [msgspec.structs.asdict(ref) | msgspec.structs.asdict(partition) for partition in partitions]
-        if rows:
+        if rows := _rows(ref, partitions):
             with database_errors("Writing the sources"), transaction(self._engine) as connection:
                 connection.execute(insert(SOURCES), rows)
+
+    def replace(self, ref: JobRef, partitions: Iterable[SourcePartition]) -> None:
+        """Set where a generation begins to read. It must not have read anything yet."""
+        with database_errors("Writing the sources"), transaction(self._engine) as connection:
+            connection.execute(delete(SOURCES).where(of_ref(SOURCES, ref)))
+            if rows := _rows(ref, partitions):
+                connection.execute(insert(SOURCES), rows)
+
+
+def _rows(ref: JobRef, partitions: Iterable[SourcePartition]) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(ref) | msgspec.structs.asdict(partition) for partition in partitions]

@@ -55,16 +55,19 @@ export function table(columns, rows, { label, empty = "Nothing yet.", sorting = 
     element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)));
 }
 
-// A dialog that asks before something changes. Resolves to true or false.
-export function confirm(title, text, action) {
+// A dialog that asks before something changes. Resolves to the texts of its fields by name, or to null.
+// A field has a name, a label and a note.
+export function confirm(title, text, action, fields = []) {
   return new Promise((resolve) => {
+    const inputs = fields.map(({ name, label, note }) => [name, element("input", { name, placeholder: note }), label]);
     const dialog = element("dialog", { "aria-labelledby": "dialog-title" },
       element("h2", { id: "dialog-title" }, title), element("p", {}, text),
+      inputs.map(([, input, label]) => element("label", { class: "field" }, label, " ", input)),
       element("div", { class: "actions" },
         button("Cancel", () => dialog.close("no")), button(action, () => dialog.close("yes"), { class: "primary" })));
     dialog.addEventListener("close", () => {
       dialog.remove();
-      resolve(dialog.returnValue === "yes");
+      resolve(dialog.returnValue === "yes" ? Object.fromEntries(inputs.map(([name, input]) => [name, input.value.trim()])) : null);
     });
     document.body.append(dialog);
     dialog.showModal();

@@ -11,7 +11,8 @@ const live = new Map(); // pipeline → [[epoch ms, unread]], since the page was
 const pictures = new Map();
 const ACTIONS = {
   run: ["Run now", "Read all unread records", "The pipeline's DAG is triggered. Without unread records the run changes nothing."],
-  replay: ["Replay…", "Replay into a new generation", "The state is built again from the topics, in a generation beside the current one. Queries read the current one until you promote the new one."],
+  replay: ["Replay…", "Replay into a new generation", "The state is built again from the topics, in a generation beside the current one, from a point up to a point: beginning, a time such as 2026-11-21T08:00:00 (UTC), or TOPIC/PARTITION/OFFSET. Queries read the current one until you promote the new one.", [
+    { name: "from", label: "From", note: "where the current generation began" }, { name: "until", label: "Until", note: "the newest snapshot" }]],
   promote: ["Promote…", "Make the new generation the current one", "It first reads what was published since. Then all queries read it, and the old generation is removed with the next replay."],
   drop: ["Drop…", "Remove the new generation", "The current generation stays as it is."],
 };
@@ -64,11 +65,13 @@ function heading(overview, act) {
 }
 
 async function start(name, action, refresh) {
-  const [, title, text] = ACTIONS[action];
-  if (!(await confirm(`${title}: ${name}`, text, title))) return;
+  const [, title, text, fields] = ACTIONS[action];
+  const given = await confirm(`${title}: ${name}`, text, title, fields);
+  if (!given) return;
+  const points = Object.fromEntries(Object.entries(given).filter(([, point]) => point));
   let message;
   try {
-    const started = await post(`/pipelines/${part(name)}/runs`, { action });
+    const started = await post(`/pipelines/${part(name)}/runs`, { action, ...points });
     message = ["Run ", airflowLink(started.log, started.run), " is queued."];
   } catch (error) {
     message = [error.message];

@@ -1,0 +1,114 @@
+"""Which records a rebuild or a replay reads: the offsets of its points, and those that the topics still have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from sluice.engine.read.identity import InputError, Positions, Topic
+from sluice.engine.read.timestamps import KafkaTimestamps
+from sluice.errors import EngineError
+from sluice.state.ledger.sources import SourcePartition
+from sluice.state.model import JobRef
+from sluice.values.points import Partition, Point
+
+
+def moved_to(
+    begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, Topic],
+    kafka: Mapping[str, str],
+) -> list[SourcePartition]:  # fmt: skip
+    """The same sources, of which the streams begin at a point.
+
+    A table's state needs all its records, so tables begin where they began. Raises EngineError for offsets of a
+    partition that the streams do not have.
+    """
+    streams = set(streams)
+    of_streams = {name: topic for name, topic in now.items() if name in streams}
+    if begin.is_beginning:
+        firsts = {
+            (name, number): ends[0] for name, topic in of_streams.items() for number, ends in enumerate(topic.ends)
+        }
+    else:
+        firsts = offsets_at(begin, of_streams, kafka)
+    return [
+        msgspec.structs.replace(source, first=firsts.get((source.topic, source.partition), source.first))
+        for source in sources
+    ]
+
+
+def offsets_at(point: Point, topics: Mapping[str, Topic], kafka: Mapping[str, str]) -> dict[Partition, int]:
+    """The offsets at a point other than the beginning. Raises EngineError for offsets of partitions not in `topics`."""
+    ends = {(name, number): ends[1] for name, topic in topics.items() for number, ends in enumerate(topic.ends)}
+    if point.time_ms is not None:
+        with KafkaTimestamps.of(kafka, ends) as timestamps:
+            return {**ends, **timestamps.index(point.time_ms)}
+    offsets = point.offsets or {}
+    if unknown := sorted(f"{topic}/{number}" for topic, number in offsets.keys() - ends.keys()):
+        raise EngineError(
+            f"The replay's offsets name partitions that cannot be chosen: {', '.join(unknown)}.",
+            next_step=f"Choose among {', '.join(f'{topic}/{number}' for topic, number in sorted(ends))}.",
+        )
+    return offsets
+
+
+def still_there(recorded: Iterable[SourcePartition], now: Mapping[str, Topic]) -> Iterator[SourcePartition]:
+    """Where reading begins if the topics' current records are all that is read."""
+    firsts = {(source.topic, source.topic_id, source.partition): source.first for source in recorded}
+    for name, topic in now.items():
+        for number, (low, _) in enumerate(topic.ends):
+            first = max(firsts.get((name, topic.id, number), low), low)
+            yield SourcePartition(topic=name, partition=number, topic_id=topic.id, first=first)
+
+
+def require_all(old: JobRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions) -> None:
+    """Raise InputError if the topics no longer have the records of `sources` up to the positions `read`."""
+    if lost := list(_lost(sources, now, read)):
+        raise InputError(
+            f"The topics no longer have all records that {old.pipeline} has read: {'; '.join(lost)}.",
+            next_step="Restore the topics, or rebuild from their current records: "
+            f"sluice rebuild {old.pipeline} --from-topics.",
+        )
+
+
+def ends_of(
+    topics: Mapping[str, Topic], sources: Iterable[SourcePartition], stops: Mapping[Partition, int]
+) -> dict[str, list[tuple[int, int]]]:
+    """Topic → for each partition the first offset to read, and the offset after the last one."""
+    firsts = {(source.topic, source.partition): source.first for source in sources}
+    ends: dict[str, list[tuple[int, int]]] = {}
+    for name, topic in topics.items():
+        for number, (low, high) in enumerate(topic.ends):
+            first = min(max(firsts.get((name, number), low), low), high)
+            ends.setdefault(name, []).append((first, max(min(stops.get((name, number), high), high), first)))
+    return ends
+
+
+def within(ends: Mapping[str, Sequence[tuple[int, int]]], positions: Positions) -> Positions:
+    """The positions of existing partitions, limited to each partition's range (first offset, end)."""
+    return {
+        topic: {
+            str(number): min(max(int(positions.get(topic, {}).get(str(number), first)), first), end)
+            for number, (first, end) in enumerate(bounds)
+        }
+        for topic, bounds in ends.items()
+    }
+
+
+def position(positions: Positions, source: SourcePartition, otherwise: int) -> int:
+    return int(positions.get(source.topic, {}).get(str(source.partition), otherwise))
+
+
+def _lost(sources: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions) -> Iterable[str]:
+    """Describe the records that were read and that the topics no longer have."""
+    for source in sources:
+        topic = now.get(source.topic)
+        if topic is None or topic.id != source.topic_id:
+            if source.partition == 0:
+                yield f"{source.topic} was deleted{' and created again' if topic else ''}"
+            continue
+        first, end = topic.ends[source.partition]
+        if first > source.first:
+            yield f"{source.topic}, partition {source.partition}, has lost offsets {source.first} to {first - 1}"
+        if (reached := position(read, source, 0)) > end:
+            yield f"{source.topic}, partition {source.partition}, ends at {end} but was read up to {reached}"

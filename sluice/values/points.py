@@ -1,0 +1,94 @@
+"""The part of the topics that a replay reads: from a point up to a point."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sluice.errors import QueryError
+
+BEGINNING = "beginning"
+MOST = 2_000
+"""The longest text of a point."""
+PATTERN = r"^[A-Za-z0-9._/:+, -]*$"
+"""A pattern that every point matches."""
+_PLACE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
+_NEXT_STEP = (
+    "Write a time, 2026-11-21T08:00:00 (UTC) or 2026-11-21T09:00:00+01:00; or TOPIC/PARTITION/OFFSET, several with "
+    f"commas between them; or, for the start of a replay, {BEGINNING!r}."
+)
+
+Partition = tuple[str, int]
+"""Topic and partition."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point in the topics: the first offsets, a time, or offsets of some partitions."""
+
+    time_ms: int | None = None
+    """Epoch ms: the point is before the first record with this Kafka timestamp or a later one."""
+    offsets: dict[Partition, int] | None = None
+    """The offset of the first record after the point. Other partitions have no point."""
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether the point is before all records."""
+        return self.time_ms is None and self.offsets is None
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> Point:
+        """A point from text: `beginning`, an ISO 8601 time, or `TOPIC/PARTITION/OFFSET,...`.
+
+        Raises QueryError, which names `name`.
+        """
+        if text == BEGINNING:
+            return cls()
+        try:
+            return cls(time_ms=_milliseconds(text)) if "/" not in text else cls(offsets=_offsets(text))
+        except (ValueError, OverflowError):
+            raise QueryError(f"{name} is not a point in the topics.", next_step=_NEXT_STEP) from None
+
+
+@dataclass(frozen=True)
+class Span:
+    """The part of the topics that a replay reads.
+
+    Without `begin`, it begins where the current generation began; without `until`, it ends at the newest snapshot.
+    """
+
+    begin: Point | None = None
+    until: Point | None = None
+
+    @classmethod
+    def parse(cls, begin: str | None, until: str | None) -> Span:
+        """A span from the texts of its points, None or empty for no point. Raises QueryError."""
+        span = cls(Point.parse("from", begin) if begin else None, Point.parse("until", until) if until else None)
+        if span.until is not None and span.until.is_beginning:
+            raise QueryError("until is the beginning: the replay would read nothing.", next_step=_NEXT_STEP)
+        times = [point.time_ms for point in (span.begin, span.until) if point is not None and point.time_ms is not None]
+        if len(times) == 2 and times[0] >= times[1]:
+            raise QueryError("from is not before until: the replay would read nothing.", next_step=_NEXT_STEP)
+        return span
+
+
+EVERYTHING = Span()
+
+
+def _milliseconds(text: str) -> int:
+    if "-" not in text:
+        raise ValueError("20261121 could be an offset")
+    moment = datetime.fromisoformat(text)
+    ms = round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
+    if ms < 0:
+        raise ValueError("Kafka gives negative times another meaning")
+    return ms
+
+
+def _offsets(text: str) -> dict[Partition, int]:
+    places = [_PLACE.fullmatch(place.strip()) for place in text.split(",")]
+    offsets = {(place[1], int(place[2])): int(place[3]) for place in places if place is not None}
+    if len(offsets) != len(places):
+        raise ValueError("not places, or one of them twice")
+    return offsets
