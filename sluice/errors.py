@@ -74,6 +74,12 @@ class BufferFull(EngineError):
     next_step = "Raise the step's limit or set when_full='emit_early', then run again."
 
 
+class Overdue(EngineError):
+    """A run has missed the pipeline's deadline, and the newest snapshot is older than that."""
+
+    title = "The data are too old"
+
+
 class LeaseError(EngineError):
     """Another driver holds the job's lease or has taken it over. Only one driver at a time can write a job's state."""
 

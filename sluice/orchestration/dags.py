@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -14,6 +16,7 @@ from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from sluice.errors import SluiceError, TopologyError
+from sluice.orchestration.alerts import deadline_alert
 from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceJobOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import Job, plan
@@ -46,20 +49,33 @@ _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 
-def pipeline_dags(folder: Path) -> dict[str, DAG]:
+@dataclass(frozen=True)
+class Alerts:
+    """The functions that are told of failures."""
+
+    on_failure: Callable[[Any], object] | None = None
+    """Airflow's `on_failure_callback`, for example a notifier: called when a task has failed and is not retried."""
+    on_overdue: str = ""
+    """The import path of `async def notify(pipeline, detail, context)`: called when a pipeline's data are too old."""
+
+
+NO_ALERTS = Alerts()
+
+
+def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
     """The DAGs of all pipelines in `folder`, by id.
 
     A file that cannot be used gets a DAG that shows the error, an entry in the ledger and, in the DAG processor, an
     import error. In a task's process, only the DAG of the task's pipeline is created.
     """
-    if (only := _only_dag(folder)) is not None:
+    if (only := _only_dag(folder, alerts)) is not None:
         return {only.dag_id: only}
     loaded = load_pipelines(folder)
     dags: dict[str, DAG] = {}
     broken = list(loaded.broken)
     for pipeline in loaded.pipelines:
         try:
-            dags[pipeline.name] = pipeline_dag(pipeline)
+            dags[pipeline.name] = pipeline_dag(pipeline, alerts)
         except Exception as error:
             broken.append(Broken(pipeline.file or folder, pipeline.name, _as_ours(error)))
     named = _named(broken, {*dags, *RESERVED})
@@ -78,11 +94,11 @@ def _note(broken: dict[str, SluiceError]) -> None:
     noting.join(_NOTE_SECONDS)
 
 
-def _only_dag(folder: Path) -> DAG | None:
+def _only_dag(folder: Path, alerts: Alerts) -> DAG | None:
     """The DAG of this process's task; None if the process runs no task, or if the pipeline cannot be loaded."""
     wanted = get_parsing_context().dag_id
     try:
-        return pipeline_dag(load_pipeline(folder, wanted)) if wanted else None
+        return pipeline_dag(load_pipeline(folder, wanted), alerts) if wanted else None
     except SluiceError:
         return None
 
@@ -106,9 +122,9 @@ def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
     return files
 
 
-def pipeline_dag(pipeline: Pipeline) -> DAG:
+def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
     """The DAG of a pipeline. It has the pipeline's name and a task that runs the job, and runs once at a time."""
-    job = plan(pipeline).job
+    job, deadline = plan(pipeline).job, pipeline.deadline_ms
     dag = DAG(
         pipeline.name,
         schedule=_schedule(pipeline, sorted(set(job.topics))),
@@ -125,8 +141,9 @@ def pipeline_dag(pipeline: Pipeline) -> DAG:
                 for name, text in _POINTS.items()
             },
         },
-        default_args=defaults(),
+        default_args=defaults() | {"on_failure_callback": alerts.on_failure},
         owner_links=owner_links(),
+        deadline=None if deadline is None else deadline_alert(pipeline.name, deadline, alerts.on_overdue),
     )
     SluiceJobOperator(
         dag=dag, task_id="main", pipeline=pipeline.name, pool=settings().pool, outlets=assets(pipeline.name, job)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import structlog
@@ -25,6 +26,8 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JOB, JobRef
 
 _LONGEST_PAUSE_S = 5.0
+_MOST_BATCHES = 1_000
+"""The newest batches among which those of the last run are looked for."""
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +51,10 @@ class Burst:
     _fired: Offsets | None = None
     _fired_at: float = 0.0
     _ever: bool = False
+
+    def remember(self, ago_s: float, now: float) -> None:
+        """Count `min_interval_s` from a run that began `ago_s` before `now`, which an earlier triggerer has started."""
+        self._ever, self._fired_at = True, now - ago_s
 
     def due(self, lag: Lag, now: float, *, driven: bool = False) -> bool:
         """Whether an event is due at `now`, in seconds of a monotonic clock. No event is due while a driver runs."""
@@ -100,9 +107,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     """Fires when `topics` have records beyond the offsets that `pipeline` has read according to the ledger.
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The ledger stores the
-    offsets that have been read, so a restarted triggerer fires only for unread records. The trigger does not fire while
-    a driver works on the pipeline: the driver may linger and read the records itself. If the broker, a topic or the
-    ledger cannot be reached, the trigger logs this once and waits.
+    offsets that have been read and when, so a restarted triggerer fires only for unread records, and not before
+    `min_interval_seconds` have passed since the last run that published something began. The trigger does not fire
+    while a driver works on the pipeline: the driver may linger and read the records itself. If the broker, a topic or
+    the ledger cannot be reached, the trigger logs this once and waits.
     """
 
     def __init__(
@@ -127,6 +135,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.min_interval_seconds = min_interval_seconds
         self._admin: AdminClient | None = None
         self._ledger: Ledger | None = None
+        self._began: float | None = None
+        """When the last run began before this trigger started, epoch s."""
         self._address = ""
         self.trouble = ""
 
@@ -141,11 +151,15 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds, self.min_interval_seconds)
         driving = Driving(PATIENCE.silence_s)
         pause = self.poll_seconds
+        is_first = True
         while True:
             seen = await self._look()
             pause = self.poll_seconds if seen else min(pause * 2, _LONGEST_PAUSE_S)
             lag, lease = seen or (None, None)
             now = time.monotonic()
+            if seen and is_first and self._began is not None:
+                burst.remember(max(time.time() - self._began, 0.0), now)
+            is_first = is_first and not seen
             if lag and burst.due(lag, now, driven=driving.sees(lease, now)):
                 log.info("records to read", pipeline=self.pipeline, records=lag.records)
                 yield TriggerEvent(  # type: ignore[no-untyped-call]
@@ -184,7 +198,9 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
     def _lag(self, admin: AdminClient) -> tuple[Lag, LeaseRow | None]:
         if self._ledger is None:
-            self._ledger = Ledger.open(settings().ledger)
+            ledger = Ledger.open(settings().ledger)
+            self._began = last_run_began(ledger, self.pipeline) if self.min_interval_seconds else None
+            self._ledger = ledger
         # Get positions before end offsets: positions beyond the end would look like a topic that was created again.
         positions = self._ledger.positions(self.pipeline)
         generation = self._ledger.jobs.generation(self.pipeline, JOB)
@@ -197,6 +213,17 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         if kind != self.trouble:
             log.warning("waiting", pipeline=self.pipeline, trouble=trouble)
         self.trouble = kind
+
+
+def last_run_began(ledger: Ledger, pipeline: str) -> float | None:
+    """When the first batch of the newest run began that has published something, epoch s; None before the first."""
+    generation = ledger.jobs.generation(pipeline, JOB)
+    if generation is None:
+        return None
+    runs = {snapshot.batch: snapshot.run for snapshot in ledger.snapshots.recent(pipeline, JOB, _MOST_BATCHES)}
+    batches = ledger.history.recent(JobRef(pipeline, JOB, generation), _MOST_BATCHES)
+    of_newest = takewhile(lambda batch: batch.number in runs and runs[batch.number] == runs[max(runs)], batches)
+    return min((batch.begun / 1_000 for batch in of_newest), default=None)
 
 
 def _ignore(_error: object) -> None:

@@ -44,7 +44,8 @@ class Pipeline(Graph):
 
     `schedule` says when Airflow runs the pipeline: `"on_records"` when its topics have unread records, but not more
     often than every `min_interval`; `"continuous"` again as soon as a run has ended; a cron expression; or None, only
-    by hand.
+    by hand. With `deadline`, Airflow raises an alert if a run has not ended that long after it was queued, and the
+    newest snapshot is older than that.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Pipeline(Graph):
         max_failures: float = 0.5,
         schedule: str | None = ON_RECORDS,
         min_interval: Duration = "0 s",
+        deadline: Duration | None = None,
     ) -> None:
         _check_name(name)
         super().__init__(name, on_error)
@@ -80,6 +82,8 @@ class Pipeline(Graph):
         arguments.at_least(where, "min_interval", self.min_interval_ms, 0)
         if self.min_interval_ms and self.schedule != ON_RECORDS:
             raise TopologyError(f'{where}: min_interval= needs schedule="{ON_RECORDS}".')
+        self.deadline_ms = None if deadline is None else milliseconds(deadline)
+        arguments.at_least(where, "deadline", self.deadline_ms, 1_000)
         self.doc = ""
         self.file: Path | None = None
         self.claim("topic", self.dead_letters)

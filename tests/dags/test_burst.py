@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sluice.offsets import Lag
-from sluice.orchestration.trigger import Burst, Driving
+from sluice.orchestration.trigger import Burst, Driving, last_run_began
+from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import LeaseRow
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo
+from tests.states import make_snapshot
 
 
 def lag(end: int, position: int = 0) -> Lag:
@@ -41,6 +47,23 @@ def test_a_minimum_interval_lies_between_events_however_much_comes() -> None:
     story = [(float(now), lag(now + 1, now - 2 if now > 2 else 0)) for now in range(0, 60, 3)]
     burst = Burst(settle_s=0, max_wait_s=0, patience_s=0, min_interval_s=20)
     assert fired(burst, story) == [0, 21, 42]
+
+
+def test_a_minimum_interval_also_counts_from_a_run_that_an_earlier_triggerer_has_started() -> None:
+    burst = Burst(settle_s=0, max_wait_s=0, patience_s=0, min_interval_s=20)
+    burst.remember(8, now=100)
+    assert fired(burst, [(100 + now, lag(5)) for now in range(0, 15, 3)]) == [112]
+
+
+def test_the_last_run_began_with_its_first_batch(tmp_path: Path) -> None:
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite") as ledger:
+        assert last_run_began(ledger, "orders") is None
+        ledger.jobs.register(JobInfo(pipeline="orders", job="main", generation=1, workers=(), stores=(), topics=("t",)))
+        assert last_run_began(ledger, "orders") is None
+        for number, run in enumerate(["a", "b", "b"]):
+            batch = Batch(number=number, begun=1_000 * (number + 1), partitions={}, ends={})
+            ledger.snapshots.publish(make_snapshot(number, job="main", run=run), batch=batch)
+        assert last_run_began(ledger, "orders") == 2.0
 
 
 @pytest.mark.parametrize(
