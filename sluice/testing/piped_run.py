@@ -16,6 +16,8 @@ import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from sluice.engine.batch.dead_letters import headers_of
+from sluice.engine.batch.rejected import Place
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.query import JobQuery
 from sluice.engine.publish.encode import UNWRITTEN
@@ -85,6 +87,10 @@ class PipedInput:
         self._spark = spark
         self._jvm: Any = spark._jvm
         self._stream: Any = None
+        self._headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
+
+    def headers_at(self, places: Sequence[Place]) -> dict[Place, list[Mapping[str, str | bytes | None]]]:
+        return {place: self._headers[place] for place in places if place in self._headers}
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(topics, 1)
@@ -111,6 +117,10 @@ class PipedInput:
         batch = self._jvm.java.util.ArrayList()
         for record in records:
             batch.add(record)
+            values = json.loads(record)
+            if values["headers"] != "null":
+                place = values["topic"], values["partition"], values["offset"]
+                self._headers[place] = [*headers_of(values["headers"])]
         self._stream.addData(self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(batch).toSeq())
 
 
@@ -162,7 +172,7 @@ class PipedRun:
         only = OnlyWriter()
         query = JobQuery(spark, self.storage, self._input, counts, only.epoch)
         self._ledger.jobs.register(query.info)
-        self._publisher = query.publisher(self._ledger, only, only, self.output)
+        self._publisher = query.publisher(self._ledger, only, only, self.output, headers_at=self._input.headers_at)
         self._publisher.begin()
         self._query = query.start(self._publish)
 

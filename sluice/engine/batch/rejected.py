@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,15 @@ class Rejected(msgspec.Struct, omit_defaults=True):
     timer: str | None = None
     """Name of the rejected timer, whose time is in the row; None for a record."""
     reason: str = "processing"
+
+
+MOST_READ = 10_000
+"""The number of records of a batch whose headers are read again for their dead letters."""
+
+Place = tuple[str, int, int]
+"""Topic, partition and offset of a record."""
+HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Mapping[str, str | bytes | None]]]]
+"""Reads the headers of records; leaves out those that the topics no longer have."""
 
 
 def describe(error: BaseException) -> str:
@@ -85,6 +94,26 @@ def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
             headers = [header(f"sluice.{name}", text) for name, text in _headers(step, origin, row, rejected)]
             dead_letters.append({"key": _bytes(row["key"]), "value": _bytes(rejected.value), "headers": headers})
     return pa.Table.from_pylist(dead_letters, DEAD_LETTER), facts
+
+
+def with_own_headers(dead_letters: pa.Table, headers_at: HeadersAt) -> pa.Table:
+    """The same dead letters of failed steps, each with the headers that its record has in its topic first.
+
+    They include the history of a record that was re-driven. Only the first `MOST_READ` are completed, because each
+    record is read again.
+    """
+    rows = dead_letters.to_pylist()
+    places = {number: place for number, row in enumerate(rows) if (place := _place(row["headers"])) is not None}
+    found = headers_at([*places.values()][:MOST_READ]) if places else {}
+    for number, place in places.items():
+        rows[number]["headers"] = [*found.get(place, ()), *rows[number]["headers"]]
+    return pa.Table.from_pylist(rows, DEAD_LETTER)
+
+
+def _place(headers: Iterable[Mapping[str, Any]]) -> Place | None:
+    texts = {each["key"]: each["value"].decode() for each in headers}
+    topic = texts.get("sluice.topic")
+    return None if topic is None else (topic, int(texts["sluice.partition"]), int(texts["sluice.offset"]))
 
 
 def _headers(

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sluice.engine.batch.checkpoint import batch_log, copy_identity, last_batch
+from sluice.engine.batch.rejected import HeadersAt
 from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.dataframes import Frames, Input
@@ -84,13 +85,14 @@ class JobQuery:
         limits: Mapping[str, int] | None = None,
         at_least_once: AtLeastOnce | None = None,
         silent: bool = False,
+        headers_at: HeadersAt = lambda _: {},
     ) -> Publisher:
         """The publisher of the batches after `published`, the last published batch; `silent` means without output."""
         tables = GlobalTables.load(self.job, self.storage.locations[0], published)
         retention = Retention.of(self.storage, self.partitions)
         return Publisher(
             self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention,
-            self.frames.totals, limits or {}, at_least_once, self.partitions, silent,
+            headers_at, self.frames.totals, limits or {}, at_least_once, self.partitions, silent,
         )  # fmt: skip
 
     def start(self, sink: Sink) -> StreamingQuery:

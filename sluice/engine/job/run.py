@@ -108,7 +108,7 @@ class JobRun:
             publisher = query.publisher(
                 ledger, lease, identity, output, published=published,
                 auditor=Auditor(storage, self.settings.run, lease.epoch, firsts), limits=limits, at_least_once=direct,
-                silent=self.steps is not None,
+                silent=self.steps is not None, headers_at=source.headers_at,
             )  # fmt: skip
             with query_errors(publisher, storage, lease):
                 if self.steps is not None:

@@ -15,7 +15,7 @@ import structlog
 from pyspark.sql import DataFrame
 
 from sluice.engine.batch.checkpoint import batch_positions
-from sluice.engine.batch.rejected import REJECTED_PART, Row, rejected_rows, settle
+from sluice.engine.batch.rejected import REJECTED_PART, HeadersAt, Row, rejected_rows, settle, with_own_headers
 from sluice.engine.batch.rows import in_order
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import CLOSED, ORDER, SEEN
@@ -108,6 +108,8 @@ class Publisher:
     auditor: Auditor | None
     types: Mapping[str, str]
     retention: Retention
+    headers_at: HeadersAt
+    """Reads the headers of records that ordered steps have rejected."""
     totals: Totals | None = None
     """How shards add up the totals of batches; None if Spark's state has done so."""
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -162,6 +164,7 @@ class Publisher:
         all_dead_letters = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters), dead_letters]
         if not self.silent:
             require_few_failures(self.storage.job, counts, all_dead_letters)
+            all_dead_letters[-1] = with_own_headers(dead_letters, self.headers_at)
         # A batch without records may still end at later offsets, after aborted transactions or for a new partition.
         # Publish it so that the ledger's positions match the checkpoint's.
         if not is_empty:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
+from sluice.engine.batch.rejected import Place
 from sluice.engine.batch.topics import partition_counts
+from sluice.engine.read.headers import Headers, headers_at
 from sluice.engine.read.identity import Positions
 from sluice.engine.read.streams import RECORD
 
@@ -41,6 +43,9 @@ class KafkaInput:
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         return partition_counts(self.kafka, topics)
+
+    def headers_at(self, places: Sequence[Place]) -> dict[Place, Headers]:
+        return headers_at(self.kafka, places)
 
     def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
         """The topics' committed records, at most `max_records` per batch."""

@@ -1,0 +1,55 @@
+"""Reads the headers of single records again, for the dead letters of steps that no longer have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from sluice.brokers import quiet
+from sluice.engine.batch.rejected import Place
+from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
+
+Headers = list[Mapping[str, str | bytes | None]]
+_NEAR = 1_000
+"""Records up to this distance are read one after the other; beyond it, the consumer jumps."""
+
+
+def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place, Headers]:
+    """Place → the headers of its record. Leaves out records that the topics no longer have, or that have no headers."""
+    consumer = Consumer({
+        **quiet(kafka), "group.id": "sluice-headers", "enable.auto.commit": False,
+        "isolation.level": "read_committed", "auto.offset.reset": "error", "fetch.wait.max.ms": 10,
+    })  # fmt: skip
+    found: dict[Place, Headers] = {}
+    try:
+        with kafka_errors("Reading the headers of rejected records"):
+            for (topic, partition), of_partition in groupby(sorted({*places}), lambda place: place[:2]):
+                message: Message | None = None
+                for place in of_partition:
+                    message = _read(consumer, place, message)
+                    if message is None:
+                        break
+                    if message.offset() == place[2] and (headers := message.headers()):
+                        pairs = headers.items() if isinstance(headers, dict) else headers
+                        found[topic, partition, place[2]] = [
+                            {"key": name, "value": text.encode() if isinstance(text, str) else text}
+                            for name, text in pairs
+                        ]
+    finally:
+        consumer.close()
+    return found
+
+
+def _read(consumer: Consumer, place: Place, message: Message | None) -> Message | None:
+    """The first record at or after a place, reading on from `message`; None without one, or after an error."""
+    topic, partition, offset = place
+    if message is None or offset - (message.offset() or 0) > _NEAR:
+        consumer.assign([TopicPartition(topic, partition, offset)])
+        message = None
+    while message is None or (message.offset() or 0) < offset:
+        message = consumer.poll(TIMEOUT_S)
+        if message is None or message.error() is not None:
+            return None
+    return message
