@@ -148,7 +148,7 @@ def test_a_promoted_part_goes_on_and_is_rebuilt_from_where_it_began(start: Start
     firsts = {number: min(one.offset for one in recent if one.partition == number) for number in range(2)}
     places = [TopicPartition(sales, number, first) for number, first in firsts.items()]
     for done in AdminClient({"bootstrap.servers": running.bootstrap}).delete_records(places).values():
-        done.result(20)
+        done.result(60)
     assert rebuilding(running).promote() == 2
     assert built(running) == totals([*recent, *more])
     # The rebuild compares the checksums of both generations.

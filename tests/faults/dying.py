@@ -1,4 +1,4 @@
-"""A process that kills itself (-9) at a given call into Sluice's state: `-m tests.faults.dying CALL OPERATION ...`.
+"""A process that kills itself (-9) at a given call of an operation: `-m tests.faults.dying CALL OPERATION ...`.
 
 A test can so kill an operation of some milliseconds at any point, even between two statements. With call 0, the process
 completes the operation and prints the number of calls.
@@ -17,7 +17,9 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_COUNTED = tuple(str(ROOT / "sluice" / package) for package in ("state", "remote"))
+_COUNTED = tuple(
+    str(ROOT / "sluice" / path) for path in ("state", "remote", "query", "dead_letters.py", "topics.py", "engine/job")
+)
 
 
 def calls(operation: str, *arguments: str, dying_after: int = 0, environment: Mapping[str, str]) -> int:
@@ -33,7 +35,7 @@ def calls(operation: str, *arguments: str, dying_after: int = 0, environment: Ma
 
 
 class Counter:
-    """Counts calls into the modules of state, and kills the process at call number `last`."""
+    """Counts calls into the modules of the operations, and kills the process at call number `last`."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -64,9 +66,56 @@ def retain(ledger: str, pipeline: str, keep: str) -> Callable[[], object]:
     return lambda: forget(Ledger.open(ledger), pipeline, int(keep), 0.0)
 
 
+def switch(ledger: str, pipeline: str, job: str, generation: str) -> Callable[[], object]:
+    """Make a generation the current one, as the last step of promoting it."""
+    from sluice.state.ledger.ledger import Ledger
+    from sluice.state.model import JobRef
+
+    return lambda: Ledger.open(ledger).jobs.promote(JobRef(pipeline, job, int(generation)), note="promoted")
+
+
+def compare(ledger: str, store: str, before: str, after: str) -> Callable[[], object]:
+    """Compare two snapshots of a store."""
+    import asyncio
+
+    from sluice.query import AsOf, Reader
+    from sluice.query.differences import compare as differences
+    from sluice.state.ledger.ledger import Ledger
+
+    async def run() -> None:
+        reader = Reader(Ledger.open(ledger))
+        (info,) = [one for one in await reader.catalogue.stores() if one.name == store]
+        pins = [await reader.catalogue.pin(info, AsOf(snapshot)) for snapshot in (before, after)]
+        await differences(reader, *pins)
+
+    return lambda: asyncio.run(run())
+
+
+def redrive(bootstrap: str, pipeline: str, topic: str) -> Callable[[], object]:
+    """Re-drive a pipeline's dead letters."""
+    from sluice.dead_letters import Chosen
+    from sluice.dead_letters import redrive as write_again
+
+    return lambda: write_again({"bootstrap.servers": bootstrap}, pipeline, [topic], Chosen())
+
+
+def rebuild(action: str, pipeline: str) -> Callable[[], object]:
+    """Replay a pipeline of `SLUICE_PIPELINES` into a new generation, or promote it, with a Spark session."""
+    from sluice.engine.job.rebuild import Rebuild
+    from sluice.plan import load_plan
+    from sluice.settings import settings
+    from sluice.testing.driver import shared_session
+
+    job = load_plan(settings().pipelines, pipeline).job
+    rebuilding = Rebuild(shared_session(), job, settings())
+    return {"replay": rebuilding.replay, "promote": rebuilding.promote}[action]
+
+
 def main(last: str, name: str, *arguments: str) -> None:
     """Run an operation, and kill the process at call number `last`."""
-    operations: dict[str, Callable[..., Callable[[], object]]] = {"move": move, "retain": retain}
+    operations: dict[str, Callable[..., Callable[[], object]]] = {
+        "move": move, "retain": retain, "switch": switch, "compare": compare, "redrive": redrive, "rebuild": rebuild,
+    }  # fmt: skip
     operation = operations[name](*arguments)
     counter = Counter(int(last))
     threading.setprofile(counter)
