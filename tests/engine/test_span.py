@@ -147,7 +147,8 @@ def test_a_promoted_part_goes_on_and_is_rebuilt_from_where_it_began(start: Start
     sales = running.names("sales")
     firsts = {number: min(one.offset for one in recent if one.partition == number) for number in range(2)}
     places = [TopicPartition(sales, number, first) for number, first in firsts.items()]
-    for done in AdminClient({"bootstrap.servers": running.bootstrap}).delete_records(places).values():
+    admin = AdminClient({"bootstrap.servers": running.bootstrap})  # its futures need it until they are done
+    for done in admin.delete_records(places).values():
         done.result(60)
     assert rebuilding(running).promote() == 2
     assert built(running) == totals([*recent, *more])
