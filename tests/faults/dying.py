@@ -85,8 +85,8 @@ def compare(ledger: str, store: str, before: str, after: str) -> Callable[[], ob
     async def run() -> None:
         reader = Reader(Ledger.open(ledger))
         (info,) = [one for one in await reader.catalogue.stores() if one.name == store]
-        pins = [await reader.catalogue.pin(info, AsOf(snapshot)) for snapshot in (before, after)]
-        await differences(reader, *pins)
+        first, second = [await reader.catalogue.pin(info, AsOf(snapshot)) for snapshot in (before, after)]
+        await differences(reader, first, second)
 
     return lambda: asyncio.run(run())
 

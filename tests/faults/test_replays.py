@@ -96,6 +96,8 @@ def reject(kafka: EmbeddedKafka, name: str) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(REJECTED):
         place = {"reason": "contract", "topic": name, "partition": number % 2, "offset": 0}
-        headers = [(f"sluice.{header}", str(text).encode()) for header, text in place.items()]
+        headers: list[tuple[str, str | bytes | None]] = [
+            (f"sluice.{header}", str(text).encode()) for header, text in place.items()
+        ]
         producer.produce(dead_letters.topic_of(name), b"%d" % number, headers=headers)
     assert producer.flush(60) == 0
