@@ -99,7 +99,8 @@ def test_the_next_run_completes_an_interrupted_restore(start: Start, monkeypatch
     assert (result, partial) == (whole | {"a": 2}, False)
     assert len(running.output("copies")) == 7
     with running.ledger() as ledger:
-        assert ledger.jobs.generations(running.pipeline.name, "main") == [1, 2]
+        old, new = ledger.jobs.generations(running.pipeline.name, "main")
+    assert old == 1 < new
 
 
 def test_incomplete_topics_cannot_restore_state(start: Start) -> None:

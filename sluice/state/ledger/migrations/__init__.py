@@ -5,6 +5,7 @@ Each change of `tables.py` has a module in `versions/`, with the revision that i
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, inspect, text
@@ -51,6 +52,7 @@ def _upgrade(connection: Connection, version: str | None) -> None:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # otherwise, each new ledger's first run logs its steps
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(SCRIPTS))
     config.set_main_option("path_separator", "os")
