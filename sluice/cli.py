@@ -14,6 +14,7 @@ from sluice.commands.console import Commands, Form, errors_as_messages, out, pri
 from sluice.errors import SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
+from sluice.values.counts import counted
 
 # Commands import everything else inside their functions, so that --help is fast.
 
@@ -240,6 +241,22 @@ def promote(pipeline: Name, master: Master = LOCAL) -> None:
 def drop(pipeline: Name, master: Master = LOCAL) -> None:
     """Remove the generation that a replay has built."""
     _submit(pipeline, master, "--drop")
+
+
+@app.command()
+def repartition(pipeline: Name) -> None:
+    """Spread a pipeline's state over more or fewer workers: as many as its file now has. No run may be in progress.
+
+    Stores keep their values, and the next run continues where the last one stopped. The topics are not read.
+    """
+    from sluice.engine.job.repartition import repartition as spread
+    from sluice.plan import plan
+
+    with errors_as_messages(), out.status("moving rows") as status:
+        made = spread(plan(_load(pipeline)).job, settings(), status.update)
+        status.stop()
+        counts = f"{counted(made.rows, 'row')} on {counted(made.workers, 'worker')}"
+        out.print(f"{pipeline} is now generation {made.generation}, with {counts}", markup=False)
 
 
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:

@@ -111,10 +111,21 @@ def rebuild(action: str, pipeline: str) -> Callable[[], object]:
     return {"replay": rebuilding.replay, "promote": rebuilding.promote}[action]
 
 
+def repartition(pipeline: str) -> Callable[[], object]:
+    """Spread a pipeline's state over the workers in its file."""
+    from sluice.engine.job.repartition import repartition as spread
+    from sluice.plan import load_plan
+    from sluice.settings import settings
+
+    job = load_plan(settings().pipelines, pipeline).job
+    return lambda: spread(job, settings())
+
+
 def main(last: str, name: str, *arguments: str) -> None:
     """Run an operation, and kill the process at call number `last`."""
     operations: dict[str, Callable[..., Callable[[], object]]] = {
         "move": move, "retain": retain, "switch": switch, "compare": compare, "redrive": redrive, "rebuild": rebuild,
+        "repartition": repartition,
     }  # fmt: skip
     operation = operations[name](*arguments)
     counter = Counter(int(last))

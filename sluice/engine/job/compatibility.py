@@ -24,7 +24,14 @@ def require_compatible(before: JobInfo | None, now: JobInfo) -> None:
     """Raise CompatibilityError if the state of the job `before` has another meaning for the job `now`."""
     if before is None:
         return
-    _refuse(now.pipeline, list(_changes(before, now)))
+    changes = [*_changes(before, now)]
+    if len(changes) == 1 and len(before.workers) != len(now.workers):
+        raise CompatibilityError(
+            f"{now.pipeline} has changed since its state was computed: {changes[0]}. No records were read.",
+            next_step=f"Spread the state over the new number of workers: sluice repartition {now.pipeline}. "
+            "Or undo the change.",
+        )
+    _refuse(now.pipeline, changes)
 
 
 def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, insert, select, true, update
 
 from sluice.errors import NotFound, StateError
 from sluice.state.database import as_json, database_errors, transaction
@@ -33,6 +33,7 @@ from sluice.state.ledger.tables import (
 )
 from sluice.state.model import JobInfo, JobRef, StoreInfo, WorkerInfo
 from sluice.state.shard.passwords import without_password
+from sluice.state.shard.protocol import Checksums
 
 _BY_GENERATION = (GENERATIONS, STORES, WORKERS, SNAPSHOTS, TIMES, AUDITS, HISTORY, SOURCES, QUARANTINE)
 
@@ -78,6 +79,27 @@ class Jobs(LedgerPart):
             connection.execute(insert(JOBS), msgspec.structs.asdict(ref))
             if note:
                 add_note(connection, ref, run, note)
+
+    def continue_as(self, new: JobRef, old: JobRef, batch: int, checksums: Sequence[Checksums], epoch: int) -> None:
+        """Give a registered generation the newest snapshot, `batch`, and the history of another one.
+
+        `checksums` are those of the new generation's shards, and `epoch` that of its lease.
+        """
+        newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
+        by_worker = {str(number): of_shard for number, of_shard in enumerate(checksums)}
+        texts = {
+            "checksums": as_json({number: of_shard.state_rows for number, of_shard in by_worker.items()}),
+            "states": as_json({number: of_shard.states for number, of_shard in by_worker.items()}),
+        }
+        with database_errors("Continuing the generation"), transaction(self._engine) as connection:
+            require_epoch(connection, new, epoch)
+            for table in (SNAPSHOTS, AUDITS, TIMES, HISTORY, SOURCES):
+                rows = select(table).where(of_ref(table, old), newest.get(table, true()))
+                values = [dict(row) | {"generation": new.generation} for row in connection.execute(rows).mappings()]
+                connection.execute(delete(table).where(of_ref(table, new)))
+                if values:
+                    connection.execute(insert(table), values)
+            connection.execute(update(AUDITS).where(of_ref(AUDITS, new)).values(epoch=epoch, **texts))
 
     def generation(self, pipeline: str, job: str) -> int | None:
         """The current generation of a job, or None if the job never ran."""

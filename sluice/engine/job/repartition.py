@@ -1,0 +1,269 @@
+"""Spreads a job's state over another number of workers, in a new generation, while readers use the old one.
+
+The newest snapshot's rows and states go to the worker that owns their key, and the checkpoint is copied, so the topics
+are not read. Spark's own state and its logs do not depend on the number of workers. The new generation becomes current
+in one transaction at the end; if the driver is killed before, the next call removes the unfinished generation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from sluice.engine.batch.checkpoint import copy_checkpoint, last_batch
+from sluice.engine.batch.shards import damaged_state, worker_shard
+from sluice.engine.batch.side_outputs import delete_folder
+from sluice.engine.batch.storage import Storage
+from sluice.engine.job.driver_lease import Lease, current_lease, this_process
+from sluice.engine.job.rebuild import drop_others
+from sluice.errors import EngineError
+from sluice.plan import Job
+from sluice.remote.opening import create_shard
+from sluice.settings import Settings
+from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobInfo, WorkerInfo, owner
+from sluice.state.shard.addresses import is_remote
+from sluice.state.shard.checksums import checksum_of
+from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.protocol import Checksums, Journal, JournalEntry, Shard, Version
+from sluice.values.counts import counted
+
+log = structlog.get_logger()
+
+Progress = Callable[[str], None]
+
+_PAGE = 20_000
+_STATE_ROWS = -1
+
+_Moved = TypeVar("_Moved", Version, StateVersion)
+
+
+@dataclass(frozen=True)
+class Repartitioned:
+    """The new generation of a job, and the number of rows and states that its shards have."""
+
+    generation: int
+    workers: int
+    rows: int
+
+
+@dataclass
+class _Target:
+    """A shard that is filled, and what it got: by operator, or -1 for state rows."""
+
+    shard: Shard
+    rows: Counter[int] = field(default_factory=Counter)
+    totals: Counter[int] = field(default_factory=Counter)
+    """Sums of digests."""
+
+    def add(self, versions: Sequence[Version]) -> None:
+        self.shard.absorb(versions)
+        self._count(_STATE_ROWS, versions)
+
+    def add_states(self, states: Sequence[StateVersion]) -> None:
+        self.shard.absorb_states(states)
+        for operator, of_operator in groupby(states, lambda state: state.operator):
+            self._count(operator, [*of_operator])
+
+    def _count(self, operator: int, versions: Sequence[Version | StateVersion]) -> None:
+        self.rows[operator] += len(versions)
+        self.totals[operator] += sum(version.digest for version in versions)
+
+    def finish(self, batch: int, epoch: int) -> Checksums:
+        """Write the journal, compare the checksums with the rows, and accept writes. Returns the checksums."""
+        entries = [
+            JournalEntry(operator, batch, rows, checksum_of(self.totals[operator]))
+            for operator, rows in self.rows.items()
+        ]
+        self.shard.settle(batch + 1, Journal(epoch, entries))
+        checksums = self.shard.checksums(batch)
+        self.shard.verify(batch, checksums)
+        self.shard.verify_states(batch, checksums)
+        self.shard.seal(sealed=False)
+        return checksums
+
+
+def repartition(job: Job, settings: Settings, progress: Progress = lambda _: None) -> Repartitioned:
+    """Spread a job's state over the workers that its pipeline now has. Returns the new generation.
+
+    Raises EngineError without published state, with the same number of workers, after an interrupted batch, or for a
+    state that cannot be divided by key; LeaseError during a run; DamagedState if the state is not as published.
+    """
+    begun, (name, of_job) = time.monotonic(), (job.pipeline.name, job.name)
+    holder = this_process(settings.run or "repartition")
+    with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, of_job, holder) as lease:
+        old = ledger.jobs.get(lease.ref)
+        batch = ledger.snapshots.last_batch(lease.ref)
+        if old is None or batch is None:
+            raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
+        _require_divisible(job, old, batch, settings)
+        drop_others(ledger, job, lease.row, settings)
+        generation = ledger.jobs.new_generation(name, of_job)
+        storage = Storage.of(job, generation, settings)
+        workers = tuple(
+            WorkerInfo(pipeline=name, job=of_job, number=number, location=address)
+            for number, address in enumerate(storage.locations)
+        )
+        new = msgspec.structs.replace(old, generation=generation, workers=workers)
+        ledger.jobs.register(new, hidden=True)
+        with Lease(ledger.leases, new.ref, holder) as own:
+            delete_folder(storage.folder)
+            copy_checkpoint(Storage.of(job, old.generation, settings).checkpoint, storage.checkpoint, batch)
+            checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
+            ledger.jobs.continue_as(new.ref, old.ref, batch, checksums, own.epoch)
+        note = f"The state of {len(old.workers)} workers was spread over {len(workers)}, in generation {generation}."
+        ledger.jobs.promote(new.ref, lease.row, settings.run, note)
+    log.info(
+        "state repartitioned", pipeline=name, generation=generation, workers=len(workers), rows=rows,
+        seconds=round(time.monotonic() - begun, 1),
+    )  # fmt: skip
+    return Repartitioned(generation, len(workers), rows)
+
+
+def _require_divisible(job: Job, old: JobInfo, batch: int, settings: Settings) -> None:
+    name = job.pipeline.name
+    if len(old.workers) == job.pipeline.workers:
+        raise EngineError(
+            f"{name} already has {job.pipeline.workers} workers.",
+            next_step="Change workers= in the pipeline's file, then repeat the command.",
+        )
+    if remote := [worker for worker in old.workers if is_remote(worker.location)]:
+        raise EngineError(
+            f"Worker {remote[0].number} of {name} is at a state server.",
+            next_step=f"Compute the state again from the topics: sluice rebuild {name}.",
+        )
+    checkpoint = Storage.of(job, old.generation, settings).checkpoint
+    begun, done = (last_batch(checkpoint, logs) for logs in ("offsets", "commits"))
+    if not begun == done == batch:
+        raise EngineError(
+            f"The last run of {name} was interrupted: batch {max(begun, batch)} has begun but has not ended.",
+            next_step=f"Run it once more with {len(old.workers)} workers: sluice run {name}.",
+        )
+
+
+def _divide(
+    ledger: Ledger, old: JobInfo, new: JobInfo, batch: int, epoch: int, progress: Progress
+) -> tuple[list[Checksums], int]:
+    """Fill the new shards from the old ones. Returns the new shards' checksums, and the number of rows and states."""
+    tables = frozenset(store.group_id for store in old.stores if store.kind == "global")
+    audit = ledger.audits.newest(old.ref)
+    rows = 0
+    with ExitStack() as stack:
+        targets = [_Target(stack.enter_context(create_shard(worker.location, anew=True))) for worker in new.workers]
+        for worker in old.workers:
+            division = _Division(old, worker.number, len(targets), tables)
+            with worker_shard(worker.number, worker.location) as shard:
+                totals = [0, 0]
+                for page in _pages(_newest_rows(shard)):
+                    for number, versions in division.of_rows(page).items():
+                        targets[number].add(versions)
+                    totals[0] += sum(version.digest for version in page)
+                    rows += len(page)
+                    progress(f"{counted(rows, 'row')} moved")
+                for states in _pages(_newest_states(shard)):
+                    for number, moved in division.of_states(states).items():
+                        targets[number].add_states(moved)
+                    totals[1] += sum(state.digest for state in states)
+                    rows += len(states)
+                    progress(f"{counted(rows, 'row')} moved")
+            _require_published(audit, worker, checksum_of(totals[0]), checksum_of(totals[1]))
+        return [target.finish(batch, epoch) for target in targets], rows
+
+
+@dataclass(frozen=True)
+class _Division:
+    """Divides the rows of an old worker among the new ones."""
+
+    job: JobInfo
+    worker: int
+    workers: int
+    """The new number of workers."""
+    tables: frozenset[int]
+    """Groups of global tables, of which every worker has all rows."""
+
+    def of_rows(self, page: Sequence[Version]) -> dict[int, list[Version]]:
+        divided: dict[int, list[Version]] = defaultdict(list)
+        for version in page:
+            if version.group_id not in self.tables:
+                divided[self._owner(version.key)].append(version)
+            elif self.worker == 0:
+                for number in range(self.workers):
+                    divided[number].append(version)
+        return divided
+
+    def of_states(self, page: Sequence[StateVersion]) -> dict[int, list[StateVersion]]:
+        divided: dict[int, list[StateVersion]] = defaultdict(list)
+        for state in page:
+            if state.shared:
+                raise self._indivisible("The keys of a worker share a state, such as the buffer of a suppress step.")
+            divided[self._owner(state.key)].append(state)
+        return divided
+
+    def _owner(self, key: str) -> int:
+        if owner(key, len(self.job.workers)) != self.worker:
+            raise self._indivisible(f"Worker {self.worker} has the state of key {key!r} for another worker.")
+        return owner(key, self.workers)
+
+    def _indivisible(self, why: str) -> EngineError:
+        return EngineError(
+            f"The state of {self.job.pipeline} cannot be divided by key. {why}",
+            next_step=f"Compute it again from the topics: sluice rebuild {self.job.pipeline}.",
+        )
+
+
+def _newest_rows(shard: Shard) -> Iterator[Version]:
+    """The newest version of each state row that has a value."""
+    for _, versions in groupby(_versions(shard), lambda version: (version.group_id, version.key, version.window_start)):
+        *_, newest = versions
+        if newest.value is not None:
+            yield newest
+
+
+def _versions(shard: Shard) -> Iterator[Version]:
+    after = None
+    while page := shard.versions(0, after, _PAGE):
+        yield from page
+        after = page[-1].group_id, page[-1].key, page[-1].window_start, page[-1].batch
+
+
+def _newest_states(shard: Shard) -> Iterator[StateVersion]:
+    """The newest version of each operator state that has not been removed."""
+    for _, versions in groupby(_state_versions(shard), lambda state: (state.operator, state.shared, state.key)):
+        *_, newest = versions
+        if newest.state is not None:
+            yield newest
+
+
+def _state_versions(shard: Shard) -> Iterator[StateVersion]:
+    after = None
+    while page := shard.state_versions(0, after, _PAGE):
+        yield from page
+        after = page[-1].operator, page[-1].shared, page[-1].key, page[-1].batch
+
+
+def _pages(versions: Iterator[_Moved]) -> Iterator[list[_Moved]]:
+    while page := list(islice(versions, _PAGE)):
+        yield page
+
+
+def _require_published(audit: Audit | None, worker: WorkerInfo, state_rows: str, states: str) -> None:
+    """Raise DamagedState unless the moved rows have the published checksums."""
+    if audit is None:
+        return
+    number = str(worker.number)
+    for what, moved, published in (
+        ("state rows", state_rows, audit.checksums.get(number, state_rows)),
+        ("operator states", states, audit.states.get(number, states)),
+    ):
+        if moved != published:
+            reason = f"The checksum of its {what} is {moved}, but {published} was published."
+            raise damaged_state({worker.number: (worker.location, reason)})

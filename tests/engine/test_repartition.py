@@ -1,0 +1,46 @@
+"""A run continues after its state was spread over another number of workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sluice import Pipeline
+from sluice.engine.job.repartition import repartition
+from sluice.errors import EngineError
+from sluice.plan import plan
+from sluice.state.model import owner
+from tests.engine.conftest import Start
+from tests.engine.shop import Build, Names, sale, sales_of, shop
+
+KEYS = [f"shop {number}" for number in range(20)]
+
+
+def in_order(names: Names) -> Pipeline:
+    """A count and the last amount, by an ordered operator, and an output of its changes."""
+    pipeline = names.pipeline()
+    last = sales_of(pipeline, names).group_by("shop").aggregate(store="total", n="count(*)", last="last(amount)")
+    last.to_stream().to(names("copies"))
+    return pipeline
+
+
+@pytest.mark.parametrize("build", [in_order, shop])
+def test_a_run_continues_with_the_same_values_on_more_workers(build: Build, start: Start) -> None:
+    running = start(build)
+    running.send("sales", *(sale(key) for key in KEYS))
+    running.run()
+    before = running.store("total")
+    pipeline = build(running.names)
+    pipeline.workers = 5
+    wider = replace(running, pipeline=pipeline)
+    with pytest.raises(EngineError, match="2 workers became 5"):
+        wider.run()
+    repartition(plan(pipeline).job, running.settings)
+    assert wider.store("total") == before
+    wider.send("sales", *(sale(key) for key in (*KEYS, "new")))
+    assert wider.run() == len(KEYS) + 1
+    assert {key: value["n"] for key, value in wider.store("total").items()} == dict.fromkeys(KEYS, 2) | {"new": 1}
+    for worker in range(5):
+        assert {owner(key, 5) for key in wider.owned("total", worker)} <= {worker}
+    assert len(wider.output("copies")) == 2 * len(KEYS) + 1

@@ -1,0 +1,161 @@
+"""A pipeline's state is spread over more or fewer workers."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sluice import Pipeline
+from sluice.engine.batch.checkpoint import last_batch
+from sluice.engine.batch.storage import checkpoint_of
+from sluice.engine.job.driver_lease import Lease, this_process
+from sluice.engine.job.repartition import repartition
+from sluice.errors import DamagedState, EngineError, LeaseError
+from sluice.plan import Job, plan
+from sluice.remote.opening import open_shard
+from sluice.state.model import owner
+from sluice.state.shard.operator_states import State
+from tests.faults.dying import calls
+from tests.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
+from tests.postgres import new_database
+
+
+def job_of(workers: int) -> Job:
+    pipeline = Pipeline("orders", workers=workers)
+    pipeline.stream("orders", value=str).group_by_key().count(store="totals")
+    return plan(pipeline).job
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Installation:
+    """An installation with two workers and two batches."""
+    database = "" if request.param == "sqlite" else new_database(request.getfixturevalue("postgres"))
+    installation = Installation(settings_of(tmp_path, database))
+    installation.publish()
+    return installation
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Installation:
+    """An installation with two workers and one batch, in SQLite files."""
+    return Installation(settings_of(tmp_path))
+
+
+@pytest.mark.parametrize("workers", [5, 1])
+def test_every_value_is_at_the_worker_that_owns_its_key(workers: int, old: Installation) -> None:
+    before = old.ledger.snapshots.latest("orders", "main")
+    made = repartition(job_of(workers), old.settings)
+    assert (made.generation, made.workers) == (2, workers)
+    assert made.rows == 2 * len(KEYS) + 2
+    assert content(old.ledger) == expected(1)
+    assert old.ledger.jobs.generation("orders", "main") == 2
+    after = old.ledger.snapshots.latest("orders", "main")
+    assert before is not None
+    assert after == msgspec.structs.replace(before, generation=2)
+    (job,) = old.ledger.jobs.current("orders")
+    assert old.ledger.snapshots.times_before(job.ref, 2) == {"count/orders/0": 1}
+    assert [batch.number for batch in old.ledger.history.all(job.ref)] == [0, 1]
+    assert last_batch(checkpoint_of(old.settings.checkpoints, job.ref), "commits") == 1
+
+
+def test_the_next_batch_continues_in_the_new_generation(old: Installation) -> None:
+    repartition(job_of(3), old.settings)
+    old.states.generation, old.states.workers, old.workers = 2, 3, 3
+    old.publish()
+    assert content(old.ledger) == expected(1, 2)
+
+
+def test_the_state_can_be_repartitioned_again(old: Installation) -> None:
+    for workers in (7, 2):
+        repartition(job_of(workers), old.settings)
+    assert content(old.ledger) == expected(1)
+    assert old.ledger.jobs.generations("orders", "main") == [2, 3]
+
+
+def test_nothing_happens_during_a_run(files: Installation) -> None:
+    run = Lease(files.ledger.leases, files.ref, this_process("a run"))
+    with run, pytest.raises(LeaseError, match="Another driver is running"):
+        repartition(job_of(3), files.settings)
+    assert files.ledger.jobs.generations("orders", "main") == [1]
+
+
+def refused(files: Installation, workers: int, error: str, next_step: str) -> None:
+    with pytest.raises(EngineError, match=error) as caught:
+        repartition(job_of(workers), files.settings)
+    assert next_step in caught.value.next_step
+    assert content(files.ledger) == expected(0)
+    assert files.ledger.jobs.generation("orders", "main") == 1
+
+
+def test_the_same_number_of_workers_is_refused(files: Installation) -> None:
+    refused(files, 2, "already has 2 workers", "Change workers=")
+
+
+@pytest.mark.parametrize("log", ["offsets", "commits"])
+def test_an_interrupted_batch_has_to_end_first(log: str, files: Installation) -> None:
+    if log == "offsets":
+        files.log("offsets", 1)
+    else:
+        Path(checkpoint_of(files.settings.checkpoints, files.ref), "commits", "0").unlink()
+    refused(files, 3, "was interrupted", "sluice run orders")
+
+
+def test_a_state_that_keys_share_is_refused(files: Installation) -> None:
+    with open_shard(files.states.location(1), to_write=True) as shard:
+        shard.write_states(0, [OPERATOR + 1], [State(OPERATOR + 1, "", b"buffer", shared=True)], 1)
+    refused(files, 3, "The keys of a worker share a state", "sluice rebuild orders")
+
+
+def test_a_pipeline_without_state_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="has no state yet"):
+        repartition(job_of(3), settings_of(tmp_path))
+
+
+def test_an_altered_row_is_found(files: Installation) -> None:
+    database = sqlite3.connect(files.states.location(1).removeprefix("sqlite:///"))
+    with database:
+        assert database.execute("UPDATE state_rows SET value = '[9,null]' WHERE group_id = 0").rowcount
+    database.close()
+    with pytest.raises(DamagedState, match="Worker 1's shard is damaged"):
+        repartition(job_of(3), files.settings)
+    assert files.ledger.jobs.generation("orders", "main") == 1
+
+
+def test_a_lost_row_is_found(files: Installation) -> None:
+    lost = next(key for key in KEYS if owner(key, 2) == 1)
+    database = sqlite3.connect(files.states.location(1).removeprefix("sqlite:///"))
+    with database:
+        assert database.execute("DELETE FROM state_rows WHERE key = ?", (lost,)).rowcount
+    database.close()
+    with pytest.raises(DamagedState, match="was published"):
+        repartition(job_of(3), files.settings)
+    assert files.ledger.jobs.generation("orders", "main") == 1
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(tmp_path: Path) -> None:
+    def environment(home: str) -> dict[str, str]:
+        return {"SLUICE_HOME": str(tmp_path / home), "SLUICE_PIPELINES": str(tmp_path)}
+
+    (tmp_path / "orders.py").write_text(
+        "from sluice import Pipeline\n\n"
+        "pipeline = Pipeline('orders', workers=3)\n"
+        "pipeline.stream('orders', value=str).group_by_key().count(store='totals')\n"
+    )
+    Installation(settings_of(tmp_path / "whole"))
+    total = calls("repartition", "orders", environment=environment("whole"))
+    generations = []
+    for part in range(1, 9):
+        killed = Installation(settings_of(tmp_path / f"killed{part}"))
+        last, home = total * part // 9, environment(f"killed{part}")
+        assert calls("repartition", "orders", dying_after=last, environment=home) == 0
+        generations.append(killed.ledger.jobs.generation("orders", "main"))
+        assert content(killed.ledger) == expected(0)
+        if generations[-1] == 1:
+            repartition(job_of(3), killed.settings)
+            assert content(killed.ledger) == expected(0)
+        assert len(killed.ledger.jobs.current("orders")[0].workers) == 3
+    assert generations[0] == 1
