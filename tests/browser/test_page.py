@@ -202,14 +202,14 @@ def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api
     page.get_by_role("button", name="Replay into a new generation").click()
     expect(page.locator("#done")).to_contain_text("manual__1 is queued")
     page.get_by_role("button", name="Replay…").click()
-    page.get_by_label("From").fill("beginning")
-    page.get_by_label("Until").fill("orders/0/12")
-    page.get_by_role("button", name="Replay into a new generation").click()
-    expect(page.locator("#done")).to_contain_text("manual__1 is queued")
+    page.get_by_label("From", exact=True).fill("beginning")
+    page.get_by_label("Until", exact=True).fill("orders/0/12")
+    with page.expect_response(lambda response: response.request.method == "POST"):
+        page.get_by_role("button", name="Replay into a new generation").click()
     part = {"action": "replay", "from": "beginning", "until": "orders/0/12"}
     assert api.runs.started == [("orders", {"action": "replay"}, "ada"), ("orders", part, "ada")]
     page.get_by_role("button", name="Replay…").click()
-    page.get_by_label("From").fill("yesterday")
+    page.get_by_label("From", exact=True).fill("yesterday")
     page.get_by_role("button", name="Replay into a new generation").click()
     expect(page.locator("#done")).to_contain_text("from is not a point in the topics")
     api.user = User()
