@@ -75,7 +75,7 @@ def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
     """
     for _ in range(_ATTEMPTS):
         with ExitStack() as stack:
-            copy_ledger(ledger, copy, {})
+            copy_ledger(ledger, copy)
             sources: list[Source] = []
             try:
                 for job, batch in jobs_with_batches(copy):

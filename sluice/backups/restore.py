@@ -6,6 +6,7 @@ restore can be repeated.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ from sluice.engine.batch.side_outputs import delete_folder, open_path
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import Refused
 from sluice.remote.opening import create_shard, open_shard
+from sluice.remote.server.imports import unseal_copies
 from sluice.settings import Settings
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
@@ -43,18 +45,19 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
         Ledger.open(settings.ledger) as target,
         ExitStack() as stack,
     ):
+        # Opening a ledger writes to its file.
+        shutil.copyfile(folder / manifest.LEDGER, Path(temporary, manifest.LEDGER))
+        source = stack.enter_context(Ledger.open(manifest.ledger(Path(temporary))))
         if there := target.jobs.pipelines():
+            if unseal_copies(source, target, settings.shards):
+                return backup
             raise Refused(
                 f"The ledger in SLUICE_LEDGER has pipelines already: {', '.join(there)}.",
                 next_step="Set SLUICE_HOME, or SLUICE_LEDGER, SLUICE_SHARDS and SLUICE_CHECKPOINTS, to empty places.",
             )
-        # Opening a ledger writes to its file.
-        shutil.copyfile(folder / manifest.LEDGER, Path(temporary, manifest.LEDGER))
-        source = stack.enter_context(Ledger.open(manifest.ledger(Path(temporary))))
         source.placements.clear()
         jobs = jobs_with_batches(source)
-        for job, _ in jobs:
-            _require_no_checkpoint(settings.checkpoints, job.ref)
+        placed = {job.ref for job, _ in jobs if _is_placed(folder, settings.checkpoints, job.ref)}
         shards, locations = [], dict[tuple[JobRef, int], str]()
         for job, batch in jobs:
             for worker in job.workers:
@@ -63,21 +66,25 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
                 shards.append(stack.enter_context(create_shard(address, anew=True)))
                 copy_at(old, shards[-1], source, job, worker, batch, progress)
         for job, batch in jobs:
-            _restore_checkpoint(folder, settings.checkpoints, job, batch)
+            if job.ref not in placed:
+                _restore_checkpoint(folder, settings.checkpoints, job, batch)
         copy_ledger(source, target, locations)
         for shard in shards:
             shard.seal(sealed=False)
     return backup
 
 
-def _require_no_checkpoint(checkpoints: str, ref: JobRef) -> None:
+def _is_placed(folder: Path, checkpoints: str, ref: JobRef) -> bool:
+    """Whether an interrupted restore has moved the checkpoint to its place. Raises Refused if another one is there."""
     place = checkpoint_of(checkpoints, ref)
-    filesystem, path = open_path(place)
-    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+    if not (there := _digests(place)):
+        return False
+    if there != _digests(checkpoint_of(manifest.checkpoints(folder), ref)):
         raise Refused(
             f"There already is a checkpoint of pipeline {ref.pipeline!r}: {place}.",
             next_step="Set SLUICE_CHECKPOINTS to an empty folder, or remove this one if no ledger needs it.",
         )
+    return True
 
 
 def _restore_checkpoint(folder: Path, checkpoints: str, job: JobInfo, batch: int) -> None:
@@ -88,3 +95,14 @@ def _restore_checkpoint(folder: Path, checkpoints: str, job: JobInfo, batch: int
     copy_checkpoint(checkpoint_of(manifest.checkpoints(folder), job.ref), unfinished, batch)
     filesystem, path = open_path(place)
     filesystem.move(open_path(unfinished)[1], path)
+
+
+def _digests(location: str) -> dict[str, bytes]:
+    """Path in a folder → SHA-256 of the file, for all files. Empty if there is no folder."""
+    filesystem, root = open_path(location)
+    digests = {}
+    for info in filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True)):
+        if info.type == fs.FileType.File:
+            with filesystem.open_input_stream(info.path) as file:
+                digests[info.path.removeprefix(root)] = hashlib.file_digest(file, "sha256").digest()
+    return digests

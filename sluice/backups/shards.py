@@ -9,7 +9,7 @@ from sluice.errors import DamagedState
 from sluice.remote.server.moves import copy_versions
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, WorkerInfo
-from sluice.state.shard.protocol import Checksums, Journal, Shard
+from sluice.state.shard.protocol import Journal, Shard
 
 Progress = Callable[[str], None]
 
@@ -29,10 +29,7 @@ def copy_at(
     Raises DamagedState if the shard is not as it was published.
     """
     audit = ledger.audits.newest(job.ref)
-    number = str(worker.number)
-    published = None
-    if audit is not None and number in audit.checksums and number in audit.states:
-        published = Checksums(audit.checksums[number], audit.states[number])
+    published = None if audit is None else audit.published(worker.number)
     try:
         copy_versions(shard, target, 0, progress)
         journal = shard.journal()

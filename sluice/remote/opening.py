@@ -31,7 +31,7 @@ def create_shard(url: str, *, anew: bool = False) -> Shard:
 def drop_shard(url: str) -> None:
     """Delete a shard. Does nothing if it does not exist."""
     if is_remote(url):
-        _remote_shard().open(url).drop()
+        _remote_shard().drop(url)
     else:
         drop(url)
 

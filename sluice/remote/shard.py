@@ -112,9 +112,11 @@ class RemoteShard(Shard):
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
         self._call("POST", "/states/verify", msgspec.json.encode((as_of, published)))
 
-    def drop(self) -> None:
-        self._call("DELETE", "")
-        self.close()
+    @classmethod
+    def drop(cls, url: str) -> None:
+        """Delete a shard. Does nothing if it does not exist."""
+        with cls(url, httpx.Client(**client_options(_WRITE_SECONDS))) as shard:
+            shard._call("DELETE", "")
 
     @override
     def scan(

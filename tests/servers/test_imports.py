@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from sluice.errors import LeaseError, Refused
 from sluice.remote.opening import open_shard
 from sluice.remote.server import imports
 from sluice.remote.server.imports import import_state
+from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from tests.api.states import orders_states
 from tests.postgres import new_database
@@ -68,6 +70,29 @@ def test_an_interrupted_import_is_repeated(old: States, postgres: str, monkeypat
                 import_state(old.ledger, new, database)
         import_state(old.ledger, new, database)
         assert state_rows(new) == before
+
+
+def test_an_import_that_was_killed_before_it_unsealed_the_shards_is_repeated(
+    old: States, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, database = state_rows(old.ledger), new_database(postgres)
+
+    def copied(*arguments: Any) -> None:
+        copy_ledger(*arguments)
+        raise KeyboardInterrupt
+
+    with Ledger.open(database) as new:
+        with monkeypatch.context() as patch:
+            patch.setattr(imports, "copy_ledger", copied)
+            with pytest.raises(KeyboardInterrupt):
+                import_state(old.ledger, new, database)
+        import_state(old.ledger, new, database)
+        assert state_rows(new) == before
+        for worker in new.jobs.workers("orders", "totals"):
+            with open_shard(worker.location, to_write=True) as shard:
+                shard.begin(99, 0)
+        with pytest.raises(Refused, match="has pipelines already: orders"):
+            import_state(old.ledger, new, database)
 
 
 def interrupted(*_: object) -> None:

@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.api.app import generic_app, own_routes_app
 from sluice.api.auth.principals import Principal, authenticate
-from sluice.api.http.cache import SingleFlightCache
 from sluice.api.views import own, own_files
 from sluice.api.views.access import ApiState
 from sluice.errors import TooSlow
 from sluice.query import Reader
 from sluice.query.pinning import FRESH_SECONDS
+from sluice.single_flight import SingleFlightCache
 from tests.api_client import Clerk
 from tests.docs.pages import files, read
 from tests.states import States

@@ -81,9 +81,10 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
         shard.absorb([])
         shard.settle(0, Journal(2, []))
         assert shard.scan(0, 1) == []
-    drop_shard(address)
-    with pytest.raises(DamagedState):
-        open_shard(address)
+    for _ in range(2):  # dropping a shard that does not exist changes nothing
+        drop_shard(address)
+        with pytest.raises(DamagedState):
+            open_shard(address)
 
 
 def open_and_scan(address: str) -> list[StateRow]:

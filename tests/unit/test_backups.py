@@ -6,17 +6,25 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from sluice import Pipeline
 from sluice.backups import restore as restoring
 from sluice.backups.back_up import back_up
 from sluice.backups.restore import restore
 from sluice.engine.batch.checkpoint import copy_checkpoint
+from sluice.engine.job.rebuild import drop_built
 from sluice.errors import DamagedState, EngineError, Refused, SettingsError, SluiceError, StateError
-from sluice.remote.opening import open_shard
+from sluice.plan import plan
+from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
+from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef, WorkerInfo
+from sluice.state.shard.addresses import exists, location
 from sluice.state.shard.operator_states import State
 from tests.installation import OPERATOR, Installation, content, expected, settings_of
 from tests.postgres import new_database
@@ -140,6 +148,14 @@ def test_an_existing_installation_is_not_replaced(backup: Path, tmp_path: Path) 
     assert content(existing.ledger) == expected(0)
 
 
+def test_an_installation_without_its_shards_is_not_replaced(backup: Path, tmp_path: Path) -> None:
+    new = settings_of(tmp_path / "new")
+    restore(backup, new)
+    shutil.rmtree(new.home / "shards")
+    with pytest.raises(Refused, match="has pipelines already: orders"):
+        restore(backup, new)
+
+
 @pytest.mark.parametrize(("left", "error"), [("shards", "already is a shard"), ("checkpoints", "already is a check")])
 def test_what_an_installation_has_left_is_not_replaced(left: str, error: str, backup: Path, tmp_path: Path) -> None:
     settings = Installation(settings_of(tmp_path / "existing")).settings
@@ -152,17 +168,51 @@ def test_what_an_installation_has_left_is_not_replaced(left: str, error: str, ba
         assert ledger.jobs.pipelines() == []
 
 
-def test_an_interrupted_restore_is_repeated(backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("point", ["before a checkpoint", "before the ledger", "after the ledger"])
+def test_an_interrupted_restore_is_repeated(
+    point: str, backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     new = settings_of(tmp_path / "new")
+
+    def copied(*arguments: Any) -> None:
+        copy_ledger(*arguments)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(restoring, "copy_checkpoint", interrupted)
+        patch.setattr(
+            restoring,
+            "copy_checkpoint" if point == "before a checkpoint" else "copy_ledger",
+            copied if point == "after the ledger" else interrupted,
+        )
         with pytest.raises(KeyboardInterrupt):
             restore(backup, new)
-    with Ledger.open(new.ledger) as ledger:
-        assert ledger.jobs.pipelines() == []
     restore(backup, new)
     with Ledger.open(new.ledger) as ledger:
         assert content(ledger) == expected(0, 1)
+        for worker in ledger.jobs.workers("orders", "main"):
+            with open_shard(worker.location, to_write=True) as shard:
+                shard.begin(99, 1)
+    with pytest.raises(Refused, match="has pipelines already"):
+        restore(backup, new)
+
+
+def test_a_restored_installation_removes_no_shards_of_the_old_one(database: str, tmp_path: Path) -> None:
+    old = Installation(settings_of(tmp_path / "old", database))
+    # A replay is being built, which has not published a batch yet.
+    unfinished = location(old.settings.shards, JobRef("orders", "main", 2), 0)
+    worker = WorkerInfo(pipeline="orders", job="main", number=0, location=unfinished)
+    info = msgspec.structs.replace(old.states.info(), generation=2, workers=(worker,))
+    old.ledger.jobs.register(info, hidden=True)
+    create_shard(unfinished).close()
+    back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    new = settings_of(tmp_path / "new")
+    restore(tmp_path / "backup", new)
+    pipeline = Pipeline("orders", workers=2)
+    pipeline.stream("orders", value=str).group_by_key().count(store="totals")
+    assert drop_built(plan(pipeline).job, new) == 2
+    assert exists(unfinished)
+    with Ledger.open(new.ledger) as ledger:
+        assert content(ledger) == expected(0)
 
 
 def interrupted(*_: object) -> None:

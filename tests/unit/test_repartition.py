@@ -10,15 +10,17 @@ import pytest
 
 from sluice import Pipeline
 from sluice.engine.batch.checkpoint import last_batch
-from sluice.engine.batch.storage import checkpoint_of
+from sluice.engine.batch.storage import Storage, checkpoint_of
 from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.engine.job.repartition import repartition
 from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
+from sluice.state.ledger.jobs import Jobs
 from sluice.state.model import owner
 from sluice.state.shard.operator_states import State
 from tests.faults.dying import calls
+from tests.full_disks import limited
 from tests.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
 from tests.postgres import new_database
 
@@ -133,6 +135,39 @@ def test_a_lost_row_is_found(files: Installation) -> None:
     with pytest.raises(DamagedState, match="was published"):
         repartition(job_of(3), files.settings)
     assert files.ledger.jobs.generation("orders", "main") == 1
+
+
+def test_a_generation_whose_snapshot_is_missing_loses_no_rows(
+    files: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Jobs, "continue_as", killed)
+        with pytest.raises(KeyboardInterrupt):
+            repartition(job_of(3), files.settings)
+    # A user promotes the generation that is there, instead of repeating the command.
+    storage = Storage.of(job_of(3), 2, files.settings)
+    with pytest.raises(EngineError, match="has finished batch 0, but the ledger does not have it") as caught:
+        storage.prepare(None, -1, files.ledger, 9)
+    assert "sluice generations drop orders" in caught.value.next_step
+    shards = [open_shard(address) for address in storage.locations]
+    assert sum(len(shard.scan(0, 0)) for shard in shards) == len(KEYS)
+    repartition(job_of(3), files.settings)
+    assert content(files.ledger) == expected(0)
+
+
+def test_a_full_disk_is_named_and_the_command_is_repeated(files: Installation) -> None:
+    Path(checkpoint_of(files.settings.checkpoints, files.ref), "state").write_bytes(b"x" * 10_000_000)
+    with (
+        pytest.raises(EngineError, match=r"checkpoint of orders cannot be copied: .*File too large"),
+        limited(5_000_000),
+    ):
+        repartition(job_of(3), files.settings)
+    assert content(files.ledger) == expected(0)
+    repartition(job_of(3), files.settings)
+    assert content(files.ledger) == expected(0)
 
 
 @pytest.mark.slow

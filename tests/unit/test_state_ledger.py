@@ -151,15 +151,14 @@ def test_a_dropped_generation_s_number_and_lease_are_never_used_again(states: St
     mine = leases.take(states.ref, holder, None)
     assert mine is not None
     dropped = jobs.new_generation("orders", "totals")
-    assert dropped == 2
-    ref = JobRef("orders", "totals", dropped)
-    lease = leases.take(ref, holder, None)
+    assert dropped.generation == 2
+    lease = leases.take(dropped, holder, None)
     assert lease is not None
-    jobs.register(msgspec.structs.replace(states.info(), generation=dropped), hidden=True)
-    jobs.forget_generation(ref, mine)
+    jobs.register(msgspec.structs.replace(states.info(), generation=dropped.generation), hidden=True)
+    jobs.forget_generation(dropped, mine)
     assert not leases.beat(lease)
     assert jobs.generations("orders", "totals") == [1]
-    assert jobs.new_generation("orders", "totals") == 3
+    assert jobs.new_generation("orders", "totals").generation == 3
 
 
 def test_a_driver_that_lost_its_lease_drops_no_generation(states: States) -> None:

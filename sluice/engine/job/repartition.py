@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import TypeVar
 
 import msgspec
@@ -34,6 +34,7 @@ from sluice.state.model import JobInfo, WorkerInfo, owner
 from sluice.state.shard.addresses import is_remote
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.pages import PAGE, pages_of_states, pages_of_versions
 from sluice.state.shard.protocol import Checksums, Journal, JournalEntry, Shard, Version
 from sluice.values.counts import counted
 
@@ -41,10 +42,11 @@ log = structlog.get_logger()
 
 Progress = Callable[[str], None]
 
-_PAGE = 20_000
 _STATE_ROWS = -1
 
 _Moved = TypeVar("_Moved", Version, StateVersion)
+_Divide = Callable[[list[_Moved]], dict[int, list[_Moved]]]
+_Add = Callable[["_Target", list[_Moved]], None]
 
 
 @dataclass(frozen=True)
@@ -107,26 +109,27 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
         _require_divisible(job, old, batch, settings)
         drop_others(ledger, job, lease.row, settings)
-        generation = ledger.jobs.new_generation(name, of_job)
-        storage = Storage.of(job, generation, settings)
+        ref = ledger.jobs.new_generation(name, of_job)
+        storage = Storage.of(job, ref.generation, settings)
         workers = tuple(
             WorkerInfo(pipeline=name, job=of_job, number=number, location=address)
             for number, address in enumerate(storage.locations)
         )
-        new = msgspec.structs.replace(old, generation=generation, workers=workers)
+        new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
         ledger.jobs.register(new, hidden=True)
         with Lease(ledger.leases, new.ref, holder) as own:
-            delete_folder(storage.folder)
-            copy_checkpoint(Storage.of(job, old.generation, settings).checkpoint, storage.checkpoint, batch)
+            _copy_checkpoint(Storage.of(job, old.generation, settings), storage, batch)
             checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
             ledger.jobs.continue_as(new.ref, old.ref, batch, checksums, own.epoch)
-        note = f"The state of {len(old.workers)} workers was spread over {len(workers)}, in generation {generation}."
+        note = (
+            f"The state of {len(old.workers)} workers was spread over {len(workers)}, in generation {ref.generation}."
+        )
         ledger.jobs.promote(new.ref, lease.row, settings.run, note)
     log.info(
-        "state repartitioned", pipeline=name, generation=generation, workers=len(workers), rows=rows,
+        "state repartitioned", pipeline=name, generation=ref.generation, workers=len(workers), rows=rows,
         seconds=round(time.monotonic() - begun, 1),
     )  # fmt: skip
-    return Repartitioned(generation, len(workers), rows)
+    return Repartitioned(ref.generation, len(workers), rows)
 
 
 def _require_divisible(job: Job, old: JobInfo, batch: int, settings: Settings) -> None:
@@ -150,6 +153,17 @@ def _require_divisible(job: Job, old: JobInfo, batch: int, settings: Settings) -
         )
 
 
+def _copy_checkpoint(old: Storage, new: Storage, batch: int) -> None:
+    try:
+        delete_folder(new.folder)
+        copy_checkpoint(old.checkpoint, new.checkpoint, batch)
+    except OSError as error:
+        raise EngineError(
+            f"The checkpoint of {old.job.pipeline.name} cannot be copied: {error}.",
+            next_step="Check the folder's permissions and the free space, then repeat the command.",
+        ) from error
+
+
 def _divide(
     ledger: Ledger, old: JobInfo, new: JobInfo, batch: int, epoch: int, progress: Progress
 ) -> tuple[list[Checksums], int]:
@@ -157,25 +171,29 @@ def _divide(
     tables = frozenset(store.group_id for store in old.stores if store.kind == "global")
     audit = ledger.audits.newest(old.ref)
     rows = 0
+
+    def move(
+        pages: Iterator[list[_Moved]], divide: _Divide[_Moved], add: Callable[[_Target, list[_Moved]], None]
+    ) -> str:
+        """Move versions to the new shards. Returns their checksum."""
+        nonlocal rows
+        total = 0
+        for page in pages:
+            for number, moved in divide(page).items():
+                add(targets[number], moved)
+            total += sum(version.digest for version in page)
+            rows += len(page)
+            progress(f"{counted(rows, 'row')} moved")
+        return checksum_of(total)
+
     with ExitStack() as stack:
         targets = [_Target(stack.enter_context(create_shard(worker.location, anew=True))) for worker in new.workers]
         for worker in old.workers:
             division = _Division(old, worker.number, len(targets), tables)
             with worker_shard(worker.number, worker.location) as shard:
-                totals = [0, 0]
-                for page in _pages(_newest_rows(shard)):
-                    for number, versions in division.of_rows(page).items():
-                        targets[number].add(versions)
-                    totals[0] += sum(version.digest for version in page)
-                    rows += len(page)
-                    progress(f"{counted(rows, 'row')} moved")
-                for states in _pages(_newest_states(shard)):
-                    for number, moved in division.of_states(states).items():
-                        targets[number].add_states(moved)
-                    totals[1] += sum(state.digest for state in states)
-                    rows += len(states)
-                    progress(f"{counted(rows, 'row')} moved")
-            _require_published(audit, worker, checksum_of(totals[0]), checksum_of(totals[1]))
+                state_rows = move(_pages(_newest_rows(shard)), division.of_rows, _Target.add)
+                states = move(_pages(_newest_states(shard)), division.of_states, _Target.add_states)
+            _require_published(audit, worker, Checksums(state_rows, states))
         return [target.finish(batch, epoch) for target in targets], rows
 
 
@@ -222,48 +240,29 @@ class _Division:
 
 def _newest_rows(shard: Shard) -> Iterator[Version]:
     """The newest version of each state row that has a value."""
-    for _, versions in groupby(_versions(shard), lambda version: (version.group_id, version.key, version.window_start)):
-        *_, newest = versions
+    versions = chain.from_iterable(pages_of_versions(shard))
+    for _, of_row in groupby(versions, lambda version: (version.group_id, version.key, version.window_start)):
+        *_, newest = of_row
         if newest.value is not None:
             yield newest
 
 
-def _versions(shard: Shard) -> Iterator[Version]:
-    after = None
-    while page := shard.versions(0, after, _PAGE):
-        yield from page
-        after = page[-1].group_id, page[-1].key, page[-1].window_start, page[-1].batch
-
-
 def _newest_states(shard: Shard) -> Iterator[StateVersion]:
     """The newest version of each operator state that has not been removed."""
-    for _, versions in groupby(_state_versions(shard), lambda state: (state.operator, state.shared, state.key)):
-        *_, newest = versions
+    versions = chain.from_iterable(pages_of_states(shard))
+    for _, of_state in groupby(versions, lambda state: (state.operator, state.shared, state.key)):
+        *_, newest = of_state
         if newest.state is not None:
             yield newest
 
 
-def _state_versions(shard: Shard) -> Iterator[StateVersion]:
-    after = None
-    while page := shard.state_versions(0, after, _PAGE):
-        yield from page
-        after = page[-1].operator, page[-1].shared, page[-1].key, page[-1].batch
-
-
 def _pages(versions: Iterator[_Moved]) -> Iterator[list[_Moved]]:
-    while page := list(islice(versions, _PAGE)):
+    while page := list(islice(versions, PAGE)):
         yield page
 
 
-def _require_published(audit: Audit | None, worker: WorkerInfo, state_rows: str, states: str) -> None:
+def _require_published(audit: Audit | None, worker: WorkerInfo, moved: Checksums) -> None:
     """Raise DamagedState unless the moved rows have the published checksums."""
-    if audit is None:
-        return
-    number = str(worker.number)
-    for what, moved, published in (
-        ("state rows", state_rows, audit.checksums.get(number, state_rows)),
-        ("operator states", states, audit.states.get(number, states)),
-    ):
-        if moved != published:
-            reason = f"The checksum of its {what} is {moved}, but {published} was published."
-            raise damaged_state({worker.number: (worker.location, reason)})
+    published = None if audit is None else audit.published(worker.number)
+    if published is not None and (reason := moved.difference(published)):
+        raise damaged_state({worker.number: (worker.location, reason)})

@@ -16,7 +16,9 @@ from sluice.remote.server.moves import copy_shard
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef
-from sluice.state.shard.addresses import is_file, location, shown
+from sluice.state.shard.addresses import exists, is_file, location, shown
+from sluice.state.shard.passwords import without_password
+from sluice.state.shard.shard import LocalShard
 
 
 def import_state(source: Ledger, target: Ledger, shards: str, progress: Callable[[str], None] = lambda _: None) -> int:
@@ -26,6 +28,8 @@ def import_state(source: Ledger, target: Ledger, shards: str, progress: Callable
     LeaseError if a run is in progress.
     """
     if there := target.jobs.pipelines():
+        if unseal_copies(source, target, shards):
+            return 0
         raise Refused(
             f"The ledger in SLUICE_LEDGER has pipelines already: {', '.join(there)}.",
             next_step="Set SLUICE_LEDGER to an empty database.",
@@ -55,3 +59,22 @@ def import_state(source: Ledger, target: Ledger, shards: str, progress: Callable
         for shard in arrived:
             shard.seal(sealed=False)
     return copied
+
+
+def unseal_copies(source: Ledger, target: Ledger, shards: str) -> bool:
+    """Finish a copy that was interrupted after the ledger was copied. Returns whether there was one."""
+    sealed = []
+    with ExitStack() as stack:
+        for job in (job for pipeline in target.jobs.pipelines() for job in target.jobs.all(pipeline)):
+            batch = source.snapshots.last_batch(job.ref)
+            if batch is None or source.snapshots.get(job.ref, batch) != target.snapshots.get(job.ref, batch):
+                continue
+            for worker in job.workers:
+                # A shard at another address, such as that of a state server, is not a copy of this source.
+                its_place = without_password(location(shards, job.ref, worker.number))
+                if worker.location == its_place and exists(its_place):
+                    shard = stack.enter_context(LocalShard.open(worker.location, to_write=True))
+                    sealed += [shard] if shard.is_sealed() else []
+        for shard in sealed:
+            shard.seal(sealed=False)
+    return bool(sealed)

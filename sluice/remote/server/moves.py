@@ -19,9 +19,9 @@ from sluice.remote.opening import create_shard, open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import JobInfo, WorkerInfo
+from sluice.state.shard.pages import pages_of_states, pages_of_versions
 from sluice.state.shard.protocol import Journal, Shard
 
-PAGE = 20_000
 _CHECK_SECONDS = 5.0
 
 Progress = Callable[[str], None]
@@ -111,17 +111,13 @@ def copy_shard(source: Shard, target: Shard, progress: Progress) -> int:
 
 def copy_versions(source: Shard, target: Shard, since: int, progress: Progress) -> int:
     """Copy all versions since batch `since` into a sealed shard. Returns their number."""
-    copied, after, after_state = 0, None, None
-    while page := source.versions(since, after, PAGE):
-        target.absorb(page)
-        last = page[-1]
-        after = last.group_id, last.key, last.window_start, last.batch
-        copied += len(page)
+    copied = 0
+    for versions in pages_of_versions(source, since):
+        target.absorb(versions)
+        copied += len(versions)
         progress(f"{copied:,} versions copied")
-    while states := source.state_versions(since, after_state, PAGE):
+    for states in pages_of_states(source, since):
         target.absorb_states(states)
-        newest = states[-1]
-        after_state = newest.operator, newest.shared, newest.key, newest.batch
         copied += len(states)
         progress(f"{copied:,} versions copied")
     return copied

@@ -13,6 +13,8 @@ from sluice.state.database import as_json
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import AUDITS, of_ref
 from sluice.state.model import JobRef, OfJob
+from sluice.state.shard.checksums import NO_CHECKSUM
+from sluice.state.shard.protocol import Checksums
 
 _JSON_COLUMNS = ("sources", "outputs", "checksums", "states", "phases")
 
@@ -81,6 +83,11 @@ class Audit(OfJob, frozen=True, kw_only=True):
     def wrong(self) -> list[str]:
         """Descriptions of why the counts do not balance, one per affected partition."""
         return [source.wrong for source in self.sources if source.wrong]
+
+    def published(self, worker: int) -> Checksums | None:
+        """The checksums of a worker's shard; None if it had none."""
+        state_rows, states = (by_worker.get(str(worker)) for by_worker in (self.checksums, self.states))
+        return None if state_rows is None else Checksums(state_rows, states or NO_CHECKSUM)
 
 
 class Audits(LedgerPart):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import and_, delete, insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from sluice.state.database import database_errors, reading, transaction
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.tables import LEASES, METADATA, WORKERS, of_ref
+from sluice.state.ledger.tables import LEASES, METADATA, WORKERS
 from sluice.state.model import JobRef
 from sluice.state.shard.passwords import without_password
 
 
-def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef, int], str]) -> None:
-    """Replace the target's rows by the source's in one transaction, with new addresses of workers' shards."""
+def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef, int], str] | None = None) -> None:
+    """Replace the target's rows by the source's in one transaction, with new addresses of workers' shards, if given.
+
+    The target then forgets other workers, such as those of a generation that is being built: their shards belong to the
+    source.
+    """
     with database_errors("Copying the ledger"), reading(source.engine) as old, transaction(target.engine) as new:
         for table in METADATA.sorted_tables:
             # The target numbers rows itself.
@@ -24,6 +28,11 @@ def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef,
             if rows:
                 new.execute(insert(table), rows)
         new.execute(update(LEASES).values(held=False))  # the source's leases may be held during the copy
-        for (ref, number), location in locations.items():
-            is_worker = and_(of_ref(WORKERS, ref), WORKERS.c.number == number)
-            new.execute(update(WORKERS).where(is_worker).values(location=without_password(location)))
+        if locations is None:
+            return
+        workers = new.execute(select(WORKERS)).mappings().all()
+        new.execute(delete(WORKERS))
+        for worker in workers:
+            ref = JobRef(worker["pipeline"], worker["job"], worker["generation"])
+            if (location := locations.get((ref, worker["number"]))) is not None:
+                new.execute(insert(WORKERS).values({**worker, "location": without_password(location)}))

@@ -35,7 +35,7 @@ from sluice.state.model import JobInfo, JobRef, StoreInfo, WorkerInfo
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.protocol import Checksums
 
-_BY_GENERATION = (GENERATIONS, STORES, WORKERS, SNAPSHOTS, TIMES, AUDITS, HISTORY, SOURCES, QUARANTINE)
+_BY_GENERATION = (GENERATIONS, STORES, SNAPSHOTS, TIMES, AUDITS, HISTORY, SOURCES, QUARANTINE)
 
 
 class Jobs(LedgerPart):
@@ -111,8 +111,8 @@ class Jobs(LedgerPart):
         statement = select(GENERATIONS.c.generation).where(of_job(GENERATIONS, pipeline, job))
         return sorted(row["generation"] for row in self._read(statement))
 
-    def new_generation(self, pipeline: str, job: str) -> int:
-        """The number of a new generation, which no generation has had before.
+    def new_generation(self, pipeline: str, job: str) -> JobRef:
+        """A new generation, with a number that no generation has had before.
 
         A driver that has lost its lease may still write to a removed generation, so its number is not used again.
         """
@@ -121,12 +121,13 @@ class Jobs(LedgerPart):
             for table in (GENERATIONS, LEASES)
             for row in self._read(select(table.c.generation).where(of_job(table, pipeline, job)))
         ]
-        return max(numbers, default=0) + 1
+        return JobRef(pipeline, job, max(numbers, default=0) + 1)
 
     def forget_generation(self, ref: JobRef, lease: LeaseRow) -> None:
-        """Remove everything about a generation but its lease, which ends. `lease` is that of the current generation.
+        """Remove everything about a generation but its lease, which ends, and its workers, whose shards still exist.
 
-        Raises LeaseError if it is no longer held, and StateError if `ref` is the current generation.
+        `lease` is that of the current generation. Raises LeaseError if it is no longer held, and StateError if `ref` is
+        the current generation.
         """
         with database_errors("Removing the generation"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)
@@ -137,6 +138,19 @@ class Jobs(LedgerPart):
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(of_ref(table, ref)))
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
+
+    def forgotten(self, pipeline: str, job: str) -> dict[JobRef, list[WorkerInfo]]:
+        """Forgotten generation → its workers, whose shards have not been removed yet, by generation."""
+        known = select(GENERATIONS.c.generation).where(of_job(GENERATIONS, pipeline, job))
+        generation = WORKERS.c.generation
+        rows = self._read(select(generation).distinct().where(of_job(WORKERS, pipeline, job), generation.not_in(known)))
+        refs = [JobRef(pipeline, job, number) for number in sorted(row["generation"] for row in rows)]
+        return {ref: self._workers(ref) for ref in refs}
+
+    def forget_workers(self, ref: JobRef) -> None:
+        """Remove the workers of a forgotten generation, after their shards have been removed."""
+        with database_errors("Removing the generation"), transaction(self._engine) as connection:
+            connection.execute(delete(WORKERS).where(of_ref(WORKERS, ref)))
 
     def pipelines(self) -> list[str]:
         """Names of all pipelines with a registered job, sorted."""

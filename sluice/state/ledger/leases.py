@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from sluice.errors import LeaseError, StateError
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.part import LedgerPart
-from sluice.state.ledger.tables import LEASES, of_ref
+from sluice.state.ledger.tables import LEASES, current, of_ref
 from sluice.state.model import JobRef, OfJob
 
 
@@ -55,6 +55,10 @@ class Leases(LedgerPart):
         """The lease, or None if it was never taken."""
         with database_errors("Reading the lease"), self._engine.connect() as connection:
             return _row(connection, ref)
+
+    def of_all_pipelines(self, job: str) -> list[LeaseRow]:
+        """The leases of the current generations of a job."""
+        return [LeaseRow(**dict(row)) for row in self._read(current(LEASES).where(LEASES.c.job == job))]
 
     def take(self, ref: JobRef, holder: Holder, seen: LeaseRow | None) -> LeaseRow | None:
         """Take a lease if it still equals `seen`; otherwise return None and change nothing.

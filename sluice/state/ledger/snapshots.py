@@ -94,6 +94,15 @@ class Snapshots(LedgerPart):
             row = connection.execute(_LATEST, {"of_pipeline": pipeline, "of_job": job}).mappings().first()
         return None if row is None else _snapshot(row)
 
+    def of_all_pipelines(self, job: str) -> list[Snapshot]:
+        """The newest snapshot of each pipeline that has published one."""
+        c, same = SNAPSHOTS.c, SNAPSHOTS.alias()
+        newest = select(func.max(same.c.batch)).where(
+            same.c.pipeline == c.pipeline, same.c.job == c.job, same.c.generation == c.generation
+        )
+        rows = self._read(current(SNAPSHOTS).where(c.job == job, c.batch == newest.scalar_subquery()))
+        return [_snapshot(row) for row in rows]
+
     def recent(self, pipeline: str, job: str, limit: int = 100) -> list[Snapshot]:
         """The newest snapshots, newest first."""
         statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job)).order_by(SNAPSHOTS.c.batch.desc())

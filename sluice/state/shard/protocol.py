@@ -62,6 +62,16 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
     states: str
     """Checksum of the operator states."""
 
+    def difference(self, published: Checksums) -> str:
+        """Describes the first checksum that differs from the published one; empty if none does."""
+        for what, actual, expected in (
+            ("state rows", self.state_rows, published.state_rows),
+            ("operator states", self.states, published.states),
+        ):
+            if actual != expected:
+                return f"The checksum of its {what} is {actual}, but {expected} was published."
+        return ""
+
 
 class Shard(Protocol):
     """One worker's state rows and operator states. Every batch is a version; readers specify which batch they read.

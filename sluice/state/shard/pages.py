@@ -1,0 +1,26 @@
+"""Reads all versions of a shard, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.protocol import Shard, Version
+
+PAGE = 20_000
+
+
+def pages_of_versions(shard: Shard, since: int = 0) -> Iterator[list[Version]]:
+    """The versions of state rows since a batch, sorted by group, key, window and batch."""
+    after = None
+    while page := shard.versions(since, after, PAGE):
+        yield page
+        after = page[-1].group_id, page[-1].key, page[-1].window_start, page[-1].batch
+
+
+def pages_of_states(shard: Shard, since: int = 0) -> Iterator[list[StateVersion]]:
+    """The versions of operator states since a batch, sorted by operator, key and batch."""
+    after = None
+    while page := shard.state_versions(since, after, PAGE):
+        yield page
+        after = page[-1].operator, page[-1].shared, page[-1].key, page[-1].batch
