@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -38,6 +39,22 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
     except KafkaException as error:
         admin.poll(0)
         raise unreachable(kafka, errors[-1] if errors else error.args[0].str()) from None
+
+
+@contextmanager
+def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
+    """Raise BrokersUnreachable, with the address, if a request fails or gets no answer in time."""
+    try:
+        yield
+    except KafkaException as error:
+        raise unreachable(kafka, error.args[0].str()) from None
+    except TimeoutError:  # of a future
+        raise unreachable(kafka, "timed out") from None
+
+
+def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
+    """A client that logs no errors of its connections, because its caller reports failed requests."""
+    return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
 
 
 def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:

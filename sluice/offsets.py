@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from sluice.brokers import ANSWER_SECONDS
 
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
 Offsets = dict[str, dict[int, int]]
 """Topic → partition → offset."""
 
@@ -27,6 +28,10 @@ class Lag:
         """The number of unread offsets. All offsets of a topic that was deleted and created again are unread."""
         return sum(self.unread(topic, partition) for topic, ends in self.ends.items() for partition in ends)
 
+    def of(self, topics: Iterable[str], positions: Offsets) -> Lag:
+        """The lag of one of several pipelines whose topics were read together."""
+        return Lag({topic: self.ends[topic] for topic in topics if topic in self.ends}, positions, self.begins)
+
     def unread(self, topic: str, partition: int) -> int:
         """The number of unread offsets of a partition."""
         end, begin = self.ends[topic][partition], self.begins.get(topic, {}).get(partition, 0)
@@ -39,14 +44,26 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
 
     Raises KafkaException or TimeoutError if no broker answers.
     """
-    existing = admin.list_topics(timeout=ANSWER_SECONDS).topics
-    partitions = [
-        TopicPartition(name, number) for name in topics if name in existing for number in existing[name].partitions
-    ]
+    partitions = _partitions(admin, topics)
     # The begin offset of an unread partition may be above 0, because of the topic's retention.
     unread = [where for where in partitions if where.partition not in positions.get(where.topic, {})]
     latest, earliest = OffsetSpec.latest(), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
     return Lag(_offsets(admin, partitions, latest), positions, _offsets(admin, unread, earliest))
+
+
+def _partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartition]:
+    """The partitions of the topics that exist. Only these topics are asked for, however many the cluster has."""
+    found: list[TopicPartition] = []
+    futures = admin.describe_topics(TopicCollection([*topics]), request_timeout=ANSWER_SECONDS)
+    for name, future in futures.items():
+        try:
+            described = future.result(ANSWER_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() not in _MISSING:
+                raise
+        else:
+            found += [TopicPartition(name, partition.id) for partition in described.partitions]
+    return found
 
 
 def _offsets(admin: AdminClient, partitions: list[TopicPartition], which: OffsetSpec) -> Offsets:

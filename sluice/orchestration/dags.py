@@ -51,7 +51,7 @@ _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 @dataclass(frozen=True)
 class Alerts:
-    """The functions that are told of failures."""
+    """The functions to call when a task has failed or a pipeline's data are too old."""
 
     on_failure: Callable[[Any], object] | None = None
     """Airflow's `on_failure_callback`, for example a notifier: called when a task has failed and is not retried."""

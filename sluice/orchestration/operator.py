@@ -14,9 +14,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
-from sluice.brokers import quiet, require_brokers
+from sluice.brokers import require_brokers, silent_admin
 from sluice.connections import KAFKA, SPARK, kafka_config, spark_master
 from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError
 from sluice.metrics import gauges
@@ -161,7 +160,7 @@ def _settings(context: Context) -> Settings:
 def _lag(ledger: Ledger, pipeline: str, kafka: Mapping[str, str]) -> Lag | None:
     positions = ledger.positions(pipeline)
     try:
-        return read_lag(AdminClient(quiet(kafka) | {"error_cb": lambda _: None}), positions, positions)
+        return read_lag(silent_admin(kafka), positions, positions)
     except (KafkaException, TimeoutError):
         return None
 

@@ -11,15 +11,12 @@ from typing import Any
 
 import structlog
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
-from asgiref.sync import sync_to_async
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
-from sluice.brokers import quiet, unreachable
-from sluice.connections import KAFKA, kafka_config
+from sluice.connections import KAFKA
 from sluice.engine.job.driver_lease import PATIENCE
-from sluice.errors import SluiceError
-from sluice.offsets import Lag, Offsets, read_lag
+from sluice.errors import BrokersUnreachable, SluiceError
+from sluice.offsets import Lag, Offsets
+from sluice.orchestration.watch import Seen, Watch
 from sluice.settings import settings
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
@@ -133,11 +130,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.max_wait_seconds = max_wait_seconds
         self.patience_seconds = patience_seconds
         self.min_interval_seconds = min_interval_seconds
-        self._admin: AdminClient | None = None
-        self._ledger: Ledger | None = None
-        self._began: float | None = None
-        """When the last run began before this trigger started, epoch s."""
-        self._address = ""
+        self._watch: Watch | None = None
         self.trouble = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -151,61 +144,53 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds, self.min_interval_seconds)
         driving = Driving(PATIENCE.silence_s)
         pause = self.poll_seconds
+        self._watch = Watch.shared(self.kafka_config_id, self.poll_seconds)
+        self._watch.join(self, frozenset(self.topics))
         is_first = True
         while True:
-            seen = await self._look()
+            # All triggers look at the same moments, so that they share what the first of them reads.
+            await asyncio.sleep(pause - time.monotonic() % pause)
+            seen = await self._look(self._watch, burst if is_first else None)
             pause = self.poll_seconds if seen else min(pause * 2, _LONGEST_PAUSE_S)
-            lag, lease = seen or (None, None)
-            now = time.monotonic()
-            if seen and is_first and self._began is not None:
-                burst.remember(max(time.time() - self._began, 0.0), now)
-            is_first = is_first and not seen
-            if lag and burst.due(lag, now, driven=driving.sees(lease, now)):
-                log.info("records to read", pipeline=self.pipeline, records=lag.records)
-                yield TriggerEvent(  # type: ignore[no-untyped-call]
-                    {"pipeline": self.pipeline, "records": lag.records, "ends": lag.ends}
-                )
-            await asyncio.sleep(pause)
+            if seen is not None:
+                is_first = False
+                now = time.monotonic()
+                if burst.due(seen.lag, now, driven=driving.sees(seen.lease, now)):
+                    records, ends = seen.lag.records, seen.lag.ends
+                    log.info("records to read", pipeline=self.pipeline, records=records)
+                    yield TriggerEvent(  # type: ignore[no-untyped-call]
+                        {"pipeline": self.pipeline, "records": records, "ends": ends}
+                    )
 
     async def cleanup(self) -> None:
-        if self._ledger is not None:
-            await asyncio.to_thread(self._ledger.close)
-            self._ledger = None
+        if self._watch is not None:
+            await self._watch.leave(self)
+            self._watch = None
 
-    async def _look(self) -> tuple[Lag, LeaseRow | None] | None:
-        """The lag and the lease; None while the broker, a topic or the ledger is unreachable, which is logged once."""
+    async def _look(self, watch: Watch, new: Burst | None) -> Seen | None:
+        """What the watch sees; None while the broker, a topic or the ledger is unreachable, which is logged once.
+
+        A new burst learns when the last run began, which an earlier triggerer has started.
+        """
         try:
-            if self._admin is None:
-                # Airflow gets connections from its supervisor through this thread's event loop, which asgiref uses.
-                config = await sync_to_async(kafka_config)(self.kafka_config_id)
-                self._admin = await asyncio.to_thread(AdminClient, quiet(config) | {"error_cb": _ignore})
-                self._address = config.get("bootstrap.servers", "")
-            lag, lease = await asyncio.to_thread(self._lag, self._admin)
-        except (KafkaException, TimeoutError) as error:
-            why = error.args[0].str() if isinstance(error, KafkaException) else "timed out"
-            self._wait(str(unreachable({"bootstrap.servers": self._address}, why)), "no broker")
+            seen = await watch.look(self.pipeline, frozenset(self.topics))
+            if new is not None and new.min_interval_s:
+                began = await asyncio.to_thread(_last_run_began, self.pipeline)
+                if began is not None:
+                    new.remember(max(time.time() - began, 0.0), time.monotonic())
+        except BrokersUnreachable as error:
+            self._wait(str(error), "no broker")
             return None
         except (SluiceError, OSError) as error:
             self._wait(f"{type(error).__name__}: {error}")
             return None
-        if missing := sorted({*self.topics} - lag.ends.keys()):
+        if missing := sorted({*self.topics} - seen.lag.ends.keys()):
             self._wait(f"no topic {', '.join(missing)}")
             return None
         if self.trouble:
             log.info("reachable again", pipeline=self.pipeline)
         self.trouble = ""
-        return lag, lease
-
-    def _lag(self, admin: AdminClient) -> tuple[Lag, LeaseRow | None]:
-        if self._ledger is None:
-            ledger = Ledger.open(settings().ledger)
-            self._began = last_run_began(ledger, self.pipeline) if self.min_interval_seconds else None
-            self._ledger = ledger
-        # Get positions before end offsets: positions beyond the end would look like a topic that was created again.
-        positions = self._ledger.positions(self.pipeline)
-        generation = self._ledger.jobs.generation(self.pipeline, JOB)
-        lease = None if generation is None else self._ledger.leases.get(JobRef(self.pipeline, JOB, generation))
-        return read_lag(admin, self.topics, positions), lease
+        return seen
 
     def _wait(self, trouble: str, kind: str = "") -> None:
         """Log why the trigger waits, once per kind, because librdkafka has many messages for the same problem."""
@@ -213,6 +198,11 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         if kind != self.trouble:
             log.warning("waiting", pipeline=self.pipeline, trouble=trouble)
         self.trouble = kind
+
+
+def _last_run_began(pipeline: str) -> float | None:
+    with Ledger.open(settings().ledger) as ledger:
+        return last_run_began(ledger, pipeline)
 
 
 def last_run_began(ledger: Ledger, pipeline: str) -> float | None:
@@ -224,7 +214,3 @@ def last_run_began(ledger: Ledger, pipeline: str) -> float | None:
     batches = ledger.history.recent(JobRef(pipeline, JOB, generation), _MOST_BATCHES)
     of_newest = takewhile(lambda batch: batch.number in runs and runs[batch.number] == runs[max(runs)], batches)
     return min((batch.begun / 1_000 for batch in of_newest), default=None)
-
-
-def _ignore(_error: object) -> None:
-    """Ignore errors in librdkafka's callback: the trigger logs them itself."""

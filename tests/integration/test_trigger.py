@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
+from sluice.orchestration.watch import Watch
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, Snapshot
@@ -80,9 +82,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     """`await looks()` returns when a trigger has looked long and often enough to fire for all records."""
     count, look = 0, KafkaEndOffsetTrigger._look
 
-    async def counted(self: KafkaEndOffsetTrigger) -> Any:
+    async def counted(self: KafkaEndOffsetTrigger, *arguments: Any) -> Any:
         nonlocal count
-        seen = await look(self)
+        seen = await look(self, *arguments)
         count += 1
         return seen
 
@@ -246,6 +248,46 @@ def test_the_trigger_waits_for_the_broker_and_logs_it_once(
     said = capsys.readouterr()
     assert said.out.count(f"Kafka at {kafka.bootstrap} does not answer") == 1
     assert "%3|" not in said.err
+
+
+def test_fifty_triggers_share_a_client_and_read_once_a_period(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = {f"{topic}_{number}": f"p{number}" for number in range(50)}
+    broker.create_topics(dict.fromkeys(topics, 1))
+    clients, rounds, read = set[int](), list[float](), Watch._read_round
+
+    def counted(self: Watch, admin: AdminClient, *arguments: Any) -> Any:
+        clients.add(id(admin))
+        rounds.append(time.monotonic())
+        return read(self, admin, *arguments)
+
+    monkeypatch.setattr(Watch, "_read_round", counted)
+    triggers = [
+        KafkaEndOffsetTrigger(pipeline, [name], poll_seconds=0.5, settle_seconds=SETTLE_S)
+        for name, pipeline in topics.items()
+    ]
+
+    async def story() -> Events:
+        events: Events = []
+        watching = [asyncio.create_task(watch(each, events)) for each in triggers]
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        for name in topics:
+            producer.produce(name, b"{}")
+        await asyncio.to_thread(producer.flush, 20)
+        await until(events, len(topics), 40)
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        for each in triggers:
+            await each.cleanup()
+        return events
+
+    events = asyncio.run(story())
+    assert sorted(event["pipeline"] for event in events) == sorted(topics.values())
+    assert {name for event in events for name in event["ends"]} == topics.keys()
+    assert len(clients) == 1
+    assert len(rounds) <= (rounds[-1] - rounds[0]) / 0.5 + 2
 
 
 def test_a_trigger_can_be_serialized() -> None:

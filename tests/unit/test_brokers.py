@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 from typer.testing import CliRunner
 
 from sluice.brokers import require_brokers
 from sluice.cli import app
-from sluice.errors import BrokersUnreachable
+from sluice.engine.batch.topics import kafka_errors
+from sluice.engine.job.linger import Linger
+from sluice.errors import BrokersUnreachable, EngineError
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from tests.ports import free_port
@@ -47,6 +50,21 @@ def test_an_unreachable_broker_is_reported_with_address_and_reason(
     assert error.value.detail.startswith(f"Kafka at {address} does not answer: Connect to ")
     assert error.value.detail.endswith("failed: Connection refused.")
     assert capfd.readouterr().err == ""
+
+
+def test_a_broker_that_is_lost_while_a_run_lingers_is_reported_with_its_address(address: str) -> None:
+    linger = Linger({"bootstrap.servers": address}, ["sales"], {"sales": 1}, 1_000, check=lambda: None)
+    with pytest.raises(BrokersUnreachable, match=f"Kafka at {address} does not answer: .+"):
+        linger.unread({})
+
+
+def test_an_answer_that_does_not_come_in_time_is_an_error_with_a_next_step() -> None:
+    with (
+        pytest.raises(EngineError, match="Reading the settings: no answer in time") as error,
+        kafka_errors("Reading the settings"),
+    ):
+        Future[None]().result(0)
+    assert error.value.next_step == "Check that the broker is running and reachable."
 
 
 @pytest.mark.parametrize("command", [("run", "orders"), ("rebuild", "orders"), ("produce", "orders", "--count", "10")])

@@ -1,0 +1,107 @@
+"""What all triggers of a triggerer watch, read once for all of them: end offsets, positions and leases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from asgiref.sync import sync_to_async
+from confluent_kafka.admin import AdminClient
+
+from sluice.brokers import broker_errors, silent_admin
+from sluice.connections import kafka_config
+from sluice.offsets import Lag, Offsets, read_lag
+from sluice.settings import settings
+from sluice.single_flight import SingleFlightCache
+from sluice.state.ledger.leases import LeaseRow
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JOB
+
+
+class Seen(NamedTuple):
+    """A pipeline's unread records, and its driver's lease, if there ever was one."""
+
+    lag: Lag
+    lease: LeaseRow | None
+
+
+@dataclass(frozen=True)
+class _Round:
+    lag: Lag
+    """The offsets of all watched topics, as if none had been read."""
+    positions: Mapping[str, Offsets]
+    """Pipeline → topic → partition → the pipeline's next offset."""
+    leases: Mapping[str, LeaseRow]
+
+
+class Watch:
+    """Reads the broker and the ledger at most once per `poll_seconds` for all its triggers.
+
+    A round takes one request for the end offsets of all their topics, and two queries of the ledger, however many
+    triggers there are.
+    """
+
+    def __init__(self, kafka_config_id: str, poll_seconds: float) -> None:
+        self._kafka_config_id = kafka_config_id
+        # Triggers look at about the same time, so half a period is long enough to share a round.
+        self._rounds = SingleFlightCache[_Round](poll_seconds / 2, 1)
+        self._topics: dict[object, frozenset[str]] = {}
+        self._admin: AdminClient | None = None
+        self._ledger: Ledger | None = None
+        self._kafka: Mapping[str, str] = {}
+        self._connecting = asyncio.Lock()
+
+    @classmethod
+    def shared(cls, kafka_config_id: str, poll_seconds: float) -> Watch:
+        """The watch of all triggers in this event loop that have the same connection and period."""
+        watches = _WATCHES.setdefault(asyncio.get_running_loop(), {})
+        return watches.setdefault((kafka_config_id, poll_seconds), cls(kafka_config_id, poll_seconds))
+
+    def join(self, trigger: object, topics: frozenset[str]) -> None:
+        """Watch the topics of a trigger until it leaves."""
+        self._topics[trigger] = topics
+
+    async def leave(self, trigger: object) -> None:
+        """Stop watching the topics of a trigger. The last one closes the connections."""
+        self._topics.pop(trigger, None)
+        if not self._topics and self._ledger is not None:
+            ledger, self._ledger, self._admin = self._ledger, None, None
+            await asyncio.to_thread(ledger.close)
+
+    async def look(self, pipeline: str, topics: frozenset[str]) -> Seen:
+        """What a trigger that has joined sees. Topics that do not exist are missing in the lag.
+
+        Raises BrokersUnreachable, and StateError if the ledger cannot be reached.
+        """
+        every = frozenset[str]().union(*self._topics.values())
+        shared = await self._rounds.get(every, lambda: self._read(every))
+        return Seen(shared.lag.of(topics, shared.positions.get(pipeline, {})), shared.leases.get(pipeline))
+
+    async def _read(self, topics: frozenset[str]) -> _Round:
+        async with self._connecting:
+            if self._admin is None:
+                # Airflow gets connections from its supervisor through this thread's event loop, which asgiref uses.
+                self._kafka = await sync_to_async(kafka_config)(self._kafka_config_id)
+                self._admin = await asyncio.to_thread(silent_admin, self._kafka)
+            if self._ledger is None:
+                self._ledger = await asyncio.to_thread(Ledger.open, settings().ledger)
+        return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
+
+    def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
+        # Positions come before end offsets: positions beyond the end would look like a topic that was created again.
+        positions = {
+            snapshot.pipeline: {
+                topic: {int(partition): offset for partition, offset in partitions.items()}
+                for topic, partitions in snapshot.positions.items()
+            }
+            for snapshot in ledger.snapshots.of_all_pipelines(JOB)
+        }
+        leases = {lease.pipeline: lease for lease in ledger.leases.of_all_pipelines(JOB)}
+        with broker_errors(self._kafka):
+            return _Round(read_lag(admin, topics, {}), positions, leases)
+
+
+_WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], Watch]] = WeakKeyDictionary()
