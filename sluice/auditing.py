@@ -12,7 +12,7 @@ from sluice.state.ledger.audits import Audit, SourceAudit, total
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, JobRef
 from sluice.state.shard.checksums import NO_CHECKSUM
-from sluice.state.shard.protocol import Checksums, Shard
+from sluice.state.shard.protocol import Shard
 
 _COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "late", "dropped", "dead letters", "")
 
@@ -102,7 +102,7 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
     for worker in job.workers:
         try:
             with open_shard(worker.location) as shard:
-                shard.verify(last.batch, _published(last, worker.number))
+                shard.verify(last.batch, last.published(worker.number))
                 _verify_states(ledger, job.ref, shard, worker.number)
             ledger.quarantine.remove(job.ref, worker.number)
             out.print(f"✓ worker {worker.number}: all state rows and operator states match their checksums")
@@ -120,15 +120,10 @@ def _verify_states(ledger: Ledger, ref: JobRef, shard: Shard, worker: int) -> No
     newest = ledger.audits.newest(ref)
     while newest is not None:
         try:
-            return shard.verify_states(newest.batch, _published(newest, worker))
+            return shard.verify_states(newest.batch, newest.published(worker))
         except DamagedState:
             # A run may have published a newer snapshot meanwhile, which removes the states of this one.
             before, newest = newest, ledger.audits.newest(ref)
             if newest is None or newest.batch == before.batch:
                 raise
     return None
-
-
-def _published(audit: Audit, worker: int) -> Checksums | None:
-    state_rows, states = (sums.get(str(worker)) for sums in (audit.checksums, audit.states))
-    return None if state_rows is None else Checksums(state_rows, states or NO_CHECKSUM)

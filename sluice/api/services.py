@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sluice.api.http.cache import SingleFlightCache
 from sluice.api.runs import NO_RUNS, Runs
-from sluice.brokers import quiet, unreachable
+from sluice.brokers import broker_errors, silent_admin
 from sluice.errors import BrokersUnreachable
 from sluice.offsets import Lag, Offsets, read_lag
 from sluice.settings import settings
+from sluice.single_flight import SingleFlightCache
 
 SERVICES = "sluice_services"
 """The key of the services in a request's state."""
@@ -48,21 +47,18 @@ class Services:
         lag = await self._lags.get(tuple(topics), lambda: asyncio.to_thread(self._read, topics))
         if isinstance(lag, BrokersUnreachable):
             raise lag
-        return {
-            pipeline: Lag({topic: lag.ends[topic] for topic in read if topic in lag.ends}, read, lag.begins)
-            for pipeline, read in positions.items()
-        }
+        return {pipeline: lag.of(read, read) for pipeline, read in positions.items()}
 
     def _read(self, topics: list[str]) -> Lag | BrokersUnreachable:
         try:
-            return read_lag(self._admin, topics, {})
-        except (KafkaException, TimeoutError) as error:
-            why = error.args[0].str() if isinstance(error, KafkaException) else "timed out"
-            return unreachable(self.kafka(), why)
+            with broker_errors(self.kafka()):
+                return read_lag(self._admin, topics, {})
+        except BrokersUnreachable as error:
+            return error
 
     @cached_property
     def _admin(self) -> AdminClient:
-        return AdminClient(quiet(self.kafka()) | {"error_cb": lambda _: None})
+        return silent_admin(self.kafka())
 
 
 NO_SERVICES = Services()

@@ -26,8 +26,8 @@ from starlette.websockets import WebSocketClose
 from typing_extensions import override
 
 from sluice.api.auth.principals import Principal, authenticate, unauthorized
-from sluice.api.http.cache import SingleFlightCache
 from sluice.api.http.problems import problem
+from sluice.single_flight import SingleFlightCache
 
 REMEMBER_SECONDS = 5.0
 """How long a checked token and its permissions are cached, and therefore how long a revoked token still works."""

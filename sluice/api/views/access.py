@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from sluice.answers import WorkerStatus
 from sluice.api.auth.principals import Principal, principal
-from sluice.api.http.cache import SingleFlightCache
 from sluice.api.http.replies import Payload, etag
 from sluice.api.http.routes import Unchanged
 from sluice.api.services import NO_SERVICES, SERVICES, Services
@@ -21,6 +20,7 @@ from sluice.query import AsOf, Pin, Reader
 from sluice.query.as_of import parse_positions
 from sluice.query.pinning import JobSnapshot, only_store
 from sluice.settings import settings
+from sluice.single_flight import SingleFlightCache
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, StoreInfo

@@ -155,7 +155,10 @@ class Stores:
         raise NotFound(f"There is no store {store!r}.", next_step="GET /sluice/v1/stores lists all stores.")
 
     def _address(self, worker: WorkerInfo) -> Address:
-        """The address of the worker's state server, or of this server if there is none. Ignores the Host header."""
+        """The address of the worker's state server, or of this server if the worker is on none.
+
+        The client chooses the Host header, so this server's own address is used instead.
+        """
         if worker.port:
             return Address(worker.host, worker.port)
         return Address(*self._allowed.request.scope["server"])
