@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 
-from sluice.brokers import quiet, unreachable
+from sluice.brokers import broker_errors, quiet, silent_admin
 from sluice.errors import EngineError
 from sluice.topics import Topic, create_topics, read_topic, require_delivery
 
@@ -337,10 +336,8 @@ def _markers(kafka: Mapping[str, str], pipeline: str) -> dict[tuple[int, int], M
 
 
 def _topics(kafka: Mapping[str, str]) -> set[str]:
-    try:
-        return set(AdminClient(quiet(kafka) | {"error_cb": lambda _: None}).list_topics(timeout=5).topics)
-    except KafkaException as error:
-        raise unreachable(kafka, error.args[0].str()) from None
+    with broker_errors(kafka):
+        return set(silent_admin(kafka).list_topics(timeout=5).topics)
 
 
 def _newest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:

@@ -9,6 +9,7 @@ the pipeline's file.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -30,11 +31,14 @@ _ENGINE = _PACKAGE / "engine"
 APPLICATION = _ENGINE / "main.py"
 """The program that spark-submit starts. Its arguments are options and a pipeline's name."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
-_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
-QUIET_JVM = (*_QUICK, _LOGGING)
+QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
+"""Options for a JVM that starts quickly, and does not log that an archive of classes cannot be used."""
+QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
 CODE = "sluice.zip"
 """The archive of this package on executors."""
+_WRITE = "-XX:ArchiveClassesAtExit="
+_FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Submission:
     conf: Mapping[str, str] = field(default_factory=dict)
     """Spark settings that must be known before the driver's JVM or the executors start."""
     application: str = str(APPLICATION)
+    is_first: bool = False
+    """Whether the run also writes the archive of Java classes."""
 
     @property
     def command(self) -> list[str]:
@@ -71,6 +77,8 @@ class Submission:
 
     def run(self) -> int:
         """Run the command and return its status. Java's warning about incubator modules is filtered out."""
+        if self.is_first:
+            sys.stderr.write(_FIRST_RUN)
         environment = os.environ | self.environment
         process = subprocess.Popen(
             self.command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
@@ -106,6 +114,7 @@ def submission(
             variables,
             driver_class_path=f"{settings.jars}/*",
             conf={"spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options)},
+            is_first=archive.startswith(_WRITE),
         )
         if is_local(master):
             variables["SPARK_LOCAL_IP"] = LOOPBACK  # binds the driver's ports to this machine only
@@ -203,18 +212,33 @@ def temporary_folder() -> Iterator[Path]:
 
 @contextmanager
 def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
-    """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run."""
-    archive = folder / f"classes-{_fingerprint(jars)}.jsa"
+    """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run.
+
+    Writing it takes 20 seconds of CPU time, so runs that start meanwhile neither read nor write it.
+    """
+    archive = archive_file(folder, jars)
     if archive.is_file():
         yield f"-XX:SharedArchiveFile={archive}"
         return
-    unfinished = archive.with_suffix(f".{os.getpid()}")
-    try:
-        yield f"-XX:ArchiveClassesAtExit={unfinished}"
-        if unfinished.is_file():
-            unfinished.replace(archive)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(archive.with_suffix(".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another run has the lock, or the folder is read-only
+            yield "-Xshare:auto"
+            return
+        unfinished = archive.with_suffix(f".{os.getpid()}")
+        try:
+            yield f"{_WRITE}{unfinished}"
+            if unfinished.is_file():
+                unfinished.replace(archive)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def archive_file(folder: Path, jars: list[Path]) -> Path:
+    """The archive of loaded classes in a folder. It exists after the first run."""
+    return folder / f"classes-{_fingerprint(jars)}.jsa"
 
 
 def _fingerprint(jars: list[Path]) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows, printable
 from sluice.settings import settings
+from sluice.values.counts import counted
 
 if TYPE_CHECKING:
     from sluice.dead_letters import DeadLetter, Marker
@@ -54,7 +55,7 @@ def write(topic: TopicName, separator: KeySeparator = "") -> None:
     with errors_as_messages():
         lines = sys.stdin.read().splitlines()
         produce(settings().kafka, topic, (record_of(line, separator) for line in lines))
-        out.print(f"{len(lines)} records sent to {topic}", markup=False)
+        out.print(f"{counted(len(lines), 'record')} sent to {topic}", markup=False)
 
 
 @app.command()

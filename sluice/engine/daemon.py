@@ -2,9 +2,13 @@
 
 import gc
 
+# pyarrow imports pandas for the first array that is made of a list: in every worker, if the daemon has not.
+import pandas  # noqa: F401
 from pyspark.daemon import manager
 
 import sluice.engine.fused.windowing
+import sluice.engine.ordered.routes
+import sluice.engine.ordered.stage_task
 import sluice.engine.publish.shard_writer
 import sluice.engine.read.streams  # noqa: F401
 

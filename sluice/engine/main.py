@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -107,10 +108,12 @@ def rebuild(
         return
     require_brokers(configuration.kafka)
     rebuilding = Rebuild(spark.result(), job, configuration, from_topics)
-    if action == REPLAY:
-        rebuilding.replay(span)
-    else:
-        {REBUILD: rebuilding.run, PROMOTE: rebuilding.promote}[action]()
+    actions: Mapping[str, Callable[[], int]] = {
+        REBUILD: rebuilding.run,
+        REPLAY: partial(rebuilding.replay, span),
+        PROMOTE: rebuilding.promote,
+    }
+    actions[action]()
 
 
 def _after(prefix: str, options: Iterable[str]) -> str:

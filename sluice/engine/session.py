@@ -34,6 +34,8 @@ DEFAULTS = {
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Settings with which Spark interprets a query's expressions, rather than generate and compile Java code for them."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+_CLASSES = ("PythonSQLUtils", "PythonUtils", "SimplePythonFunction", "functions")
+
 FEW_RECORDS = 50_000
 """With fewer records than this, compiling takes longer than it saves."""
 
@@ -47,7 +49,18 @@ def session(settings: Settings, name: str) -> SparkSession:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
+    _remember_classes(spark)
     return spark
+
+
+def _remember_classes(spark: SparkSession) -> None:
+    """Look up the classes that PySpark names without their packages once.
+
+    Otherwise py4j looks them up for every column, and searches all jars for a class without a package each time.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    for name in _CLASSES:
+        setattr(jvm, name, getattr(jvm, name))
 
 
 def compile_for(spark: SparkSession, records: int) -> None:

@@ -21,10 +21,12 @@ from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.plan import plan
 from sluice.query import Reader
+from sluice.state.ledger.jobs import Jobs
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop
 from tests.engine.test_replay import a_busy_day
+from tests.lost_commits import losing
 
 
 def rebuild(running: Running, **how: Any) -> int:
@@ -243,3 +245,22 @@ def test_a_replay_is_seen_only_after_it_was_promoted_and_misses_nothing(start: S
         assert running.run(generation=2) == 1
         assert running.store("n")["next"] == 1
     assert len(running.output("copies")) == written + (1 if end == "drop" else 2)
+
+
+def test_a_promotion_is_repeated_after_the_connection_was_lost_at_its_commit(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(counted)
+    running.send("sales", sale("a"))
+    running.run()
+    rebuilding = Rebuild(running.spark, plan(running.pipeline).job, running.settings)
+    assert rebuilding.replay() == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(Jobs, "promote", losing(Jobs.promote))
+        with pytest.raises(StateError, match="Promoting the generation failed"):
+            rebuilding.promote()
+    assert rebuilding.promote() == 2
+    assert rebuilding.replay() == 3
+    assert drop_built(rebuilding.job, running.settings) == 3
+    with pytest.raises(EngineError, match="has no generation beside the current one, 2"):
+        rebuilding.promote()

@@ -21,7 +21,7 @@ from sluice.state.model import JobRef
 from sluice.values.points import Span
 from tests.api_client import Api, User
 from tests.engine.conftest import Running, Start, state_rows
-from tests.engine.shop import Names, Shop, address, sale, sales_of
+from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of
 
 HOUR = 3_600_000
 NOON = 1_795_262_400_000
@@ -53,6 +53,13 @@ def spent(names: Names, least: int = 0) -> Pipeline:
     sales.join(shops).select(shop="left.shop", amount="left.amount").filter(f"amount >= {least}").group_by(
         "shop"
     ).aggregate(store="spent", spent="sum(amount)")
+    return pipeline
+
+
+def unjoined(names: Names) -> Pipeline:
+    """What was spent in each shop, whether its city is known or not."""
+    pipeline = names.pipeline()
+    sales_of(pipeline, names).to_table(store="latest")
     return pipeline
 
 
@@ -117,6 +124,51 @@ def test_a_replay_reads_from_a_point_up_to_a_point(start: Start) -> None:
         assert built(running, generation=1) == live
 
 
+def counted(names: Names) -> Pipeline:
+    """The sales of each shop, counted in any order of records."""
+    pipeline = names.pipeline()
+    sales_of(pipeline, names).group_by("shop").count(store="spent")
+    return pipeline
+
+
+def in_cities(names: Names) -> Pipeline:
+    """The same, and further the sales on a market, counted too, and each shop's city."""
+    pipeline = counted(names)
+    shops = pipeline.global_table(names("shops"), value=Shop, key="shop")
+    market = pipeline.stream(names("market"), value=Sale, key="shop", event_time="at")
+    market.group_by("shop").count(store="city").join(shops).to(names("sold"))
+    return pipeline
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_topics_that_were_added_are_read_from_their_beginning(start: Start, ordered: bool) -> None:
+    running = start(unjoined if ordered else counted, sales=2)
+    for first in range(0, len(SOLD), 5):
+        sell(running, SOLD[first : first + 5])
+        running.run(max_records=4)
+    assert running.run() == 0
+    running.kafka.create_topics({running.names(topic): 1 for topic in ("shops", "market", "sold")})
+    for shop in "abcd":
+        running.send("shops", address(shop, f"city of {shop}"), timestamp=NOON - HOUR)
+    running.send("market", sale("a"), sale("b"), timestamp=NOON)
+    running.pipeline = (spent if ordered else in_cities)(running.names)
+    expected = totals(SOLD) if ordered else dict(Counter(one.shop for one in SOLD))
+    cities = dict.fromkeys("abcd") if ordered else {"a": 1, "b": 1}
+    again = rebuilding(running)
+    assert again.replay() == 2
+    assert built(running) == expected
+    assert built(running, "city").keys() == cities.keys()
+    # The current generation does not read the new topics. The promoted one continues where the replay ended.
+    running.send("market", sale("c"), timestamp=NOON)
+    assert again.promote() == 2
+    assert running.run() == (0 if ordered else 1)
+    assert built(running, "city").keys() == cities.keys() | (set() if ordered else {"c"})
+    assert [key for key, _ in (running.output("sold") if not ordered else [])] == ([] if ordered else ["c"])
+    # A topic that was removed from the pipeline is not missed.
+    running.pipeline = (unjoined if ordered else counted)(running.names)
+    assert rebuilding(running).replay() == 3
+
+
 @pytest.mark.parametrize(
     ("begin", "until", "why"),
     [
@@ -129,6 +181,7 @@ def test_a_replay_reads_from_a_point_up_to_a_point(start: Start) -> None:
 def test_a_part_without_records_is_not_replayed(start: Start, begin: str, until: str, why: str) -> None:
     running = start(spent, sales=2)
     sell(running, SOLD[:2])
+    running.send("shops", address("a", "a table, whose records are read in any case"), timestamp=NOON - 30 * HOUR)
     running.run()
     with pytest.raises(EngineError, match=why):
         rebuilding(running).replay(Span.parse(begin.format(running.names.prefix), until))

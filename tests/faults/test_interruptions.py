@@ -27,7 +27,7 @@ from tests.faults.conftest import Observe, small_disk
 from tests.faults.dying import calls
 from tests.faults.truth import Feed, Watcher, compare
 from tests.faults.world import ROOT, Driver, World, wait_until
-from tests.ports import free_port
+from tests.ports import free_port, listens
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(7200)]
 
@@ -147,7 +147,7 @@ def state_server(world: World, folder: Path, workers: str = "") -> Iterator[str]
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=output, stderr=output)
     try:
-        ready = wait_until(lambda: "answers on" in log.read_text() or process.poll() is not None, LONG_S, 0.1)
+        ready = wait_until(lambda: listens(port) or process.poll() is not None, LONG_S, 0.1)
         assert ready, "the state server does not start"
         assert process.poll() is None, log.read_text()
         yield f"127.0.0.1:{port}"
@@ -303,7 +303,7 @@ def test_two_runs_at_the_same_moment(subject: World, observe: Observe) -> None:
     observe(f"the runs ended with {', '.join(results)}; a failed one did not get the lease; {compare(subject)}")
 
 
-SMALL = {"SHARDS": "2m", "CHECKPOINTS": "900k", "LEDGER": "400k"}
+SMALL = {"SHARDS": "1m", "CHECKPOINTS": "900k", "LEDGER": "400k"}
 
 
 @both

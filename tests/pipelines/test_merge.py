@@ -37,6 +37,7 @@ def test_merged_records_and_results_are_in_order_of_time(drive: Drive) -> None:
     balances = paid.process(Balance, stores={"sum": (int, None)}, returns=Payment).output
     merged = cash.merge(balances, paid.filter("amount > 100"))
     merged.to("merged")
+    cash.merge(paid).to("received")
     merged.select(twice="amount * 2").group_by_key().aggregate(store="twice", last="last(twice)", n="count(*)")
     driver = drive(pipeline)
     for time, (topic, amount) in enumerate((("cash", 1), ("paid", 2), ("cash", 3), ("paid", 104), ("cash", 5))):
@@ -49,6 +50,7 @@ def test_merged_records_and_results_are_in_order_of_time(drive: Drive) -> None:
     ]  # fmt: skip
     assert sorted(seen[3:5]) == paid_late, "both results are from the same record"
     assert driver.store("twice") == {"k": {"last": 10, "n": 6}}
+    assert [record.value["amount"] for record in driver.read("received")] == [1, 2, 3, 104, 5, 6]
 
 
 def test_streams_of_values_of_two_types_are_not_merged(drive: Drive) -> None:
@@ -57,7 +59,7 @@ def test_streams_of_values_of_two_types_are_not_merged(drive: Drive) -> None:
     sums = paid.group_by_key().aggregate(store="sums", amount="sum(amount)", account="max(account)").to_stream()
     sums.merge(paid.select("account", amount="CAST(amount AS STRING)")).to("merged")
     with pytest.raises(
-        TopologyError, match=r"merge at test_merge.py:58: one stream has values of type .*amount:bigint"
+        TopologyError, match=r"merge at test_merge.py:60: one stream has values of type .*amount:bigint"
     ) as raised:
         drive(pipeline)
     assert "CAST" in raised.value.next_step

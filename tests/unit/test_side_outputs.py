@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.batch.side_outputs import Facts, SideOutputs
+from sluice.engine.batch.side_outputs import Facts, SideOutputs, Written, part_name
 from sluice.engine.batch.storage import Storage
 from sluice.errors import EngineError
 from sluice.plan import plan
@@ -58,6 +59,26 @@ def test_topics_with_similar_names_are_separate(side_outputs: SideOutputs) -> No
     assert keys_of(side_outputs, 0, "orders") == ["ours", "ours too"]
     assert keys_of(side_outputs, 0, "shop.orders") == ["theirs"]
     assert keys_of(side_outputs, 1, "orders") == []
+
+
+def test_topics_may_have_the_longest_names(side_outputs: SideOutputs) -> None:
+    first, second = ("t" * 248 + letter for letter in "ab")
+    for topic in (first, second):
+        for partition in (10, 2):
+            part = part_name("part", topic, partition)
+            side_outputs.write_records(0, first, part, records(f"{topic[-1]} {partition}"))
+            side_outputs.write_facts(0, part, Facts({"applied": partition}, {}, f"{topic}-{partition}"))
+    assert sorted(keys_of(side_outputs, 0, first)) == ["a 10", "a 2", "b 10", "b 2"]
+    assert keys_of(side_outputs, 0, second) == []
+    direct = replace(
+        side_outputs,
+        direct=lambda topic, _: Written({"sent": 1}, {second: records("rejected")}) if topic == first else None,
+    )
+    assert direct.write_records(0, first, part_name("part", first, 0), records("x")) == {"sent": 1}
+    assert keys_of(side_outputs, 0, second) == ["rejected"]
+    assert side_outputs.counts_by_partition(0) == {
+        (topic, partition): {"applied": partition} for topic in (first, second) for partition in (2, 10)
+    }
 
 
 def test_a_batch_starts_from_its_stream_times(side_outputs: SideOutputs) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from sluice.errors import SettingsError
 from sluice.settings import Settings
-from sluice.submission import APPLICATION, Submission, is_local, package_archive, submission
+from sluice.submission import APPLICATION, Submission, class_archive, is_local, package_archive, submission
 
 pytestmark = pytest.mark.unit
 
@@ -120,3 +120,36 @@ def test_output_is_forwarded_without_javas_warning(capfd: pytest.CaptureFixture[
     assert Program("local[2]", (), {"SLUICE_RUN": "r1"}).run() == 3
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("out\n", "error r1\n")
+
+
+def test_the_first_run_says_that_it_takes_longer(configuration: Settings, capfd: pytest.CaptureFixture[str]) -> None:
+    for is_first in (True, False):
+        with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
+            assert submitted.is_first == is_first
+            Program("local[2]", (), {"SLUICE_RUN": "r1"}, is_first=submitted.is_first).run()
+            assert ("The first run takes" in capfd.readouterr().err) == is_first
+            if is_first:
+                archive = submitted.conf["spark.driver.extraJavaOptions"].partition("ArchiveClassesAtExit=")[2]
+                Path(archive.partition('"')[0]).touch()  # as the JVM does when it exits
+
+
+def test_one_run_at_a_time_writes_the_archive_of_classes(tmp_path: Path) -> None:
+    """Writing takes 20 seconds of CPU time, which each of several first runs would spend."""
+    (jar := tmp_path / "connector.jar").touch()
+    with class_archive(tmp_path, [jar]) as first:
+        name, _, unfinished = first.partition("=")
+        assert name == "-XX:ArchiveClassesAtExit"
+        with class_archive(tmp_path, [jar]) as second:
+            assert second == "-Xshare:auto"
+        Path(unfinished).write_text("classes")
+    with class_archive(tmp_path, [jar]) as third:
+        name, _, archive = third.partition("=")
+        assert name == "-XX:SharedArchiveFile"
+        assert Path(archive).read_text() == "classes"
+
+
+def test_after_a_run_that_wrote_no_archive_the_next_one_may(tmp_path: Path) -> None:
+    (jar := tmp_path / "connector.jar").touch()
+    for _ in range(2):
+        with class_archive(tmp_path, [jar]) as option:
+            assert option.startswith("-XX:ArchiveClassesAtExit=")

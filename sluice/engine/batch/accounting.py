@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
-from sluice.engine.batch.side_outputs import Facts, SideOutputs
+from sluice.engine.batch.rows import origins
+from sluice.engine.batch.side_outputs import Facts, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError
 from sluice.plan import Failure, Job, OrderedJob, Sink
@@ -156,7 +157,7 @@ class RecordSinks:
             if passed.any():
                 chosen = batch.filter(pa.array(passed))
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
-                records = pa.table(columns | {"timestamp": chosen.column("_time")})
+                records = pa.table(columns | {"timestamp": chosen.column("_time")} | _position(chosen))
                 facts.outputs.setdefault(sink.topic, []).append(records)
         for name in self.passes:
             applied |= truth(batch.column(name))
@@ -208,12 +209,21 @@ class RecordSinks:
     def write(self, number: int, part: Part, facts: PartFacts, now: int) -> None:
         """Write one partition's side outputs of batch `number`."""
         topic, partition = part
-        name = f"part-{topic}-{partition:05}"
+        name = part_name("part", topic, partition)
         facts.end()
         for output, tables in facts.outputs.items():
             facts.counts.update(self.side_outputs.write_records(number, output, name, pa.concat_tables(tables)))
         times = facts.times | {f"{SEEN}/{topic}/{partition}": now}
-        self.side_outputs.write_facts(number, name, Facts(dict(facts.counts), times))
+        self.side_outputs.write_facts(number, name, Facts(dict(facts.counts), times, f"{topic}-{partition}"))
+
+
+def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Sequence and origin of one partition's records, by which the driver sorts them; only in jobs that need order."""
+    if "_sequence" not in batch.schema.names:
+        return {}
+    source, partition = (batch.column(name)[0].as_py() for name in ("_source", "_partition"))
+    numbers = origins(source, partition, batch.column("_offset").to_numpy())
+    return {"sequence": batch.column("_sequence"), "origin": pa.array(numbers)}
 
 
 def _failed(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:

@@ -58,7 +58,9 @@ def copy_identity(checkpoint: str, to: str) -> None:
     filesystem, path = open_path(to)
     if filesystem.get_file_info(f"{path}/metadata").type == fs.FileType.NotFound:
         filesystem.create_dir(path)
-        filesystem.copy_file(f"{open_path(checkpoint)[1]}/metadata", f"{path}/metadata")
+        # A driver that is killed meanwhile must not leave half a file, which Spark could not read.
+        filesystem.copy_file(f"{open_path(checkpoint)[1]}/metadata", f"{path}/metadata.tmp")
+        filesystem.move(f"{path}/metadata.tmp", f"{path}/metadata")
 
 
 def forget_stray_checksums(checkpoint: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -36,7 +37,8 @@ MOST_READ = 10_000
 
 Place = tuple[str, int, int]
 """Topic, partition and offset of a record."""
-HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Mapping[str, str | bytes | None]]]]
+Header = Mapping[str, str | bytes | None]
+HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Header]]]
 """Reads the headers of records; leaves out those that the topics no longer have."""
 
 
@@ -70,13 +72,24 @@ def rejected_rows(spooled: pa.Table) -> list[Row]:
     return rows.take(pa.array(in_order(rows))).to_pylist() if rows.num_rows else []
 
 
-def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
+@dataclass(frozen=True)
+class StepLetter:
+    """The dead letter of a row on which a step failed."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    place: Place | None
+    """Where its record is. The change of a store and a timer have no record."""
+
+
+def settle(job: Job, rows: Iterable[Row]) -> tuple[list[StepLetter], Facts]:
     """The dead letters of rejected rows, and the number of failures of each step.
 
     Raises EngineError for the first row of a step with `on_error="fail"`.
     """
     topics = {source.number: source.topic for source in job.streams}
-    facts, dead_letters = Facts(), []
+    facts, letters = Facts(), []
     for row in rows:
         rejected = msgspec.json.decode(row["value"], type=Rejected)
         step = job.pipeline.steps[rejected.node]
@@ -84,42 +97,39 @@ def settle(job: Job, rows: Iterable[Row]) -> tuple[pa.Table, Facts]:
             raise step_failed(str(step), row["key"], rejected.detail)
         name = f"failed/{step.name}"
         facts.counts[name] = facts.counts.get(name, 0) + 1
-        origin: tuple[str, int, int] | None = None
-        if has_origin(row.get("sequence")) and rejected.timer is None:  # timers and stores' changes have no origin
+        place: Place | None = None
+        if has_origin(row.get("sequence")) and rejected.timer is None:
             source, partition = partition_of(row["origin"])
-            origin = topics[source], partition, offset_of(row["origin"])
+            place = topics[source], partition, offset_of(row["origin"])
             partition_counts = facts.by_partition.setdefault(f"{topics[source]}-{partition}", {})
             partition_counts[name] = partition_counts.get(name, 0) + 1
         if step.on_error == "dead_letter":
-            headers = [header(f"sluice.{name}", text) for name, text in _headers(step, origin, row, rejected)]
-            dead_letters.append({"key": _bytes(row["key"]), "value": _bytes(rejected.value), "headers": headers})
-    return pa.Table.from_pylist(dead_letters, DEAD_LETTER), facts
+            headers = [header(f"sluice.{name}", text) for name, text in _headers(step, place, row, rejected)]
+            letters.append(StepLetter(_bytes(row["key"]), _bytes(rejected.value), headers, place))
+    return letters, facts
 
 
-def with_own_headers(dead_letters: pa.Table, headers_at: HeadersAt) -> pa.Table:
-    """The same dead letters of failed steps, each with the headers that its record has in its topic first.
+def with_own_headers(letters: Sequence[StepLetter], headers_at: HeadersAt) -> pa.Table:
+    """The dead letters as records, each with the headers that its record has in its topic first.
 
     They include the history of a record that was re-driven. Only the first `MOST_READ` are completed, because each
     record is read again.
     """
-    rows = dead_letters.to_pylist()
-    places = {number: place for number, row in enumerate(rows) if (place := _place(row["headers"])) is not None}
-    found = headers_at([*places.values()][:MOST_READ]) if places else {}
-    for number, place in places.items():
-        rows[number]["headers"] = [*found.get(place, ()), *rows[number]["headers"]]
+    places = [letter.place for letter in letters if letter.place is not None]
+    found = headers_at(places[:MOST_READ]) if places else {}
+    rows = [
+        {
+            "key": letter.key,
+            "value": letter.value,
+            "headers": [*(found.get(letter.place, ()) if letter.place else ()), *letter.headers],
+        }
+        for letter in letters
+    ]
     return pa.Table.from_pylist(rows, DEAD_LETTER)
 
 
-def _place(headers: Iterable[Mapping[str, Any]]) -> Place | None:
-    texts = {each["key"]: each["value"].decode() for each in headers}
-    topic = texts.get("sluice.topic")
-    return None if topic is None else (topic, int(texts["sluice.partition"]), int(texts["sluice.offset"]))
-
-
-def _headers(
-    step: Step, origin: tuple[str, int, int] | None, row: Row, rejected: Rejected
-) -> Iterator[tuple[str, str]]:
-    """Names and texts of the headers; `origin` is the record's topic, partition and offset."""
+def _headers(step: Step, place: Place | None, row: Row, rejected: Rejected) -> Iterator[tuple[str, str]]:
+    """Names and texts of the headers."""
     yield "reason", rejected.reason
     yield "detail", rejected.detail
     yield "step", step.title
@@ -128,8 +138,8 @@ def _headers(
         yield "key", row["key"]
     if rejected.timer is not None:
         yield "timer", rejected.timer
-    if origin is not None:
-        yield from zip(("topic", "partition", "offset"), map(str, origin), strict=True)
+    if place is not None:
+        yield from zip(("topic", "partition", "offset"), map(str, place), strict=True)
     if row.get("time") is not None:
         yield "timestamp", iso_time(row["time"])
     if row["window_start"] not in (None, NO_WINDOW):

@@ -51,6 +51,7 @@ LAST = 2**62
 
 OFFSET_BITS = 40
 PARTITION_BITS = 13
+SOURCE_BITS = 63 - PARTITION_BITS - OFFSET_BITS
 
 STATE_KEY = {"group_id": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": "BIGINT"}
 """Columns that identify a state row."""
@@ -88,7 +89,16 @@ def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) ->
 
 
 def origins(source: int, partition: int, offsets: Integers) -> Integers:
-    """Encode source, partition and offset in one number each, with the same sort order."""
+    """Encode source, partition and offset in one number each, with the same sort order.
+
+    Raises OverflowError, with the reason, if a number is too large.
+    """
+    numbers = {"step": (source, SOURCE_BITS), "partition": (partition, PARTITION_BITS)}
+    if len(offsets):
+        numbers["offset"] = int(offsets.max()), OFFSET_BITS
+    for name, (number, bits) in numbers.items():
+        if number >= 1 << bits:
+            raise OverflowError(f"{name} {number} is above {(1 << bits) - 1}")
     return np.int64((source << PARTITION_BITS | partition) << OFFSET_BITS) + offsets
 
 
@@ -112,5 +122,6 @@ def offset_of(origin: int) -> int:
 
 
 def in_order(table: pa.Table) -> npt.NDArray[np.intp]:
-    """The indices that sort the rows by position."""
-    return np.asarray(pc.sort_indices(table, [(name, "ascending") for name in SORT_KEY]), np.intp)
+    """The indices that sort the rows by position. Rows with the same position keep their order."""
+    keys = [(name, "ascending") for name in SORT_KEY if name in table.column_names]
+    return np.asarray(pc.sort_indices(table, keys), np.intp)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,8 @@ class Facts(msgspec.Struct):
 
     counts: dict[str, int] = {}
     stream_times: dict[str, int] = {}
+    partition: str = ""
+    """For a task with rows of one partition: `TOPIC-PARTITION`."""
     by_partition: dict[str, dict[str, int]] = {}
     """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that partition."""
 
@@ -66,7 +69,7 @@ class SideOutputs:
         """
         if self.direct is not None and (written := self.direct(topic, records)) is not None:
             for other, table in written.records.items():
-                self.write_records(batch, other, f"{part}+{topic}", table)
+                self.write_records(batch, other, f"{part}+{_short(topic)}", table)
             return written.counts
         self._put_table(f"{batch}/{part}{_records(topic)}", records)
         return {}
@@ -90,15 +93,11 @@ class SideOutputs:
         return Facts(dict(counts), times)
 
     def counts_by_partition(self, batch: int) -> dict[tuple[str, int], Counter[str]]:
-        """The counts of each topic and partition.
-
-        Parts are named `KIND-TOPIC-PARTITION`, or `stage-…` if their facts are `by_partition`.
-        """
+        """The counts of each topic and partition."""
         totals: dict[tuple[str, int], Counter[str]] = {}
-        for name, data in self._read(batch, _FACTS):
+        for _, data in self._read(batch, _FACTS):
             facts = msgspec.json.decode(data, type=Facts)
-            kind, _, topic_partition = name.removesuffix(_FACTS).partition("-")
-            by_partition = facts.by_partition if kind == "stage" else {topic_partition: facts.counts}
+            by_partition = {facts.partition: facts.counts} if facts.partition else facts.by_partition
             for topic_partition, counts in by_partition.items():
                 topic, _, partition = topic_partition.rpartition("-")
                 totals.setdefault((topic, int(partition)), Counter()).update(counts)
@@ -176,9 +175,28 @@ class SideOutputs:
         return filesystem, f"{path}/{name}".rstrip("/")
 
 
+def part_name(kind: str, topic: str, partition: int) -> str:
+    """The name of the side outputs of one partition's records."""
+    return f"{kind}-{_short(topic)}-{partition:05}"
+
+
 def _records(topic: str) -> str:
     # '@' is not legal in topic names, so the suffix for `orders` does not match a file for `a.orders`.
-    return f"@{topic}.arrow"
+    return f"@{_short(topic)}.arrow"
+
+
+_LONGEST = 48
+
+
+def _short(topic: str) -> str:
+    """A topic's name, or the beginning of a long name with a digest: a file's name has at most 255 bytes.
+
+    A file's name may contain three topics, and a topic's name has up to 249 characters.
+    """
+    if len(topic) <= _LONGEST:
+        return topic
+    digest = hashlib.sha256(topic.encode()).hexdigest()[:32]
+    return f"{topic[: _LONGEST - len(digest) - 1]}~{digest}"  # '~' is not legal in topic names
 
 
 def open_path(location: str) -> tuple[fs.FileSystem, str]:

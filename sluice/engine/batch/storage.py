@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,10 +100,12 @@ class Storage:
             close_folders(Path(self.folder), levels=3)
         forget_stray_checksums(self.checkpoint)
         begun, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
-        if done >= written > (-1 if published is None else published):
+        # Without a snapshot, the shards would be emptied, and Spark would not read the finished batches again.
+        if done >= written > (-1 if published is None else published) or (published is None and done >= 0):
             raise EngineError(
                 f"The checkpoint {self.checkpoint} has finished batch {done}, but the ledger does not have it.",
-                next_step="Restore the ledger.",
+                next_step="Restore the ledger. If readers do not see this generation yet, drop it: "
+                f"sluice generations drop {self.job.pipeline.name}.",
             )
         if begun < max(-1 if published is None else published, written):
             raise EngineError(
@@ -143,8 +144,7 @@ class Storage:
         """
         audit = ledger.audits.newest(self.ref)
         for worker, address in enumerate(self.locations):
-            checksums = {} if audit is None else {"state rows": audit.checksums, "operator states": audit.states}
-            expected = {name: by_worker.get(str(worker)) for name, by_worker in checksums.items()}
+            expected = None if audit is None else audit.published(worker)
             if reason := damage(address, published, expected, epoch):
                 ledger.quarantine.add(self.ref, worker, reason)
         if quarantined := ledger.quarantine.get(self.ref):
@@ -165,18 +165,15 @@ def _folder(checkpoints: str, ref: JobRef) -> str:
     return f"{checkpoints}/{ref.pipeline}/{ref.job}/g{ref.generation}"
 
 
-def damage(location: str, published: int, expected: Mapping[str, str | None], epoch: int) -> str:
+def damage(location: str, published: int, expected: Checksums | None, epoch: int) -> str:
     """Describe how a shard differs from the state published up to a batch; empty if it does not differ.
 
-    `expected` has the published checksums of the state rows and of the operator states, in this order, or None if
-    unknown. Raises StateError if the shard cannot be reached, because it may be intact.
+    `expected` are the published checksums, if they are known. Raises StateError if the shard cannot be reached, because
+    it may be intact.
     """
     try:
         with open_shard(location, to_write=True) as shard:
             checksums = shard.begin(epoch, published)
     except DamagedState as error:
         return error.detail
-    for (name, published_sum), actual in zip(expected.items(), (checksums.state_rows, checksums.states), strict=False):
-        if published_sum not in (None, actual):
-            return f"The checksum of its {name} is {actual}, but {published_sum} was published."
-    return ""
+    return "" if expected is None else checksums.difference(expected)

@@ -26,6 +26,8 @@ def kafka_errors(action: str) -> Iterator[None]:
     except KafkaException as error:
         reason = error.args[0].str()
         raise EngineError(f"{action}: {reason}.", next_step=next_step_for(reason)) from error
+    except TimeoutError as error:  # of a future
+        raise EngineError(f"{action}: no answer in time.", next_step=next_step_for("")) from error
 
 
 def next_step_for(reason: str) -> str:

@@ -11,7 +11,7 @@ import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sluice.brokers import quiet
+from sluice.brokers import broker_errors, quiet
 from sluice.offsets import Lag, Offsets, read_lag
 
 log = structlog.get_logger()
@@ -57,8 +57,9 @@ class Linger:
         return None
 
     def unread(self, positions: Offsets) -> int:
-        """The number of offsets beyond `positions`."""
-        return read_lag(self._admin, self.topics, positions).records
+        """The number of offsets beyond `positions`. Raises BrokersUnreachable if no broker answers."""
+        with broker_errors(self.kafka):
+            return read_lag(self._admin, self.topics, positions).records
 
     def _has_new_partitions(self, lag: Lag) -> bool:
         return any(len(lag.ends.get(topic, {})) != count for topic, count in self.partitions.items())

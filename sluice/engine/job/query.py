@@ -105,7 +105,10 @@ class JobQuery:
         (writer.trigger(once=True) if once else writer.trigger(availableNow=True)).start().awaitTermination()
 
     def pattern(self) -> list[str]:
-        """Spark's log of the query's last batch, or if there is none, of a batch begun with a temporary checkpoint."""
+        """Spark's log of one batch, from which the logs of replayed batches are made.
+
+        It is the query's last batch. Before the first one, a batch is begun with a temporary checkpoint.
+        """
         checkpoint = self.storage.checkpoint
         if (last := last_batch(checkpoint, "offsets")) >= 0:
             return batch_log(checkpoint, last)

@@ -27,7 +27,7 @@ from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.engine.read.identity import Positions, Topic, describe_topics
 from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
-from sluice.errors import EngineError
+from sluice.errors import EngineError, StateError
 from sluice.plan import Job
 from sluice.remote.opening import drop_shard
 from sluice.settings import Settings
@@ -71,7 +71,7 @@ class Rebuild:
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
             drop_others(ledger, self.job, lease.row, self.settings)
-            new = JobRef(name, job, ledger.jobs.new_generation(name, job))
+            new = ledger.jobs.new_generation(name, job)
             sources, now = self._sources(ledger, old)
             history = self._history(ledger, old, sources, now)
             ledger.sources.replace(new, sources)
@@ -98,9 +98,9 @@ class Rebuild:
             old = lease.ref
             sources, now = self._sources(ledger, old, span.begin)
             history = self._history(ledger, old, sources, now, span.until)
-            _require_records(history, sources, span)
+            _require_records(history, [each for each in sources if each.topic in self._streams] or sources, span)
             drop_others(ledger, self.job, lease.row, self.settings)
-            new = JobRef(old.pipeline, old.job, ledger.jobs.new_generation(old.pipeline, old.job))
+            new = ledger.jobs.new_generation(old.pipeline, old.job)
             ledger.sources.replace(new, sources)
             self._build(new, history.published)
         log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
@@ -109,15 +109,19 @@ class Rebuild:
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it the current one. Returns its number.
 
-        Raises EngineError if there is no such generation, and the same errors as `run`.
+        Does nothing if the promotion is repeated, such as after the connection to the ledger was lost. Raises
+        EngineError if there is no such generation, and the same errors as `run`.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
+            if is_promoted(ledger, lease.ref):
+                log.info("generation promoted already", pipeline=lease.ref.pipeline, generation=lease.ref.generation)
+                return lease.ref.generation
             old, new = lease.ref, built_beside(ledger, lease.ref)
             sources, now = self._sources_of(ledger, old, new)
-            history = self._history(ledger, old, sources, now)
+            history = self._history(ledger, old, sources, now, built=_read(ledger, new))
             self._build(new, history.published)
             self._build(new, history.unpublished)
-            note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
+            note = f"{_PROMOTED.format(new.generation)} generation {old.generation}."
             ledger.jobs.promote(new, lease.row, self.settings.run, note)
         log.info("generation promoted", pipeline=old.pipeline, generation=new.generation, before=old.generation)
         return new.generation
@@ -134,22 +138,29 @@ class Rebuild:
     def _build(self, ref: JobRef, steps: Sequence[Step]) -> None:
         JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
 
+    @property
+    def _streams(self) -> list[str]:
+        """The topics to which the start of a replay applies, because a table's state needs all its records."""
+        return [source.topic for source in self.job.streams if source.kind == "stream"]
+
     def _sources(
         self, ledger: Ledger, old: JobRef, begin: Point | None = None
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
         """Where a new generation begins to read, by default where the old one began, and the topics as they are now.
 
-        Raises InputError if the topics have lost records that the new generation would read, unless `from_topics`.
+        Topics that the old generation did not read are read from their beginning. Raises InputError if the topics have
+        lost records that the new generation would read, unless `from_topics`.
         """
-        sources, read = ledger.sources.get(old), _read(ledger, old)
+        sources, read = self._recorded(ledger, old), _read(ledger, old)
         now = describe_topics(self.settings.kafka, self.job.topics)
         if self.from_topics:
             sources = list(still_there(sources, now))
+        else:
+            sources += still_there([], _added(ledger, old, now))
         if begin is not None:
-            streams = [source.topic for source in self.job.streams if source.kind == "stream"]
             sources = [
                 msgspec.structs.replace(source, first=min(source.first, position(read, source, source.first)))
-                for source in moved_to(begin, sources, streams, now, self.settings.kafka)
+                for source in moved_to(begin, sources, self._streams, now, self.settings.kafka)
             ]
         require_all(old, sources, now, {} if self.from_topics else read)
         return sources, now
@@ -161,37 +172,55 @@ class Rebuild:
 
         Raises InputError if the topics have lost records that the generation has not read yet.
         """
-        sources, reached, ids = ledger.sources.get(new), _read(ledger, new), _ids(ledger.sources.get(old))
+        sources, reached = self._recorded(ledger, new), _read(ledger, new)
         now = describe_topics(self.settings.kafka, self.job.topics)
-        same = {name for name, topic in now.items() if ids.get(name) == topic.id}
+        same = _same_topics(ledger, old, now)
         read = {topic: ends for topic, ends in _read(ledger, old).items() if topic in same}
         unread = [msgspec.structs.replace(source, first=position(reached, source, source.first)) for source in sources]
         require_all(old, unread, now, read)
         return sources, now
 
+    def _recorded(self, ledger: Ledger, ref: JobRef) -> list[SourcePartition]:
+        """Where a generation began to read the topics that the job still reads."""
+        return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
+
     def _history(
         self, ledger: Ledger, old: JobRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic],
-        until: Point | None = None,
+        until: Point | None = None, built: Positions | None = None,
     ) -> History:  # fmt: skip
-        """The old generation's batches, of which only the records of `sources` before `until` are read."""
-        ids = _ids(ledger.sources.get(old))
-        same = {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
-        stops = {} if until is None else offsets_at(until, same, self.settings.kafka)
-        ends = ends_of(same, sources, stops)
+        """The old generation's batches, of which only the records of `sources` before `until` are read.
+
+        Topics that the old generation did not read are read up to their ends; after the new generation was built, only
+        as far as it has read, `built`.
+        """
+        new_topics = _added(ledger, old, now)
+        topics = _same_topics(ledger, old, now) | new_topics
+        stops = {} if until is None else offsets_at(until, topics, self.settings.kafka)
+        ends = ends_of(topics, sources, stops)
+        added = _ends({topic: ends[topic] for topic in new_topics})
+        if built is not None:
+            added = {topic: {**built.get(topic, {})} for topic in added}
+        # A join needs a global table's records before all others. Those of streams are divided into batches.
+        tables = {table.source.topic for table in self.job.tables}
+        first = {topic: added[topic] for topic in added if topic in tables or built is not None}
         latest = ledger.snapshots.latest(old.pipeline, old.job)
-        read = latest.positions if latest else {}
+        read = within(ends, {**(latest.positions if latest else {}), **added})
         batches, unpublished = ledger.history.all(old), self._unpublished(latest, old)
-        steps = [replace(step, ends=within(ends, step.ends)) for step in steps_of([*batches, *unpublished])]
-        published = steps[: len(batches)]
-        if latest and (not published or published[-1].ends != within(ends, read)):
+        steps = [*steps_of([*batches, *unpublished])]
+        published = [replace(step, ends=within(ends, {**step.ends, **first})) for step in steps[: len(batches)]]
+        rest = [replace(step, ends=within(ends, {**step.ends, **added})) for step in steps[len(batches) :]]
+        if not latest or (published and published[-1].ends == read):
+            return History(published, rest, complete=True)
+        if added.keys() == first.keys():
             log.warning(
                 "history lost", pipeline=old.pipeline, job=old.job, generation=old.generation, batches=len(batches),
                 note=_NO_HISTORY,
             )  # fmt: skip
-            firsts = {topic: {str(n): first for n, (first, _) in enumerate(bounds)} for topic, bounds in ends.items()}
-            published = self._divided(firsts, within(ends, read))
-            return History(published, steps[len(batches) :], complete=False)
-        return History(published, steps[len(batches) :], complete=True)
+        else:
+            log.warning("new topics", pipeline=old.pipeline, job=old.job, topics=sorted(added), note=_NEW_TOPICS)
+        begin = {topic: {str(number): start for number, (start, _) in enumerate(ends[topic])} for topic in ends}
+        published = [replace(step, ends={**step.ends, **first}) for step in self._divided(begin, read)]
+        return History(published, rest, complete=False)
 
     def _unpublished(self, latest: Snapshot | None, old: JobRef) -> list[Batch]:
         """The batch whose output was written but whose snapshot was not published, because the driver ended."""
@@ -248,6 +277,12 @@ _NO_HISTORY = (
 )
 
 
+_NEW_TOPICS = (
+    "They are read from their beginning, together with the other topics in new batches. No output is written for the "
+    "records that they have now."
+)
+
+
 def _require_records(history: History, sources: Iterable[SourcePartition], span: Span) -> None:
     """Raise EngineError if a part of the topics was chosen in which no record was read."""
     last = history.published[-1].ends if history.published else {}
@@ -265,30 +300,59 @@ def _read(ledger: Ledger, ref: JobRef) -> Positions:
     return {} if snapshot is None else snapshot.positions
 
 
-def _ids(sources: Iterable[SourcePartition]) -> dict[str, str]:
-    return {source.topic: source.topic_id for source in sources}
+def _same_topics(ledger: Ledger, old: JobRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
+    """The topics that still are those that a generation reads, rather than new ones of the same names."""
+    ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
+    return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
+
+
+def _added(ledger: Ledger, old: JobRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
+    """The topics that a generation does not read, because they were added to the pipeline later."""
+    known = {source.topic for source in ledger.sources.get(old)} | _read(ledger, old).keys()
+    return {name: topic for name, topic in now.items() if name not in known}
+
+
+def _ends(ends: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[str, int]]:
+    return {topic: {str(number): end for number, (_, end) in enumerate(bounds)} for topic, bounds in ends.items()}
+
+
+_PROMOTED = "Generation {}, which a replay built, replaced"
+
+
+def is_promoted(ledger: Ledger, current: JobRef) -> bool:
+    """Whether the current generation is the last that a replay has built, so that nothing is left to be promoted."""
+    new = ledger.jobs.new_generation(current.pipeline, current.job)
+    promoted = _PROMOTED.format(current.generation)
+    return new.generation == current.generation + 1 and any(
+        note.text.startswith(promoted) for note in ledger.notes.all(current.pipeline, current.job)
+    )
 
 
 def built_beside(ledger: Ledger, current: JobRef) -> JobRef:
     """The generation that a replay has built beside the current one. Raises EngineError before a replay."""
-    later = [number for number in ledger.jobs.generations(current.pipeline, current.job) if number > current.generation]
-    if not later:
+    numbers = ledger.jobs.generations(current.pipeline, current.job)
+    if numbers[-1] <= current.generation:
         raise EngineError(
             f"{current.pipeline} has no generation beside the current one, {current.generation}.",
             next_step=f"Build one: sluice generations replay {current.pipeline}.",
         )
-    return msgspec.structs.replace(current, generation=later[-1])
+    return msgspec.structs.replace(current, generation=numbers[-1])
 
 
 def drop_built(job: Job, settings: Settings) -> int:
-    """Remove the generation that a replay built. Returns its number. Raises EngineError before a replay."""
+    """Remove the generation that a replay built. Returns its number. Raises EngineError before a replay.
+
+    If a drop is repeated, such as after it was interrupted, removes what is left.
+    """
     name = job.pipeline.name
     holder = this_process(settings.run or "drop")
     with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, job.name, holder) as lease:
-        dropped = built_beside(ledger, lease.ref)
+        last = ledger.jobs.new_generation(name, job.name).generation - 1
+        is_dropped = last > max([lease.ref.generation, *ledger.jobs.generations(name, job.name)])
+        dropped = last if is_dropped else built_beside(ledger, lease.ref).generation
         drop_others(ledger, job, lease.row, settings)
-    log.info("generation dropped", pipeline=name, generation=dropped.generation)
-    return dropped.generation
+    log.info("generation dropped already" if is_dropped else "generation dropped", pipeline=name, generation=dropped)
+    return dropped
 
 
 def drop_others(ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings) -> None:
@@ -296,13 +360,18 @@ def drop_others(ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings) -
 
     Raises LeaseError, and deletes nothing, if the lease is no longer held: one of them may be the current one by now.
     """
-    for generation in ledger.jobs.generations(job.pipeline.name, job.name):
-        ref = JobRef(job.pipeline.name, job.name, generation)
-        info = ledger.jobs.get(ref)
-        if generation == lease.generation or info is None:
-            continue
+    name = job.pipeline.name
+    for generation in ledger.jobs.generations(name, job.name):
         # The ledger goes first: once it has forgotten the generation, no other driver can promote it.
-        ledger.jobs.forget_generation(ref, lease)
-        for worker in info.workers:
-            drop_shard(worker.location)
-        delete_folder(Storage.of(job, generation, settings).folder)
+        if generation != lease.generation:
+            ledger.jobs.forget_generation(JobRef(name, job.name, generation), lease)
+    for ref, workers in ledger.jobs.forgotten(name, job.name).items():
+        try:
+            for worker in workers:
+                drop_shard(worker.location)
+        except StateError as error:
+            # The next call tries again. Meanwhile, a database or state server that is down stops no rebuild.
+            log.warning("shards not removed", pipeline=name, generation=ref.generation, why=error.detail)
+            continue
+        delete_folder(Storage.of(job, ref.generation, settings).folder)
+        ledger.jobs.forget_workers(ref)

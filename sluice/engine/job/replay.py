@@ -166,16 +166,17 @@ def _unlogged() -> Iterator[None]:
     """Keep Spark and py4j from logging the end of a query, because users would mistake a planned stop for a failure."""
     clients = logging.getLogger("py4j.clientserver")
     jvm: Any = SparkContext._jvm
-    log4j = jvm.org.apache.logging.log4j
-    before = log4j.LogManager.getLogger(_QUERY_LOGGER).getLevel()
-    log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, log4j.Level.OFF)
+    levels = getattr(jvm, "org.apache.logging.log4j.Level")
+    before = getattr(jvm, "org.apache.logging.log4j.LogManager").getLogger(_QUERY_LOGGER).getLevel()
+    configurator = getattr(jvm, "org.apache.logging.log4j.core.config.Configurator")
+    configurator.setLevel(_QUERY_LOGGER, levels.OFF)
     level = clients.level
     clients.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
         clients.setLevel(level)
-        log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, before)
+        configurator.setLevel(_QUERY_LOGGER, before)
 
 
 _QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"

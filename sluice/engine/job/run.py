@@ -182,7 +182,10 @@ def send_to_executors(spark: SparkSession, file: Path) -> None:
 
 @contextmanager
 def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
-    """Raise the publisher's error, if there is one, or else an EngineError with the cause of Spark's error."""
+    """Raise the publisher's error, if there is one, or else an EngineError with the cause of Spark's error.
+
+    Errors of the checkpoint's file system, such as a full disk, become EngineErrors too.
+    """
     try:
         yield
     except StreamingQueryException as failed:
@@ -193,10 +196,18 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
         message = str(failed)
         if (error := _task_error(storage, message) or no_result_error(storage.job, message)) is not None:
             raise error from None
+        retry = "Nothing from the batch was published; the next run retries it."
+        if _FULL_DISK in message:
+            advice = f"A disk is full, for example that of {storage.checkpoint}: free some space. {retry}"
+        else:
+            name = storage.job.pipeline.name
+            advice = f"{retry} If the checkpoint {storage.checkpoint} is damaged: sluice rebuild {name}."
+        cause = _cause(message).rstrip(".")
+        raise EngineError(f"The query of {storage.job.pipeline.name} failed: {cause}.", next_step=advice) from failed
+    except OSError as failed:
         raise EngineError(
-            f"The query of {storage.job.pipeline.name} failed: {_cause(message)}",
-            next_step="Nothing from the batch was published; the next run retries it. If the checkpoint "
-            f"{storage.checkpoint} is damaged: sluice rebuild {storage.job.pipeline.name}.",
+            f"{storage.job.pipeline.name} cannot read or write {storage.folder}: {failed}.",
+            next_step="Nothing from the batch was published. Check the folder and its free space, then run again.",
         ) from failed
 
 
@@ -212,6 +223,7 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
     return None
 
 
+_FULL_DISK = "No space left on device"
 _LEASE_LOST = re.compile(r"sluice\.errors\.LeaseError: (This driver has lost its lease[^\n]*)")
 _DAMAGED = re.compile(
     r"sluice\.errors\.DamagedState: (Worker (\d+)'s shard [^\n]*?)(?: " + re.escape(DamagedState.next_step) + r")?$",

@@ -21,6 +21,7 @@ from sluice.engine.batch.rows import origins, rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, advance
 from sluice.engine.ordered.advances import Advances
+from sluice.errors import EngineError
 from sluice.plan import Edge, OrderedJob, OrderedOperator
 
 
@@ -79,15 +80,20 @@ class Ingest:
                 if len(indices):
                     yield self._operator_rows(batch, operator, side, indices, parts, positions, task)
 
-    @staticmethod
-    def _positions(batch: pa.RecordBatch) -> dict[str, Times]:
-        """The sequence and origin of every record."""
+    def _positions(self, batch: pa.RecordBatch) -> dict[str, Times]:
+        """The sequence and origin of every record. Raises EngineError if a record has no origin."""
         sources, partitions = batch.column("_source").to_numpy(), batch.column("_partition").to_numpy()
         offsets = batch.column("_offset").to_numpy()
         origin = np.zeros(len(offsets), np.int64)
         for source, partition in dict.fromkeys(zip(sources.tolist(), partitions.tolist(), strict=True)):
             of_partition = (sources == source) & (partitions == partition)
-            origin[of_partition] = origins(source, partition, offsets[of_partition])
+            try:
+                origin[of_partition] = origins(source, partition, offsets[of_partition])
+            except OverflowError as error:
+                raise EngineError(
+                    f"Ordered operators cannot read {self.sinks.topics[source]}, partition {partition}: {error}.",
+                    next_step="Copy the records to a new topic with smaller numbers, and read that topic.",
+                ) from None
         return {"sequence": batch.column("_sequence").to_numpy(), "origin": origin}
 
     def _operator_rows(

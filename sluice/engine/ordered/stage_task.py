@@ -80,7 +80,7 @@ class Stage:
                 times[f"{CLOSED}/{clock}"] = timeline.closed_after
         by_partition = {f"{self.topics[source]}-{number}": dict(counts)
                         for (source, number), counts in run.output.by_partition.items()}  # fmt: skip
-        facts = Facts(dict(run.output.counts), times, by_partition)
+        facts = Facts(dict(run.output.counts), times, by_partition=by_partition)
         self.stream_times.side_outputs.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
         yield from run.output.batches()
 

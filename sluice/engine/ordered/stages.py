@@ -17,7 +17,7 @@ from sluice.engine.ordered.build import result_type, stage_operator
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.routes import Routes
 from sluice.engine.ordered.stage_task import Stage
-from sluice.engine.steps.attempts import rejection, with_attempt
+from sluice.engine.steps.attempts import rejection, with_columns
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError, TopologyError
 from sluice.plan import (
@@ -46,9 +46,8 @@ def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
             frame = _transformed(frame, layer)
             continue
         plain = [column for column in layer if isinstance(column, Column)]
-        frame = select(frame, plain, "*") if plain else frame
-        for attempt in (column for column in layer if isinstance(column, Attempt)):
-            frame = with_attempt(frame, attempt)
+        attempts = [column for column in layer if isinstance(column, Attempt)]
+        frame = with_columns(frame, plain, attempts)
     return frame
 
 
@@ -221,9 +220,15 @@ class Stages:
         """A row for each target of a stage's results."""
         failures = [failure for failure in self.job.failures if failure.stage == number]
         edges = self.job.feeds_of(number)
-        routes = [f"IF(emitted, NULL, {_struct({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
+        routes = [f"IF(emitted, NULL, {_route({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
         routes += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
-        return frame.selectExpr(f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
+        routed = frame.selectExpr(*_KEPT, f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
+        return routed.selectExpr(*("CAST(NULL AS STRING) AS output" if name == "output" else name for name in ROW))
+
+
+_ROUTED = ("target", "side", "emitted", "key", "value", "foreign", "path")
+"""The columns in which the rows for the targets differ from the row of the result."""
+_KEPT = [name for name in ROW if name not in (*_ROUTED, "output")]
 
 
 def _typed(operator: OrderedOperator, kind: str) -> str:
@@ -290,21 +295,20 @@ def _argument(sql: str, kind: spark.DataType) -> str:
 
 def _on(edge: Edge) -> str:
     """SQL for the row that carries a result to an edge's target."""
-    changed = {
+    return _route({
         "target": str(edge.target), "side": str(edge.side), "emitted": "false", "key": edge.key_column,
-        "value": edge.value_column, "output": "NULL", "worker": "NULL",
-        "foreign": "NULL" if edge.foreign is None else edge.foreign_column,
-    }  # fmt: skip
-    return _struct(changed | {"path": edge.path_from("path")})
+        "value": edge.value_column, "foreign": "NULL" if edge.foreign is None else edge.foreign_column,
+        "path": edge.path_from("path"),
+    })  # fmt: skip
 
 
 def _rejected(failure: Failure) -> str:
     """SQL for the rejected row of a result for which a step fails."""
     value = rejection(failure.step.number, failure.error, failure.value)
-    changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "output": "NULL"}
-    return _struct(changed | {"foreign": "NULL", "worker": "NULL"})
+    changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "foreign": "NULL"}
+    return _route(changed)
 
 
-def _struct(changed: dict[str, str]) -> str:
-    pairs = (f"'{name}', CAST({changed.get(name, f'`{name}`')} AS {kind})" for name, kind in ROW.items())
+def _route(changed: dict[str, str]) -> str:
+    pairs = (f"'{name}', CAST({changed.get(name, f'`{name}`')} AS {ROW[name]})" for name in _ROUTED)
     return f"named_struct({', '.join(pairs)})"

@@ -75,11 +75,16 @@ def ordered_records(job: OrderedJob, spooled: pa.Table, rejected: RejectedOutput
 
 
 def _tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
-    """A sink's records of a batch, in one table if only each key's latest is written."""
-    if sink.emit == "every":
-        return records
+    """The records of a batch for an output of a stream, as the tasks of the partitions have spooled them.
+
+    In a job with ordered operators, the records have positions and are sorted across partitions. They are in one table
+    too if only each key's latest is written.
+    """
     tables = [*records]
-    return [pa.concat_tables(tables)] if tables else []
+    if not tables or (sink.emit == "every" and "sequence" not in tables[0].column_names):
+        return tables
+    together = pa.concat_tables(tables)
+    return [together.take(pa.array(in_order(together))) if "sequence" in together.column_names else together]
 
 
 @dataclass
@@ -150,7 +155,7 @@ class Publisher:
         written_rows, spooled = self._write_shards(state_rows, batch)
         phases.end("state")
         changes, failed = self._changes(state_rows, spooled)
-        dead_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(spooled), *failed])
+        step_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(spooled), *failed])
         side_outputs.write_facts(batch, REJECTED_PART, rejected_facts)
         facts = side_outputs.facts(batch)
         before = side_outputs.times(batch)
@@ -161,10 +166,10 @@ class Publisher:
         if is_empty and not metadata.ends:
             side_outputs.start(batch + 1, before)
             return
-        all_dead_letters = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters), dead_letters]
+        dead_letters = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters)]
         if not self.silent:
-            require_few_failures(self.storage.job, counts, all_dead_letters)
-            all_dead_letters[-1] = with_own_headers(dead_letters, self.headers_at)
+            dead_letters.append(with_own_headers(step_letters, self.headers_at))
+            require_few_failures(self.storage.job, counts, dead_letters)
         # A batch without records may still end at later offsets, after aborted transactions or for a new partition.
         # Publish it so that the ledger's positions match the checkpoint's.
         if not is_empty:
@@ -173,7 +178,7 @@ class Publisher:
         self.identity.check_identity()
         phases.end("audit")
         rejected = RejectedOutput()
-        written = {} if self.silent else self._write_output(metadata, spooled, changes, all_dead_letters, rejected)
+        written = {} if self.silent else self._write_output(metadata, spooled, changes, dead_letters, rejected)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
         for topic, number in rejected.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.rejected import Row
 from sluice.engine.batch.shards import worker_shard
-from sluice.engine.steps.attempts import rejection, with_attempt
+from sluice.engine.steps.attempts import rejection, with_columns
 from sluice.engine.steps.sql_errors import Unresolved
 from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableInput, TableSink
 from sluice.state.shard.protocol import Shard
@@ -144,7 +144,7 @@ def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> Da
     """Apply a step that may fail for a change. On failure, the column `_rejected` holds the JSON of a `Rejected`."""
     passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
     attempt = Attempt(name, step.step, passed, (step.sql,), frozenset(), step.causes)
-    made = with_attempt(frame, attempt)
+    made = with_columns(frame, (), [attempt])
     rejected = rejection(step.step, attempt.error, VALUE_JSON.format("v"))
     rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
     if _REJECTED in kept:

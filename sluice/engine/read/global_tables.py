@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import Any
 
 import pyarrow as pa
 
@@ -11,7 +12,7 @@ from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, error_text
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import ValueDecoder
-from sluice.engine.read.streams import Reader, Share
+from sluice.engine.read.streams import Reader, Share, invalid_times
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
 from sluice.values.records import MOST_KEY_BYTES
@@ -28,6 +29,8 @@ class TableReader(Reader):
 
     groups: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str | None] = field(default_factory=dict)
+    keyed: bool = False
+    """Whether the reader of streams rejects records whose Kafka key cannot be a key."""
 
     columns = "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, position BINARY"
 
@@ -40,7 +43,7 @@ class TableReader(Reader):
         uncounted = frozenset(source.topic for source in job.streams)  # ordered joins read these tables as streams
         return cls(
             side_outputs, batches, job.pipeline.dead_letters, decoders, groups, keys,
-            sequenced=not interleaved, uncounted=uncounted,
+            "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
         )  # fmt: skip
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
@@ -50,7 +53,10 @@ class TableReader(Reader):
         rows, values, dead_letters = decoder.decode(raw)
         keys = list(decoder.keys(batch.column("key").to_pylist()))
         positions, unfit = _positions(batch, share.partition), decoder.unfit(values)
+        counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, share, clock)
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+            if place in counted_as_rejected:
+                continue
             if place in unfit:
                 dead_letters.append(DeadLetter(row, "out_of_range", unfit[place]))
                 continue
@@ -68,6 +74,18 @@ class TableReader(Reader):
         share.counts["applied"] += len(changes)
         return self._state_rows(self.groups[share.topic], changes)
 
+    def _rejected_as_stream(
+        self, batch: pa.RecordBatch, rows: list[int], values: list[Any], keys: list[Any], share: Share, clock: int
+    ) -> set[int]:
+        """The places of records that the reader of streams rejects and counts, and that ordered joins do not see."""
+        if share.topic not in self.uncounted:
+            return set()
+        decoder = self.decoders[share.topic]
+        times = decoder.times(values, batch.column("timestamp").take(pa.array(rows, pa.int64())), clock)
+        problems = invalid_times(times, clock + decoder.source.max_future_skew_ms)
+        rejected = {place for place, problem in enumerate(problems) if problem}
+        return rejected | {place for place, row in enumerate(rows) if self.keyed and _is_unusable(keys[row])}
+
     @staticmethod
     def _state_rows(group: int, changes: list[tuple[str, str | None, bytes]]) -> pa.RecordBatch:
         keys, values, positions = zip(*changes, strict=True) if changes else ((), (), ())
@@ -77,6 +95,10 @@ class TableReader(Reader):
              pa.array(values, pa.string()), pa.array(positions, pa.binary())],
             names=["group_id", "key", "window_start", "window_end", "value", "position"],
         )  # fmt: skip
+
+
+def _is_unusable(key: str | Exception | None) -> bool:
+    return isinstance(key, Exception) or (key is not None and len(key.encode()) > MOST_KEY_BYTES)
 
 
 def _positions(batch: pa.RecordBatch, partition: int) -> list[bytes]:

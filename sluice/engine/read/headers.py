@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from sluice.brokers import quiet
 from sluice.engine.batch.rejected import Place
@@ -14,6 +14,10 @@ from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
 Headers = list[Mapping[str, str | bytes | None]]
 _NEAR = 1_000
 """Records up to this distance are read one after the other; beyond it, the consumer jumps."""
+
+
+class _Deleted(Exception):
+    """Retention has removed a record."""
 
 
 def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place, Headers]:
@@ -28,7 +32,11 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
             for (topic, partition), of_partition in groupby(sorted({*places}), lambda place: place[:2]):
                 message: Message | None = None
                 for place in of_partition:
-                    message = _read(consumer, place, message)
+                    try:
+                        message = _read(consumer, place, message)
+                    except _Deleted:
+                        message = None
+                        continue
                     if message is None:
                         break
                     if message.offset() == place[2] and (headers := message.headers()):
@@ -43,13 +51,19 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
 
 
 def _read(consumer: Consumer, place: Place, message: Message | None) -> Message | None:
-    """The first record at or after a place, reading on from `message`; None without one, or after an error."""
+    """The first record at or after a place, reading on from `message`; None without one, or after an error.
+
+    Raises _Deleted if retention has removed the place from the topic, which may still have later records.
+    """
     topic, partition, offset = place
     if message is None or offset - (message.offset() or 0) > _NEAR:
         consumer.assign([TopicPartition(topic, partition, offset)])
         message = None
     while message is None or (message.offset() or 0) < offset:
         message = consumer.poll(TIMEOUT_S)
-        if message is None or message.error() is not None:
+        error = None if message is None else message.error()
+        if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise _Deleted
+        if message is None or error is not None:
             return None
     return message

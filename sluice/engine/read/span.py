@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -25,12 +26,7 @@ def moved_to(
     """
     streams = set(streams)
     of_streams = {name: topic for name, topic in now.items() if name in streams}
-    if begin.is_beginning:
-        firsts = {
-            (name, number): ends[0] for name, topic in of_streams.items() for number, ends in enumerate(topic.ends)
-        }
-    else:
-        firsts = offsets_at(begin, of_streams, kafka)
+    firsts = _bounds(of_streams, 0) if begin.is_beginning else offsets_at(begin, of_streams, kafka)
     return [
         msgspec.structs.replace(source, first=firsts.get((source.topic, source.partition), source.first))
         for source in sources
@@ -39,7 +35,7 @@ def moved_to(
 
 def offsets_at(point: Point, topics: Mapping[str, Topic], kafka: Mapping[str, str]) -> dict[Partition, int]:
     """The offsets at a point other than the beginning. Raises EngineError for offsets of partitions not in `topics`."""
-    ends = {(name, number): ends[1] for name, topic in topics.items() for number, ends in enumerate(topic.ends)}
+    ends = _bounds(topics, 1)
     if point.time_ms is not None:
         with KafkaTimestamps.of(kafka, ends) as timestamps:
             return {**ends, **timestamps.index(point.time_ms)}
@@ -50,6 +46,11 @@ def offsets_at(point: Point, topics: Mapping[str, Topic], kafka: Mapping[str, st
             next_step=f"Choose among {', '.join(f'{topic}/{number}' for topic, number in sorted(ends))}.",
         )
     return offsets
+
+
+def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition, int]:
+    """The first offsets of all partitions (0), or their end offsets (1)."""
+    return {(name, number): ends[side] for name, topic in topics.items() for number, ends in enumerate(topic.ends)}
 
 
 def still_there(recorded: Iterable[SourcePartition], now: Mapping[str, Topic]) -> Iterator[SourcePartition]:

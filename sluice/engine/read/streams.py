@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, error_text, headers_of
-from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection
+from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection, part_name
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import ValueDecoder
 from sluice.errors import EngineError
@@ -49,7 +49,7 @@ class Share:
     @property
     def name(self) -> str:
         """The name of the side outputs."""
-        return f"read-{self.topic}-{self.partition:05}"
+        return part_name("read", self.topic, self.partition)
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
@@ -96,7 +96,8 @@ class Reader:
             if share.dead_letters:
                 dead_letters = pa.Table.from_batches(share.dead_letters)
                 self.side_outputs.write_records(number, self.dead_letters, share.name, dead_letters)
-            self.side_outputs.write_facts(number, share.name, Facts(dict(share.counts), share.times))
+            facts = Facts(dict(share.counts), share.times, f"{share.topic}-{share.partition}")
+            self.side_outputs.write_facts(number, share.name, facts)
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raise NotImplementedError
@@ -173,7 +174,7 @@ class StreamReader(Reader):
         latest = clock + decoder.source.max_future_skew_ms
         try:
             columns = self._columns(decoder, kept, values, share, clock)
-            problems = _invalid_times(columns["_time"], latest)
+            problems = invalid_times(columns["_time"], latest)
         except (pa.ArrowException, OverflowError, ValueError):
             # Convert the records one by one to find those that do not fit.
             problems = [
@@ -282,7 +283,7 @@ class StreamReader(Reader):
         except (pa.ArrowException, OverflowError, ValueError) as error:
             return "out_of_range", str(error).splitlines()[0]
         latest = clock + decoder.source.max_future_skew_ms
-        return next(iter(_invalid_times(columns["_time"], latest)), None)
+        return next(iter(invalid_times(columns["_time"], latest)), None)
 
 
 class KeyTooLongError(ValueError):
@@ -310,7 +311,7 @@ def _utf8(value: str | bytes | None) -> str | None:
         return None
 
 
-def _invalid_times(times: pa.Array, latest: int) -> Problems:
+def invalid_times(times: pa.Array, latest: int) -> Problems:
     """Per event time: the reason why it is invalid, or None. Empty if all are valid."""
     if not times.null_count and (not len(times) or (pc.min(times).as_py() >= 0 and pc.max(times).as_py() <= latest)):
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyspark import SparkContext
@@ -11,8 +11,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as spark
 
-from sluice.engine.steps.sql_errors import Unresolved
+from sluice.engine.steps.sql_errors import Unresolved, select
 from sluice.plan import Attempt
+from sluice.plan import Column as Plain
 from sluice.values.records import MOST_KEY_BYTES
 from sluice.values.sql import TO_JSON
 
@@ -29,25 +30,45 @@ def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     spark.conf.set(_SHARING, usual if shared else "false")
 
 
-def with_attempt(frame: DataFrame, attempt: Attempt) -> DataFrame:
-    """Add the attempt's struct and its error text, which is null unless the attempt fails for the record.
+def with_columns(frame: DataFrame, plain: Sequence[Plain], attempts: Sequence[Attempt]) -> DataFrame:
+    """Add columns, and each attempt's struct and its error text, which is null unless the attempt fails for the record.
 
-    Raises Unresolved if Spark cannot resolve the expression.
+    No column may read another one. All are added at once, because Spark analyzes the whole query again for every step
+    that is added to it. Raises Unresolved if Spark cannot resolve an expression.
     """
-    name = attempt.name
-    fields = ", ".join(f"'c{number}', {sql}" for number, sql in enumerate(attempt.columns))
+    if not attempts or any(column.position for column in plain):
+        frame, plain = select(frame, plain, "*") if plain else frame, ()
+    if not attempts:
+        return frame
+    structs = [_tried(_struct_of(attempt)).alias(attempt.name) for attempt in attempts]
     try:
-        attempted = frame.select("*", _tried(f"IF({attempt.passed}, named_struct({fields}), NULL)").alias(name))
-    except PySparkException as error:
-        raise Unresolved(attempt.step, error) from None
+        attempted = frame.select("*", *(F.expr(column.sql).alias(column.name) for column in plain), *structs)
+    except PySparkException:
+        select(frame, plain)
+        for attempt, struct in zip(attempts, structs, strict=True):
+            try:
+                frame.select(struct)
+            except PySparkException as error:
+                raise Unresolved(attempt.step, error) from None
+        raise
+    schema = attempted.schema
+    return attempted.select("*", *(_error_of(attempt, schema[attempt.name].dataType) for attempt in attempts))
+
+
+def _struct_of(attempt: Attempt) -> str:
+    fields = ", ".join(f"'c{number}', {sql}" for number, sql in enumerate(attempt.columns))
+    return f"IF({attempt.passed}, named_struct({fields}), NULL)"
+
+
+def _error_of(attempt: Attempt, kind: spark.DataType) -> Column:
+    """The column with the attempt's error text. `kind` is the type of its struct."""
     message = F.when(F.expr(f"NOT ({attempt.passed})"), F.lit(None))
-    message = message.when(F.col(name).isNull(), _cause(attempt))
-    kind = attempted.schema[name].dataType
+    message = message.when(F.col(attempt.name).isNull(), _cause(attempt))
     assert isinstance(kind, spark.StructType)
     for number, column in enumerate(kind.fields):
         for condition, text in _unusable(attempt.result(number), column.dataType, is_key=number in attempt.keys):
             message = message.when(F.expr(f"coalesce({condition}, false)"), F.lit(text))
-    return attempted.select("*", message.cast("STRING").alias(attempt.error))
+    return message.cast("STRING").alias(attempt.error)
 
 
 def rejection(node: int, error: str, value: str) -> str:
@@ -98,7 +119,8 @@ def _any(array: str, kind: spark.DataType) -> str | None:
 def _tried(sql: str) -> Column:
     """The expression's result, or null where Spark raises an error. Uses the JVM because SQL has no syntax for this."""
     jvm: Any = SparkContext._jvm
-    spark_sql = jvm.org.apache.spark.sql
+    # Whole names: py4j would search all jars for a class named `org`, then for `org.apache`, and so on.
+    utils = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
+    try_eval = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.TryEval")
     expression: Any = F.expr(sql)
-    tried = spark_sql.catalyst.expressions.TryEval(spark_sql.classic.ExpressionUtils.expression(expression._jc))
-    return Column(spark_sql.classic.ExpressionUtils.column(tried))
+    return Column(utils.column(try_eval(utils.expression(expression._jc))))

@@ -208,7 +208,7 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Combine the aggregates of two sessions. The author's merger is called only if neither is None."""
+        """The aggregate of two sessions that became one. If a session has no aggregate, that of the other one."""
         if earlier is None or later is None:
             return later if earlier is None else earlier
         self._remember(earlier)

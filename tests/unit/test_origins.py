@@ -1,0 +1,45 @@
+"""Positions of records in ordered jobs: they never overlap, because a number that is too large is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice import Pipeline
+from sluice.engine.batch.checkpoint import BatchClock
+from sluice.engine.batch.rows import offset_of, origins, partition_of
+from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.ordered.ingest import Ingest
+from sluice.errors import EngineError
+from sluice.plan import OrderedJob, plan
+
+LARGEST = {"step": 1_023, "partition": 8_191, "offset": 2**40 - 1}
+
+
+def test_the_largest_origin_keeps_its_numbers() -> None:
+    (origin,) = origins(LARGEST["step"], LARGEST["partition"], np.array([LARGEST["offset"]]))
+    assert origin == 2**63 - 1
+    assert (*partition_of(int(origin)), offset_of(int(origin))) == tuple(LARGEST.values())
+
+
+def joined() -> OrderedJob:
+    pipeline = Pipeline("p")
+    pipeline.table("sales", value=str).join(pipeline.table("shops", value=str)).to("joined")
+    job = plan(pipeline).job
+    assert isinstance(job, OrderedJob)
+    return job
+
+
+@pytest.mark.parametrize("name", ["partition", "offset"])
+def test_a_record_without_an_origin_is_an_error(name: str, tmp_path: Path) -> None:
+    ingest = Ingest.of(joined(), SideOutputs(str(tmp_path)), BatchClock(str(tmp_path)), {"sales": 1, "shops": 1})
+    numbers = {"partition": 3, "offset": 5, name: LARGEST[name] + 1}
+    batch = pa.RecordBatch.from_pydict(
+        {"_source": [0], "_partition": [numbers["partition"]], "_offset": [numbers["offset"]], "_sequence": [1]}
+    )
+    message = f"Ordered operators cannot read sales, partition {numbers['partition']}: {name} {numbers[name]} is above"
+    with pytest.raises(EngineError, match=message):
+        ingest._positions(batch)
