@@ -11,7 +11,7 @@ import httpx
 
 from sluice.errors import EngineError
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,17 @@ class Airflow:
     def close(self) -> None:
         self._client.close()
 
-    def is_up(self) -> bool:
-        """Whether the API answers, and scheduler, DAG processor and triggerer are healthy."""
+    def unhealthy(self) -> list[str]:
+        """The components that are not healthy: only the API server while it does not answer."""
         try:
             answer = self._client.get("/api/v2/monitor/health", timeout=5.0)
         except httpx.TransportError:
-            return False
+            return ["API server"]
         if answer.status_code != httpx.codes.OK:
-            return False
+            return ["API server"]
         states = answer.json()
-        return all(states[name]["status"] == "healthy" for name in ("scheduler", "dag_processor", "triggerer"))
-
-    def answers(self) -> bool:
-        try:
-            return self._client.get("/api/v2/version", timeout=5.0).status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
+        components = ("scheduler", "dag_processor", "triggerer")
+        return [name.replace("_", " ") for name in components if states[name]["status"] != "healthy"]
 
     def ask(self, path: str, **parameters: Any) -> httpx.Response:
         """GET a path as the user."""

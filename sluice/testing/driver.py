@@ -31,6 +31,7 @@ from sluice.remote.opening import open_shard
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
+from sluice.submission import QUICK_JVM, archive_file
 from sluice.testing.piped_run import Headers, PipedRecords, PipedRun
 from sluice.topology.dsl import encode_text
 from sluice.topology.pipeline import Pipeline
@@ -218,14 +219,19 @@ def shared_session() -> SparkSession:
     if not structlog.is_configured():
         # Do not log every batch, unless the tests have configured logging.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    jars = settings().jars
+    folder = settings().jars
+    jars = sorted(folder.glob("*.jar"))
+    # Without this size of metaspace, a full collection follows every few thousand classes that are loaded.
+    options = [*QUICK_JVM, "-XX:MetaspaceSize=256m"]
+    if jars and (archive := archive_file(folder.parent, jars)).is_file():
+        options.append(f"-XX:SharedArchiveFile={archive}")
     conf = {
         "spark.master": "local[2]",
-        "spark.jars": ",".join(sorted(str(jar) for jar in jars.glob("*.jar"))),
+        # As in a run, because the archive can only hold classes from the class path.
+        "spark.driver.extraClassPath": f"{folder}/*",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # Without this size of metaspace, a full collection follows every few thousand classes that are loaded.
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xmn320m -XX:MetaspaceSize=256m",
+        "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "1",
         **INTERPRETED,

@@ -28,7 +28,7 @@ from sluice.provision.jars import folder as jars_folder
 from sluice.settings import settings
 
 DEFAULT_PORT = 9092
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 STOP_SECONDS = 20.0
 _LOADING_SECONDS = 5.0
 

@@ -85,7 +85,6 @@ class PipedInput:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._jvm: Any = spark._jvm
         self._stream: Any = None
         self._headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
 
@@ -98,8 +97,8 @@ class PipedInput:
     def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
         """The topics' records as a streaming DataFrame. Each call of `add` is one batch."""
         if self._stream is None:
-            memory = self._jvm.org.apache.spark.sql.execution.streaming.runtime.MemoryStream
-            strings = self._jvm.org.apache.spark.sql.Encoders.STRING()
+            memory = self._class("org.apache.spark.sql.execution.streaming.runtime.MemoryStream")
+            strings = self._class("org.apache.spark.sql.Encoders").STRING()
             self._stream = memory.apply(strings, self._spark._jsparkSession)
         frame = DataFrame(self._stream.toDF(), self._spark).selectExpr(f"from_json(value, '{_RECORD}') AS r")
         names = ", ".join(f"'{topic}'" for topic in topics)
@@ -114,14 +113,18 @@ class PipedInput:
 
     def add(self, records: Sequence[str]) -> None:
         """Add the records of a batch, each as JSON of the columns."""
-        batch = self._jvm.java.util.ArrayList()
+        batch = self._class("java.util.ArrayList")()
         for record in records:
             batch.add(record)
             values = json.loads(record)
             if values["headers"] != "null":
                 place = values["topic"], values["partition"], values["offset"]
                 self._headers[place] = [*headers_of(values["headers"])]
-        self._stream.addData(self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(batch).toSeq())
+        self._stream.addData(self._class("scala.jdk.javaapi.CollectionConverters").asScala(batch).toSeq())
+
+    def _class(self, name: str) -> Any:
+        """A class of the JVM. By its whole name, because py4j searches all jars for each part of a dotted path."""
+        return getattr(self._spark._jvm, name)
 
 
 @dataclass

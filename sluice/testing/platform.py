@@ -35,7 +35,8 @@ COMPONENTS = {
     "dag-processor": ["dag-processor"],
     "triggerer": ["triggerer", "--skip-serve-logs"],
 }
-START_SECONDS = 180.0
+START_SECONDS = 900.0
+"""Airflow takes 15 seconds to start on a quiet machine, and minutes on a busy one."""
 
 Say = Callable[[str], None]
 
@@ -130,9 +131,10 @@ class LocalPlatform:
         """Wait until all components are healthy. Raises EngineError if a component ends, or if it takes too long."""
         airflow = Airflow(self.url)
         for _ in self.ticks(START_SECONDS, "Airflow is not up"):
-            if airflow.is_up():
+            unhealthy = airflow.unhealthy()
+            if not unhealthy:
                 break
-            say("the API answers" if airflow.answers() else "loading")
+            say(f"waits for {', '.join(unhealthy)}")
         airflow.close()
 
     def ticks(self, seconds: float, what: str, pause_s: float = 0.5) -> Iterator[float]:
@@ -182,6 +184,7 @@ class LocalPlatform:
         }
 
     def _airflow(self) -> dict[str, str]:
+        # The time limits are longer than Airflow's defaults, which a busy machine with two cores exceeds.
         return {
             "AIRFLOW_HOME": str(self.home / "airflow"),
             "NO_PROXY": LOOPBACK,
@@ -191,6 +194,7 @@ class LocalPlatform:
             "AIRFLOW__API__HOST": LOOPBACK,
             "AIRFLOW__API__PORT": str(self.port),
             "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "120",
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
@@ -199,8 +203,10 @@ class LocalPlatform:
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer",
+            "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "180",
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
         }
 
 

@@ -1,6 +1,6 @@
 """Random topologies, whose results must not depend on the batches, nor on interruptions and replays.
 
-python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 12] [--together 8]
+python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 12] [--together 4]
 
 There are no expected results. Every topology runs on the same records in one batch and in several. One of the several
 is interrupted and repeated, and the last ones are replayed from a copy of all files. Compared are all outputs (records,
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -24,13 +24,13 @@ from sluice import Context, Pipeline, Record, Timer, hopping, session, sliding, 
 from sluice.testing.driver import shared_session
 from sluice.testing.piped_run import PipedRecords
 from sluice.values.windows import AnyWindow
-from tests.conformance.replays import Records, Replays, Result
+from tests.conformance.replays import Replays, Result
 
-TOGETHER = 8
+TOGETHER = 4
 """Number of topologies in one pipeline; they are independent and share the cost of a batch."""
 MOST_RECORDS = 16
 """A step that would have more records than this for one record of the input is left out."""
-MOST_CUTS = 4
+MOST_CUTS = 3
 
 
 class Value(Struct):
@@ -78,9 +78,10 @@ class Topology:
     seed: int
     operators: int
     partitions: dict[str, int] = field(default_factory=dict)
-    outputs: dict[str, str] = field(default_factory=dict)
-    """Output topic → kind of the node that writes it."""
+    outputs: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
+    count: int = 0
+    """The number of its records."""
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -100,7 +101,7 @@ class Topology:
         for number, node in enumerate(node for node in self._nodes[3:] if not node.used):
             topic = f"{self.prefix}_out{number}"
             node.handle.to(topic)
-            self.outputs[topic] = node.kind
+            self.outputs.append(topic)
 
     def records(self) -> Iterator[tuple[str, Any, str | None, int, int]]:
         """Topic, value, key, time and partition of the input records."""
@@ -279,20 +280,39 @@ def _ms(number: int) -> timedelta:
     return timedelta(milliseconds=number)
 
 
-def trial(seeds: Sequence[int], operators: int) -> list[str]:
-    """How the results of the topologies of these seeds differ between runs; empty if they are equal."""
-    pipeline = Pipeline("topologies", workers=2)
-    made = [Topology(pipeline, f"t{seed}", seed, random.Random(seed).randint(3, operators)) for seed in seeds]
-    chance = random.Random(seeds[0])
-    records = _interleaved(made)
-    ends = sorted(chance.sample(range(1, len(records)), chance.randint(1, MOST_CUTS)))
-    batches = [records[begin:end] for begin, end in zip([0, *ends], [*ends, len(records)], strict=True)]
-    partitions = {topic: number for topology in made for topic, number in topology.partitions.items()}
-    with Replays(pipeline, partitions) as replays:
-        whole = replays.whole(records)
-        cut, problems = replays.cut(batches, chance)
-    kinds = {topic: kind for topology in made for topic, kind in topology.outputs.items()}
-    return problems + list(_differences(whole, cut, kinds))
+class Trial:
+    """Topologies in one pipeline, and their records in batches."""
+
+    def __init__(self, seeds: Sequence[int], operators: int) -> None:
+        self._pipeline = Pipeline("topologies", workers=2)
+        self.topologies = [
+            Topology(self._pipeline, f"t{seed}", seed, random.Random(seed).randint(3, operators)) for seed in seeds
+        ]
+        self._chance = random.Random(seeds[0])
+        self._records = _interleaved(self.topologies)
+        ends = sorted(self._chance.sample(range(1, len(self._records)), self._chance.randint(1, MOST_CUTS)))
+        self.batches = [
+            self._records[begin:end] for begin, end in zip([0, *ends], [*ends, len(self._records)], strict=True)
+        ]
+
+    def differences(self) -> list[str]:
+        """How the results differ between runs; empty if they are equal."""
+        partitions = {topic: number for topology in self.topologies for topic, number in topology.partitions.items()}
+        with Replays(self._pipeline, partitions) as replays:
+            whole = replays.whole(self._records)
+            cut, problems = replays.cut(self.batches, self._chance)
+        topics = [topic for topology in self.topologies for topic in topology.outputs]
+        return problems + list(_differences(whole, cut, topics))
+
+    def lines(self, failed: Mapping[int, str]) -> Iterator[str]:
+        """A line about each topology and its result."""
+        for topology in self.topologies:
+            one, *_ = topology.partitions.values()
+            result = f"different: {failed[topology.seed][:2000]}" if topology.seed in failed else "equal"
+            yield (
+                f"{topology.seed}: {topology.operators} stateful operators, {len(topology.steps)} steps, "
+                f"{one} partitions, {topology.count} records, {len(self.batches)} batches: {result}"
+            )
 
 
 def _interleaved(made: Sequence[Topology]) -> list[str]:
@@ -300,6 +320,7 @@ def _interleaved(made: Sequence[Topology]) -> list[str]:
     piped, placed = PipedRecords(), []
     for topology in made:
         own = [*topology.records()]
+        topology.count = len(own)
         placed += [(place / len(own), record) for place, record in enumerate(own)]
     placed.sort(key=lambda one: one[0])
     return [
@@ -308,9 +329,9 @@ def _interleaved(made: Sequence[Topology]) -> list[str]:
     ]
 
 
-def _differences(whole: Result, cut: Result, kinds: dict[str, str]) -> Iterator[str]:
-    for topic, kind in kinds.items():
-        one, several = (_comparable(result.output, topic, kind) for result in (whole, cut))
+def _differences(whole: Result, cut: Result, topics: Iterable[str]) -> Iterator[str]:
+    for topic in topics:
+        one, several = (_by_key(result.output.get(topic, ())) for result in (whole, cut))
         for key in dict.fromkeys([*one, *several]):
             if one.get(key) != several.get(key):
                 yield f"{topic} {key}: {one.get(key)} in one batch, {several.get(key)} in several"
@@ -321,24 +342,24 @@ def _differences(whole: Result, cut: Result, kinds: dict[str, str]) -> Iterator[
         yield f"state: {whole.state} after one batch, {cut.state} after several"
 
 
-def _comparable(output: Records, topic: str, kind: str) -> dict[Any, Any]:
-    """A stream's records of every key, in order; of a table, which a batch may update once, the last ones."""
-    by_key: dict[Any, list[Any]] = {}
-    for record in output.get(topic, ()):
-        window = str(record.get("headers")) if kind == "windowed" else ""
-        by_key.setdefault((record["key"], window), []).append((record["value"], record.get("timestamp")))
-    return by_key if kind == "stream" else {key: each[-1] for key, each in by_key.items()}
+def _by_key(records: Iterable[dict[str, Any]]) -> dict[tuple[str | None, str], list[Any]]:
+    """The records of every key and window, in order: each record's value and timestamp."""
+    by_key: dict[tuple[str | None, str], list[Any]] = {}
+    for record in records:
+        name = record["key"], str(record.get("headers", ""))
+        by_key.setdefault(name, []).append((record["value"], record.get("timestamp")))
+    return by_key
 
 
-def try_all(seeds: Sequence[int], operators: int, together: int) -> Iterator[tuple[int, str]]:
+def try_all(seeds: Sequence[int], operators: int) -> Iterator[tuple[int, str]]:
     """The seeds of the topologies that fail, with the reason."""
     try:
-        problems = trial(seeds, operators)
+        problems = Trial(seeds, operators).differences()
     except Exception as error:  # an error of one topology must not stop the others
         problems = [f"{type(error).__name__}: {error}"]
     if problems and len(seeds) > 1:
         half = len(seeds) // 2
-        found = [*try_all(seeds[:half], operators, together), *try_all(seeds[half:], operators, together)]
+        found = [*try_all(seeds[:half], operators), *try_all(seeds[half:], operators)]
         yield from found or [(seeds[0], f"only together with others, {[*seeds]}: {problem}") for problem in problems]
     else:
         yield from ((seeds[0], problem) for problem in problems)
@@ -353,7 +374,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--together", type=int, default=TOGETHER, help="topologies in one pipeline")
     parser.add_argument("--show", action="store_true", help="print the steps of the topologies, and run none")
     given = parser.parse_args(arguments)
-    failed: dict[int, None] = {}
+    failed: dict[int, str] = {}
     seeds = range(given.seed, given.seed + given.count)
     if given.show:
         for seed in seeds:
@@ -363,9 +384,8 @@ def main(arguments: list[str]) -> int:
     shared_session().sparkContext.setLogLevel("OFF")  # Spark would log the stack of every interrupted batch
     for begin in range(0, len(seeds), given.together):
         some = seeds[begin : begin + given.together]
-        for seed, problem in try_all(some, given.operators, given.together):
-            failed[seed] = None
-            print(f"  {seed}: {problem[:2000]}", flush=True)
+        failed |= dict(try_all(some, given.operators))
+        print(*Trial(some, given.operators).lines(failed), sep="\n")
         done = begin + len(some)
         print(f"{done - len(failed)} passed, {len(failed)} failed, {_cpu_s():.0f} s of CPU", flush=True)
     return 1 if failed else 0
