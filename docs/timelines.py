@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 
 from sluice.examples import windows
 from sluice.examples.example import Window
@@ -44,6 +45,22 @@ def grace() -> str:
         "closed": [(_MINUTE + 15_000, 120_000, "final; later visits of that minute are late")],
     }
     return _timeline("A window by stream time", (0, 120_000), (), rows)
+
+
+def suppress() -> str:
+    """The newest result about a page, by the time at which it is sent."""
+    visits = [("home", time) for time in VISITS]
+    last = 150_000
+    changes = [(time, until, str(number)) for number, (time, until) in enumerate(pairwise((*VISITS, last)), start=1)]
+    limited = windows.totals_once_per(_MINUTE, visits, max_records=1)
+    first_minute = sum(time < _MINUTE for time in VISITS)
+    closed = next(time for time in VISITS if time >= _MINUTE + 15_000)
+    rows = {
+        "total, every change": changes,
+        "total, time limit": [(time, last, str(total)) for time, _, total in limited],
+        "minute 08:00, closed": [(closed, last, str(first_minute))],
+    }
+    return _timeline("The newest result of four visits in each topic", (0, last), VISITS, rows)
 
 
 def _bars(counts: Mapping[Window, int]) -> list[tuple[int, int, str]]:
@@ -102,4 +119,4 @@ def _lanes(bars: Bars) -> list[list[tuple[int, int, str]]]:
     return lanes
 
 
-PICTURES = (kinds, grace, extractors)
+PICTURES = (kinds, grace, suppress, extractors)

@@ -28,7 +28,8 @@ from sluice.topology import drawing, load_pipeline
 
 SEED = 7
 USUAL_PORT = 8080
-RUN_SECONDS = 300.0
+RUN_SECONDS = 1_800.0
+"""A run takes half a minute on a quiet machine, and minutes on a busy one."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WIDTH = 400
 
@@ -69,24 +70,27 @@ def demo(example: Example, options: Options, console: Console) -> int:
 
 def _demo(example: Example, options: Options, home: Path, console: Console) -> int:
     began = time.monotonic()
-    with Steps(console) as steps, steps.step("Check this machine") as step:
+    with Steps(console, began) as steps, steps.step("Check this machine") as step:
         clear(home)
         platform = _platform(options, home)
-        step.say(f"Java {find_java().release}, Airflow on port {platform.port}, Kafka on {platform.kafka.port}")
+        step.conclude(f"Java {find_java().release}, Airflow on port {platform.port}, Kafka on {platform.kafka.port}")
     try:
-        with Steps(console) as steps:
+        with Steps(console, began) as steps:
             _start(example, platform, steps)
             with platform.as_user() as airflow:
                 _wait_for_run(example.name, platform, airflow, steps)
                 outcome = _compare(example, platform, airflow, steps)
-        _tell(example, platform, outcome, time.monotonic() - began, console)
+        _tell(example, platform, outcome, console)
+        _point_out(_files(example, platform) if options.leave else _places(example, platform), console)
+        verdict = "[green]all results are right[/]" if outcome.is_right else "[red]some results are wrong[/]"
+        console.print(f"\n{verdict}, {time.monotonic() - began:.0f} s after the start\n")
         if not options.leave:
             _stay(platform, console)
         return 0 if outcome.is_right else 1
     finally:
-        with _uninterrupted(), Steps(console) as steps, steps.step("Stop Airflow, Spark and Kafka") as step:
+        with _uninterrupted(), Steps(console, began) as steps, steps.step("Stop Airflow, Spark and Kafka") as step:
             platform.stop()
-            step.say("all processes have ended")
+            step.conclude("all processes have ended")
 
 
 def _platform(options: Options, home: Path) -> LocalPlatform:
@@ -106,11 +110,11 @@ def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
     def kafka() -> None:
         with steps.step("Start Kafka"):
             platform.start_kafka()
-        with steps.step(f"Send sample records to {' and '.join(example.topics)}") as step:
+        with steps.step("Send sample records") as step:
             create_example_topics(platform.kafka_config, example)
             samples = example.samples(example.count, SEED, example.start_ms)
             sent = produce_samples(platform.kafka_config, example, samples)
-            step.say(", ".join(f"{number:,} {topic}" for topic, number in sent.items()))
+            step.conclude(", ".join(f"{number:,} to {topic}" for topic, number in sent.items()))
 
     def database() -> None:
         with steps.step("Create Airflow's database"):
@@ -122,25 +126,26 @@ def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
     with steps.step("Start Airflow") as step:
         platform.start_airflow()
         platform.wait_for_airflow(step.say)
-        step.say(platform.url)
+        step.conclude(platform.url)
 
 
 def _wait_for_run(dag: str, platform: LocalPlatform, airflow: Airflow, steps: Steps) -> None:
     """Wait for the run that the records trigger, and report its progress."""
     with steps.step(f"Wait for the DAG {dag} to start by itself") as step:
-        for _ in platform.ticks(RUN_SECONDS, f"The DAG {dag} has not started"):
+        for _ in platform.ticks(RUN_SECONDS, f"Airflow has not started a run of the DAG {dag}"):
             if runs := airflow.runs(dag):
                 break
             step.say("its trigger compares the topics' end offsets with the ledger")
-        step.say(runs[0]["run_type"].replace("_", " "))
+        step.conclude(runs[0]["run_type"].replace("_", " "))
     run = runs[0]["dag_run_id"]
     with steps.step("Run the pipeline with spark-submit until all records are read") as step:
-        for _ in platform.ticks(RUN_SECONDS, f"The run {run} has not ended"):
+        for _ in platform.ticks(RUN_SECONDS, f"The run {run}, which runs spark-submit, has not ended"):
             state = next(dag_run["state"] for dag_run in airflow.runs(dag) if dag_run["dag_run_id"] == run)
             tasks = ", ".join(f"task {task['task_id']} {task['state'] or 'waits'}" for task in airflow.tasks(dag, run))
-            step.say(tasks or state)
             if state in ("success", "failed"):
+                step.conclude(tasks)
                 break
+            step.say(tasks or state)
         if state == "failed":
             raise EngineError(f"The run {run} failed.", next_step=f"See its log in {platform.home}/airflow/logs.")
 
@@ -157,7 +162,7 @@ def _compare(example: Example, platform: LocalPlatform, airflow: Airflow, steps:
                 )
                 actual.stores[store] = example.actual_store(store, rows)
         differences = expected.differences(actual)
-        step.say(f"{expected.size:,} entries and records, {sum(differences.values())} differences")
+        step.conclude(f"{expected.size:,} entries and records, {sum(differences.values())} differences")
     expected_answers = example.answers(expected)
     answers: list[tuple[str, str, bool | None]] = []
     for path in example.paths:
@@ -170,7 +175,7 @@ def _ms(time: datetime | None) -> int:
     return 0 if time is None else round(time.timestamp() * 1_000)
 
 
-def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, seconds: float, console: Console) -> None:
+def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, console: Console) -> None:
     with platform.as_user() as airflow:
         write_secret(platform.home / "authorization", f"Authorization: Bearer {airflow.token}\n")
     console.rule("Queries and answers")
@@ -186,25 +191,33 @@ def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, seconds: 
         console.print(f"{count:6}  {reason}")
     if not outcome.expected.dead_letters:
         console.print("none")
+
+
+def _point_out(places: dict[str, str], console: Console) -> None:
     console.rule("Look around")
-    for name, value in _places(example, platform).items():
+    for name, value in places.items():
         console.print(f"[bold]{name:>9}[/]  {escape(value)}", soft_wrap=True)
-    verdict = "[green]all results are right[/]" if outcome.is_right else "[red]some results are wrong[/]"
-    console.print(f"\n{verdict}, {seconds:.0f} s after the start\n")
 
 
 def _places(example: Example, platform: LocalPlatform) -> dict[str, str]:
-    """Addresses and files for the user to look at. Writes the drawings of the topology."""
+    """Addresses and files for the user to look at while Airflow and Kafka run. Writes the drawings of the topology."""
+    return {
+        "Airflow": platform.url,
+        "log-in": f"{platform.admin.user}, password {platform.admin.password}",
+        "page": f"{platform.url}/plugin/sluice",
+        "Kafka": platform.kafka.bootstrap,
+        **_files(example, platform),
+    }
+
+
+def _files(example: Example, platform: LocalPlatform) -> dict[str, str]:
+    """Files for the user to look at. Writes the drawings of the topology."""
     pipeline = load_pipeline(ROOT / "spark_jobs", example.name)
     picture, flowchart = platform.home / f"{pipeline.name}.svg", platform.home / f"{pipeline.name}.mmd"
     picture.write_text(drawing.svg(pipeline))
     flowchart.write_text(drawing.mermaid(pipeline))
     return {
-        "Airflow": platform.url,
-        "log-in": f"{platform.admin.user}, password {platform.admin.password}",
-        "page": f"{platform.url}/plugin/sluice",
         "drawing": f"{_short(picture)} and, as Mermaid, {_short(flowchart)}; also on the page and in the DAG's docs",
-        "Kafka": platform.kafka.bootstrap,
         "logs": _short(platform.logs),
     }
 

@@ -26,7 +26,7 @@ class _Seconds(TextColumn):
 
 
 class Step:
-    """A step in progress; `say` reports details."""
+    """A step in progress; `say` reports details, `conclude` the result."""
 
     def __init__(self, steps: Steps, title: str) -> None:
         self.title = title
@@ -42,17 +42,24 @@ class Step:
             self._said_at = now
             self._steps.show(self, detail)
 
+    def conclude(self, result: str) -> None:
+        """Set the detail of the step's last line."""
+        self._said = result
+
     @property
     def detail(self) -> str:
         return self._said
 
 
 class Steps:
-    """Steps, of which several may run at the same time. A context manager."""
+    """Steps, of which several may run at the same time. A context manager.
 
-    def __init__(self, console: Console) -> None:
+    Without a terminal, each line has the seconds since `began`, a time of `time.monotonic`, by default now.
+    """
+
+    def __init__(self, console: Console, began: float | None = None) -> None:
         self.console = console
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self.live = console.is_terminal
         self._lock = threading.Lock()
         self._tasks: dict[Step, TaskID] = {}

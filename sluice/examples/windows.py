@@ -27,6 +27,7 @@ _DISORDER_MS = 10_000
 _LATE_MS = 600_000
 """How much older a late visit is; too old for every window."""
 _SIZE_MS, _ADVANCE_MS, _GRACE_MS, _GAP_MS = 60_000, 30_000, 15_000, 30_000
+_HOUR_MS = 3_600_000
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
@@ -81,6 +82,9 @@ def expected(records: Iterable[Sample]) -> Results:
         "visits_total": dict(Counter(page for page, _ in visits)),
     }
     closed = stream_time - _GRACE_MS
+    for topic, limit in (("visits_total_per_minute", _SIZE_MS), ("visits_total_when_full", _HOUR_MS)):
+        for _, page, total in totals_once_per(limit, visits, max_records=2 if limit == _HOUR_MS else len(_PAGES)):
+            results.write(topic, page, total)
     results.tables = {
         "minutes_closed": {window: count for window, count in by_minute.items() if window[2] <= closed},
         "sessions_closed": {window: count for window, count in by_session.items() if window[2] + _GAP_MS <= closed},
@@ -124,6 +128,29 @@ def sessions(visits: Iterable[Visit]) -> dict[Window, int]:
         for first, last in pairwise([0, *ends, len(times)]):
             windows[page, times[first], times[last - 1]] = last - first
     return windows
+
+
+def totals_once_per(limit_ms: int, visits: Iterable[Visit], max_records: int) -> list[tuple[int, str, int]]:
+    """Stream time, page and total of each result of a suppress step, which holds back at most `max_records` pages.
+
+    A page's total is held back until stream time is `limit_ms` after the first total held back. A total has the time of
+    the page's newest visit.
+    """
+    totals = Counter[str]()
+    newest: dict[str, int] = {}
+    held: dict[str, int] = {}
+    results = []
+    stream_time = 0
+    for page, time_ms in visits:
+        totals[page] += 1
+        stream_time = max(stream_time, time_ms)
+        newest[page] = max(newest.get(page, 0), time_ms)
+        held.setdefault(page, newest[page])
+        while held and (min(held.values()) <= stream_time - limit_ms or len(held) > max_records):
+            oldest = min(held, key=lambda page: (held[page], page))
+            del held[oldest]
+            results.append((stream_time, oldest, totals[oldest]))
+    return results
 
 
 def _minute(page: str, time_ms: int) -> Window:

@@ -1,10 +1,10 @@
-"""The reference and the drawings are up to date."""
+"""The reference, the drawings and the licences are up to date."""
 
 from __future__ import annotations
 
 import pytest
 
-from docs import make_reference
+from docs import make_licences, make_reference
 from sluice import settings
 from tests.docs.pages import read
 
@@ -18,6 +18,10 @@ def test_the_reference_is_up_to_date() -> None:
 @pytest.mark.parametrize("name", make_reference.drawings())
 def test_the_drawings_are_up_to_date(name: str) -> None:
     assert read(f"docs/images/{name}") == make_reference.drawings()[name], ADVICE
+
+
+def test_the_licences_are_up_to_date() -> None:
+    assert read("docs/licences.md") == make_licences.page(), ADVICE
 
 
 def test_every_public_object_has_a_docstring() -> None:

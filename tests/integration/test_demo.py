@@ -18,7 +18,7 @@ from sluice.testing.platform import clear
 from sluice.testing.service import members
 from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def demo(home: Path) -> Iterator[subprocess.Popen[str]]:
     process = start(home)
     assert process.stdout is not None
     for line in process.stdout:
-        if "Start Airflow  loading" in line:
+        if "Start Airflow  waits for" in line:
             break
     yield process
     process.kill()
@@ -56,7 +56,7 @@ def stops(demo: subprocess.Popen[str], home: Path, number: signal.Signals) -> No
     assert members(sessions(home))
     assert running(home / "kafka")
     demo.send_signal(number)
-    output, _ = demo.communicate(timeout=120)
+    output, _ = demo.communicate(timeout=300)
     assert demo.returncode == 130
     assert "all processes have ended" in output
     assert "Traceback" not in output
@@ -87,7 +87,7 @@ def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str],
 
 def test_a_second_demo_in_the_same_home_is_rejected(demo: subprocess.Popen[str], home: Path) -> None:
     second = start(home)
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=300)
     assert second.returncode == 1
     assert "already running in" in output
     assert demo.poll() is None

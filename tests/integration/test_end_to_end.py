@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -11,12 +13,14 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from playwright.sync_api import expect
 
 from sluice.examples.orders import STORE_1234, Totals, produce_orders, totals_of_topic
 from sluice.examples.orders.example import answers
 from sluice.testing.platform import LocalPlatform
 from sluice.testing.service import members
 from sluice.topics import read_topic, text_headers
+from tests.airflow_browser import chromium, open_airflow
 from tests.airflow_database import provide_database
 from tests.integration.orders_view import dead_letters, differences, served
 from tests.ports import free_port
@@ -145,8 +149,38 @@ def test_no_secret_in_arguments_or_logs(platform: LocalPlatform, totals: Totals)
     assert [secret for secret in secrets if any(secret in text for text in lines + logs)] == []
 
 
-def test_the_next_burst_starts_one_more_run(platform: LocalPlatform, totals: Totals) -> None:
-    send(platform, 3_000, 1_670_230_527 + 20)
+@pytest.fixture(scope="module")
+def second_burst(platform: LocalPlatform, totals: Totals) -> float | None:
+    """Sends more orders while a browser shows the pipeline.
+
+    Returns how many seconds later the page has shown the run, None without a browser.
+    """
+    if shutil.which("chromium") is None:
+        send(platform, 3_000, 1_670_230_527 + 20)
+        return None
+    with chromium() as browser:
+        page = open_airflow(browser, platform.url, platform.viewer.user, platform.viewer.password)
+        page.get_by_role("link", name="Sluice").click()
+        sluice = page.frame_locator("iframe")
+        sluice.get_by_role("link", name=PIPELINE, exact=True).click(timeout=60_000)
+        rows = sluice.get_by_role("region", name="Runs").locator("tbody tr")
+        expect(rows).to_have_count(1, timeout=60_000)
+        send(platform, 3_000, 1_670_230_527 + 20)
+        sent_at = time.monotonic()
+        expect(rows).to_have_count(2, timeout=120_000)
+        return time.monotonic() - sent_at
+
+
+@pytest.mark.browser
+def test_a_run_appears_on_the_open_page_by_itself(second_burst: float | None) -> None:
+    if second_burst is None:
+        pytest.skip("Chromium is not installed (apt-get install chromium)")
+    print(f"the run appeared {second_burst:.1f} s after its records")
+
+
+def test_the_next_burst_starts_one_more_run(
+    platform: LocalPlatform, totals: Totals, second_burst: float | None
+) -> None:
     runs = wait_for_runs(platform, 2)
     assert [run["state"] for run in runs] == ["success", "success"]
     expected = totals_of_topic(platform.kafka_config)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sluice.errors import SettingsError
 from sluice.examples import NAMES, load_example
 from sluice.examples.example import Results, Sample, canonical, decoded
 from sluice.examples.windows import expected as expected_windows
+from sluice.examples.windows import totals_once_per
+from sluice.topology import load_pipeline
 
+PIPELINES = Path(__file__).parents[2] / "spark_jobs"
 START = 1_740_988_800_000
 
 
@@ -24,7 +29,8 @@ def test_the_same_seed_makes_the_same_samples_and_every_result_has_some(name: st
 
     results = one.expected(samples)
     assert all(results.stores.values())
-    assert {*results.tables, *results.streams} <= {*one.outputs}
+    pipeline = load_pipeline(PIPELINES, name)
+    assert {*results.tables, *results.streams} == {*pipeline.sinks} - {pipeline.dead_letters}
     assert name == "words" or results.dead_letters
 
 
@@ -64,3 +70,9 @@ def test_the_expected_windows_of_three_visits() -> None:
     assert {(start - eight, end - eight): n for (_, start, end), n in stores["overlapping_minutes"].items()} == {
         (0, 60_000): 2, (30_000, 90_000): 3, (60_000, 120_000): 1,
     }  # fmt: skip
+
+
+def test_the_expected_totals_that_a_suppress_step_holds_back() -> None:
+    visits = [("home", 10), ("cart", 20), ("home", 60), ("help", 85), ("home", 90)]
+    assert totals_once_per(50, visits, max_records=9) == [(60, "home", 2), (85, "cart", 1)]
+    assert totals_once_per(1_000, visits, max_records=2) == [(85, "home", 2), (90, "cart", 1)]

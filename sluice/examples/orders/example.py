@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from sluice.examples.example import Example, Results, Sample, decoded
+from sluice.examples.example import Example, Results, Sample, canonical, decoded
 from sluice.examples.orders.records import START_MS, STORE_1234, orders, stores
 from sluice.examples.orders.topics import OUTPUTS, PARTITIONS
 from sluice.examples.orders.totals import WINDOW_MS, totals
@@ -35,7 +36,7 @@ def answers(count: int, revenue: Decimal) -> dict[str, Any]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The eight stores, and the revenue of each shop with the shop's address. None of the sample orders is late."""
+    """The eight stores, the amounts, and each shop's revenue with its address. None of the sample orders is late."""
     addresses: dict[str, Any] = {}
     values: list[tuple[int, bytes | None]] = []
     for record in records:
@@ -45,6 +46,9 @@ def expected(records: Iterable[Sample]) -> Results:
             values.append((0, record.value))
     expected_totals = totals(values)
     results = Results(dead_letters=expected_totals.dead_letters)
+    for (kind, location, amount), count in expected_totals.amounts.items():
+        value = {"locationId": location, "finalAmount": amount}
+        results.streams.setdefault(f"{kind.lower()}_orders", Counter())[location, canonical(value)] += count
     for name, rows in expected_totals.stores().items():
         is_revenue = "revenue" in name
         for key, total in rows.items():

@@ -57,12 +57,14 @@ class Order:
 
 @dataclass
 class Totals:
-    """The expected contents of the eight stores, and the number of dead letters and late records."""
+    """The expected contents of the eight stores, the orders by amount, the number of dead letters and late records."""
 
     running: dict[tuple[str, str], Total] = field(default_factory=dict)
     """(order type, location) → totals."""
     windows: dict[tuple[str, str, int], Total] = field(default_factory=dict)
     """(order type, location, start of the window in ms) → totals."""
+    amounts: Counter[tuple[str, str, Decimal]] = field(default_factory=Counter)
+    """(order type, location, amount) → number of orders."""
     read: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
     late: Counter[str] = field(default_factory=Counter)
@@ -78,6 +80,7 @@ class Totals:
             self.dead_letters[str(bad)] += 1
             return
         key = (order.kind, order.location)
+        self.amounts[*key, order.amount] += 1
         self.running[key] = _plus(self.running.get(key), order.amount)
         stream = (partition, order.kind)
         self._stream_times[stream] = max(self._stream_times[stream], order.time_ms)
