@@ -27,8 +27,8 @@ demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the re
 	@$(BIN)/sluice demo $(PIPELINE) $(if $(EXIT),--exit)
 
 .PHONY: test
-test: $(JARS) ## Run every test, in PROCESSES=3; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
-	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),3) --durations=15)
+test: $(JARS) ## Run every test, in PROCESSES=4; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
+	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),4) --durations=15)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, format, types and the direction of imports
@@ -43,8 +43,9 @@ fmt: $(INSTALLED) ## Format the code and sort imports
 	@$(BIN)/ruff format .
 
 .PHONY: docs
-docs: $(INSTALLED) ## Generate docs/reference.md and the drawings from the code, and build the site in build/docs
+docs: $(INSTALLED) ## Generate docs/reference.md, docs/licences.md and the drawings, and build the site in build/docs
 	@$(BIN)/python -m docs.make_reference
+	@$(BIN)/python -m docs.make_licences
 	@$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --keep-going docs build/docs
 	@echo "The site's first page is build/docs/index.html"
 

@@ -16,5 +16,6 @@ myst_fence_as_directive = ["mermaid"]
 
 html_theme = "furo"
 html_title = "Sluice"
-html_static_path: list[str] = []
+html_static_path = ["style"]
+html_css_files = ["wide.css"]
 html_copy_source = False

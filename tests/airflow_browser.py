@@ -9,8 +9,6 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.airflow_server import AirflowServer
-
 # Without these options, Chromium contacts its vendor's servers at every start.
 _FLAGS = [
     "--no-sandbox",
@@ -37,14 +35,13 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-def open_airflow(browser: Browser, airflow: AirflowServer, user: str = "viewer", scheme: str = "light") -> Page:
-    """A page at Airflow's home, 1280 by 800, logged in as `user`."""
-    page = browser.new_page(
-        viewport={"width": 1280, "height": 800}, color_scheme="dark" if scheme == "dark" else "light"
-    )
-    page.goto(airflow.url)
+def open_airflow(browser: Browser, url: str, user: str, password: str) -> Page:
+    """A page at Airflow's home, 1280 by 800, after logging in."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.set_default_timeout(120_000)  # Airflow's pages load slowly beside other tests
+    page.goto(url)
     page.locator("input[name=username]").fill(user)
-    page.locator("input[name=password]").fill(airflow.passwords[user])
+    page.locator("input[name=password]").fill(password)
     page.locator("button[type=submit]").click()
     expect(page.get_by_role("link", name="Sluice")).to_be_visible(timeout=30_000)
     return page

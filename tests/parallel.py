@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 TOGETHER = ("tests/api/", "tests/browser/")
 """Folders whose tests run in one process, because they share an Airflow. Elsewhere, each file has one process."""
 
+SPARK = (
+    "tests/engine/",
+    "tests/pipelines/",
+    "tests/conformance/",
+    "tests/dags/test_dags.py",
+    "tests/docs/test_from_kafka_streams.py",
+    "tests/docs/test_project.py",
+    "tests/docs/test_readme.py",
+    "tests/docs/test_sessions.py",
+    "tests/docs/test_test_a_pipeline.py",
+    "tests/faults/test_samples.py",
+)
+"""Tests with the fixture `spark`. Half of the processes start with them, so that few processes start a Spark."""
+
 FIRST = (
     "tests/integration/test_end_to_end.py",
-    "tests/faults/",
-    "tests/docs/",
-    "tests/engine/",
+    "tests/docs/test_tutorial.py",
+    "tests/faults/test_drivers.py",
+    "tests/engine/test_rebuild.py",
+    "tests/engine/test_span.py",
+    "tests/engine/test_history.py",
+    "tests/engine/test_backlog.py",
+    "tests/browser/",
     "tests/integration/",
     "tests/dags/",
+    "tests/cluster/",
+    "tests/docs/",
+    "tests/faults/",
+    "tests/engine/",
     "tests/conformance/",
-    "tests/browser/",
     "tests/pipelines/",
     "tests/servers/",
     "tests/api/",
@@ -25,11 +47,32 @@ FIRST = (
 
 
 class Dealer(LoadScopeScheduling):  # type: ignore[misc]
-    """Assigns files, or folders of `TOGETHER`, in the order in which they were collected."""
+    """Assigns files, or folders of `TOGETHER`, in the order in which they were collected.
+
+    Half of the processes prefer files of `SPARK`, and the others prefer all other files.
+    """
 
     def __init__(self, config: pytest.Config, log: object) -> None:
         config.option.loadscopereorder = False
         super().__init__(config, log)
+        self._nodes: list[WorkerController] = []
+
+    def add_node(self, node: WorkerController) -> None:
+        self._nodes.append(node)
+        super().add_node(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        prefers_spark = self._nodes.index(node) % 2 == 1
+        preferred = (scope for scope in self.workqueue if scope.startswith(SPARK) == prefers_spark)
+        if (scope := next(preferred, None)) is not None:
+            self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        # A process runs a test as soon as it knows the next one, so it needs no more than one in advance. pytest-xdist
+        # would give it a whole file more, for which no other process could then begin.
+        if self._pending_of(self.assigned_work[node]) < 2 or not self.workqueue:
+            super()._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])

@@ -23,3 +23,12 @@ def free_port() -> int:
             continue
         return port
     raise RuntimeError(f"None of the {_EACH} ports from {_FIRST + _WORKER * _EACH} on is free.")
+
+
+def listens(port: int) -> bool:
+    """Whether a process accepts connections at a port of this host."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
