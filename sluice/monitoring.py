@@ -75,6 +75,17 @@ def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
     return {"run": run, "snapshots": sorted(snapshots), **{name: counts[name] for name in names}}
 
 
+def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
+    """The audits of a run's batches, oldest first. If the run has published several generations, those of the newest.
+
+    A replay publishes a generation beside the current one, and a restore replaces the current one.
+    """
+    for job in reversed(ledger.jobs.all(pipeline)):
+        if audits := [audit for audit in ledger.audits.recent(job.ref, _MOST_OF_A_RUN) if audit.run == run]:
+            return audits[::-1]
+    return []
+
+
 def log_path(run: str, airflow: str = "") -> str:
     """The path of a task's log in Airflow, from the run's name DAG/RUN/TASK in the ledger; empty for other names."""
     dag, _, rest = run.partition("/")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import get_current_context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
@@ -29,6 +30,9 @@ from sluice.values.points import MOST, Span
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    from sluice.orchestration.lineage import Lineage
 
 
 ACTIONS = {"run": (), "replay": ("--replay",), "promote": ("--promote",), "drop": ("--drop",)}
@@ -95,6 +99,22 @@ class SluiceJobOperator(SparkSubmitOperator):
         except BaseException:
             self._note_failure(context, started_at, "The driver ended without an error message. See the task's log.")
             raise
+
+    def get_openlineage_facets_on_start(self) -> Lineage:
+        """The datasets that the run reads and writes. Airflow's OpenLineage provider calls this method."""
+        return self._lineage(get_current_context())
+
+    def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
+        """The datasets and the audit of a run that has succeeded, or has failed after it published some batches."""
+        return self._lineage(task_instance.get_template_context())
+
+    get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
+
+    def _lineage(self, context: Context) -> Lineage:
+        from sluice.orchestration.lineage import lineage  # the provider is optional
+
+        action = (context.get("params") or {}).get("action", "run")
+        return lineage(self.pipeline, action, _run(context), kafka_config(self.kafka_conn_id), settings())
 
     def _get_hook(self) -> SparkSubmitHook:
         hook = super()._get_hook()

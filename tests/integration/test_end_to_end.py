@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +18,9 @@ from playwright.sync_api import expect
 
 from sluice.examples.orders import STORE_1234, Totals, produce_orders, totals_of_topic
 from sluice.examples.orders.example import answers
+from sluice.monitoring import run_audits
+from sluice.state.ledger.audits import total
+from sluice.state.ledger.ledger import Ledger
 from sluice.testing.platform import LocalPlatform
 from sluice.testing.service import members
 from sluice.topics import read_topic, text_headers
@@ -30,13 +34,16 @@ pytestmark = pytest.mark.timeout(900)
 PIPELINE = "orders"
 ROUTES = ["/v1/orders/count", "/v1/metadata/all", "/sluice/v1/stores", "/sluice/docs", "/sluice/openapi.json"]
 IDLE_S = 6.0
+LINEAGE = "lineage.jsonl"
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlatform]:
     home = tmp_path_factory.mktemp("platform")
     provide_database(home / "airflow" / "airflow.db")  # the demo's tests migrate one
-    with LocalPlatform(home, free_port(), free_port()) as platform:
+    transport = {"type": "file", "log_file_path": str(home / LINEAGE), "append": True}
+    environment = {"AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport)}
+    with LocalPlatform(home, free_port(), free_port(), environment=environment) as platform:
         sessions = platform.sessions
         platform.start(lambda: send(platform, 4_000, 1_670_230_527))
         yield platform
@@ -215,6 +222,48 @@ def test_the_run_counts_what_happened_to_every_record(platform: LocalPlatform, t
         tries = range(1, task["try_number"] + 1)  # more than one where Airflow had lost sight of the first for a while
         said = "".join(airflow.log(PIPELINE, first["dag_run_id"], "main", number) for number in tries)
     assert f"read={totals.read + 20}" in said
+
+
+def test_openlineage_events_have_the_datasets_and_the_audit(platform: LocalPlatform, totals: Totals) -> None:
+    runs = [run["dag_run_id"] for run in wait_for_runs(platform, 1)]
+    events = [json.loads(line) for line in (platform.home / LINEAGE).read_text().splitlines()]
+    events = [event for event in events if event["job"]["name"] == f"{PIPELINE}.main"]
+    kafka, ledger = f"kafka://{platform.kafka_config['bootstrap.servers']}", platform.home / "ledger.sqlite"
+    state = f"sluice://{ledger}"
+    topics = {"general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue"}
+    written = {(kafka, name) for name in {*topics, "orders_dead_letters"}}
+    stores = {(state, f"orders.{store}") for store in totals.stores()}
+    for event in events:
+        assert {named(each) for each in event["inputs"]} == {(kafka, "orders"), (kafka, "stores")}
+        assert {named(each) for each in event["outputs"]} == written | stores
+
+    completed = {event["run"]["facets"]["airflow"]["dagRun"]["run_id"]: event
+                 for event in events if event["eventType"] == "COMPLETE"}  # fmt: skip
+    assert set(completed) == set(runs)
+    started = {event["run"]["runId"] for event in events if event["eventType"] == "START"}
+    assert started >= {event["run"]["runId"] for event in completed.values()}
+    first = completed[runs[0]]
+    facet = first["run"]["facets"]["sluice_audit"]
+    rows = {each["name"]: each["inputFacets"]["inputStatistics"]["rowCount"] for each in first["inputs"]}
+    assert rows == {"orders": totals.read, "stores": 20}
+    assert facet["recordsRead"] == totals.read + 20
+    assert facet["deadLetters"] == totals.dead_letters
+    assert facet["balanced"] is True
+    with Ledger.open(f"sqlite:///{ledger}") as opened:
+        audits = run_audits(opened, PIPELINE, f"{PIPELINE}/{runs[0]}/main")
+    assert facet["recordsApplied"] == sum(source.applied for source in total(audits))
+    versions = {each["facets"]["version"]["datasetVersion"] for each in first["outputs"] if named(each) in stores}
+    assert versions == {facet["lastSnapshot"]} == {f"{audits[-1].generation}.{audits[-1].batch}"}
+    sent = Counter[str]()
+    for event in completed.values():
+        for each in event["outputs"]:
+            if named(each) in written and "outputStatistics" in each["outputFacets"]:
+                sent[each["name"]] += each["outputFacets"]["outputStatistics"]["rowCount"]
+    assert sent == {name: sum(1 for _ in read_topic(platform.kafka_config, name)) for _, name in written}
+
+
+def named(dataset: dict[str, Any]) -> tuple[str, str]:
+    return dataset["namespace"], dataset["name"]
 
 
 def test_files_with_secrets_are_private(platform: LocalPlatform) -> None:

@@ -1,0 +1,154 @@
+"""The lineage of a run for OpenLineage: the datasets that the run reads and writes, and its audit.
+
+Only the methods that Airflow's OpenLineage provider calls import this module, because the provider is optional.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+import attrs
+from airflow.providers.openlineage.extractors import OperatorLineage
+from openlineage.client.event_v2 import Dataset, InputDataset, OutputDataset
+from openlineage.client.facet_v2 import (
+    RunFacet,
+    dataset_version_dataset,
+    input_statistics_input_dataset,
+    output_statistics_output_dataset,
+)
+from openlineage.client.naming.dataset import Kafka
+
+from sluice.monitoring import run_audits
+from sluice.plan import Job, load_plan
+from sluice.settings import Settings
+from sluice.state.ledger.audits import Audit, total
+from sluice.state.ledger.ledger import Ledger
+
+Lineage: TypeAlias = OperatorLineage[Dataset, RunFacet]
+
+FACET = "sluice_audit"
+"""The name of the run facet with the audit."""
+_READ = ("run", "replay", "promote")
+"""The actions that read the pipeline's topics."""
+_PUBLISHED = ("run", "promote")
+"""The actions after which queries and consumers see new results. A replay only builds a generation beside them."""
+
+
+@attrs.define(kw_only=True)
+class AuditRunFacet(RunFacet):
+    """The sums of the audits of all snapshots that a run has published, as `sluice audit` prints them."""
+
+    generation: int
+    firstSnapshot: str
+    lastSnapshot: str
+    recordsRead: int
+    recordsApplied: int
+    recordsFiltered: int
+    recordsLate: int
+    recordsDropped: dict[str, int]
+    """Reason → number of records."""
+    deadLetters: dict[str, int]
+    """Reason → number of records that were rejected when they were read."""
+    recordsWritten: dict[str, int]
+    """Topic → number of records."""
+    balanced: bool
+    """Whether every record that was read is accounted for."""
+
+
+def lineage(pipeline: str, action: object, run: str, kafka: Mapping[str, str], known: Settings) -> Lineage:
+    """The datasets of a run with this action, and the facet with its audit once it has published a snapshot.
+
+    Raises TopologyError if the pipeline cannot be loaded.
+    """
+    job = load_plan(known.pipelines, pipeline).job
+    with Ledger.open(known.ledger) as ledger:
+        audits = run_audits(ledger, pipeline, run)
+    return OperatorLineage(
+        inputs=_inputs(job, kafka, audits) if action in _READ else [],
+        outputs=_outputs(job, kafka, known.ledger, audits) if action in _PUBLISHED else [],
+        run_facets={FACET: _facet(audits)} if audits else {},
+    )
+
+
+def _inputs(job: Job, kafka: Mapping[str, str], audits: list[Audit]) -> list[Dataset]:
+    read = Counter[str]()
+    for source in total(audits):
+        read[source.topic] += source.read
+    facet = input_statistics_input_dataset.InputStatisticsInputDatasetFacet
+    return [
+        InputDataset(
+            *_topic(kafka, topic), inputFacets={"inputStatistics": facet(rowCount=read[topic])} if audits else {}
+        )
+        for topic in dict.fromkeys(job.topics)
+    ]
+
+
+def _outputs(job: Job, kafka: Mapping[str, str], ledger: str, audits: list[Audit]) -> list[Dataset]:
+    written = _written(audits)
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
+    topics: list[Dataset] = [
+        OutputDataset(
+            *_topic(kafka, topic),
+            outputFacets={"outputStatistics": statistics(rowCount=written[topic])} if audits else {},
+        )
+        for topic in dict.fromkeys([*job.outputs, job.pipeline.dead_letters])
+    ]
+    version = dataset_version_dataset.DatasetVersionDatasetFacet
+    stores: list[Dataset] = [
+        OutputDataset(
+            store_namespace(ledger),
+            f"{job.pipeline.name}.{store}",
+            facets={"version": version(datasetVersion=_snapshot(audits[-1]))} if audits else {},
+        )
+        for store in job.stores
+    ]
+    return topics + stores
+
+
+def store_namespace(ledger: str) -> str:
+    """The namespace of the stores whose ledger has this URL: `sluice://HOST:PORT/DATABASE` or `sluice:///FILE`."""
+    url = urlsplit(ledger)
+    return f"sluice://{url.netloc.rpartition('@')[2]}/{url.path.lstrip('/')}"
+
+
+def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
+    """The namespace and name of a topic: OpenLineage identifies a cluster by its first bootstrap server."""
+    server = kafka["bootstrap.servers"].split(",")[0].strip().rpartition("//")[2]
+    host, _, port = server.rpartition(":")
+    name = Kafka(host or server, port if host else "9092", topic)
+    return name.get_namespace(), name.get_name()
+
+
+def _facet(audits: list[Audit]) -> AuditRunFacet:
+    sources = total(audits)
+    dropped, rejected = Counter[str](), Counter[str]()
+    for source in sources:
+        dropped.update(source.dropped)
+        rejected.update(source.dead_letters)
+    return AuditRunFacet(
+        generation=audits[-1].generation,
+        firstSnapshot=_snapshot(audits[0]),
+        lastSnapshot=_snapshot(audits[-1]),
+        recordsRead=sum(source.read for source in sources),
+        recordsApplied=sum(source.applied for source in sources),
+        recordsFiltered=sum(source.filtered for source in sources),
+        recordsLate=sum(source.late for source in sources),
+        recordsDropped=dict(dropped),
+        deadLetters=dict(rejected),
+        recordsWritten=dict(_written(audits)),
+        balanced=not any(audit.wrong for audit in audits),
+    )
+
+
+def _written(audits: list[Audit]) -> Counter[str]:
+    written = Counter[str]()
+    for audit in audits:
+        written.update(audit.outputs)
+    return written
+
+
+def _snapshot(audit: Audit) -> str:
+    return f"{audit.generation}.{audit.batch}"
