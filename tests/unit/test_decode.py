@@ -24,7 +24,7 @@ from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read import streams as sourcing
-from sluice.engine.read.decode import ValueDecoder, key_texts
+from sluice.engine.read.decode import ValueDecoder, failing, key_texts
 from sluice.engine.read.global_tables import TableReader
 from sluice.engine.read.streams import StreamReader
 from sluice.plan import plan
@@ -298,6 +298,18 @@ RICH = (
     b' "sums": {"a": 1.5}, "by_name": {"b": {"item": "y", "amount": 3}}, "perhaps": null,'
     b' "moments": ["2022-12-05T00:00:00"], "order-no": 7}'
 )
+
+
+def test_few_that_fail_among_many_are_found_with_few_checks() -> None:
+    bad, checks = {0, 4_711, 4_712, 9_999}, []
+
+    def fits(begin: int, end: int) -> bool:
+        checks.append(end - begin)
+        return not bad & {*range(begin, end)}
+
+    assert [*failing(10_000, fits)] == sorted(bad)
+    assert len(checks) < 120
+    assert [*failing(0, fits)] == []
 
 
 def test_every_kind_of_field_becomes_a_column() -> None:

@@ -117,17 +117,16 @@ class ValueDecoder:
         present = [value for value in values if value is not None] if self.keeps_nulls else values
         if all(_surely_fit(collect(present), kind) for _, kind, collect in self._decimals):
             return rows, values, dead_letters
-        if all(_fits(collect(present), kind) for _, kind, collect in self._decimals):
-            return rows, values, dead_letters
-        kept_rows, kept = [], []
-        for row, value in zip(rows, values, strict=True):
-            detail = "" if value is None else next(self._excess(value), "")
-            if detail:
-                dead_letters.append(DeadLetter(row, "digits", detail))
-            else:
-                kept_rows.append(row)
-                kept.append(value)
-        return kept_rows, kept, dead_letters
+        unfit = {*failing(len(values), lambda begin, end: self._all_fit(values[begin:end]))}
+        dead_letters += [
+            DeadLetter(rows[place], "digits", next(self._excess(values[place]))) for place in sorted(unfit)
+        ]
+        return _without(rows, unfit), _without(values, unfit), dead_letters
+
+    def _all_fit(self, values: list[msgspec.Struct]) -> bool:
+        """Whether no decimal of the values has more digits than declared."""
+        present = [value for value in values if value is not None] if self.keeps_nulls else values
+        return all(_fits(collect(present), kind) for _, kind, collect in self._decimals)
 
     def _excess(self, value: msgspec.Struct) -> Iterator[str]:
         """Messages about the decimals with more digits than declared."""
@@ -163,9 +162,11 @@ class ValueDecoder:
                 return error_text(error).partition("\n")[0]
             return ""
 
-        if not error(values):
-            return {}
-        return {place: why for place, value in enumerate(values) if value is not None and (why := error([value]))}
+        return {
+            place: error([values[place]])
+            for place in failing(len(values), lambda begin, end: not error(values[begin:end]))
+            if values[place] is not None
+        }
 
     def _fields(self, values: Sequence[Any], name: str) -> list[Any]:
         if not self.source.is_object:
@@ -254,6 +255,23 @@ T = TypeVar("T")
 
 def _without(items: Sequence[T], places: Container[int]) -> list[T]:
     return [item for place, item in enumerate(items) if place not in places] if places else [*items]
+
+
+def failing(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
+    """The places, of so many, at which something fails. `fits(begin, end)` is whether a whole range does not.
+
+    Ranges that fail are halved, because few places fail, and checking a range costs little more than checking a place.
+    """
+    ranges = [(0, count)]
+    while ranges:
+        begin, end = ranges.pop()
+        if begin == end or fits(begin, end):
+            continue
+        if end - begin == 1:
+            yield begin
+        else:
+            middle = (begin + end) // 2
+            ranges += [(middle, end), (begin, middle)]
 
 
 _ADD = Context(prec=200, traps=[Inexact, InvalidOperation])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, error_text, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection, part_name
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
-from sluice.engine.read.decode import ValueDecoder
+from sluice.engine.read.decode import ValueDecoder, failing
 from sluice.errors import EngineError
 from sluice.plan import Job, OrderedJob
 from sluice.values.records import METADATA, MOST_KEY_BYTES
@@ -176,11 +177,10 @@ class StreamReader(Reader):
             columns = self._columns(decoder, kept, values, share, clock)
             problems = invalid_times(columns["_time"], latest)
         except (pa.ArrowException, OverflowError, ValueError):
-            # Convert the records one by one to find those that do not fit.
-            problems = [
-                self._problem(decoder, kept.slice(i, 1), [value], share, clock) for i, value in enumerate(values)
-            ]
-            columns = {}
+            problems, columns = [None] * len(values), {}
+            for place in failing(len(values), partial(self._fit, decoder, kept, values, share, clock)):
+                record = kept.slice(place, 1)
+                problems[place] = self._problem(decoder, record, values[place : place + 1], share, clock)
         if any(problems):
             problems = self._apply_on_time(decoder, problems, share)
             dead_letters += [
@@ -252,6 +252,23 @@ class StreamReader(Reader):
                 return kept.column("sequence")
             case _:
                 return kept.column(name.removeprefix("_raw_"))
+
+    def _fit(
+        self,
+        decoder: ValueDecoder,
+        records: pa.RecordBatch,
+        values: Sequence[Any],
+        share: Share,
+        clock: int,
+        begin: int,
+        end: int,
+    ) -> bool:
+        """Whether a range of the records has no problem."""
+        try:
+            columns = self._columns(decoder, records.slice(begin, end - begin), values[begin:end], share, clock)
+        except (pa.ArrowException, OverflowError, ValueError):
+            return False
+        return not any(invalid_times(columns["_time"], clock + decoder.source.max_future_skew_ms))
 
     @staticmethod
     def _apply_on_time(decoder: ValueDecoder, problems: Problems, share: Share) -> Problems:
