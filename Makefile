@@ -50,8 +50,12 @@ docs: $(INSTALLED) ## Generate docs/reference.md, docs/licences.md and the drawi
 	@echo "The site's first page is build/docs/index.html"
 
 .PHONY: bench
-bench: $(JARS) ## Time a million orders; PEER=folder also times the Kafka Streams program in that folder
-	@$(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)")
+bench: $(JARS) ## Time a million orders; PEER=folder also times the Kafka Streams program there; ARGS='--orders 10000000'
+	@PYTHONPATH=. $(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
+
+.PHONY: bench-scaling
+bench-scaling: $(JARS) ## Show how time, CPU and memory grow: ARGS='records keys partitions stores groupings shapes'
+	@PYTHONPATH=. $(BIN)/python benchmarks/scaling.py $(ARGS)
 
 .PHONY: bench-operators
 bench-operators: $(JARS) ## Time a million records through each kind of operator; ARGS='--records N --keys N'

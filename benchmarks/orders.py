@@ -17,43 +17,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import psutil
 import typer
 from confluent_kafka.admin import AdminClient
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cost import Cost, Usage, run, stopping
 from sluice.examples.orders.topics import create_order_topics, produce_orders
 from sluice.examples.orders.totals import totals_of_topic
 from sluice.provision import jars
 from sluice.remote.opening import open_shard
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.testing.kafka import EmbeddedKafka, running
+from sluice.testing.kafka import EmbeddedKafka
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUTS = ["general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue"]
 MADE = [*OUTPUTS, "orders_dead_letters", "orders_markers"]
-PEER_BUSY_SECONDS = 600
-POLL_S = 0.02
+PEER_BUSY_SECONDS = 900
 
 console = Console(stderr=True)
-
-
-@dataclass(frozen=True)
-class Result:
-    """One run: wall-clock seconds until all stores can be queried, and CPU seconds by then except the broker's."""
-
-    wall_s: float
-    cpu_s: float
 
 
 def main(
@@ -84,7 +73,7 @@ def main(
 
 def _pair(
     home: Path, kafka: EmbeddedKafka, rival: Path | None, records: int, number: int, at_least_once: bool
-) -> dict[str, Result]:
+) -> dict[str, Cost]:
     pair = {}
     if at_least_once:
         with console.status("Sluice, at least once"):
@@ -97,37 +86,18 @@ def _pair(
     return pair
 
 
-def _sluice(home: Path, kafka: EmbeddedKafka, records: int, delivery: str = "exactly_once") -> Result:
+def _sluice(home: Path, kafka: EmbeddedKafka, records: int, delivery: str = "exactly_once") -> Cost:
     config = {"bootstrap.servers": kafka.bootstrap}
     shutil.rmtree(home, ignore_errors=True)
     _renew_outputs(config)
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
-        "SLUICE_HOME": str(home),
-        "SLUICE_JARS": str(settings().jars),
-        "SLUICE_PIPELINES": str(ROOT / "spark_jobs"),
-        "SLUICE_KAFKA": json.dumps(config),
-        "SLUICE_DELIVERY": delivery,
-    }
-    command = [str(Path(sys.executable).parent / "sluice"), "run", "orders"]
-    log = (home.parent / "sluice.log").open("w+")
-    with _busy_without(kafka) as cpu, _process(command, environment, log) as (process, began):
-        while _published(home / "ledger.sqlite") < records:
-            if process.poll() not in (None, 0):
-                log.seek(0)
-                raise SystemExit(f"Sluice's run failed:\n{log.read()[-3000:]}")
-            time.sleep(POLL_S)
-        result = Result(time.monotonic() - began, cpu())
-        process.wait()
-    return result
-
-
-def _published(ledger: Path) -> int:
-    """The number of records that the newest snapshot includes."""
-    if not ledger.exists():
-        return 0
-    with Ledger.open(f"sqlite:///{ledger}") as opened:
-        return sum(sum(partitions.values()) for partitions in opened.positions("orders").values())
+    return run(
+        "orders",
+        home=home,
+        pipelines=ROOT / "spark_jobs",
+        kafka=config,
+        records=records,
+        variables={"SLUICE_DELIVERY": delivery},
+    )
 
 
 def _renew_outputs(config: Mapping[str, str]) -> None:
@@ -152,7 +122,7 @@ def _build(peer: Path, home: Path) -> Path:
     return copy
 
 
-def _kafka_streams(peer: Path, kafka: EmbeddedKafka, number: int) -> Result:
+def _kafka_streams(peer: Path, kafka: EmbeddedKafka, number: int) -> Cost:
     environment = os.environ | {
         # A new name for each run, because the consumer group of a stopped application keeps its offsets for a while.
         "APP_ID": f"peer-{number}",
@@ -161,45 +131,16 @@ def _kafka_streams(peer: Path, kafka: EmbeddedKafka, number: int) -> Result:
         "STORES_TOPIC": "stores",
         "BOOTSTRAP": kafka.bootstrap,
     }
-    run = subprocess.run(
-        ["bash", "run.sh", "throughput"], cwd=peer, env=environment, capture_output=True, text=True,
-        timeout=PEER_BUSY_SECONDS, check=False,
-    )  # fmt: skip
-    if run.returncode:
-        raise SystemExit(f"The Kafka Streams program failed:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
-    times: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return Result(times["wall_s"], times["cpu_s"])
-
-
-@contextmanager
-def _process(
-    command: list[str], environment: dict[str, str], log: Any
-) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-    began = time.monotonic()
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        yield process, began
-    finally:
-        if process.poll() is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.terminate()
-            process.terminate()
-            process.wait()
-
-
-@contextmanager
-def _busy_without(kafka: EmbeddedKafka) -> Iterator[Any]:
-    """Yield a function that returns the machine's CPU seconds since now, minus the broker's."""
-    broker = running(kafka.folder)
-    assert broker is not None
-    process = psutil.Process(broker.pid)
-
-    def busy() -> float:
-        machine, of_broker = psutil.cpu_times(), process.cpu_times()
-        return machine.user + machine.nice + machine.system - of_broker.user - of_broker.system
-
-    began = busy()
-    yield lambda: busy() - began
+    command = ["bash", "run.sh", "throughput"]
+    process = subprocess.Popen(
+        command, cwd=peer, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    with stopping(process), Usage.of(process.pid) as usage:
+        output, _ = process.communicate(timeout=PEER_BUSY_SECONDS)
+    if process.returncode:
+        raise SystemExit(f"The Kafka Streams program failed:\n{output[-3000:]}")
+    times: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return Cost(times["wall_s"], times["cpu_s"], usage.peak_gb)
 
 
 def _differences(home: Path, config: dict[str, str]) -> dict[str, int]:
@@ -236,27 +177,35 @@ def _value(columns: str | None, store_column: int, store: str) -> Any:
     return int(revenue["runningOrderCount"]), revenue["runningRevenue"]
 
 
-def _summary(pair: dict[str, Result]) -> str:
-    times = ", ".join(f"{name} {result.wall_s:.1f} s ({result.cpu_s:.0f} CPU s)" for name, result in pair.items())
+def _summary(pair: dict[str, Cost]) -> str:
+    times = ", ".join(
+        f"{name} {result.wall_s:.1f} s ({result.cpu_s:.0f} CPU s, {result.peak_gb:.1f} GB)"
+        for name, result in pair.items()
+    )
     ratios = (f"Sluice / {name} {_ratio(pair, name):.2f}" for name in pair if name != "Sluice")
     return "; ".join((times, *ratios))
 
 
-def _ratio(pair: dict[str, Result], other: str) -> float:
+def _ratio(pair: dict[str, Cost], other: str) -> float:
     return pair["Sluice"].wall_s / pair[other].wall_s
 
 
-def _report(pairs: list[dict[str, Result]], orders: int, wrong: dict[str, int]) -> None:
+def _report(pairs: list[dict[str, Cost]], orders: int, wrong: dict[str, int]) -> None:
     table = Table(title=f"{orders:,} orders, process start to published and queryable")
     table.add_column("")
-    for figure in ("min s", "median s", "max s", "orders/s", "CPU s"):
+    for figure in ("min s", "median s", "max s", "orders/s", "CPU s", "peak GB"):
         table.add_column(figure, justify="right")
     for name in pairs[0]:
         walls = sorted(pair[name].wall_s for pair in pairs)
         middle = statistics.median(walls)
         cpu = statistics.median(pair[name].cpu_s for pair in pairs)
+        memory = max(pair[name].peak_gb for pair in pairs)
         table.add_row(
-            name, *(f"{s:.1f}" for s in (walls[0], middle, walls[-1])), f"{orders / middle:,.0f}", f"{cpu:.0f}"
+            name,
+            *(f"{seconds:.1f}" for seconds in (walls[0], middle, walls[-1])),
+            f"{orders / middle:,.0f}",
+            f"{cpu:.0f}",
+            f"{memory:.2f}",
         )
     Console().print(table)
     for name in pairs[0].keys() - {"Sluice"}:

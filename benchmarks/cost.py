@@ -1,0 +1,141 @@
+"""What a run costs: the time until its records can be queried, and the CPU time and memory of its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sluice.settings import settings
+from sluice.state.ledger.ledger import Ledger
+
+_POLL_S = 0.02
+_SAMPLE_S = 0.25
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one run."""
+
+    wall_s: float
+    """From the start of the process until its records can be queried."""
+    cpu_s: float
+    """CPU seconds of the process and its descendants by then, without the broker."""
+    peak_gb: float
+    """Their most memory at one time; a page that several processes share counts once (PSS)."""
+
+
+class Usage:
+    """The CPU time and the peak memory of a process and its descendants, sampled four times a second."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._cpu_s: dict[int, float] = {}
+        self.peak_gb = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(self._cpu_s.values())
+
+    def sample(self) -> None:
+        """Add a sample. Of processes that have ended, their last sample counts."""
+        memory = 0
+        with suppress(psutil.Error):
+            for process in (self._root, *self._root.children(recursive=True)):
+                with suppress(psutil.Error):
+                    times = process.cpu_times()
+                    self._cpu_s[process.pid] = times.user + times.system
+                    memory += process.memory_full_info().pss
+        self.peak_gb = max(self.peak_gb, memory / 1e9)
+
+    @classmethod
+    @contextmanager
+    def of(cls, pid: int) -> Iterator[Usage]:
+        """Sample a process during the block."""
+        usage, ended = cls(pid), threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_SAMPLE_S):
+                usage.sample()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield usage
+        finally:
+            ended.set()
+            thread.join()
+
+
+def run(
+    pipeline: str,
+    *,
+    home: Path,
+    pipelines: Path,
+    kafka: Mapping[str, str],
+    records: int,
+    variables: Mapping[str, str] | None = None,
+) -> Cost:
+    """Run a pipeline once with `sluice run`, until its newest snapshot includes so many records.
+
+    Other settings than these keep their defaults, also if the environment contains them.
+    """
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
+        "SLUICE_HOME": str(home),
+        "SLUICE_JARS": str(settings().jars),
+        "SLUICE_PIPELINES": str(pipelines),
+        "SLUICE_KAFKA": json.dumps(dict(kafka)),
+        **(variables or {}),
+    }
+    home.mkdir(exist_ok=True)
+    with (home / "run.log").open("w+") as log:
+        begun = time.monotonic()
+        process = subprocess.Popen(
+            [str(Path(sys.executable).parent / "sluice"), "run", pipeline],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        with stopping(process), Usage.of(process.pid) as usage:
+            while published(home / "ledger.sqlite", pipeline) < records:
+                if process.poll() is not None and published(home / "ledger.sqlite", pipeline) < records:
+                    log.seek(0)
+                    raise SystemExit(f"The run of {pipeline} ended too early:\n{log.read()[-3000:]}")
+                time.sleep(_POLL_S)
+            wall_s = time.monotonic() - begun
+            usage.sample()
+            cost = Cost(wall_s, usage.cpu_s, usage.peak_gb)
+            process.wait()
+    return cost
+
+
+@contextmanager
+def stopping(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Stop a process and its descendants, unless it has ended by the end of the block."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.terminate()
+            process.terminate()
+            process.wait()
+
+
+def published(ledger: Path, pipeline: str) -> int:
+    """The number of records that the newest snapshot includes."""
+    if not ledger.exists():
+        return 0
+    with Ledger.open(f"sqlite:///{ledger}") as opened:
+        return sum(sum(partitions.values()) for partitions in opened.positions(pipeline).values())

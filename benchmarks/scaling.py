@@ -1,0 +1,248 @@
+"""Shows how the cost of a run grows: `scaling.py records keys partitions stores groupings shapes`, or some of them.
+
+Every run is a `sluice run` of its own, with a real broker on this machine, and is measured from the start of its
+process until its records can be queried. CPU seconds and memory are those of all its processes without the broker.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from confluent_kafka import Producer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cost import Cost, run
+from sluice.examples.orders.records import orders
+from sluice.examples.orders.topics import produce_orders
+from sluice.provision import jars
+from sluice.settings import settings
+from sluice.testing.kafka import EmbeddedKafka
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "scaling"
+START_MS = 1_670_000_000_000
+PIPELINE = '''"""A pipeline of the benchmark."""
+
+from msgspec import Struct
+
+from sluice import Pipeline
+
+
+class Value(Struct):
+    """The values of all records."""
+
+    {fields}
+
+
+pipeline = Pipeline("scaling")
+values = pipeline.stream("scaling", value=Value)
+{stores}
+'''
+FEW = 1_000
+"""The number of records of a small run."""
+
+console = Console(stderr=True)
+Records = Iterable[tuple[str, bytes]]
+"""Keys and values."""
+
+
+@dataclass
+class Measured:
+    """A finished run."""
+
+    name: str
+    records: int
+    cost: Cost
+
+
+@dataclass
+class Case:
+    """A broker and a pipeline with empty state, which can run several times."""
+
+    kafka: EmbeddedKafka
+    home: Path
+    pipeline: str
+    pipelines: Path
+    sent: int = 0
+
+    @property
+    def config(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.kafka.bootstrap}
+
+    def send(self, records: Records) -> None:
+        """Write records to the topic of the benchmark's pipeline."""
+        producer = Producer({**self.config, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+        for key, value in records:
+            while True:
+                try:
+                    producer.produce(NAME, value, key, timestamp=START_MS + self.sent)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            self.sent += 1
+            if not self.sent % 1_000:
+                producer.poll(0)
+        producer.flush()
+
+    def run(self, name: str, records: int) -> Measured:
+        """Run the pipeline over the records sent since its last run, of which there are so many."""
+        cost = run(self.pipeline, home=self.home, pipelines=self.pipelines, kafka=self.config, records=self.sent)
+        console.print(f"{name}: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB")
+        return Measured(name, records, cost)
+
+
+@contextmanager
+def case(pipeline: str = NAME, text: str = "", partitions: int = 4) -> Iterator[Case]:
+    """A case for a pipeline of the repository, or for one with the given text."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        home, pipelines = Path(folder), ROOT / "spark_jobs"
+        if text:
+            pipelines = home / "pipelines"
+            pipelines.mkdir()
+            (pipelines / f"{pipeline}.py").write_text(text)
+        with EmbeddedKafka(home / "kafka", quick=False) as kafka:
+            kafka.create_topics({pipeline: partitions})
+            yield Case(kafka, home / "run", pipeline, pipelines)
+
+
+def of_orders(name: str, count: int, partitions: int = 4) -> Measured:
+    """A run of the example orders."""
+    stores = 1_000
+    with case("orders", partitions=partitions) as made:
+        produce_orders(made.config, count=count, stores=stores)
+        made.sent = count + stores
+        return made.run(name, made.sent)
+
+
+def of_pipeline(name: str, text: str, records: Records) -> Measured:
+    """A run of a pipeline over records."""
+    with case(text=text) as made:
+        made.send(records)
+        return made.run(name, made.sent)
+
+
+def of_fields(fields: Sequence[str], stores: Iterable[str]) -> str:
+    return PIPELINE.format(fields="\n    ".join(fields), stores="\n".join(stores))
+
+
+def of_keys(keys: Iterable[int]) -> Iterator[tuple[str, bytes]]:
+    for key in keys:
+        yield f"key-{key:09}", b'{"n":%d}' % (key % 1_000)
+
+
+def number_of_records() -> Iterator[Measured]:
+    """Orders, as in `make bench`."""
+    for count in (1_000_000, 2_000_000, 5_000_000, 10_000_000):
+        yield of_orders(f"{count:,} orders", count)
+
+
+def number_of_keys() -> Iterator[Measured]:
+    """A run that creates keys, and three of 1,000 records after it."""
+    text = of_fields(["n: int"], ['values.group_by_key().aggregate(store="totals", count="count(*)", sum="sum(n)")'])
+    for keys in (10_000, 100_000, 1_000_000, 10_000_000):
+        with case(text=text) as made:
+            made.send(of_keys(range(keys)))
+            yield made.run(f"{keys:,} new keys", keys)
+            for number in range(3):
+                made.send(of_keys(random.Random(number).sample(range(keys), FEW)))
+                yield made.run(f"{FEW:,} of {keys:,} keys", FEW)
+
+
+def number_of_partitions() -> Iterator[Measured]:
+    """A million orders in more or fewer partitions."""
+    for partitions in (1, 2, 4, 8):
+        yield of_orders(f"{partitions} partitions", 1_000_000, partitions)
+
+
+def number_of_stores() -> Iterator[Measured]:
+    """Aggregates with the same keys."""
+    chance = random.Random(7)
+    keys = [chance.randrange(1_000) for _ in range(1_000_000)]
+    for stores in (1, 2, 4, 8):
+        made = (f'grouped.aggregate(store="s{n}", count="count(*)", sum="sum(n + {n})")' for n in range(stores))
+        text = of_fields(["n: int"], ["grouped = values.group_by_key()", *made])
+        yield of_pipeline(f"{stores} stores", text, of_keys(keys))
+
+
+def number_of_groupings() -> Iterator[Measured]:
+    """Aggregates with different keys."""
+    chance = random.Random(7)
+    keys = [chance.randrange(1_000_000) for _ in range(1_000_000)]
+    for groupings in (1, 2, 4, 8):
+        made = (f'values.group_by("pmod(n, {1_000 - n})").count(store="s{n}")' for n in range(groupings))
+        yield of_pipeline(f"{groupings} groupings", of_fields(["n: int"], made), of_keys(keys))
+
+
+def shapes_of_records() -> Iterator[Measured]:
+    """Values of 2 and of 40 fields, orders, and orders of which one in a hundred cannot be decoded."""
+    count = 500_000
+    chance = random.Random(7)
+    stores = ['values.group_by("f1").aggregate(store="totals", count="count(*)", sum="sum(f0)")']
+    for width in (2, 40):
+        fields = [f"f{n}: {'str' if n % 2 else 'int'}" for n in range(width)]
+        values = (
+            {f"f{n}": f"text-{chance.randrange(1_000)}" if n % 2 else chance.randrange(1_000) for n in range(width)}
+            for _ in range(count)
+        )
+        records = ((f"{number}", msgspec.json.encode(value)) for number, value in enumerate(values))
+        yield of_pipeline(f"{width} fields", of_fields(fields, stores), records)
+    source = (ROOT / "spark_jobs" / "orders.py").read_text()
+    text = source[: source.index("class Address")] + (
+        f'pipeline = Pipeline("{NAME}")\n'
+        f'values = pipeline.stream("{NAME}", value=Order, event_time="orderedDateTime")\n'
+        'totals = values.group_by("locationId").windowed_by(tumbling("15 seconds", grace="15 seconds"))\n'
+        'totals.aggregate(store="totals", count="count(*)", sum="sum(finalAmount)")\n'
+    )
+    for bad in (0.0, 0.01):
+        samples = ((sample[0], sample[1]) for sample in orders(count, 1_000, bad_share=bad))
+        yield of_pipeline(f"orders, {bad:.0%} invalid", text, samples)
+
+
+SERIES: dict[str, Callable[[], Iterator[Measured]]] = {
+    "records": number_of_records,
+    "keys": number_of_keys,
+    "partitions": number_of_partitions,
+    "stores": number_of_stores,
+    "groupings": number_of_groupings,
+    "shapes": shapes_of_records,
+}
+
+
+def main(series: Annotated[list[str], typer.Argument(help=f"Any of {', '.join(SERIES)}.")]) -> None:
+    """Measure the series, and print a table for each."""
+    if unknown := set(series) - SERIES.keys():
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(SERIES)}")
+    for name in series:
+        Console().print(table(name, [*SERIES[name]()]))
+
+
+def table(name: str, results: Sequence[Measured]) -> Table:
+    shown = Table(title=f"{name}: {(SERIES[name].__doc__ or '').rstrip('.')}")
+    for column in ("", "s", "records/s", "CPU s", "CPU us per record", "peak GB", "time to first"):
+        shown.add_column(column, justify="right" if column else "left")
+    for result in results:
+        cost = result.cost
+        shown.add_row(
+            result.name,
+            f"{cost.wall_s:.1f}",
+            f"{result.records / cost.wall_s:,.0f}",
+            f"{cost.cpu_s:.1f}",
+            f"{cost.cpu_s / result.records * 1e6:.1f}",
+            f"{cost.peak_gb:.2f}",
+            f"{cost.wall_s / results[0].cost.wall_s:.2f}",
+        )
+    return shown
+
+
+if __name__ == "__main__":
+    jars.folder(jars.Bundle.BROKER, settings().home / "jars")
+    typer.run(main)
