@@ -21,6 +21,11 @@ _FLAGS = [
 ]
 
 
+TIMEOUT_MS = 120_000
+"""How long a page may take. Pages load slowly beside other tests, and a long limit costs a quick page nothing."""
+expect.set_options(timeout=TIMEOUT_MS)
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Debian's Chromium. Skips where it is not installed."""
@@ -38,10 +43,10 @@ def chromium() -> Iterator[Browser]:
 def open_airflow(browser: Browser, url: str, user: str, password: str) -> Page:
     """A page at Airflow's home, 1280 by 800, after logging in."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(120_000)  # Airflow's pages load slowly beside other tests
+    page.set_default_timeout(TIMEOUT_MS)
     page.goto(url)
     page.locator("input[name=username]").fill(user)
     page.locator("input[name=password]").fill(password)
     page.locator("button[type=submit]").click()
-    expect(page.get_by_role("link", name="Sluice")).to_be_visible(timeout=30_000)
+    expect(page.get_by_role("link", name="Sluice")).to_be_visible()
     return page

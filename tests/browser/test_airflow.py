@@ -47,18 +47,18 @@ def test_a_run_is_started_in_the_dags_tab_and_a_failed_one_is_red_with_its_log(
     page = open_airflow(browser, airflow.url, "admin", airflow.passwords["admin"])
     page.get_by_role("link", name="Sluice").click()
     sluice = page.frame_locator("iframe")
-    expect(sluice.get_by_role("link", name="orders")).to_be_visible(timeout=60_000)
+    expect(sluice.get_by_role("link", name="orders", exact=True)).to_be_visible()
     if os.environ.get("SLUICE_SCREENSHOTS"):
-        sluice.get_by_role("link", name="orders").click()
-        expect(sluice.locator(".drawing")).to_be_visible(timeout=60_000)
+        sluice.get_by_role("link", name="orders", exact=True).click()
+        expect(sluice.locator(".drawing")).to_be_visible()
         page.screenshot(path=IMAGES / "airflow-page.png")
 
     page.goto(f"{airflow.url}/dags/orders")
     # The navigation has a link of this name too, which appears before the DAG's tabs do.
     page.locator("a[href*='/dags/orders/']", has_text="Sluice").click()
-    sluice.get_by_role("button", name="Replay…").click(timeout=60_000)
+    sluice.get_by_role("button", name="Replay…").click()
     sluice.get_by_role("button", name="Replay into a new generation").click()
-    expect(sluice.locator("#done")).to_contain_text("is queued", timeout=30_000)
+    expect(sluice.locator("#done")).to_contain_text("is queued")
     expect(sluice.get_by_role("region", name="Runs")).to_contain_text("replay")
 
     with airflow.client("admin") as client:
@@ -67,7 +67,7 @@ def test_a_run_is_started_in_the_dags_tab_and_a_failed_one_is_red_with_its_log(
         patched = client.patch(f"/api/v2/dags/orders/dagRuns/{run['dag_run_id']}", json={"state": "failed"})
         assert patched.status_code == 200, patched.text
         # The page turns red by itself, and links to the log.
-        expect(sluice.locator("h1 .badge").first).to_have_text("failed", timeout=30_000)
+        expect(sluice.locator("h1 .badge").first).to_have_text("failed")
         (overview,) = client.get("/sluice/v1/overview").json()
         assert (overview["health"], overview["last_run"]["state"]) == ("failed", "failed")
         assert overview["last_run"]["log"].startswith("/dags/orders/runs/manual__")

@@ -27,12 +27,12 @@ from sluice.state.ledger.failures import Failure
 from sluice.state.model import JobRef
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.topics import Topic, create_topics, read_topic
+from tests.airflow_browser import TIMEOUT_MS
 from tests.api_client import Api, User
 from tests.browser.conftest import LOG, Busy, publish
 from tests.states import States
 
 pytestmark = pytest.mark.browser
-expect.set_options(timeout=15_000)
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 IMAGE = "<img src=x onerror=document.title='broken'>"
@@ -62,6 +62,7 @@ KEPT = {
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.set_default_timeout(TIMEOUT_MS)
     yield page
     page.close()
 
@@ -135,7 +136,7 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
     api.runs.states["orders"] = DagState(True, msgspec.structs.replace(run, state="failed"))
     states.ledger.failures.add(Failure.of(failed, "orders", "totals", run="orders/manual__1/totals"))
     states.ledger.failures.set_files([Failure.of(TopologyError(f"fraud.py:3: {HOSTILE}"), "fraud", kind="file")])
-    expect(page.locator("#failures li")).to_have_count(2, timeout=10_000)
+    expect(page.locator("#failures li")).to_have_count(2)
     expect(page.locator("#failures li").first).to_contain_text("fraud cannot be loaded")
     expect(page.locator("#failures li").first).to_contain_text(HOSTILE)
     expect(page.locator("#failures li").last.get_by_role("link")).to_have_attribute("href", LOG)
@@ -161,7 +162,7 @@ def test_a_new_snapshot_and_its_counts_appear_by_themselves(page: Page, address:
         "href", "/dags/orders/runs/manual__1/tasks/totals"
     )
     publish(states, Busy(random.Random(1)))
-    expect(batches).to_have_count(7, timeout=10_000)
+    expect(batches).to_have_count(7)
     drawing = page.locator(".drawing")
     expect(drawing.locator(".box.source").first).to_contain_text("stream orders")
     expect(drawing.locator(".count").first).to_contain_text(",")
@@ -233,7 +234,7 @@ def test_a_dead_letter_is_shown_as_text_and_re_driven_once(page: Page, address: 
 
 def refresh_until(page: Page, selector: str, text: str) -> None:
     """Let the time for the next refresh pass until the page shows the text: the API caches for a second."""
-    for _ in range(10):
+    for _ in range(60):
         page.clock.fast_forward("00:11")
         with suppress(AssertionError):
             expect(page.locator(selector)).to_contain_text(text, timeout=1_000)
