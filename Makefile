@@ -27,7 +27,7 @@ demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the re
 	@$(BIN)/sluice demo $(PIPELINE) $(if $(EXIT),--exit)
 
 .PHONY: test
-test: $(JARS) ## Run every test, in PROCESSES=4; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
+test: $(JARS) ## Run all tests but the heavy ones, in PROCESSES=4; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
 	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),4) --durations=15)
 
 .PHONY: lint
@@ -73,9 +73,13 @@ bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 1000
 backlog: $(JARS) ## Run a backlog of RECORDS=100000 in batches of 1,000 and 10,000 and in one, and compare the results
 	@BACKLOG=$(or $(RECORDS),100000) $(BIN)/pytest tests/engine/test_backlog.py -k size_of_batches
 
+.PHONY: test-heavy
+test-heavy: $(JARS) ## Run the tests that `make test` leaves out, except fault scenarios; ARGS='tests/docs -m heavy'
+	@$(BIN)/pytest $(or $(ARGS),-m "(heavy or hypothesis) and not faults" --hypothesis-profile=heavy -n $(or $(PROCESSES),4) --durations=15)
+
 .PHONY: test-postgres
 test-postgres: $(JARS) ## Run the tests of pipelines with their state in PostgreSQL
-	@$(BIN)/pytest tests/pipelines --postgres $(ARGS)
+	@$(BIN)/pytest tests/pipelines --postgres -m "" $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: $(JARS) ## Run orders and words on a Spark cluster with PostgreSQL, and kill a worker, a driver, a server

@@ -23,8 +23,9 @@ HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
 
 # The time of an example depends more on the machine than on the code.
-hypothesis.settings.register_profile("sluice", deadline=None)
-hypothesis.settings.load_profile("sluice")
+hypothesis.settings.register_profile("sluice", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("heavy", deadline=None, max_examples=200)
+hypothesis.settings.load_profile("sluice")  # pytest's option --hypothesis-profile takes precedence
 
 # Spark's Python workers must find the tests' contracts, whichever test starts Spark.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])

@@ -13,7 +13,6 @@ SPARK = (
     "tests/engine/",
     "tests/pipelines/",
     "tests/conformance/",
-    "tests/dags/test_dags.py",
     "tests/docs/test_from_kafka_streams.py",
     "tests/docs/test_project.py",
     "tests/docs/test_readme.py",

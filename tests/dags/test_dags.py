@@ -228,16 +228,26 @@ def test_every_parameter_is_a_number_with_bounds_one_of_a_few_words_or_a_point(b
         assert {"minimum", "maximum"} <= schema.keys()
 
 
-@pytest.mark.usefixtures("airflow_database")
+@pytest.fixture
+def sample_orders(bag: DagBag, connections: Connections, airflow_database: None) -> None:
+    """The topics as the DAG fills them."""
+    made = dag(bag, "produce_sample_orders").test(run_conf={"count": 300, "stores": 5, "seed": 3})
+    assert made.state == "success"
+
+
+@pytest.mark.usefixtures("sample_orders")
+def test_sample_orders_from_the_ui_are_in_the_topic_and_retention_succeeds(
+    bag: DagBag, connections: Connections
+) -> None:
+    assert totals_of_topic(connections.kafka).read == 300
+    assert dag(bag, "sluice_retention").test().state == "success"
+
+
+@pytest.mark.heavy  # tests/integration/test_end_to_end.py runs the DAG orders, with a Spark of its own
+@pytest.mark.usefixtures("sample_orders")
 def test_sample_orders_from_the_ui_are_read_by_the_pipeline(
     bag: DagBag, connections: Connections, spark: SparkSession
 ) -> None:
-    made = dag(bag, "produce_sample_orders").test(run_conf={"count": 300, "stores": 5, "seed": 3})
-    assert made.state == "success"
-    totals = totals_of_topic(connections.kafka)
-    assert totals.read == 300
-
-    # tests/integration/test_end_to_end.py runs the DAG orders, with a Spark of its own.
     job = load_plan(settings().pipelines, "orders").job
     JobRun(spark, job, replace(settings(), kafka=connections.kafka)).run()
     with Ledger.open(settings().ledger) as ledger:

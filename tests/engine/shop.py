@@ -94,6 +94,15 @@ def shop(names: Names) -> Pipeline:
     return pipeline
 
 
+def simple_shop(names: Names) -> Pipeline:
+    """Counts per shop and a copy of every sale: for tests that need no more of `shop`, whose batches take longer."""
+    pipeline = names.pipeline()
+    sales = sales_of(pipeline, names)
+    sales.select("shop", "amount").to(names("copies"))
+    sales.group_by("shop").count(store="n")
+    return pipeline
+
+
 def sums(names: Names) -> Pipeline:
     """One ordered operator: the last amount and the sum of each key."""
     pipeline = names.pipeline(workers=1)

@@ -191,7 +191,7 @@ def _is_for_arrow(sql: str) -> bool:
         return False
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(rows=ROWS, sqls=texts(20))
 def test_random_expressions_have_the_same_results_on_arrow_and_in_spark(
     spark: SparkSession, rows: list[dict[str, Any]], sqls: list[str]

@@ -20,7 +20,7 @@ from sluice.plan import plan
 from sluice.settings import Settings
 from tests.docs.pages import read, steps
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import Build, Names, sale, sales_of, shop
+from tests.engine.shop import Build, Names, sale, sales_of, shop, simple_shop
 
 BACK_UP, RESTORE = (step.commands for step in steps(read("docs/how-to/back-up.md")))
 
@@ -31,37 +31,28 @@ def shell(commands: str, running: Running, folder: Path) -> None:
     subprocess.run(["bash", "-ec", commands], env=variables, cwd=folder, check=True)
 
 
-@pytest.fixture
-def backed_up(start: Start, tmp_path: Path) -> Running:
-    """A pipeline that has read a record of `a` and one of `b`, and a backup of its state."""
-    running = start(shop)
+def test_a_run_continues_after_the_backup_and_a_rebuild_writes_no_output_again(start: Start, tmp_path: Path) -> None:
+    running = start(simple_shop)
     running.send("sales", sale("a"), sale("b"))
     running.run()
     shell(BACK_UP, running, tmp_path)
-    return running
 
+    running.send("sales", sale("a"))
+    shell(RESTORE, running, tmp_path)
+    assert running.run() == 1
+    assert running.store("n") == {"a": 2, "b": 1}
+    assert len(running.output("copies")) == 3
 
-def test_a_run_continues_with_the_records_after_the_backup(backed_up: Running, tmp_path: Path) -> None:
-    backed_up.send("sales", sale("a"))
-    shell(RESTORE, backed_up, tmp_path)
-    assert backed_up.run() == 1
-    assert backed_up.store("n") == {"a": 2, "b": 1}
-    assert len(backed_up.output("copies")) == 3
-
-
-def test_if_output_was_written_since_a_rebuild_is_needed_and_writes_none_of_it_again(
-    backed_up: Running, tmp_path: Path
-) -> None:
-    backed_up.send("sales", sale("a"))
-    backed_up.run()
-    shell(RESTORE, backed_up, tmp_path)
-    backed_up.send("sales", sale("b"))
+    # That run has written output since the backup, so now a rebuild is needed.
+    (tmp_path / "replaced").rename(tmp_path / "replaced_first")
+    shell(RESTORE, running, tmp_path)
+    running.send("sales", sale("b"))
     with pytest.raises(EngineError, match="sluice rebuild"):
-        backed_up.run()
-    Rebuild(backed_up.spark, plan(backed_up.pipeline).job, backed_up.settings).run()
-    backed_up.run(generation=2)
-    assert backed_up.store("n") == {"a": 2, "b": 2}
-    assert len(backed_up.output("copies")) == 4
+        running.run()
+    Rebuild(running.spark, plan(running.pipeline).job, running.settings).run()
+    running.run(generation=2)
+    assert running.store("n") == {"a": 2, "b": 2}
+    assert len(running.output("copies")) == 4
 
 
 def in_spark(names: Names) -> Pipeline:
@@ -71,7 +62,7 @@ def in_spark(names: Names) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("build", [shop, in_spark])
+@pytest.mark.parametrize("build", [pytest.param(shop, marks=pytest.mark.heavy), in_spark])
 def test_a_backup_during_a_batch_has_the_state_before_the_batch(
     build: Build, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypat
     assert results(running) == expected
 
 
+@pytest.mark.heavy
 def test_an_unfinished_batch_of_an_older_version_keeps_its_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running, traffic = started(start)
     traffic.send(150)

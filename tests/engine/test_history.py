@@ -205,10 +205,8 @@ def joined_with_a_table(names: Names) -> Pipeline:
 
 def test_a_late_row_of_a_table_is_late_again(start: Start) -> None:
     running = start(joined_with_a_table)
-    for number in range(2):
-        running.send("items", b'{"n":1}', timestamp=2000 + number)
-        running.run()
-        running.send("prices", b'{"n":5}', timestamp=1000 + number)  # older than the item that was joined before it
+    for topic, at in (("items", 2000), ("prices", 1000), ("items", 2001)):  # the price is older than the first item
+        running.send(topic, b'{"n":1}', timestamp=at)
         running.run()
     before, last = running.store("n"), running.snapshot()
     assert before == {"key": {"joined": 1, "all": 2}}

@@ -24,7 +24,7 @@ from sluice.query import Reader
 from sluice.state.ledger.jobs import Jobs
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop
+from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop, simple_shop
 from tests.engine.test_replay import a_busy_day
 from tests.lost_commits import losing
 
@@ -86,6 +86,7 @@ def _last_times(everything: dict[str, Any]) -> Any:
     return everything["snapshots"][-1].stream_times
 
 
+@pytest.mark.heavy
 def test_a_rebuild_reads_in_batches_of_limited_size(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)
@@ -108,7 +109,7 @@ def test_a_rebuild_reads_in_batches_of_limited_size(start: Start, monkeypatch: p
 
 
 def test_queries_continue_without_the_damaged_worker(start: Start) -> None:
-    running = start(shop)
+    running = start(simple_shop)
     running.send("sales", *(sale(key) for key in "abcdef"))
     running.run()
     whole = running.store("n")
@@ -132,7 +133,7 @@ def test_queries_continue_without_the_damaged_worker(start: Start) -> None:
 
 
 def test_incomplete_topics_are_rejected(start: Start) -> None:
-    running = start(shop)
+    running = start(simple_shop)
     running.send("sales", sale("a"), sale("b"), sale("b"))
     running.run()
     the_checkpoint(running)
@@ -168,7 +169,7 @@ def test_a_recreated_topic_is_read_with_from_topics(start: Start) -> None:
 
 
 def test_a_rebuild_is_rejected_while_a_driver_works(start: Start) -> None:
-    running = start(shop)
+    running = start(simple_shop)
     running.send("sales", sale("a"))
     running.run()
     with running.ledger() as ledger:
@@ -217,7 +218,7 @@ def test_a_pipeline_that_gains_an_ordered_operator_is_refused_until_it_is_rebuil
     assert [key for key, _ in running.output("visits")] == ["b"]
 
 
-@pytest.mark.parametrize("end", ["promote", "drop"])
+@pytest.mark.parametrize("end", ["promote", pytest.param("drop", marks=pytest.mark.heavy)])
 def test_a_replay_is_seen_only_after_it_was_promoted_and_misses_nothing(start: Start, end: str) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)

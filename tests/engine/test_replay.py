@@ -94,6 +94,7 @@ def test_repeating_a_batch_of_an_ordered_job_changes_nothing(start: Start) -> No
     assert running.store("largest")["a"]["amount"] == 951
 
 
+@pytest.mark.heavy
 def test_results_do_not_depend_on_the_batches(start: Start) -> None:
     whole, parts = start(shop, sales=3), start(shop, sales=3)
     for running in (whole, parts):
@@ -131,8 +132,11 @@ class Crash(Exception):
 
 @pytest.mark.parametrize(
     ("where", "method"),
-    [(TransactionalOutput, "send"), (Snapshots, "publish")],
-    ids=["after the shards, before the output", "after the output, before the ledger"],
+    [
+        pytest.param(TransactionalOutput, "send", id="after the shards, before the output"),
+        # tests/faults/test_samples.py has a run that ends there, too.
+        pytest.param(Snapshots, "publish", id="after the output, before the ledger", marks=pytest.mark.heavy),
+    ],
 )
 def test_a_crash_during_a_batch_changes_no_result(
     start: Start, monkeypatch: pytest.MonkeyPatch, where: type, method: str

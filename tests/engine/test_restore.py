@@ -19,7 +19,7 @@ from sluice.plan import plan
 from sluice.query import Reader
 from sluice.state.ledger.jobs import Jobs
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import sale, shop
+from tests.engine.shop import sale, shop, simple_shop
 from tests.engine.test_replay import a_busy_day
 
 
@@ -75,7 +75,7 @@ def test_a_run_restores_a_truncated_shard_and_continues(start: Start, capsys: py
 
 
 def test_the_next_run_completes_an_interrupted_restore(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = start(shop)
+    running = start(simple_shop)
     running.send("sales", *(sale(key) for key in "abcdef"))
     running.run()
     whole = running.store("n")
@@ -104,7 +104,7 @@ def test_the_next_run_completes_an_interrupted_restore(start: Start, monkeypatch
 
 
 def test_incomplete_topics_cannot_restore_state(start: Start) -> None:
-    running = start(shop)
+    running = start(simple_shop)
     running.send("sales", *(sale(key) for key in "abc"))
     running.run()
     damage(running, None)
@@ -119,7 +119,7 @@ def test_incomplete_topics_cannot_restore_state(start: Start) -> None:
 
 
 def test_state_is_not_restored_twice(start: Start) -> None:
-    running = start(shop)
+    running = start(simple_shop)
     running.send("sales", sale("a"))
     running.run()
     job = plan(running.pipeline).job

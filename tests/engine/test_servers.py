@@ -26,7 +26,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.cache_clear()
 
 
-@pytest.mark.parametrize("old_file", ["removed", "moved back to"])
+@pytest.mark.parametrize("old_file", ["removed", pytest.param("moved back to", marks=pytest.mark.heavy)])
 def test_operator_states_move_with_their_worker(start: Start, token: None, tmp_path: Path, old_file: str) -> None:
     running = start(sums)
     name = running.pipeline.name

@@ -5,7 +5,6 @@ A scenario is a test with the marker `fault`. Scenarios that take minutes also h
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
@@ -55,7 +54,6 @@ def _fault(item: pytest.Item) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    os.environ["FAULTS"] = "all"
     lines = Lines(sys.argv[1:])
     options = ["tests/faults", "-p", "no:terminal", "-p", "no:cacheprovider", "-o", "timeout=7200", "-o", "addopts="]
     # Capturing file descriptors would also hide the progress that `Kills` prints.

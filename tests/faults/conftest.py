@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -17,14 +16,6 @@ from tests.postgres import postgres_server
 __all__ = ["start"]
 
 Observe = Callable[[str], None]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect scenarios that take minutes, unless `make faults` runs them."""
-    if os.environ.get("FAULTS") != "all":
-        heavy = [item for item in items if item.get_closest_marker("heavy")]
-        config.hook.pytest_deselected(items=heavy)
-        items[:] = [item for item in items if item not in heavy]
 
 
 @pytest.fixture(autouse=True)

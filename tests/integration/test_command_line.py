@@ -35,11 +35,12 @@ words.to("{name}_again", value=str)
 """
 
 
-def test_a_successful_run_prints_no_warnings(tmp_path: Path, kafka: EmbeddedKafka) -> None:
-    """A run and a rebuild, with ordered operators and a transactional output."""
-    name = "quiet"
+@pytest.mark.parametrize("commands", [("run",), pytest.param(("run", "rebuild"), marks=pytest.mark.heavy)])
+def test_successful_commands_print_no_warnings(tmp_path: Path, kafka: EmbeddedKafka, commands: tuple[str, ...]) -> None:
+    """Commands for a pipeline with ordered operators and a transactional output."""
+    name = f"quiet_{len(commands)}"
     (tmp_path / "pipelines").mkdir()
-    (tmp_path / "pipelines" / "quiet.py").write_text(PIPELINE.format(name=name))
+    (tmp_path / "pipelines" / f"{name}.py").write_text(PIPELINE.format(name=name))
     (tmp_path / "pipelines" / "broken.py").write_text("import nothing_like_this")
     kafka.create_topics({name: 2})
     environment = {
@@ -50,7 +51,7 @@ def test_a_successful_run_prints_no_warnings(tmp_path: Path, kafka: EmbeddedKafk
         "SLUICE_KAFKA": json.dumps({"bootstrap.servers": kafka.bootstrap}),
         "PYTHONPATH": str(ROOT),
     }
-    for word, command in (("apple", "run"), ("avocado", "rebuild")):
+    for word, command in zip(("apple", "avocado"), commands, strict=False):
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         producer.produce(name, word, key="A")
         assert producer.flush(30) == 0

@@ -51,27 +51,10 @@ def sessions(home: Path) -> set[int]:
     return {int(line.split()[0]) for line in (home / "sessions").read_text().splitlines()}
 
 
-def stops(demo: subprocess.Popen[str], home: Path, number: signal.Signals) -> None:
-    """Send the signal; every started process must end."""
-    assert members(sessions(home))
-    assert running(home / "kafka")
-    demo.send_signal(number)
-    output, _ = demo.communicate(timeout=300)
-    assert demo.returncode == 130
-    assert "all processes have ended" in output
-    assert "Traceback" not in output
-    assert members(sessions(home)) == []
-    assert running(home / "kafka") is None
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_signal_that_ends_a_process_stops_the_demo(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt), _stoppable():
         signal.raise_signal(number)
-
-
-def test_a_demo_stopped_halfway_stops_its_processes(demo: subprocess.Popen[str], home: Path) -> None:
-    stops(demo, home, signal.SIGINT)
 
 
 def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str], home: Path) -> None:
@@ -85,10 +68,20 @@ def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str],
     assert not home.exists()
 
 
-def test_a_second_demo_in_the_same_home_is_rejected(demo: subprocess.Popen[str], home: Path) -> None:
+def test_a_second_demo_in_the_same_home_is_rejected_and_a_signal_stops_the_first(
+    demo: subprocess.Popen[str], home: Path
+) -> None:
     second = start(home)
     output, _ = second.communicate(timeout=300)
     assert second.returncode == 1
     assert "already running in" in output
     assert demo.poll() is None
-    stops(demo, home, signal.SIGTERM)
+    assert members(sessions(home))
+    assert running(home / "kafka")
+    demo.send_signal(signal.SIGINT)
+    output, _ = demo.communicate(timeout=300)
+    assert demo.returncode == 130
+    assert "all processes have ended" in output
+    assert "Traceback" not in output
+    assert members(sessions(home)) == []
+    assert running(home / "kafka") is None

@@ -75,7 +75,12 @@ RECORDS: list[tuple[str, str, dict[str, Any], int]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=[len(RECORDS), 10], ids=["one batch", "batches of ten records"])
+@pytest.fixture(
+    params=[
+        pytest.param(len(RECORDS), id="one batch", marks=pytest.mark.heavy),
+        pytest.param(10, id="batches of ten records"),
+    ]
+)
 def driver(request: pytest.FixtureRequest, drive: Drive) -> TopologyTestDriver:
     made = drive(chains())
     for number, (topic, key, read, at) in enumerate(RECORDS, start=1):

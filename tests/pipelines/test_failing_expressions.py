@@ -51,7 +51,7 @@ def with_every_step(name: str) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("cut", ["one batch", "two batches"])
+@pytest.mark.parametrize("cut", [pytest.param("one batch", marks=pytest.mark.heavy), "two batches"])
 def test_every_kind_of_step_continues_without_the_record(drive: Drive, cut: str) -> None:
     driver = drive(with_every_step("steps"))
     send(driver, [GOOD[0], NO_TIME, MISTYPED, GOOD[1], GOOD[2]], cut)
@@ -74,7 +74,7 @@ def test_every_kind_of_step_continues_without_the_record(drive: Drive, cut: str)
     assert values("roots") == [pytest.approx(3**0.5), 0.0, 1.0]
 
 
-@pytest.mark.parametrize("cut", ["one batch", "each"])
+@pytest.mark.parametrize("cut", ["one batch", pytest.param("each", marks=pytest.mark.heavy)])
 def test_a_dead_letter_names_the_step_and_the_failing_part(drive: Drive, cut: str) -> None:
     pipeline = Pipeline("letters")
     trips = pipeline.stream("trips", value=Trip)
@@ -125,7 +125,14 @@ def test_steps_may_skip_the_record(drive: Drive, steps: list[str]) -> None:
     assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == len(steps)
 
 
-@pytest.mark.parametrize("step", TOPICS)
+@pytest.mark.parametrize(
+    "step",
+    [
+        "before an ordered step",
+        pytest.param("behind one", marks=pytest.mark.heavy),
+        "between a store and its topic",
+    ],
+)
 def test_a_step_may_end_the_run(drive: Drive, step: str) -> None:
     pipeline = Pipeline("policies")
     with_policy(pipeline.stream("trips", value=Trip), step, "fail")
@@ -177,7 +184,7 @@ def test_a_subexpression_of_two_steps_fails_in_each_separately(drive: Drive) -> 
     assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == 2
 
 
-@pytest.mark.parametrize("cut", ["one batch", "each"])
+@pytest.mark.parametrize("cut", ["one batch", pytest.param("each", marks=pytest.mark.heavy)])
 def test_a_sum_of_integers_is_exact_beyond_64_bits(drive: Drive, cut: str) -> None:
     pipeline = Pipeline("large")
     trips = pipeline.stream("trips", value=Trip).group_by_key()

@@ -23,7 +23,7 @@ class Number(Struct):
     n: int
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.heavy), "postgres"])
 def on(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[On]:
     """Makes a driver with its state in a database of the given kind."""
     database = new_database(request.getfixturevalue("postgres")) if request.param == "postgres" else ""

@@ -46,7 +46,7 @@ def test_a_window_is_kept_until_stream_time_passes_its_end_plus_retention(drive:
     assert said[-1] == ("c", 1), "output records stay in their topic"
 
 
-@pytest.mark.parametrize("cuts", [(), (3, 20, 21)])
+@pytest.mark.parametrize("cuts", [pytest.param((), marks=pytest.mark.heavy), (3, 20, 21)])
 def test_retention_does_not_depend_on_the_batches(drive: Drive, cuts: tuple[int, ...]) -> None:
     driver = drive(clicks(workers=1))
     for number in range(40):

@@ -111,7 +111,7 @@ def test_a_table_is_joined_with_a_global_table(drive: Drive) -> None:
     assert [record.value["right"]["n"] for record in driver.read("out")] == [5]
 
 
-@pytest.mark.parametrize("cuts", [(), (3,)])
+@pytest.mark.parametrize("cuts", [pytest.param((), marks=pytest.mark.heavy), (3,)])
 @pytest.mark.parametrize("joins", ["a store", "a table"])
 def test_the_last_change_of_a_global_tables_key_counts_in_any_partition(
     spark: SparkSession, cuts: tuple[int, ...], joins: str
@@ -135,7 +135,7 @@ def test_the_last_change_of_a_global_tables_key_counts_in_any_partition(
         assert (counts["read"], counts["applied"]) == (5, 5)
 
 
-@pytest.mark.parametrize("cuts", [(), (1, 2)])
+@pytest.mark.parametrize("cuts", [pytest.param((), marks=pytest.mark.heavy), (1, 2)])
 def test_an_output_of_a_store_has_the_largest_time_of_its_records(drive: Drive, cuts: tuple[int, ...]) -> None:
     pipeline = Pipeline("times", workers=2)
     rates = pipeline.global_table("rates", value=Item)

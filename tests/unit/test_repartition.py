@@ -170,8 +170,8 @@ def test_a_full_disk_is_named_and_the_command_is_repeated(files: Installation) -
     assert content(files.ledger) == expected(0)
 
 
-@pytest.mark.slow
-def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(8, marks=pytest.mark.heavy)])
+def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(kills: int, tmp_path: Path) -> None:
     def environment(home: str) -> dict[str, str]:
         return {"SLUICE_HOME": str(tmp_path / home), "SLUICE_PIPELINES": str(tmp_path)}
 
@@ -183,9 +183,9 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(tmp_path:
     Installation(settings_of(tmp_path / "whole"))
     total = calls("repartition", "orders", environment=environment("whole"))
     generations = []
-    for part in range(1, 9):
+    for part in range(1, kills + 1):
         killed = Installation(settings_of(tmp_path / f"killed{part}"))
-        last, home = total * part // 9, environment(f"killed{part}")
+        last, home = total * part // (kills + 1), environment(f"killed{part}")
         assert calls("repartition", "orders", dying_after=last, environment=home) == 0
         generations.append(killed.ledger.jobs.generation("orders", "main"))
         assert content(killed.ledger) == expected(0)

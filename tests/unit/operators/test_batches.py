@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice import hopping, session, sliding, tumbling, within
@@ -81,7 +81,6 @@ def rows(draw: st.DrawFn) -> list[Given]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@settings(max_examples=60)
 @given(rows=rows(), cuts=st.sets(st.integers(1, 40)))
 def test_results_and_counts_do_not_depend_on_the_batches(name: str, rows: list[Given], cuts: set[int]) -> None:
     whole, parted = run(MAKERS[name](), rows), run(MAKERS[name](), rows, cuts)
