@@ -1,4 +1,4 @@
-"""Shows how the cost of a run grows: `scaling.py records keys partitions stores groupings shapes`, or some of them.
+"""Shows how the cost of a run grows, in series: `scaling.py records keys shards partitions stores groupings shapes`.
 
 Every run is a `sluice run` of its own, with a real broker on this machine, and is measured from the start of its
 process until its records can be queried. CPU seconds and memory are those of all its processes without the broker.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +26,7 @@ from sluice.examples.orders.topics import produce_orders
 from sluice.provision import jars
 from sluice.settings import settings
 from sluice.testing.kafka import EmbeddedKafka
+from tests.postgres import new_database, postgres_server
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "scaling"
@@ -62,6 +63,8 @@ class Measured:
     name: str
     records: int
     cost: Cost
+    shards_gb: float
+    """Size of SQLite shards after the run."""
 
 
 @dataclass
@@ -72,6 +75,8 @@ class Case:
     home: Path
     pipeline: str
     pipelines: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Further settings."""
     sent: int = 0
 
     @property
@@ -95,13 +100,23 @@ class Case:
 
     def run(self, name: str, records: int) -> Measured:
         """Run the pipeline over the records sent since its last run, of which there are so many."""
-        cost = run(self.pipeline, home=self.home, pipelines=self.pipelines, kafka=self.config, records=self.sent)
+        cost = run(
+            self.pipeline,
+            home=self.home,
+            pipelines=self.pipelines,
+            kafka=self.config,
+            records=self.sent,
+            variables=self.variables,
+        )
         console.print(f"{name}: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB")
-        return Measured(name, records, cost)
+        files = (self.home / "shards").rglob("*")
+        return Measured(name, records, cost, sum(file.stat().st_size for file in files if file.is_file()) / 1e9)
 
 
 @contextmanager
-def case(pipeline: str = NAME, text: str = "", partitions: int = 4) -> Iterator[Case]:
+def case(
+    pipeline: str = NAME, text: str = "", partitions: int = 4, variables: Mapping[str, str] | None = None
+) -> Iterator[Case]:
     """A case for a pipeline of the repository, or for one with the given text."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home, pipelines = Path(folder), ROOT / "spark_jobs"
@@ -111,7 +126,7 @@ def case(pipeline: str = NAME, text: str = "", partitions: int = 4) -> Iterator[
             (pipelines / f"{pipeline}.py").write_text(text)
         with EmbeddedKafka(home / "kafka", quick=False) as kafka:
             kafka.create_topics({pipeline: partitions})
-            yield Case(kafka, home / "run", pipeline, pipelines)
+            yield Case(kafka, home / "run", pipeline, pipelines, variables or {})
 
 
 def of_orders(name: str, count: int, partitions: int = 4) -> Measured:
@@ -155,6 +170,17 @@ def number_of_keys() -> Iterator[Measured]:
             for number in range(3):
                 made.send(of_keys(random.Random(number).sample(range(keys), FEW)))
                 yield made.run(f"{FEW:,} of {keys:,} keys", FEW)
+
+
+def kinds_of_shards() -> Iterator[Measured]:
+    """Half a million new keys, with the shards in SQLite and in PostgreSQL, whose own CPU time is not included."""
+    keys = 500_000
+    text = of_fields(["n: int"], ['values.group_by_key().aggregate(store="totals", count="count(*)", sum="sum(n)")'])
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, postgres_server(Path(folder)) as server:
+        for name, variables in (("SQLite", {}), ("PostgreSQL", {"SLUICE_SHARDS": new_database(server)})):
+            with case(text=text, variables=variables) as made:
+                made.send(of_keys(range(keys)))
+                yield made.run(f"{keys:,} new keys, {name}", keys)
 
 
 def number_of_partitions() -> Iterator[Measured]:
@@ -210,6 +236,7 @@ def shapes_of_records() -> Iterator[Measured]:
 SERIES: dict[str, Callable[[], Iterator[Measured]]] = {
     "records": number_of_records,
     "keys": number_of_keys,
+    "shards": kinds_of_shards,
     "partitions": number_of_partitions,
     "stores": number_of_stores,
     "groupings": number_of_groupings,
@@ -222,13 +249,13 @@ def main(series: Annotated[list[str], typer.Argument(help=f"Any of {', '.join(SE
     if unknown := set(series) - SERIES.keys():
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(SERIES)}")
     for name in series:
-        Console().print(table(name, [*SERIES[name]()]))
+        Console(width=140).print(table(name, [*SERIES[name]()]))
 
 
 def table(name: str, results: Sequence[Measured]) -> Table:
     shown = Table(title=f"{name}: {(SERIES[name].__doc__ or '').rstrip('.')}")
-    for column in ("", "s", "records/s", "CPU s", "CPU us per record", "peak GB", "time to first"):
-        shown.add_column(column, justify="right" if column else "left")
+    for column in ("", "s", "records/s", "CPU s", "CPU us per record", "peak GB", "shards GB", "time to first"):
+        shown.add_column(column, justify="right" if column else "left", no_wrap=True)
     for result in results:
         cost = result.cost
         shown.add_row(
@@ -238,6 +265,7 @@ def table(name: str, results: Sequence[Measured]) -> Table:
             f"{cost.cpu_s:.1f}",
             f"{cost.cpu_s / result.records * 1e6:.1f}",
             f"{cost.peak_gb:.2f}",
+            f"{result.shards_gb:.2f}",
             f"{cost.wall_s / results[0].cost.wall_s:.2f}",
         )
     return shown
