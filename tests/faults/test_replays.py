@@ -44,11 +44,12 @@ def seen(states: States) -> dict[str, int]:
     return {entry["key"]: entry["value"] for entry in entries}
 
 
-@pytest.mark.fault("F26", "kill -9 at six points of making a replayed generation the current one")
-def test_a_killed_promotion_shows_one_generation_or_the_other(states: States, observe: Observe) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.heavy)])
+@pytest.mark.fault("F26", "kill -9 at several points of making a replayed generation the current one")
+def test_a_killed_promotion_shows_one_generation_or_the_other(states: States, observe: Observe, kills: int) -> None:
     promote = ("switch", str(states.ledger.engine.url), "orders", states.ref.job)
     steps = calls(*promote, "1", environment={})  # the generation that is current already
-    chosen = sorted(random.Random().sample(range(1, steps), 6))
+    chosen = sorted(random.Random().sample(range(1, steps), kills))
     for step in chosen:
         assert not calls(*promote, "2", dying_after=step, environment={})
         assert seen(states) in (BEFORE, AFTER)
@@ -57,11 +58,12 @@ def test_a_killed_promotion_shows_one_generation_or_the_other(states: States, ob
     observe(f"the promotion was killed at calls {chosen} of {steps}; queries read one generation or the other")
 
 
-@pytest.mark.fault("F26", "kill -9 at four points of comparing two generations")
-def test_a_killed_comparison_changes_nothing(states: States, observe: Observe) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.heavy)])
+@pytest.mark.fault("F26", "kill -9 at several points of comparing two generations")
+def test_a_killed_comparison_changes_nothing(states: States, observe: Observe, kills: int) -> None:
     compare = ("compare", str(states.ledger.engine.url), STORE, "1.newest", "2.newest")
     steps = calls(*compare, environment={})
-    chosen = sorted(random.Random().sample(range(1, steps), 4))
+    chosen = sorted(random.Random().sample(range(1, steps), kills))
     died = [step for step in chosen if not calls(*compare, dying_after=step, environment={})]
     assert died == chosen
     assert seen(states) == BEFORE
@@ -70,16 +72,17 @@ def test_a_killed_comparison_changes_nothing(states: States, observe: Observe) -
     observe(f"the comparison was killed at calls {died} of {steps}; both generations are as they were")
 
 
-@pytest.mark.fault("F28", "kill -9 at eight points of re-driving dead letters")
-def test_a_killed_re_drive_writes_every_record_once(kafka: EmbeddedKafka, observe: Observe) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(8, marks=pytest.mark.heavy)])
+@pytest.mark.fault("F28", "kill -9 at several points of re-driving dead letters")
+def test_a_killed_re_drive_writes_every_record_once(kafka: EmbeddedKafka, observe: Observe, kills: int) -> None:
     config = {"bootstrap.servers": kafka.bootstrap}
-    for name in ("counted_redrive", "killed_redrive"):
-        reject(kafka, name)
-    steps = calls("redrive", kafka.bootstrap, "counted_redrive", "counted_redrive", environment={})
-    name = "killed_redrive"
+    name, undisturbed = f"killed_{kills}", f"counted_{kills}"
+    for each in (name, undisturbed):
+        reject(kafka, each)
+    steps = calls("redrive", kafka.bootstrap, undisturbed, undisturbed, environment={})
     redrive = ("redrive", kafka.bootstrap, name, name)
     # In the first half of the calls, dead letters are read.
-    chosen = sorted(random.Random().sample(range(steps // 2, steps), 8))
+    chosen = sorted(random.Random().sample(range(steps // 2, steps), kills))
     died = [step for step in chosen if not calls(*redrive, dying_after=step, environment={})]
     calls(*redrive, environment={})
     written = Counter(record.value() for record in read_topic(config, name))

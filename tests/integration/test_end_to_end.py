@@ -206,6 +206,7 @@ def test_restarting_the_triggerer_starts_no_run(platform: LocalPlatform, totals:
     assert len(wait_for_runs(platform, 1)) == before
 
 
+@pytest.mark.heavy  # tests/browser/test_airflow.py starts a run by hand, and tests/engine runs without records
 def test_a_manual_run_without_records_changes_nothing(platform: LocalPlatform, totals: Totals) -> None:
     before = len(wait_for_runs(platform, 1))
     with platform.as_user() as airflow:

@@ -28,7 +28,7 @@ def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
     reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "test", "enable.auto.commit": False})
     reader.assign([TopicPartition(topic, 0, 0)])
     try:
-        return [message.value() for message in reader.consume(count, timeout=20)]
+        return [message.value() for message in reader.consume(count, timeout=60)]
     finally:
         reader.close()
 
@@ -49,7 +49,7 @@ def test_records_of_any_date_are_kept(broker: EmbeddedKafka) -> None:
 def test_topics_are_created_once_with_their_partitions(broker: EmbeddedKafka) -> None:
     broker.create_topics({"wide": 3}, {"cleanup.policy": "compact"})
     broker.create_topics({"wide": 3, "narrow": 1})
-    topics = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
+    topics = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=60).topics
     assert (len(topics["wide"].partitions), len(topics["narrow"].partitions)) == (3, 1)
 
 
@@ -60,8 +60,8 @@ def test_an_invalid_topic_is_an_error(broker: EmbeddedKafka) -> None:
 
 def test_topics_are_not_created_automatically(broker: EmbeddedKafka) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    assert admin.list_topics("asked", timeout=10).topics["asked"].error is not None
-    assert "asked" not in admin.list_topics(timeout=10).topics
+    assert admin.list_topics("asked", timeout=60).topics["asked"].error is not None
+    assert "asked" not in admin.list_topics(timeout=60).topics
 
 
 def test_readers_see_all_of_a_transaction_or_nothing(broker: EmbeddedKafka) -> None:

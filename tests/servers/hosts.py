@@ -19,7 +19,7 @@ from sluice.state.ledger.ledger import Ledger
 from tests.ports import free_port
 
 TOKEN = "a-token-of-these-tests"
-CLIENT = httpx.Client(timeout=30, trust_env=False)
+CLIENT = httpx.Client(timeout=120, trust_env=False)
 
 
 @dataclass

@@ -173,7 +173,7 @@ def test_invalid_requests_are_rejected(
 def test_a_second_server_cannot_claim_a_worker(home: Path, servers: list[ServerProcess], states: States) -> None:
     variables = environment(home, home / "host0", ledger_url(f"sqlite:///{home}"))
     thief = ServerProcess(variables, "--workers", "0", "--pipeline", "orders").start()
-    output, _ = thief.process.communicate(timeout=30)
+    output, _ = thief.process.communicate(timeout=120)
     assert thief.process.returncode == 1
     assert f"Worker 0 of 'orders' is at 127.0.0.1:{servers[0].port}, not here." in output
     assert states.ledger.placements.of("orders")[0].port == servers[0].port
@@ -182,7 +182,7 @@ def test_a_second_server_cannot_claim_a_worker(home: Path, servers: list[ServerP
 def test_a_server_without_a_token_does_not_start(home: Path) -> None:
     variables = environment(home, home / "host0", ledger_url(f"sqlite:///{home}"))
     del variables["SLUICE_SERVER_TOKEN"]
-    process = subprocess.run([SLUICE, "serve"], env=variables, capture_output=True, text=True, check=False, timeout=30)
+    process = subprocess.run([SLUICE, "serve"], env=variables, capture_output=True, text=True, check=False, timeout=120)
     assert process.returncode == 1
     assert "A state server needs a token" in process.stderr
 

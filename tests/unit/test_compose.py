@@ -38,7 +38,7 @@ def check(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
         pytest.skip("no client for docker compose is installed")
     path = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     command = [*result, "-f", str(COMPOSE), "config", "-q"]
-    return subprocess.run(command, env=path | environ, cwd=DOCKER, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=path | environ, cwd=DOCKER, capture_output=True, text=True, timeout=240)
 
 
 def test_docker_compose_accepts_the_file() -> None:

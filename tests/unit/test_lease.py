@@ -137,7 +137,7 @@ def test_a_paused_driver_cannot_publish_after_it_resumes(ledger: Ledger, databas
         with lease(ledger) as mine:
             assert ledger.snapshots.publish(make_snapshot(0), audit(0, mine.epoch))
             process.send_signal(signal.SIGCONT)
-            output, _ = process.communicate(b"\n", timeout=20)
+            output, _ = process.communicate(b"\n", timeout=120)
             assert b"has lost its lease" in output
         assert ledger.snapshots.last_batch(JobRef("orders", "totals", 1)) == 0
 
