@@ -1,8 +1,9 @@
-"""Reads the Kafka settings and the Spark master from Airflow's connections."""
+"""Reads the Kafka settings, the Spark master and the URLs of databases from Airflow's connections."""
 
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.sdk import BaseHook
@@ -14,6 +15,8 @@ from sluice.submission import deploy_mode_error
 
 KAFKA = "kafka_default"
 SPARK = "spark_default"
+_LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
+"""Beginnings of the names of a Postgres connection's extras that libpq reads."""
 
 
 class KafkaConfigHook(KafkaBaseHook):
@@ -73,3 +76,26 @@ def spark_master(connection: str = SPARK) -> str:
     if spark.extra_dejson.get("deploy-mode") == "cluster":
         raise deploy_mode_error(f"Connection {connection!r} sets deploy-mode to cluster")
     return spark.host or ""
+
+
+def database_url(connection: str) -> str:
+    """The URL of a Postgres connection's database; empty if there is no such connection.
+
+    Raises SettingsError if the connection has another type.
+    """
+    try:
+        found = BaseHook.get_connection(connection)
+    except AirflowNotFoundException:
+        return ""
+    if found.conn_type != "postgres":
+        raise SettingsError(
+            f"Connection {connection!r} is of type {found.conn_type}.",
+            next_step="Give it the type Postgres: a pipeline writes a table to its database.",
+        )
+    user, password = (quote(part or "", safe="") for part in (found.login, found.password))
+    port = f":{found.port}" if found.port else ""
+    host = f"[{found.host}]" if ":" in (found.host or "") else found.host or ""
+    extras = {name: str(value) for name, value in found.extra_dejson.items() if name.startswith(_LIBPQ)}
+    account = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    query = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
+    return f"postgresql://{account}{host}{port}/{quote(found.schema or '', safe='')}{query}"

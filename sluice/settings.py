@@ -22,6 +22,7 @@
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | the user's password |
+| SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, whose tables pipelines write |
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ import msgspec
 from sluice.errors import SettingsError
 
 _TOKEN_LENGTH = 16
+_CONNECTION = "SLUICE_CONNECTION_"
+"""Prefix of the variables with the URLs of databases."""
 _SECRET = re.compile(r"password|secret|token|jaas|\.pem$")
 
 
@@ -66,6 +69,8 @@ class Settings:
     token: str = field(default="", repr=False)
     user: str = ""
     password: str = field(default="", repr=False)
+    connections: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variable → the URL of a database whose tables pipelines write."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -92,15 +97,23 @@ class Settings:
             token=environ.get("SLUICE_TOKEN") or "",
             user=environ.get("SLUICE_USER") or "",
             password=environ.get("SLUICE_PASSWORD") or "",
+            connections={name: url for name, url in environ.items() if name.startswith(_CONNECTION) and url},
         )
 
     @property
     def secrets(self) -> list[str]:
         """Passwords and tokens, which must never appear in a log or an error."""
         kafka = [value for name, value in self.kafka.items() if _SECRET.search(name)]
-        urls = [urlsplit(url).password or "" for url in (self.ledger, self.shards)]
+        urls = [_password_in(url) for url in (self.ledger, self.shards, *self.connections.values())]
         secrets = [*kafka, *urls, *map(unquote, urls), self.server_token, self.token, self.password]
         return sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+
+
+def _password_in(url: str) -> str:
+    try:
+        return urlsplit(url).password or ""
+    except ValueError:
+        return ""
 
 
 def _token(environ: Mapping[str, str]) -> str:

@@ -146,8 +146,9 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
         deadline=None if deadline is None else deadline_alert(pipeline.name, deadline, alerts.on_overdue),
     )
     SluiceJobOperator(
-        dag=dag, task_id="main", pipeline=pipeline.name, pool=settings().pool, outlets=assets(pipeline.name, job)
-    )
+        dag=dag, task_id="main", pipeline=pipeline.name, pool=settings().pool, outlets=assets(pipeline.name, job),
+        databases=[*job.written_tables],
+    )  # fmt: skip
     return dag
 
 
@@ -157,9 +158,14 @@ def _optional(name: str, description: str) -> Param:
 
 
 def assets(pipeline: str, job: Job) -> list[Asset]:
-    """The assets that a run updates: `PIPELINE.store.NAME` and `PIPELINE.topic.NAME`. A DAG can wait for them."""
+    """The assets that a run updates: `PIPELINE.store.NAME`, `PIPELINE.topic.NAME` and `PIPELINE.table.NAME`.
+
+    A DAG can wait for them.
+    """
     names = [f"{pipeline}.store.{store}" for store in job.stores]
     names += [f"{pipeline}.topic.{topic}" for topic in dict.fromkeys(job.outputs)]
+    tables = (sink.table.name for sinks in job.written_tables.values() for sink in sinks if sink.table is not None)
+    names += [f"{pipeline}.table.{table}" for table in dict.fromkeys(tables)]
     return [Asset(name) for name in names if name.isascii()]  # Airflow accepts only ASCII names
 
 

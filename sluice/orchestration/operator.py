@@ -17,7 +17,7 @@ from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
 
 from sluice.brokers import require_brokers, silent_admin
-from sluice.connections import KAFKA, SPARK, kafka_config, spark_master
+from sluice.connections import KAFKA, SPARK, database_url, kafka_config, spark_master
 from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError
 from sluice.metrics import gauges
 from sluice.monitoring import run_figures
@@ -27,6 +27,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now
 from sluice.submission import APPLICATION, deploy_mode_error, is_noise, submission
 from sluice.values.points import MOST, Span
+from sluice.values.tables import connection_variable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -46,6 +47,9 @@ POINTS = ("from", "until")
 class SluiceJobOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
+    `databases` are the connections of the databases whose tables the pipeline writes. If Airflow does not have one, the
+    driver reads the environment variable `SLUICE_CONNECTION_NAME`.
+
     Uses only the run's parameters `action`, one of `ACTIONS`, the parameters in `LIMITS` and, for a replay, `from` and
     `until`.
     """
@@ -57,6 +61,7 @@ class SluiceJobOperator(SparkSubmitOperator):
         *,
         pipeline: str,
         kafka_conn_id: str = KAFKA,
+        databases: Sequence[str] = (),
         conn_id: str = SPARK,
         **kwargs: Any,
     ) -> None:
@@ -68,6 +73,7 @@ class SluiceJobOperator(SparkSubmitOperator):
             **kwargs,
         )
         self.kafka_conn_id = kafka_conn_id
+        self.databases = databases
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> None:
@@ -79,6 +85,7 @@ class SluiceJobOperator(SparkSubmitOperator):
             if self._deploy_mode == "cluster":
                 raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
+            urls = {connection_variable(name): url for name in self.databases if (url := database_url(name))}
             with submission(configuration, kafka, master, arguments) as submitted:
                 require_brokers(kafka)
                 self.application_args = arguments
@@ -87,7 +94,7 @@ class SluiceJobOperator(SparkSubmitOperator):
                 self.driver_class_path = submitted.driver_class_path
                 self.conf = dict(submitted.conf)
                 # The parameter env_vars is not used, because the hook turns it into arguments for some masters.
-                with added_to_environment(submitted.environment | {"SLUICE_RUN": _run(context)}):
+                with added_to_environment(submitted.environment | urls | {"SLUICE_RUN": _run(context)}):
                     super().execute(context)
             self._report(context, kafka)
         except (SettingsError, PreflightError) as error:

@@ -389,7 +389,7 @@ class BaseJob:
     """The Python functions that the layers call."""
     failures: tuple[Failure, ...]
     stream_sinks: tuple[Sink, ...]
-    """The topics to which single records are written."""
+    """The topics and tables to which single records are written."""
     state_functions: tuple[tuple[str, Reference], ...]
     """The author's functions on which the job's state depends, each with a name for messages."""
 
@@ -405,13 +405,22 @@ class BaseJob:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """All topics that the job writes, except dead letters."""
+        """All topics and tables of databases that the job writes, except dead letters."""
         raise NotImplementedError
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the topics that the job writes, except dead letters."""
-        return tuple(sink.topic for sink in self.sinks)
+        return tuple(sink.topic for sink in self.sinks if sink.table is None)
+
+    @property
+    def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
+        """Connection → the tables of its database that the job writes."""
+        tables: dict[str, tuple[Sink, ...]] = {}
+        for sink in self.sinks:
+            if sink.table is not None:
+                tables[sink.table.connection] = (*tables.get(sink.table.connection, ()), sink)
+        return tables
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -461,7 +470,7 @@ class FusedJob(BaseJob):
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """All topics that the job writes, except dead letters."""
+        """All topics and tables of databases that the job writes, except dead letters."""
         late = [group.late for group in self.groups if group.late is not None]
         return (*self.stream_sinks, *(table.sink for table in self.table_sinks), *late)
 
@@ -491,7 +500,7 @@ class OrderedJob(BaseJob):
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """All topics that the job writes, except dead letters."""
+        """All topics and tables of databases that the job writes, except dead letters."""
         return (*self.stream_sinks, *self.ordered_sinks)
 
     @property

@@ -288,6 +288,8 @@ def _stream_sink(builder: PlanBuilder, node: nodes.Sink) -> Sink:
     scope = scope_of(builder, node.parent)
     passed, key = masked(builder, scope), column_read(builder, scope, "_key")
     sink = sink_of(node)
+    if sink.appends:
+        builder.metadata.add("_offset")
     final(builder, sink.passed, f"({passed})", node.number)
     final(builder, sink.key, f"IF({passed}, {key}, NULL)", node.number)
     final(builder, sink.value, scope.json(builder, passed), node.number)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from sluice.plan.builder import column_name
 from sluice.plan.steps import Sink, Source, SourceField, Step
+from sluice.plan.value_types import types_after
 from sluice.topology import drawing, nodes
 from sluice.topology.serdes import is_object
 from sluice.values.references import Reference, reference
@@ -36,9 +37,12 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
 
 
 def sink_of(node: nodes.Sink) -> Sink:
-    """The topic that a sink writes."""
+    """The topic or table that a sink writes."""
+    types = types_after(node.parent)
     return Sink(
         number=node.number, topic=node.topic, encode=reference(node.encode), encode_key=reference(node.encode_key),
         delivery=node.delivery, emit=node.emit, is_windowed=nodes.window_of(node.parent) is not None,
-        on_error=node.on_error, at=node.at,
+        on_error=node.on_error, at=node.at, table=node.table,
+        columns=tuple((name, types.get(name) or kind) for name, kind in node.fields.items()),
+        scalar=node.scalar,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sluice.values.records import Delivery, Emit, OnError, OnNull, OnTime
 from sluice.values.references import Reference
+from sluice.values.tables import PostgresTable
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Sink:
-    """A topic that a job writes. For single records, `passed`, `key` and `value` are the names of the job's columns."""
+    """A topic, or a table of a database, that a job writes.
+
+    For single records, `passed`, `key` and `value` are the names of the job's columns.
+    """
 
     number: int
     topic: str
+    """The topic's name, or the output name of the table."""
     encode: Reference | None
     encode_key: Reference | None
     delivery: Delivery
@@ -86,6 +91,16 @@ class Sink:
     """Whether the records' keys have windows."""
     on_error: OnError
     at: str
+    table: PostgresTable | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    """The fields of a table's rows, each with its Spark SQL type, or an empty string if the type is unknown."""
+    scalar: bool = False
+    """Whether the value is not an object, and therefore the only column besides those that identify the row."""
+
+    @property
+    def appends(self) -> bool:
+        """Whether each record is a row of a table, identified by the record's position."""
+        return self.table is not None and self.table.key is None
 
     @property
     def passed(self) -> str:

@@ -20,11 +20,14 @@ from sluice.engine.batch.dead_letters import headers_of
 from sluice.engine.batch.rejected import Place
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.query import JobQuery
+from sluice.engine.publish.databases import target_of
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings
+from sluice.sinks.columns import TableColumn
+from sluice.sinks.protocol import BatchId, Rows
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 
@@ -141,6 +144,22 @@ class KeptOutput:
         return dict(counts)
 
 
+@dataclass
+class KeptRows:
+    """Stores the records of a database's rows, like those of topics, and checks them against the declared columns."""
+
+    output: KeptOutput
+    columns: Mapping[str, tuple[TableColumn, ...]]
+
+    def begin(self, generation: int, published: int | None) -> None:
+        pass
+
+    def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
+        for output, of_table in rows.items():
+            self.output.records.setdefault(output, []).extend(of_table.records.to_pylist())
+        return {output: of_table.count for output, of_table in rows.items()}
+
+
 class OnlyWriter:
     """A lease and identity check that always succeed, because nothing else uses the state and topics of a test."""
 
@@ -175,7 +194,13 @@ class PipedRun:
         only = OnlyWriter()
         query = JobQuery(spark, self.storage, self._input, counts, only.epoch)
         self._ledger.jobs.register(query.info)
-        self._publisher = query.publisher(self._ledger, only, only, self.output, headers_at=self._input.headers_at)
+        databases = {
+            connection: KeptRows(self.output, {sink.topic: target_of(sink).declared for sink in sinks})
+            for connection, sinks in job.written_tables.items()
+        }
+        self._publisher = query.publisher(
+            self._ledger, only, only, self.output, databases=databases, headers_at=self._input.headers_at
+        )
         self._publisher.begin()
         self._query = query.start(self._publish)
 

@@ -15,6 +15,7 @@ from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import Serde
 from sluice.topology.windows import Duration, hopping, session, sliding, tumbling, within
 from sluice.values.contracts import Decimal2, Digits
+from sluice.values.tables import PostgresTable
 from sluice.values.windows import JoinWindow, SessionWindow, SlidingWindow, Window
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "JoinWindow",
     "Loaded",
     "Pipeline",
+    "PostgresTable",
     "Processed",
     "Serde",
     "SessionWindow",

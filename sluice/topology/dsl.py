@@ -23,6 +23,7 @@ from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, kept_for, milliseconds
 from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD, Delivery, Emit, How, OnError
 from sluice.values.sql import quoted
+from sluice.values.tables import POSITION, WINDOW, PostgresTable
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 from sluice.values.wrappers import Not, Print
 
@@ -142,16 +143,69 @@ class Handle(Generic[V]):
         if reserved := columns.keys() & METADATA.keys():
             raise TopologyError(f"{self._where(step)}: the names {', '.join(sorted(reserved))} are reserved by Sluice.")
 
-    def _sink(self, topic: str, value: Value[Any] | None, key: Function | None, **options: Any) -> None:
-        where = self._where(f"to({topic!r})")
-        self.pipeline.claim("topic", topic)
+    def _sink(self, to: str | PostgresTable, value: Value[Any] | None, key: Function | None, **options: Any) -> None:
+        if isinstance(to, PostgresTable):
+            self._table_sink(to, value, key, **options)
+            return
+        where = self._where(f"to({to!r})")
+        self.pipeline.claim("topic", to)
         encode = None if value is None else self._encoder(where, serde_of(value))
         for name, function in (("value", encode), ("key", key)):
             if function is not None:
                 require_callable(where, function, name)
         arguments.choice(where, "delivery", options["delivery"], Delivery)
         arguments.choice(where, "emit", options.get("emit", "every"), Emit)
-        self.pipeline.add(nodes.Sink, parent=self.node, topic=topic, encode=encode, encode_key=key, **options)
+        self.pipeline.add(nodes.Sink, parent=self.node, topic=to, encode=encode, encode_key=key, **options)
+
+    def _table_sink(
+        self,
+        table: PostgresTable,
+        value: Value[Any] | None,
+        key: Function | None,
+        *,
+        delivery: Delivery,
+        on_error: OnError | None,
+        emit: Emit = "every",
+    ) -> None:
+        where = self._where(f"to({table.name!r})")
+        if value is not None or key is not None or delivery != "exactly_once" or emit != "every":
+            raise TopologyError(
+                f"{where}: value=, key=, delivery= and emit= are for topics.",
+                next_step="Change the columns with select(...) first. A table is always written exactly once.",
+            )
+        if table.key is None and isinstance(self, Table):
+            raise TopologyError(
+                f"{where}: a table's changes need a column for the key.",
+                next_step=f'Write for example PostgresTable({table.name!r}, ..., key="id").',
+            )
+        if not self.fields:
+            raise TopologyError(
+                f"{where}: the fields of the value are unknown, so the columns are too.",
+                next_step="Declare the type of the value with returns=, or choose fields with select(...).",
+            )
+        is_windowed = nodes.window_of(self.node) is not None
+        identity = table.identity(is_windowed=is_windowed)
+        own = {*POSITION} | ({*WINDOW} if is_windowed and table.key else set())
+        if wrong := sorted(name for name in own if name in self.fields or name == table.key):
+            raise TopologyError(
+                f"{where}: Sluice writes the column {wrong[0]} itself.",
+                next_step="Use another name, for example with select(...).",
+            )
+        if unknown := sorted({*table.types} - {*self.fields} - {table.key}):
+            raise TopologyError(
+                f"{where}: types= names {unknown[0]!r}, but the columns are {', '.join([*identity, *self.fields])}."
+            )
+        kind = "" if table.key is None else self.fields.get(table.key, "STRING")
+        if kind and not kind.startswith(("STRING", "BIGINT", "INT", "SMALLINT", "TINYINT")):
+            raise TopologyError(
+                f"{where}: the field {table.key} is {kind}, and so cannot be compared with the record's key.",
+                next_step="Give the key's column another name.",
+            )
+        self.pipeline.claim("table", table.output)
+        self.pipeline.add(
+            nodes.Sink, parent=self.node, topic=table.output, table=table, fields=dict(self.fields),
+            scalar=self.shape.scalar, emit="every" if table.key is None else "latest", on_error=on_error,
+        )  # fmt: skip
 
     def _encoder(self, where: str, serde: Serde[Any]) -> Function:
         if serde.is_text and not self.shape.scalar:
@@ -177,17 +231,17 @@ class Stream(Handle[V]):
 
     def to(
         self,
-        topic: str,
+        topic: str | PostgresTable,
         *,
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | None = None,
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
-        """Write every record to `topic`, the key as text and the value as JSON.
+        """Write every record to `topic`, the key as text and the value as JSON; or to a `PostgresTable`.
 
         `value=str` writes a str as plain text; a Serde encodes the value with its `encode`. `key` encodes the key.
-        `on_error` applies to records that cannot be encoded or are too large for the topic.
+        `on_error` applies to records that cannot be encoded, are too large for the topic, or do not fit the table.
         """
         self._sink(topic, value, key, delivery=delivery, on_error=on_error)
 
@@ -703,7 +757,7 @@ class Table(Handle[V]):
 
     def to(
         self,
-        topic: str,
+        topic: str | PostgresTable,
         *,
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | None = None,
@@ -713,10 +767,12 @@ class Table(Handle[V]):
     ) -> None:
         """Write every change to `topic`, the key as text and the value as JSON; a deletion is a tombstone.
 
+        A `PostgresTable` with a `key` gets the same rows as this table.
+
         `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka Streams' record
         cache does; a fused aggregation always does so. The records of a windowed table have the headers `window_start`
         and `window_end`, in epoch ms.
-        `on_error` applies to records that cannot be encoded or are too large for the topic.
+        `on_error` applies to records that cannot be encoded, are too large for the topic, or do not fit the table.
         """
         self._sink(topic, value, key, emit=emit, delivery=delivery, on_error=on_error)
 

@@ -13,6 +13,7 @@ _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
 
 _UNIQUE = {
     "store": "Give each store its own name.",
+    "table": "Write to a table once, after a merge.",
     "topic": "Read a topic once and use its stream or table again; write to a topic once, after a merge.",
 }
 """Kind of name → the next step if two steps of a pipeline use the same name."""
@@ -39,11 +40,11 @@ class Graph:
         return node
 
     def claim(self, kind: str, name: str) -> None:
-        """Reserve a name for a topic or a store (`kind`).
+        """Reserve a name for a topic, a store or a database's table (`kind`).
 
         Raises TopologyError if the pipeline already uses the name, or if it is not valid.
         """
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if kind != "table" and (not isinstance(name, str) or not _NAME.fullmatch(name)):
             raise TopologyError(
                 f"{name!r} at {source_line()} is not a valid {kind} name.",
                 next_step="Use letters, digits, '_', '-', '.'.",

@@ -15,6 +15,7 @@ from sluice.values.records import How as How
 from sluice.values.records import OnError as OnError
 from sluice.values.records import OnNull as OnNull
 from sluice.values.records import OnTime as OnTime
+from sluice.values.tables import PostgresTable
 from sluice.values.windows import AnyWindow, JoinWindow
 
 
@@ -249,14 +250,20 @@ class Deduplicate(Node):
 
 @dataclass(frozen=True, eq=False)
 class Sink(Node):
-    """Writes every record, or every change of a table, to `topic`."""
+    """Writes every record, or every change of a table, to `topic`, or to a `table` of a database."""
 
     parent: Node
     topic: str
+    """The topic's name, or the output name of a table of a database."""
     encode: Callable[..., bytes] | None = None
     encode_key: Callable[[str], bytes] | None = None
     delivery: Delivery = "exactly_once"
     emit: Emit = "every"
+    table: PostgresTable | None = None
+    fields: dict[str, str] = field(default_factory=dict)
+    """The fields of the value, for a table's columns."""
+    scalar: bool = False
+    """Whether the value is not an object."""
 
     @property
     @override

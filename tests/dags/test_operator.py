@@ -87,6 +87,24 @@ def submit(record: Path, *, given: dict[str, Any] | None = None, events: Any = N
     return Submitted(*json.loads(re.sub(r"sluice-run-\w+", "sluice-run", record.read_text())))
 
 
+def test_the_urls_of_databases_come_from_connections(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    warehouse = {
+        "conn_type": "postgres", "host": "db", "port": 5433, "login": "me@work", "password": "se/cret",
+        "schema": "shop", "extra": {"sslmode": "require", "cursor": "dictcursor"},
+    }  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps(warehouse))
+    said = submit(recorder, databases=["warehouse", "other-one"])
+    url = "postgresql://me%40work:se%2Fcret@db:5433/shop?sslmode=require"
+    assert said.environment["SLUICE_CONNECTION_WAREHOUSE"] == url
+    assert "SLUICE_CONNECTION_OTHER_ONE" not in said.environment
+    assert "cret" not in " ".join(said.arguments)
+    assert "SLUICE_CONNECTION_WAREHOUSE" not in os.environ
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps(warehouse | {"conn_type": "mysql"}))
+    with pytest.raises(AirflowFailException, match="'warehouse' is of type mysql"):
+        submit(recorder, databases=["warehouse"])
+
+
 def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     said = submit(recorder)

@@ -19,6 +19,7 @@ from sluice.engine.batch.side_outputs import Facts, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError
 from sluice.plan import Failure, Job, OrderedJob, Sink
+from sluice.values.tables import POSITION
 
 Part = tuple[str, int]
 """Topic and partition."""
@@ -52,6 +53,8 @@ class PartFacts:
     """Column of a step's errors → the last record for which it failed."""
     last_dead_letter: int = -1
     """The last record that became a dead letter."""
+    placed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Output → the last record's offset, and the number of its rows so far."""
     _last: tuple[int, int] | None = None
     """Record and fate of the last row; the next rows may belong to the same record."""
 
@@ -70,6 +73,20 @@ class PartFacts:
             self.counts[_FATES[self._last[1]]] += 1
         self._add(of_records[:-1])
         self._last = int(fate.records[-1]), int(of_records[-1])
+
+    def places(self, sink: Sink, rows: pa.RecordBatch, topics: Mapping[int, str]) -> dict[str, pa.Array]:
+        """The columns that identify rows appended to a table: their record, and their number among its rows."""
+        offsets = rows.column("_offset").to_numpy()
+        first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
+        lengths = np.diff(first, append=len(offsets))
+        numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
+        last, count = self.placed.get(sink.topic, (-1, 0))
+        if offsets[0] == last:
+            numbers[: lengths[0]] += count
+        self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
+        topic = topics[rows.column("_source")[0].as_py()]
+        places = [pa.repeat(topic, len(offsets)), rows.column("_partition"), rows.column("_offset"), pa.array(numbers)]
+        return dict(zip(POSITION, places, strict=True))
 
     def _add(self, fates: npt.NDArray[np.int64]) -> None:
         for kind, number in enumerate(np.bincount(fates, minlength=len(_FATES)).tolist()):
@@ -157,7 +174,8 @@ class RecordSinks:
             if passed.any():
                 chosen = batch.filter(pa.array(passed))
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
-                records = pa.table(columns | {"timestamp": chosen.column("_time")} | _position(chosen))
+                columns |= {"timestamp": chosen.column("_time")} | _position(chosen)
+                records = pa.table(columns | (facts.places(sink, chosen, self.topics) if sink.appends else {}))
                 facts.outputs.setdefault(sink.topic, []).append(records)
         for name in self.passes:
             applied |= truth(batch.column(name))

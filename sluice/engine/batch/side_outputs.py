@@ -181,8 +181,9 @@ def part_name(kind: str, topic: str, partition: int) -> str:
 
 
 def _records(topic: str) -> str:
-    # '@' is not legal in topic names, so the suffix for `orders` does not match a file for `a.orders`.
-    return f"@{_short(topic)}.arrow"
+    # '@' is not legal in topic names, so the suffix for `orders` does not match a file for `a.orders`. The names of
+    # tables' outputs have a ':', which HDFS does not allow.
+    return f"@{_short(topic.replace(':', '='))}.arrow"
 
 
 _LONGEST = 48

@@ -24,6 +24,7 @@ from sluice.engine.publish.store_changes import GlobalTables, check_changes
 from sluice.engine.publish.window_retention import Retention
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import FusedJob, Job
+from sluice.sinks.protocol import DatabaseSink
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo
 
@@ -84,6 +85,7 @@ class JobQuery:
         auditor: Auditor | None = None,
         limits: Mapping[str, int] | None = None,
         at_least_once: AtLeastOnce | None = None,
+        databases: Mapping[str, DatabaseSink] | None = None,
         silent: bool = False,
         headers_at: HeadersAt = lambda _: {},
     ) -> Publisher:
@@ -92,7 +94,8 @@ class JobQuery:
         retention = Retention.of(self.storage, self.partitions)
         return Publisher(
             self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention,
-            headers_at, self.frames.totals, limits or {}, at_least_once, self.partitions, silent,
+            headers_at, self.frames.totals, limits or {}, at_least_once, databases or {}, self.partitions,
+            silent,
         )  # fmt: skip
 
     def start(self, sink: Sink) -> StreamingQuery:

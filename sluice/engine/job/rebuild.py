@@ -24,6 +24,7 @@ from sluice.engine.job.compatibility import means_the_same
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
+from sluice.engine.publish.databases import databases_of
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.engine.read.identity import Positions, Topic, describe_topics
 from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
@@ -230,6 +231,8 @@ class Rebuild:
         # Opening the output fences a driver that has lost its lease without noticing.
         with TransactionalOutput(self.settings.kafka, writer, message_limits(self.settings.kafka, [markers])) as output:
             last = output.last
+        for database in databases_of(self.job, self.settings).values():
+            database.fence()
         return [last] if last is not None and last.number > (latest.batch if latest else -1) else []
 
     def _compare(self, ledger: Ledger, old: JobRef, new: JobRef, history: History) -> None:

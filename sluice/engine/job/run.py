@@ -22,6 +22,7 @@ from sluice.engine.job.query import JobQuery, without_adaptive_execution
 from sluice.engine.job.replay import Sink, Step, joined, replay
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
+from sluice.engine.publish.databases import databases_of
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
 from sluice.engine.publish.window_retention import Retention
@@ -104,11 +105,16 @@ class JobRun:
         require_compatible(before, info)
         with TransactionalOutput(self.settings.kafka, writer, limits) as output:
             storage.prepare(published, output.last_batch, ledger, lease.epoch)
+            databases = databases_of(self.job, self.settings) if self.steps is None else {}
+            for database in databases.values():
+                database.begin(storage.generation, published)
+            # A driver that lost its lease before `begin` would otherwise fence off its successor.
+            lease.require()
             self._register(ledger, before, info, lease.epoch)
             publisher = query.publisher(
                 ledger, lease, identity, output, published=published,
                 auditor=Auditor(storage, self.settings.run, lease.epoch, firsts), limits=limits, at_least_once=direct,
-                silent=self.steps is not None, headers_at=source.headers_at,
+                databases=databases, silent=self.steps is not None, headers_at=source.headers_at,
             )  # fmt: skip
             with query_errors(publisher, storage, lease):
                 if self.steps is not None:

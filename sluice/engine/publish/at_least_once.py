@@ -37,7 +37,9 @@ class AtLeastOnce:
 
         Dead letters are never written at least once.
         """
-        topics = frozenset(sink.topic for sink in job.sinks if AT_LEAST_ONCE in (sink.delivery, default))
+        topics = frozenset(
+            sink.topic for sink in job.sinks if sink.table is None and AT_LEAST_ONCE in (sink.delivery, default)
+        )
         streams = {sink.topic: sink for sink in job.stream_sinks if sink.topic in topics}
         return cls(kafka, topics, streams, limits, job.pipeline.dead_letters) if topics else None
 

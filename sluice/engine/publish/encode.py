@@ -63,7 +63,7 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
     cannot be encoded are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
     if sink.emit == "latest":
-        table = _latest(table)
+        table = latest(table)
     columns = {name: table.column(name) for name in ("key", "value")}
     errors: dict[int, str] = {}
     if sink.encode is not None:
@@ -80,7 +80,7 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
     return _without_errors(sink, table, records, errors, rejected) if errors else records
 
 
-def _latest(changes: pa.Table) -> pa.Table:
+def latest(changes: pa.Table) -> pa.Table:
     """The last change of each key and window. Rows without a key are kept, because no table has them."""
     names = [name for name in ("key", "window_start", "window_end") if name in changes.column_names]
     last: dict[Any, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -26,9 +26,11 @@ from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, RejectedOutput, en
 from sluice.engine.publish.max_failures import require_few_failures
 from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
+from sluice.engine.publish.table_rows import joined_rows, table_rows, with_positions
 from sluice.engine.publish.window_retention import Retention
 from sluice.errors import SluiceError
 from sluice.plan import FusedJob, OrderedJob, Sink
+from sluice.sinks.protocol import BatchId, DatabaseSink, Rows
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
@@ -66,12 +68,12 @@ class Output(Protocol):
         """Write a batch's records atomically. Returns the number of records per topic."""
 
 
-def ordered_records(job: OrderedJob, spooled: pa.Table, rejected: RejectedOutput) -> Iterator[tuple[str, pa.Table]]:
-    """The sorted, encoded output records of ordered operators, per topic."""
+def ordered_records(job: OrderedJob, spooled: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:
+    """The sorted output records of ordered operators, per sink."""
     for sink in job.ordered_sinks:
         rows = spooled.filter(pc.equal(spooled.column("group_id"), sink.number))
         if rows.num_rows:
-            yield sink.topic, encoded(sink, rows.take(pa.array(in_order(rows))), rejected)
+            yield sink, rows.take(pa.array(in_order(rows)))
 
 
 def _tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
@@ -120,6 +122,8 @@ class Publisher:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Topic → size limit of a record in bytes, where known."""
     at_least_once: AtLeastOnce | None = None
+    databases: Mapping[str, DatabaseSink] = field(default_factory=dict)
+    """Connection → the writer of the tables in its database."""
     partitions: Mapping[str, int] = field(default_factory=dict)
     """Topic → its number of partitions, as assumed by tasks."""
     silent: bool = False
@@ -236,19 +240,29 @@ class Publisher:
         job = self.storage.job
         self.lease.check()
         side_outputs = self.storage.side_outputs
-        records = [
-            (sink.topic, encoded(sink, table, rejected))
+        sinks = {sink.topic: sink for sink in job.sinks}
+        results = [
+            (sink, table)
             for sink in job.stream_sinks
             for table in _tables(sink, side_outputs.records(batch.number, sink.topic))
         ]
+        records: Records = []
         match job:
             case FusedJob():
                 late = dict.fromkeys(group.late.topic for group in job.groups if group.late is not None)
                 records += [(topic, table) for topic in late for table in side_outputs.records(batch.number, topic)]
-                records += changes
+                records += [(topic, table) for topic, table in changes if sinks[topic].table is None]
+                results += [(sinks[topic], table) for topic, table in changes if sinks[topic].table is not None]
             case OrderedJob():
-                records += ordered_records(job, spooled, rejected)
-        sinks = {sink.topic: sink for sink in job.sinks}
+                results += [
+                    (sink, with_positions(job, table, batch.begun) if sink.appends else table)
+                    for sink, table in ordered_records(job, spooled)
+                ]
+        records = [
+            *((sink.topic, encoded(sink, table, rejected)) for sink, table in results if not sink.table),
+            *records,
+        ]
+        rows = self._table_rows([each for each in results if each[0].table], rejected)
         records = [
             (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMIT), rejected))
             for topic, table in records
@@ -258,10 +272,30 @@ class Publisher:
         records += [
             (topic, shortened(table, limit)) for table in (*dead_letters, *rejected.dead_letters) if table.num_rows
         ]
+        written: dict[str, int] = {}
+        id_ = BatchId(self.storage.generation, batch.number, batch.begun)
+        for connection, of_tables in rows.items():
+            written |= self.databases[connection].write(id_, of_tables)
         if self.at_least_once is None:
-            return self.output.send(batch, records)
+            return written | self.output.send(batch, records)
         sent, rest = self.at_least_once.send(records)
-        return sent | self.output.send(batch, rest)
+        return written | sent | self.output.send(batch, rest)
+
+    def _table_rows(
+        self, results: Sequence[tuple[Sink, pa.Table]], rejected: RejectedOutput
+    ) -> dict[str, dict[str, Rows]]:
+        """Connection → output → the rows for a table of its database."""
+        return {
+            connection: {
+                sink.topic: joined_rows(
+                    table_rows(sink, self.databases[connection].columns[sink.topic], table, rejected)
+                    for other, table in results
+                    if other is sink
+                )
+                for sink in sinks
+            }
+            for connection, sinks in self.storage.job.written_tables.items()
+        }
 
     def _snapshot(self, batch: int, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
         job = self.storage.job

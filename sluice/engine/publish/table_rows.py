@@ -1,0 +1,141 @@
+"""Turns output records into the rows of a database's table, and rejects records that do not fit its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import repeat
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sluice.engine.batch.rows import has_origin, offset_of, partition_of
+from sluice.engine.publish.encode import RejectedOutput, latest
+from sluice.errors import EngineError
+from sluice.plan import OrderedJob, Sink
+from sluice.sinks.columns import TableColumn
+from sluice.sinks.protocol import Row, Rows
+from sluice.values.tables import POSITION, WINDOW
+
+NOT_FITTING = "not_encoded"
+"""The reason of the dead letters of records that do not fit a table."""
+
+_fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_NULL = msgspec.Raw(b"null")
+
+
+def table_rows(sink: Sink, columns: Sequence[TableColumn], table: pa.Table, rejected: RejectedOutput) -> Rows:
+    """The rows for output records (columns `key`, `value`, and the position, or the window's bounds).
+
+    Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
+    """
+    assert sink.table is not None
+    if sink.emit == "latest" and "headers" not in table.column_names:  # a store's changes have one per key and window
+        table = latest(table)
+    written, deleted = list[Row](), list[Row]()
+    errors: dict[int, str] = {}
+    key_column = columns[0]
+    others = columns[len(sink.table.identity(is_windowed=sink.is_windowed)) :]
+    keys, values = table.column("key").to_pylist(), table.column("value").to_pylist()
+    for number, (key, value, place) in enumerate(zip(keys, values, _places(sink, table), strict=True)):
+        try:
+            if sink.table.key is None:
+                identity: Row = place
+            elif key is None:
+                raise ValueError("the record has no key")
+            else:
+                identity = (_key(key_column, key), *map(_window_bound, place))
+            if value is not None:
+                fields = {"value": msgspec.Raw(value.encode())} if sink.scalar else _fields_of(value)
+                if sink.table.key in fields and key_column.text(bytes(fields[sink.table.key])) != identity[0]:
+                    raise ValueError(f"the field {sink.table.key} differs from the record's key")
+                written.append((*identity, *(column.text(bytes(fields.get(column.name, _NULL))) for column in others)))
+            elif sink.table.key is None:
+                raise ValueError("the record has no value")
+            else:
+                deleted.append(identity)
+        except (ValueError, OverflowError) as error:
+            errors[number] = str(error)
+    if errors:
+        table = _without(sink, table, errors, rejected)
+    return Rows(written, deleted, table)
+
+
+def joined_rows(parts: Iterable[Rows]) -> Rows:
+    """The rows of several partitions as one."""
+    parts = list(parts)
+    records = pa.concat_tables([part.records for part in parts]) if parts else pa.table({})
+    return Rows(
+        [row for part in parts for row in part.written], [row for part in parts for row in part.deleted], records
+    )
+
+
+def _key(column: TableColumn, key: str) -> str | None:
+    """The text of the key's column; a key is always text, even if the column's type is a number."""
+    is_text = column.type.startswith(("text", "char"))
+    try:
+        return column.text(msgspec.json.encode(key) if is_text or not _is_number(key) else key.encode())
+    except ValueError as error:
+        raise ValueError(f"the key does not fit: {error}") from None
+
+
+def _is_number(text: str) -> bool:
+    """Whether the text is a whole number in its usual form, so that different keys do not become one number."""
+    return text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
+
+
+def _places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """The position of each record, the bounds of its window, or nothing."""
+    names: Sequence[str] = [*POSITION] if sink.appends else [*WINDOW] if sink.is_windowed else []
+    if not names:
+        yield from repeat((), table.num_rows)
+    elif names[0] in table.column_names:
+        for place in zip(*(table.column(name).to_pylist() for name in names), strict=True):
+            yield tuple(map(str, place)) if sink.appends else place
+    else:
+        for headers in table.column("headers").to_pylist():
+            bounds = {header["key"]: int(header["value"]) for header in headers}
+            yield tuple(bounds[name] for name in names)
+
+
+def _window_bound(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat()
+
+
+def _without(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: RejectedOutput) -> pa.Table:
+    """Reject the records that do not fit, and return the others. With `on_error="fail"`, raise EngineError instead."""
+    if sink.on_error == "fail":
+        row, why = next(iter(errors.items()))
+        raise EngineError(
+            f"A record for {sink.topic} ({sink.at}) does not fit: {why}. Its key is {table.column('key')[row]}.",
+            next_step="Nothing from the batch was published. Correct the column or the step before, or continue "
+            'without such records: to(..., on_error="dead_letter").',
+        )
+    rejected.add(sink, table.take(pa.array(list(errors))), NOT_FITTING, list(errors.values()))
+    is_fine = np.ones(table.num_rows, bool)
+    is_fine[list(errors)] = False
+    return table.filter(pa.array(is_fine))
+
+
+def with_positions(job: OrderedJob, rows: pa.Table, begun: int) -> pa.Table:
+    """Add the position columns to sorted rows from ordered operators.
+
+    Results of a clock, such as those of timers, come from no record: their topic is empty, and their offset is the time
+    at which the batch began, in epoch ms.
+    """
+    topics = {source.number: source.topic for source in job.streams}
+    places: list[tuple[str, int, int, int]] = []
+    for sequence, origin in zip(*(rows.column(name).to_pylist() for name in ("sequence", "origin")), strict=True):
+        if has_origin(sequence):
+            source, partition = partition_of(origin)
+            place = topics[source], partition, offset_of(origin)
+        else:
+            place = "", -1, begun
+        same = bool(places) and places[-1][:3] == place
+        places.append((*place, places[-1][3] + 1 if same else 0))
+    columns = zip(*places, strict=True) if places else repeat(())
+    for name, column in zip(POSITION, columns, strict=False):
+        rows = rows.append_column(name, pa.array(column, pa.string() if name == "_topic" else pa.int64()))
+    return rows

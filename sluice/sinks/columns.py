@@ -1,0 +1,194 @@
+"""The columns of a PostgreSQL table: their types, and how a JSON value becomes the text of a column."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+_CREATED = {
+    "STRING": "text", "BIGINT": "bigint", "INT": "integer", "SMALLINT": "smallint", "TINYINT": "smallint",
+    "DOUBLE": "double precision", "FLOAT": "real", "BOOLEAN": "boolean", "TIMESTAMP": "timestamp with time zone",
+    "DATE": "date", "BINARY": "bytea", "ARRAY": "jsonb", "STRUCT": "jsonb", "MAP": "jsonb",
+}  # fmt: skip
+"""Spark SQL type without its parameters → the PostgreSQL type of a column that Sluice creates."""
+
+_INTEGERS = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
+_TEXTS = ("text", "character varying", "character")
+_JSON = ("json", "jsonb")
+_TIMES = ("timestamp with time zone", "timestamp without time zone")
+_WHOLE = (*_INTEGERS, "numeric", "real", "double precision")
+_ACCEPTED = {
+    "BIGINT": _WHOLE, "INT": _WHOLE, "SMALLINT": _WHOLE, "TINYINT": _WHOLE, "DECIMAL": ("numeric",),
+    "DOUBLE": ("double precision", "real", "numeric"), "FLOAT": ("double precision", "real", "numeric"),
+    "BOOLEAN": ("boolean",), "TIMESTAMP": _TIMES, "DATE": ("date",), "BINARY": ("bytea",), "ARRAY": _JSON,
+    "STRUCT": _JSON, "MAP": _JSON,
+}  # fmt: skip
+"""Spark SQL type without its parameters → the PostgreSQL types that can hold all or most of its values."""
+_NO_TEXT = {*_WHOLE, *_TIMES, "boolean", "date", "bytea", *_JSON}
+"""Types that a field of type STRING does not fit."""
+
+_decode = msgspec.json.Decoder(float_hook=Decimal).decode
+_NUL = "\0"
+
+
+def created_type(spark: str) -> str:
+    """The PostgreSQL type of a new column for a Spark SQL type; empty if the Spark type is unknown."""
+    if spark.startswith("DECIMAL"):
+        return f"numeric{spark.removeprefix('DECIMAL')}"
+    return _CREATED.get(_without_parameters(spark), "")
+
+
+def fits(spark: str, postgres: str) -> bool:
+    """Whether a column of a PostgreSQL type can hold values of a Spark SQL type; true if the Spark type is unknown."""
+    kind, own = _without_parameters(spark), _without_parameters(postgres)
+    if kind == "STRING":
+        return own not in _NO_TEXT
+    return not kind or own in _ACCEPTED.get(kind, (own,))
+
+
+def _without_parameters(kind: str) -> str:
+    return re.sub(r"\(.*?\)|<.*", "", kind).strip()
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column, with its type as PostgreSQL's `format_type` shows it."""
+
+    name: str
+    type: str
+
+    def text(self, json: bytes) -> str | None:
+        """The column's text for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
+        if json == b"null":
+            return None
+        try:
+            return self._encode(_decode(json), json)
+        except (ValueError, OverflowError, InvalidOperation) as error:
+            value = json.decode()
+            shown = value if len(value) <= 100 else f"{value[:100]}…"
+            raise ValueError(f"column {self.name} ({self.type}): {error}: {shown}") from None
+
+    @cached_property
+    def _encode(self) -> Callable[[Any, bytes], str]:
+        kind, limits = _without_parameters(self.type), [int(number) for number in re.findall(r"\d+", self.type)]
+        if kind in _INTEGERS:
+            return lambda value, _: _integer(value, _INTEGERS[kind])
+        if kind == "numeric":
+            return lambda value, _: _numeric(value, *limits)
+        if kind in _TEXTS:
+            # The type "character" without a length is one character.
+            most = limits[0] if limits else 1 if kind == "character" else None
+            return lambda value, _: _text(value, most)
+        if kind in _TIMES:
+            return lambda value, _: _timestamp(value, has_zone=kind == _TIMES[0])
+        if kind in _JSON:
+            return _json
+        return _ENCODERS.get(kind, _as_is)
+
+
+def _integer(value: Any, bound: int) -> str:
+    if type(value) is not int:
+        raise ValueError("is not a whole number")
+    if not -bound <= value < bound:
+        raise ValueError("is out of range")
+    return str(value)
+
+
+def _number(value: Any) -> Decimal:
+    if type(value) not in (int, Decimal):
+        raise ValueError("is not a number")
+    return Decimal(value)
+
+
+def _numeric(value: Any, precision: int | None = None, scale: int = 0) -> str:
+    if value in ("NaN", "Infinity", "-Infinity") and precision is None:
+        return str(value)
+    number = _number(value)
+    if precision is not None:
+        _, digits, exponent = number.as_tuple()
+        assert isinstance(exponent, int)
+        zeros = len(digits) - len("".join(map(str, digits)).rstrip("0"))
+        if number and -(exponent + zeros) > scale:
+            raise ValueError(f"has more than {scale} decimal places")
+        if number and number.adjusted() >= precision - scale:
+            raise ValueError("is out of range")
+    return str(number)
+
+
+def _float(value: Any, _: bytes) -> str:
+    if value in ("NaN", "Infinity", "-Infinity"):
+        return str(value)
+    if math.isinf(float(_number(value))):
+        raise ValueError("is out of range")
+    return str(value)
+
+
+def _real(value: Any, json: bytes) -> str:
+    text = _float(value, json)
+    if math.isfinite(float(text)) and abs(float(text)) > 3.4028234e38:
+        raise ValueError("is out of range")
+    return text
+
+
+def _boolean(value: Any, _: bytes) -> str:
+    if type(value) is not bool:
+        raise ValueError("is not a Boolean")
+    return str(value).lower()
+
+
+def _text(value: Any, most: int | None) -> str:
+    if type(value) is not str:
+        raise ValueError("is not text")
+    if _NUL in value:
+        raise ValueError("has a character U+0000, which PostgreSQL cannot store")
+    if most is not None and len(value) > most:
+        raise ValueError(f"is longer than {most} characters")
+    return value
+
+
+def _timestamp(value: Any, *, has_zone: bool) -> str:
+    moment = datetime.fromisoformat(_text(value, None))
+    if moment.tzinfo is None:
+        if has_zone:
+            raise ValueError("has no time zone")
+        return moment.isoformat()
+    moment = moment.astimezone(UTC)
+    return moment.isoformat() if has_zone else moment.replace(tzinfo=None).isoformat()
+
+
+def _date(value: Any, _: bytes) -> str:
+    return date.fromisoformat(_text(value, None)).isoformat()
+
+
+def _bytes(value: Any, _: bytes) -> str:
+    return f"\\x{base64.b64decode(_text(value, None), validate=True).hex()}"
+
+
+def _json(_: Any, json: bytes) -> str:
+    if re.search(rb"(?<!\\)(\\\\)*\\u0000", json):
+        raise ValueError("has a character U+0000, which PostgreSQL cannot store")
+    return json.decode()
+
+
+def _uuid(value: Any, _: bytes) -> str:
+    return str(UUID(_text(value, None)))
+
+
+def _as_is(value: Any, json: bytes) -> str:
+    """The text for any other type, such as an enum or an inet, which only PostgreSQL can check."""
+    return _text(value, None) if isinstance(value, str) else json.decode()
+
+
+_ENCODERS: dict[str, Callable[[Any, bytes], str]] = {
+    "double precision": _float, "real": _real, "boolean": _boolean, "date": _date, "bytea": _bytes, "uuid": _uuid,
+}  # fmt: skip

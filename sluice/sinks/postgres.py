@@ -1,0 +1,335 @@
+"""Writes the rows of a job's batches to tables of a PostgreSQL database, each batch once, in one transaction.
+
+The table `sluice_batches` in the connection's default schema has a row per job: the writer's epoch, and the last batch
+with its numbers of rows. Every transaction updates this row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from sluice.errors import EngineError, LeaseError, SettingsError
+from sluice.sinks.columns import TableColumn, created_type, fits
+from sluice.sinks.protocol import BatchId, Row, Rows
+from sluice.values.tables import PostgresTable, connection_variable
+
+log = structlog.get_logger()
+
+BATCHES = "sluice_batches"
+_CREATE_BATCHES = SQL(
+    "CREATE TABLE IF NOT EXISTS {} (pipeline text, job text, epoch bigint NOT NULL, generation integer, batch bigint, "
+    "begun bigint, rows jsonb, written_at timestamp with time zone, PRIMARY KEY (pipeline, job))"
+).format(Identifier(BATCHES))
+_PREPARE = (
+    "SELECT set_config('lock_timeout', '60s', false), set_config('timezone', 'UTC', false), "
+    # Ends the transaction of a driver that is paused while it holds locks, before others give up waiting for them.
+    "set_config('idle_in_transaction_session_timeout', '30s', false)"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table to which a job writes: its output name, and the columns of its rows with their Spark SQL types."""
+
+    output: str
+    at: str
+    """The author's `file:line`."""
+    table: PostgresTable
+    is_windowed: bool
+    fields: tuple[tuple[str, str], ...]
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The columns that identify a row, with the PostgreSQL types of those that Sluice fills itself."""
+        return self.table.identity(is_windowed=self.is_windowed)
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """Column → its Spark SQL type, empty if unknown; those that identify a row come first."""
+        spark = dict(self.fields)
+        own = {"text": "STRING", "integer": "INT", "bigint": "BIGINT", "timestamp with time zone": "TIMESTAMP"}
+        identity = {name: own.get(kind, spark.get(name, "STRING")) for name, kind in self.identity.items()}
+        if self.table.key is not None and self.table.key not in spark:
+            identity[self.table.key] = ""  # a key can be the text of a number
+        return identity | {name: kind for name, kind in self.fields if name not in identity}
+
+    @property
+    def created(self) -> dict[str, str]:
+        """Column → its PostgreSQL type if Sluice creates the table; empty if unknown."""
+        return {
+            name: self.table.types.get(name) or created_type(kind) or ("text" if name == self.table.key else "")
+            for name, kind in self.wanted.items()
+        }
+
+    @property
+    def declared(self) -> tuple[TableColumn, ...]:
+        """The columns of the table if Sluice creates it."""
+        return tuple(TableColumn(name, kind) for name, kind in self.created.items())
+
+    @property
+    def name(self) -> Identifier:
+        return Identifier(*self.table.name.split("."))
+
+
+@dataclass
+class PostgresTables:
+    """The tables of one database to which a job writes. Implements `DatabaseSink`, whose promise it keeps.
+
+    Each call opens a connection of its own, so that none is open between batches.
+    """
+
+    connection: str
+    url: str = field(repr=False)
+    pipeline: str
+    job: str
+    targets: Sequence[Target]
+    epoch: int = 0
+    columns: Mapping[str, tuple[TableColumn, ...]] = field(default_factory=dict)
+
+    def begin(self, generation: int, published: int | None) -> None:
+        """Create or check the tables, and fence off earlier writers."""
+        self.fence()
+        with self._transaction("Checking the tables") as database:
+            self.columns = {target.output: _made(database, target) for target in self.targets}
+            last = self._last(database)
+        if last is None or published is None or last[0].generation != generation or last[0].number >= published:
+            return
+        raise EngineError(
+            f"The tables of {self.pipeline} in the database of {self.connection} end at batch {generation}."
+            f"{last[0].number}, but batch {generation}.{published} is published. Either the database has lost data, or "
+            "the pipeline ran without these tables.",
+            next_step="Restore the database. To continue without the rows of the batches between: DELETE FROM "
+            f"{BATCHES} WHERE pipeline = '{self.pipeline}'.",
+        )
+
+    def fence(self) -> None:
+        """Take the next epoch, so that earlier writers can no longer commit."""
+        with self._transaction("Taking over the tables") as database:
+            if database.execute("SELECT to_regclass(%s)", [BATCHES]).fetchone() == (None,):
+                database.execute(_CREATE_BATCHES)
+            taken = database.execute(
+                SQL(
+                    "INSERT INTO {0} (pipeline, job, epoch) VALUES (%s, %s, 1) "
+                    "ON CONFLICT (pipeline, job) DO UPDATE SET epoch = {0}.epoch + 1 RETURNING epoch"
+                ).format(Identifier(BATCHES)),
+                [self.pipeline, self.job],
+            ).fetchone()
+            assert taken is not None
+            self.epoch = taken[0]
+
+    def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
+        """Write a batch's rows per output. Returns the number of rows written and deleted per output."""
+        with self._transaction("Writing the tables") as database:
+            last = self._last(database)
+            written = last[1] if last is not None and last[0] == batch else {}
+            new = [target for target in self.targets if target.output not in written]
+            # Rows go to temporary tables first, which lock nothing: a driver that is paused here does not block others.
+            merges = [
+                merge
+                for number, target in enumerate(new)
+                for merge in self._copied(database, number, target, rows[target.output])
+            ]
+            self._require_epoch(database)
+            for merge in merges:
+                database.execute(merge)
+            counts = written | {target.output: rows[target.output].count for target in new}
+            database.execute(
+                SQL(
+                    "UPDATE {} SET generation = %s, batch = %s, begun = %s, rows = %s, written_at = now() "
+                    "WHERE pipeline = %s AND job = %s"
+                ).format(Identifier(BATCHES)),
+                [*batch, json.dumps(counts), self.pipeline, self.job],
+            )
+        if written:
+            log.info(
+                "rows were written already", connection=self.connection, batch=f"{batch.generation}.{batch.number}"
+            )
+        return counts
+
+    def _copied(self, database: psycopg.Connection, number: int, target: Target, rows: Rows) -> Iterator[Composed]:
+        """Copy rows to temporary tables, and yield the statements that merge them into the target."""
+        columns = self.columns[target.output]
+        names = [Identifier(column.name) for column in columns]
+        identity = names[: len(target.identity)]
+        with _at(target):
+            if rows.deleted:
+                deleted = Identifier(f"sluice_deleted_{number}")
+                _copy(database, deleted, target, identity, rows.deleted)
+                same = SQL(" AND ").join(SQL("t.{0} = d.{0}").format(name) for name in identity)
+                yield SQL("DELETE FROM {} t USING {} d WHERE {}").format(target.name, deleted, same)
+            if rows.written:
+                new = Identifier(f"sluice_new_{number}")
+                _copy(database, new, target, names, rows.written)
+                changes = [SQL("{0} = EXCLUDED.{0}").format(name) for name in names[len(identity) :]]
+                action = SQL("UPDATE SET {}").format(SQL(", ").join(changes)) if changes else SQL("NOTHING")
+                yield SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO {}").format(
+                    target.name, _list(names), _list(names), new, _list(identity), action
+                )
+
+    def _last(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, int]] | None:
+        """The last batch, and its numbers of rows; None before the first."""
+        row = database.execute(
+            SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s AND job = %s").format(
+                Identifier(BATCHES)
+            ),
+            [self.pipeline, self.job],
+        ).fetchone()
+        return None if row is None or row[0] is None else (BatchId(*row[:3]), row[3])
+
+    def _require_epoch(self, database: psycopg.Connection) -> None:
+        """Lock the job's row until the transaction ends. Raises LeaseError if another driver has taken over."""
+        row = database.execute(
+            SQL("SELECT epoch FROM {} WHERE pipeline = %s AND job = %s FOR UPDATE").format(Identifier(BATCHES)),
+            [self.pipeline, self.job],
+        ).fetchone()
+        if row != (self.epoch,):
+            raise LeaseError(
+                f"This driver has lost its lease and can no longer write the tables in the database of "
+                f"{self.connection}: another driver has begun to write them.",
+                next_step="Wait until the other driver has finished.",
+            )
+
+    @contextmanager
+    def _transaction(self, doing: str) -> Iterator[psycopg.Connection]:
+        """A transaction. Raises EngineError for the database's errors."""
+        try:
+            with psycopg.connect(
+                self.url, connect_timeout=10, tcp_user_timeout=60_000, application_name=f"sluice.{self.pipeline}"
+            ) as database:
+                database.execute(_PREPARE)
+                yield database
+        except psycopg.Error as error:
+            raise EngineError(
+                f"{doing} in the database of {self.connection} failed: {_reason(error)}", next_step=_NEXT_STEP
+            ) from None
+
+
+_NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run again: the next run repeats the batch."
+
+
+@contextmanager
+def _at(target: Target) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        raise EngineError(
+            f"The rows for {target.output} ({target.at}) were not written: {_reason(error)}", next_step=_NEXT_STEP
+        ) from None
+
+
+def _reason(error: psycopg.Error) -> str:
+    """The database's message with its detail, on one line. A message never contains the password."""
+    parts = [error.diag.message_primary or str(error), error.diag.message_detail, error.diag.context]
+    return " ".join(" ".join(part.split()).rstrip(".") + "." for part in parts if part)[:500]
+
+
+def _copy(
+    database: psycopg.Connection, name: Identifier, target: Target, columns: Sequence[Identifier], rows: Sequence[Row]
+) -> None:
+    """Copy rows to a new temporary table, whose columns have the target's types but not its constraints."""
+    database.execute(
+        SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+            name, _list(columns), target.name
+        )
+    )
+    with database.cursor().copy(SQL("COPY {} FROM STDIN").format(name)) as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def _list(parts: Sequence[Composable]) -> Composed:
+    return SQL(", ").join(parts)
+
+
+def _made(database: psycopg.Connection, target: Target) -> tuple[TableColumn, ...]:
+    """The columns of a table, which is created if it does not exist. Raises EngineError if it does not fit."""
+    with _at(target):
+        if database.execute("SELECT to_regclass(%s)", [target.name.as_string(database)]).fetchone() == (None,):
+            _create(database, target)
+        return _checked(database, target)
+
+
+def _create(database: psycopg.Connection, target: Target) -> None:
+    if unknown := [name for name, kind in target.created.items() if not kind]:
+        raise EngineError(
+            f"The table {target.output} ({target.at}) does not exist, and the types of its columns "
+            f"{', '.join(unknown)} are unknown.",
+            next_step=f'Give them: types={{"{unknown[0]}": "text"}}. Or create the table.',
+        )
+    columns = [SQL("{} {}").format(Identifier(name), SQL(kind)) for name, kind in target.created.items()]
+    key = SQL("PRIMARY KEY ({})").format(_list([Identifier(name) for name in target.identity]))
+    database.execute(SQL("CREATE TABLE {} ({})").format(target.name, _list([*columns, key])))
+    log.info("table created", table=target.output)
+
+
+def _checked(database: psycopg.Connection, target: Target) -> tuple[TableColumn, ...]:
+    """The columns that the job writes. Raises EngineError that lists all problems of the table."""
+    table = target.name.as_string(database)
+    found: dict[str, tuple[str, bool, int]] = {
+        name: (kind, required, oid)
+        for name, kind, required, oid in database.execute(
+            "SELECT attname, format_type(atttypid, atttypmod), "
+            "attnotnull AND NOT atthasdef AND attidentity = '' AND attgenerated = '', atttypid::bigint "
+            "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            [table],
+        )
+    }
+    problems = []
+    for name, spark in target.wanted.items():
+        if name not in found:
+            kind = target.created[name] or "TYPE"
+            problems.append(f"it has no column {name} (ALTER TABLE {table} ADD {Identifier(name).as_string()} {kind})")
+        elif name in target.table.types and not _is_type(database, target.table.types[name], found[name][2]):
+            problems.append(f"the column {name} is {found[name][0]}, not {target.table.types[name]}")
+        elif not fits(spark, found[name][0]):
+            problems.append(f"the column {name} is {found[name][0]}, but the field is {spark}")
+    for name, (_, required, _) in found.items():
+        if required and name not in target.wanted:
+            problems.append(f"the column {name} is NOT NULL without a default, but the pipeline does not write it")
+    identity = [*target.identity]
+    if {*identity} <= found.keys() and not _is_unique(database, table, identity):
+        columns = _list([Identifier(name) for name in identity]).as_string(database)
+        problems.append(f"its rows are not unique by {columns} (ALTER TABLE {table} ADD PRIMARY KEY ({columns}))")
+    if problems:
+        raise EngineError(
+            f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
+            next_step="Change the table, or what the pipeline writes. Nothing was read.",
+        )
+    return tuple(TableColumn(name, found[name][0]) for name in target.wanted)
+
+
+def _is_type(database: psycopg.Connection, declared: str, oid: int) -> bool:
+    statement = SQL("SELECT to_regtype({})::oid::bigint").format(Literal(declared))
+    return database.execute(statement).fetchone() == (oid,)
+
+
+def _is_unique(database: psycopg.Connection, table: str, columns: Sequence[str]) -> bool:
+    """Whether the table has a primary key or a unique index of exactly these columns."""
+    found: Any = database.execute(
+        "SELECT (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)) "
+        "FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indpred IS NULL AND indexprs IS NULL "
+        "AND indimmediate AND indnkeyatts = indnatts",
+        [table],
+    ).fetchall()
+    return any(sorted(names) == sorted(columns) for (names,) in found)
+
+
+def checked_url(connection: str, url: str) -> str:
+    """The URL of a connection. Raises SettingsError, without the URL, if libpq cannot parse it."""
+    try:
+        conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise SettingsError(
+            f"The URL of connection {connection!r} cannot be parsed.",
+            next_step=f"Set {connection_variable(connection)} to postgresql://USER:PASSWORD@HOST:PORT/DATABASE.",
+        ) from None
+    return url

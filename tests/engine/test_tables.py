@@ -1,0 +1,119 @@
+"""Tables in a real PostgreSQL that a run fills from a real broker, also after crashes and a rebuild."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from sluice import Pipeline, PostgresTable
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.errors import EngineError, SettingsError
+from sluice.plan import plan
+from sluice.state.ledger.history import Batch
+from sluice.state.model import JobRef
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import Names, sale, sales_of
+from tests.postgres import new_database
+
+Query = Callable[[str], list[tuple[Any, ...]]]
+
+
+def shops(names: Names) -> Pipeline:
+    pipeline = names.pipeline()
+    sales = sales_of(pipeline, names)
+    totals = sales.group_by("shop").aggregate(store="totals", n="count(*)", revenue="sum(amount)")
+    totals.to(PostgresTable("totals", connection="warehouse", key="shop"))
+    sales.select("shop", "quantity", "at").to(
+        PostgresTable("log", connection="warehouse", types={"quantity": "smallint"})
+    )
+    sales.select("shop").to(names("copies"))
+    return pipeline
+
+
+@pytest.fixture
+def url(postgres: str) -> str:
+    return new_database(postgres)
+
+
+@pytest.fixture
+def query(url: str) -> Iterator[Query]:
+    with psycopg.connect(url, autocommit=True) as database:
+        yield lambda statement: database.execute(statement.encode()).fetchall()
+
+
+def crash_before_the_marker(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run ends as after a crash right before the Kafka transaction."""
+
+    def crash(self: TransactionalOutput, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+        raise EngineError("a crash")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TransactionalOutput, "send", crash)
+        with pytest.raises(EngineError, match="a crash"):
+            running.run()
+
+
+def totals(query: Query) -> dict[str, tuple[int, str]]:
+    return {shop: (n, str(revenue)) for shop, n, revenue in query("SELECT shop, n, revenue FROM totals")}
+
+
+def appended(query: Query) -> str:
+    return "".join(shop for (shop,) in query('SELECT shop FROM log ORDER BY shop, "_offset"'))
+
+
+def test_tables_after_runs_crashes_and_a_rebuild(
+    start: Start, url: str, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(shops, sales=2)
+    with pytest.raises(SettingsError, match="There is no connection 'warehouse'"):
+        running.run()
+    running.settings = replace(running.settings, connections={"SLUICE_CONNECTION_WAREHOUSE": url})
+
+    running.send("sales", sale("a"), sale("b"), sale("bad", quantity=40_000))
+    running.send("sales", sale("a"), partition=1)
+    running.run()
+    expected = {"a": 2, "b": 1, "bad": 1}
+    assert {shop: n for shop, (n, _) in totals(query).items()} == expected
+    assert appended(query) == "aab"
+    assert running.reasons() == ["not_encoded"]
+    audited(running, {"totals": 3, "log": 3}, query)
+
+    running.send("sales", sale("a"), sale("c"))
+    crash_before_the_marker(running, monkeypatch)
+    assert appended(query) == "aaabc", "the tables are one batch ahead"
+    assert running.snapshot().batch == 0
+    before = query("SELECT xmin::text FROM totals ORDER BY shop")
+    running.run()
+    assert query("SELECT xmin::text FROM totals ORDER BY shop") == before, "nothing was written again"
+    assert {shop: n for shop, (n, _) in totals(query).items()} == expected | {"a": 3, "c": 1}
+    assert appended(query) == "aaabc"
+    audited(running, {"totals": 5, "log": 5}, query)
+
+    running.send("sales", sale("d"))
+    crash_before_the_marker(running, monkeypatch)
+    Rebuild(running.spark, plan(running.pipeline).job, running.settings).run()
+    assert running.store("totals")["a"]["n"] == 3
+    assert "d" not in running.store("totals")
+    running.send("sales", sale("d"))
+    running.run()
+    assert {shop: n for shop, (n, _) in totals(query).items()} == expected | {"a": 3, "c": 1, "d": 2}
+    assert appended(query) == "aaabcdd"
+    assert len(running.output("copies")) == 8
+    assert totals(query) == {
+        shop: (value["n"], f"{value['revenue']:.2f}") for shop, value in running.store("totals").items()
+    }
+
+
+def audited(running: Running, rows: dict[str, int], query: Query) -> None:
+    """The audits of all batches count these rows, and the database has the newest snapshot."""
+    with running.ledger() as ledger:
+        audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
+    for table, number in rows.items():
+        assert sum(audit.outputs.get(f"warehouse:{table}", 0) for audit in audits) == number
+    assert query("SELECT concat(generation, '.', batch) FROM sluice_batches") == [(running.snapshot().id,)]

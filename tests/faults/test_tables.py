@@ -1,0 +1,186 @@
+"""Faults while a driver writes tables of a PostgreSQL database: kills, a pause past the lease, a database that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Producer
+
+from sluice.testing.kafka import running as running_broker
+from sluice.topics import read_topic
+from tests.faults.conftest import Observe
+from tests.faults.test_interruptions import LONG_S, marker
+from tests.faults.world import Driver, World, wait_until, world
+from tests.ports import free_port
+from tests.postgres import postgres_server
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(7200)]
+
+PIPELINE = '''
+from msgspec import Struct
+from sluice import Pipeline, PostgresTable
+
+class Sale(Struct):
+    """A sale."""
+    shop: str
+    number: int
+
+pipeline = Pipeline("shops")
+sales = pipeline.stream("sales", value=Sale, key="shop")
+sales.group_by("shop").count(store="n").select(n="value").to(
+    PostgresTable("totals", connection="warehouse", key="shop"))
+sales.to(PostgresTable("log", connection="warehouse"))
+sales.to("copies")
+'''
+
+
+class Shops(World):
+    """The pipeline of these tests. Its sales are numbered."""
+
+    url: str
+    sent: int = 0
+
+    def send(self, count: int) -> None:
+        """Send sales of three shops."""
+        producer = Producer(self.config)
+        for number in range(self.sent, self.sent + count):
+            shop = "abc"[number % 3]
+            producer.produce("sales", json.dumps({"shop": shop, "number": number}), shop, partition=number % 2)
+        assert producer.flush(30) == 0
+        self.sent += count
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as database:
+            return database.execute(statement.encode()).fetchall()
+
+    def written(self) -> int:
+        """The last batch that the database has, -1 if none."""
+        return next((batch for (batch,) in self.rows("SELECT batch FROM sluice_batches") if batch is not None), -1)
+
+    def is_up(self) -> bool:
+        try:
+            return bool(self.rows("SELECT 1"))
+        except psycopg.Error:
+            return False
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """While the block lasts, a driver waits when it has begun to write the tables."""
+        with psycopg.connect(self.url) as database:
+            database.execute("LOCK TABLE totals IN EXCLUSIVE MODE")
+            yield
+
+    def await_blocked(self, driver: Driver) -> None:
+        waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO \"totals\"%'"
+        assert wait_until(lambda: bool(self.rows(waits)) or not driver.runs, LONG_S), driver.output[-3000:]
+        assert driver.runs, driver.output[-3000:]
+
+    def compare(self) -> str:
+        """Compare the tables and the topic with the records that were sent."""
+        expected = Counter("abc"[number % 3] for number in range(self.sent))
+        assert dict(self.rows("SELECT shop, n FROM totals")) == expected
+        assert sorted(number for (number,) in self.rows("SELECT number FROM log")) == [*range(self.sent)]
+        copies = [json.loads(message.value() or b"")["number"] for message in read_topic(self.config, "copies")]
+        assert sorted(copies) == [*range(self.sent)]
+        with self.ledger() as ledger:
+            snapshot = ledger.snapshots.latest(self.name, "main")
+            assert snapshot is not None
+            audits = ledger.audits.all(snapshot.ref)
+        audited = sum(audit.outputs.get("warehouse:log", 0) for audit in audits)
+        assert audited == self.sent
+        return f"the tables and the topic have each of {self.sent} records once, as audited"
+
+
+@pytest.fixture
+def shops(tmp_path: Path) -> Iterator[Shops]:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "shops.py").write_text(PIPELINE)
+    with postgres_server(tmp_path / "postgres", free_port()) as url, world("shops") as made:
+        made.environment |= {"SLUICE_PIPELINES": str(tmp_path / "jobs"), "SLUICE_CONNECTION_WAREHOUSE": url}
+        made.kafka.create_topics({"sales": 2})
+        shops = Shops(made.folder, made.kafka, made.name, made.environment)
+        shops.url = url
+        shops.send(10)
+        shops.run()
+        try:
+            yield shops
+        finally:
+            shops.close()
+
+
+@pytest.mark.fault("F32", "kill -9 of the driver before the database's commit, and between it and the marker")
+def test_a_driver_killed_around_the_databases_commit(shops: Shops, observe: Observe) -> None:
+    shops.send(10)
+    with shops.blocked():
+        driver = shops.start()
+        shops.await_blocked(driver)
+        driver.kill("all")
+    shops.run()
+    shops.compare()
+    shops.send(10)
+    before = shops.written()
+    broker = running_broker(shops.kafka.folder)
+    assert broker is not None
+    with shops.blocked():
+        driver = shops.start()
+        shops.await_blocked(driver)
+        psutil.Process(broker.pid).suspend()
+    assert wait_until(lambda: shops.written() > before, 60), driver.output[-3000:]
+    driver.kill("all")
+    psutil.Process(broker.pid).resume()
+    assert (shops.published(), marker(shops), shops.written()) == (before, before, before + 1)
+    shops.send(10)
+    shops.run()
+    observe(f"batch {before + 1} was in the database, but had no marker; {shops.compare()}")
+
+
+@pytest.mark.fault("F33", "SIGSTOP of a driver that writes tables; another run after its lease expired; SIGCONT")
+def test_a_driver_paused_while_it_writes_tables(shops: Shops, observe: Observe) -> None:
+    shops.send(10)
+    with shops.blocked():
+        stopped = shops.start()
+        shops.await_blocked(stopped)
+        processes = stopped.members()
+        for process in processes:
+            process.suspend()
+    shops.send(10)
+    shops.run()
+    comparison = shops.compare()
+    for process in processes:
+        if process.is_running():
+            process.resume()
+    status = stopped.wait()
+    assert status != 0
+    assert shops.compare() == comparison
+    shops.send(10)
+    shops.run()
+    observe(f"the resumed driver ended with {stopped.output.strip().splitlines()[-1][:120]}; {shops.compare()}")
+
+
+@pytest.mark.fault("F34", "kill -9 of the database's process that writes a driver's rows; the database restarts")
+def test_a_database_that_crashes(shops: Shops, observe: Observe) -> None:
+    shops.send(10)
+    with psycopg.connect(shops.url) as database:
+        database.execute("LOCK TABLE totals IN EXCLUSIVE MODE")
+        driver = shops.start()
+        shops.await_blocked(driver)
+        ((backend,),) = shops.rows("SELECT pid FROM pg_stat_activity WHERE application_name = 'sluice.shops'")
+        psutil.Process(backend).kill()
+        assert driver.wait() == 1
+        with contextlib.suppress(psycopg.Error):  # the server has ended this connection too
+            database.rollback()
+    assert wait_until(shops.is_up, 60)
+    shops.send(10)
+    shops.run()
+    observe(
+        f"the run ended with {driver.output.strip().splitlines()[-1][:150]}; with the database back, {shops.compare()}"
+    )

@@ -1,0 +1,193 @@
+"""A job's tables in a real PostgreSQL: created or checked, written once per batch, and fenced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from sluice.errors import EngineError, LeaseError
+from sluice.sinks.postgres import PostgresTables, Target
+from sluice.sinks.protocol import BatchId, Rows
+from sluice.values.tables import PostgresTable
+from tests.postgres import new_database
+
+NOTHING = pa.table({})
+TOTALS = (("shop", "STRING"), ("n", "BIGINT"))
+
+Query = Callable[..., list[tuple[Any, ...]]]
+
+
+@pytest.fixture
+def url(postgres: str) -> str:
+    return new_database(postgres)
+
+
+@pytest.fixture
+def query(url: str) -> Iterator[Query]:
+    with psycopg.connect(url, autocommit=True) as database:
+
+        def run(statement: str) -> list[tuple[Any, ...]]:
+            cursor = database.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+        yield run
+
+
+def target(
+    name: str = "totals", key: str | None = "shop", fields: tuple[tuple[str, str], ...] = TOTALS, **types: str
+) -> Target:
+    table = PostgresTable(name, connection="warehouse", key=key, types=types)
+    return Target(table.output, "shops.py:7", table, False, fields)
+
+
+def begun(url: str, *targets: Target, generation: int = 1, published: int | None = None) -> PostgresTables:
+    tables = PostgresTables("warehouse", url, "shops", "main", targets or (target(),))
+    tables.begin(generation, published)
+    return tables
+
+
+def batch(number: int, begun: int = 0, generation: int = 1) -> BatchId:
+    return BatchId(generation, number, begun)
+
+
+def rows(*written: tuple[str | None, ...], deleted: tuple[str, ...] = ()) -> dict[str, Rows]:
+    return {"warehouse:totals": Rows(written, [(key,) for key in deleted], NOTHING)}
+
+
+def test_rows_are_replaced_and_deleted(url: str, query: Query) -> None:
+    tables = begun(url)
+    assert tables.write(batch(0), rows(("a", "1"), ("b", "2"))) == {"warehouse:totals": 2}
+    assert tables.write(batch(1), rows(("a", "3"), ("c", None), deleted=("b", "x"))) == {"warehouse:totals": 4}
+    assert query("SELECT shop, n FROM totals ORDER BY shop") == [("a", 3), ("c", None)]
+    assert query("SELECT generation, batch, rows FROM sluice_batches") == [(1, 1, {"warehouse:totals": 4})]
+
+
+def test_a_repeated_batch_changes_nothing(url: str, query: Query) -> None:
+    begun(url).write(batch(0), rows(("a", "1")))
+    query("UPDATE totals SET n = 100")
+    again = begun(url, published=None)
+    assert again.write(batch(0), rows(("a", "1"))) == {"warehouse:totals": 1}
+    assert query("SELECT n FROM totals") == [(100,)], "the batch was not written again"
+    assert again.write(batch(0, begun=1), rows(("a", "2"))) == {"warehouse:totals": 1}
+    assert query("SELECT n FROM totals") == [(2,)], "a batch with other records is another batch"
+
+
+def test_a_table_that_was_added_gets_the_rows_of_a_repeated_batch(url: str, query: Query) -> None:
+    begun(url).write(batch(0), rows(("a", "1")))
+    query("UPDATE totals SET n = 100")
+    added = target("more")
+    more = begun(url, target(), added)
+    both = rows(("a", "1")) | {added.output: Rows([("b", "2")], [], NOTHING)}
+    assert more.write(batch(0), both) == {"warehouse:totals": 1, "warehouse:more": 1}
+    assert query("SELECT n FROM totals UNION ALL SELECT n FROM more") == [(100,), (2,)]
+
+
+def test_an_earlier_writer_cannot_write(url: str, query: Query) -> None:
+    earlier = begun(url)
+    earlier.write(batch(0), rows(("a", "1")))
+    begun(url)
+    with pytest.raises(LeaseError, match="lost its lease"):
+        earlier.write(batch(1), rows(("a", "666")))
+    assert query("SELECT n FROM totals") == [(1,)]
+
+
+def test_a_database_that_lost_batches(url: str) -> None:
+    begun(url).write(batch(3), rows(("a", "1")))
+    begun(url, published=3)
+    begun(url, published=4, generation=2)
+    with pytest.raises(
+        EngineError, match=r"end at batch 1\.3, but batch 1\.4 is published.*DELETE FROM sluice_batches"
+    ):
+        begun(url, published=4)
+
+
+def test_appended_rows_replace_themselves(url: str, query: Query) -> None:
+    """A batch that is written again with another id, as after a rebuild, does not duplicate its rows."""
+    appended = target("log", None, (("amount", "BIGINT"),))
+    tables = begun(url, appended)
+    for number, more in enumerate(([], [("sales", "0", "8", "0", "3")])):
+        written = [("sales", "0", "7", "0", "1"), ("sales", "0", "7", "1", "2"), *more]
+        tables.write(batch(number), {appended.output: Rows(written, [], NOTHING)})
+    assert query('SELECT amount FROM log ORDER BY "_offset", "_row"') == [(1,), (2,), (3,)]
+
+
+def test_types_and_quoting(url: str, query: Query) -> None:
+    query('CREATE SCHEMA "Shop"')
+    fields = (
+        ("order", "STRING"),
+        ("Total", "DECIMAL(12,2)"),
+        ("tags", "ARRAY<STRING>"),
+        ("at", "TIMESTAMP"),
+        ("x", ""),
+    )
+    quoted = target("Shop.Order", "order", fields, x="smallint")
+    tables = begun(url, quoted)
+    row = ("a\tb\\N", "1.50", '["x"]', "2026-01-01T08:00:00+00:00", None)
+    tables.write(batch(0), {quoted.output: Rows([row], [], NOTHING)})
+    (stored,) = query('SELECT "order", "Total"::text, tags, at = \'2026-01-01 08:00Z\', x FROM "Shop"."Order"')
+    assert stored == ("a\tb\\N", "1.50", ["x"], True, None)
+    assert [str(column.type) for column in tables.columns[quoted.output]] == [
+        "text", "numeric(12,2)", "jsonb", "timestamp with time zone", "smallint",
+    ]  # fmt: skip
+    begun(url, quoted)
+
+
+def test_a_table_that_does_not_fit(url: str, query: Query) -> None:
+    query("CREATE TABLE totals (shop integer, n text, owner text NOT NULL, made timestamptz NOT NULL DEFAULT now())")
+    fields = (*TOTALS, ("size", "DOUBLE"))
+    with pytest.raises(EngineError) as error:
+        begun(url, target(fields=fields))
+    for problem in (
+        "warehouse:totals (shops.py:7) does not fit: the column shop is integer, but the field is STRING",
+        "the column n is text, but the field is BIGINT",
+        'it has no column size (ALTER TABLE "totals" ADD "size" double precision)',
+        "the column owner is NOT NULL without a default",
+        'its rows are not unique by "shop" (ALTER TABLE "totals" ADD PRIMARY KEY ("shop"))',
+    ):
+        assert problem in str(error.value)
+    query("DROP TABLE totals; CREATE TABLE totals (shop text UNIQUE, n integer)")
+    with pytest.raises(EngineError, match="the column n is integer, not bigint"):
+        begun(url, target(n="bigint"))
+    begun(url, target())
+    with pytest.raises(EngineError, match=r"the types of its columns n are unknown.*types=\{\"n\": \"text\"\}"):
+        begun(url, target("other", fields=(("shop", "STRING"), ("n", ""))))
+
+
+def test_a_constraint_that_the_database_checks(url: str, query: Query) -> None:
+    query("CREATE TABLE totals (shop text PRIMARY KEY, n bigint CHECK (n < 10))")
+    tables = begun(url)
+    with pytest.raises(
+        EngineError, match=r'violates check constraint "totals_n_check".*Failing row contains \(b, 10\)'
+    ):
+        tables.write(batch(0), rows(("a", "1"), ("b", "10")))
+    assert query("SELECT * FROM totals") == []
+    tables.write(batch(0), rows(("a", "1"), ("b", "9")))
+    assert query("SELECT count(*) FROM totals") == [(2,)]
+
+
+def test_a_connection_that_ends_in_the_middle(url: str, query: Query) -> None:
+    """The transaction is rolled back, and the next attempt writes every row."""
+    query(
+        "CREATE TABLE totals (shop text PRIMARY KEY, n bigint);"
+        "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$;"
+        "CREATE TRIGGER die AFTER INSERT ON totals FOR EACH STATEMENT EXECUTE FUNCTION die()"
+    )
+    tables = begun(url)
+    with pytest.raises(EngineError, match="in the database of warehouse failed: terminating connection"):
+        tables.write(batch(0), rows(("a", "1")))
+    query("DROP TRIGGER die ON totals")
+    assert query("SELECT * FROM totals") == []
+    tables.write(batch(0), rows(("a", "1")))
+    assert query("SELECT * FROM totals") == [("a", 1)]
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_password() -> None:
+    tables = PostgresTables("warehouse", "postgresql://me:secret@127.0.0.1:1/db", "shops", "main", [target()])
+    with pytest.raises(EngineError, match="in the database of warehouse failed: connection failed") as error:
+        tables.begin(1, None)
+    assert "secret" not in str(error.value)
