@@ -24,16 +24,16 @@ SPARK = (
 
 FIRST = (
     "tests/integration/test_end_to_end.py",
+    "tests/cluster/",
     "tests/docs/test_tutorial.py",
     "tests/faults/test_drivers.py",
-    "tests/engine/test_rebuild.py",
     "tests/engine/test_span.py",
     "tests/engine/test_history.py",
+    "tests/engine/test_rebuild.py",
     "tests/engine/test_backlog.py",
     "tests/browser/",
     "tests/integration/",
     "tests/dags/",
-    "tests/cluster/",
     "tests/docs/",
     "tests/faults/",
     "tests/engine/",
