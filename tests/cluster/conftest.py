@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,9 @@ def _deployment(name: str, cluster: SparkCluster, python: Path, database: str) -
     environment = {
         "PYSPARK_PYTHON": str(python),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SLUICE_SPARK_CONF": json.dumps(
+            {"spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+        ),
         "SLUICE_LEDGER": database,
         "SLUICE_SHARDS": database,
         "SLUICE_SERVER_TOKEN": TOKEN,
