@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from typer.testing import CliRunner
 
 from sluice.brokers import require_brokers
@@ -60,11 +61,24 @@ def test_a_broker_that_is_lost_while_a_run_lingers_is_reported_with_its_address(
 
 def test_an_answer_that_does_not_come_in_time_is_an_error_with_a_next_step() -> None:
     with (
-        pytest.raises(EngineError, match="Reading the settings: no answer in time") as error,
-        kafka_errors("Reading the settings"),
+        pytest.raises(EngineError, match="Reading the settings, Kafka at broker:9092: no answer in time") as error,
+        kafka_errors("Reading the settings", {"bootstrap.servers": "broker:9092"}),
     ):
         Future[None]().result(0)
     assert error.value.next_step == "Check that the broker is running and reachable."
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("Broker: Message size too large", "Writing the output, Kafka at kafka:9092: Broker: Message size too large."),
+        ("kafka:9092/1: Disconnected", "Writing the output: kafka:9092/1: Disconnected."),
+    ],
+)
+def test_an_error_names_the_brokers_once(reason: str, told: str) -> None:
+    with pytest.raises(EngineError) as error, kafka_errors("Writing the output", {"bootstrap.servers": "kafka:9092"}):
+        raise KafkaException(KafkaError(KafkaError._FAIL, reason))
+    assert error.value.detail == told
 
 
 @pytest.mark.parametrize("command", [("run", "orders"), ("rebuild", "orders"), ("produce", "orders", "--count", "10")])

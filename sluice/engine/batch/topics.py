@@ -19,15 +19,21 @@ _NO_CONFIG = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR
 
 
 @contextlib.contextmanager
-def kafka_errors(action: str) -> Iterator[None]:
-    """Convert Kafka's errors to EngineErrors whose message begins with the action, such as "Reading the markers"."""
+def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
+    """Convert Kafka's errors to EngineErrors that name the action, such as "Reading the markers", and the brokers."""
     try:
         yield
     except KafkaException as error:
         reason = error.args[0].str()
-        raise EngineError(f"{action}: {reason}.", next_step=next_step_for(reason)) from error
+        raise EngineError(f"{action}{at(kafka, reason)}: {reason}.", next_step=next_step_for(reason)) from error
     except TimeoutError as error:  # of a future
-        raise EngineError(f"{action}: no answer in time.", next_step=next_step_for("")) from error
+        raise EngineError(f"{action}{at(kafka)}: no answer in time.", next_step=next_step_for("")) from error
+
+
+def at(kafka: Mapping[str, str], reason: str = "") -> str:
+    """The configured address of the brokers, for a message; empty if the reason has it."""
+    address = kafka.get("bootstrap.servers", "an unset address")
+    return "" if address in reason else f", Kafka at {address}"
 
 
 def next_step_for(reason: str) -> str:
@@ -45,7 +51,7 @@ def message_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str,
     admin = AdminClient(quiet(kafka))
     limits = dict.fromkeys(topics, _KAFKA_DEFAULT)
     configurations = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in limits])
-    with kafka_errors("Reading the topics' settings"):
+    with kafka_errors("Reading the topics' settings", kafka):
         for resource, future in configurations.items():
             try:
                 limits[resource.name] = int(future.result(TIMEOUT_S)["max.message.bytes"].value)
@@ -60,7 +66,7 @@ def ensure_topics(
 ) -> None:
     """Create missing topics with the `wanted` number of partitions, and with their `settings`, if any."""
     admin = AdminClient(quiet(kafka))
-    with kafka_errors("Listing the topics"):
+    with kafka_errors("Listing the topics", kafka):
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
         missing = [
             NewTopic(topic, count, config=dict(settings.get(topic, {})))
@@ -74,7 +80,7 @@ def ensure_topics(
 def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
     """Each topic's number of partitions. Raises EngineError for a topic that does not exist."""
     admin = AdminClient(quiet(kafka))
-    with kafka_errors("Listing the topics"):
+    with kafka_errors("Listing the topics", kafka):
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
     missing = sorted(set(topics) - existing.keys())
     if missing:

@@ -94,7 +94,7 @@ class TransactionalOutput:
         return -1 if self.last is None else self.last.number
 
     def __enter__(self) -> Self:
-        with kafka_errors("Starting the output's transactions"):
+        with kafka_errors("Starting the output's transactions", self._kafka):
             self._producer.init_transactions(TIMEOUT_S)
             self._marker = read_marker(self._kafka, self._writer)
         return self
@@ -113,7 +113,7 @@ class TransactionalOutput:
         written = self._marker.outputs if self._marker is not None and batch.number == self.last_batch else {}
         counts = dict(written)
         begun = False
-        with kafka_errors("Writing the output"):
+        with kafka_errors("Writing the output", self._kafka):
             if batch.number > self.last_batch:
                 begun = self._begin()
             for topic, table in records:
@@ -138,7 +138,7 @@ class TransactionalOutput:
 def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
     """The writer's newest committed marker, or None."""
     consumer = Consumer({**quiet(kafka), **_MARKER_READER, "group.id": writer.name})
-    with kafka_errors("Reading the markers"), contextlib.closing(consumer):
+    with kafka_errors("Reading the markers", kafka), contextlib.closing(consumer):
         # Reading the watermarks makes the client find the partition's leader at once instead of after 0.5 s.
         markers = TopicPartition(writer.markers, 0)
         markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
@@ -170,7 +170,7 @@ def send_at_least_once(
     own = {**_fast(limits), "enable.idempotence": True, "on_delivery": partial(_note, failed)}
     producer = Producer(quiet(kafka) | own)
     counts: dict[str, int] = {}
-    with kafka_errors("Writing the output"):
+    with kafka_errors("Writing the output", kafka):
         for topic, table in records:
             counts[topic] = counts.get(topic, 0) + table.num_rows
             _produce(producer, topic, table)

@@ -28,7 +28,7 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
     })  # fmt: skip
     found: dict[Place, Headers] = {}
     try:
-        with kafka_errors("Reading the headers of rejected records"):
+        with kafka_errors("Reading the headers of rejected records", kafka):
             for (topic, partition), of_partition in groupby(sorted({*places}), lambda place: place[:2]):
                 message: Message | None = None
                 for place in of_partition:

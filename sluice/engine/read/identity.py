@@ -103,7 +103,7 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
     ids = topic_ids(kafka, topics)
     consumer = Consumer({**quiet(kafka), "group.id": "sluice-guard", "enable.auto.commit": False})
     try:
-        with kafka_errors("Reading the topics' offsets"):
+        with kafka_errors("Reading the topics' offsets", kafka):
             existing = consumer.list_topics(timeout=TIMEOUT_S).topics
             return {
                 name: Topic(name, ids[name], tuple(_ends(consumer, name, len(existing[name].partitions))))
@@ -118,7 +118,7 @@ def topic_ids(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]
     """The topics' Kafka ids. Omits topics that do not exist."""
     admin = AdminClient(quiet(kafka))
     ids: dict[str, str] = {}
-    with kafka_errors("Describing the topics"):
+    with kafka_errors("Describing the topics", kafka):
         futures = admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_S)
         for name, future in futures.items():
             try:

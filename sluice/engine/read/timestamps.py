@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from sluice.brokers import quiet
-from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
+from sluice.engine.batch.topics import TIMEOUT_S, at, kafka_errors
 from sluice.engine.read.backlog import Offsets, Part, Stretch
 from sluice.errors import EngineError
 
@@ -41,7 +41,7 @@ def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Part]) -> dict[Pa
 
 def _list_offsets(kafka: Mapping[str, str], partitions: Iterable[Part], spec: OffsetSpec) -> Iterator[tuple[Part, Any]]:
     admin = AdminClient(quiet(kafka))
-    with kafka_errors("Reading the topics' offsets"):
+    with kafka_errors("Reading the topics' offsets", kafka):
         futures = admin.list_offsets(
             {TopicPartition(*part): spec for part in partitions},
             isolation_level=IsolationLevel.READ_COMMITTED,
@@ -71,7 +71,7 @@ class KafkaTimestamps:
 
     def index(self, time: int) -> Offsets:
         """Partition → first offset with a timestamp of at least `time`, if there is one."""
-        with kafka_errors("Reading the topics' index of timestamps"):
+        with kafka_errors("Reading the topics' index of timestamps", self.kafka):
             found = self.consumer.offsets_for_times([TopicPartition(*part, time) for part in self.ends], TIMEOUT_S)
             for each in found:
                 if each.error is not None:
@@ -97,7 +97,7 @@ class KafkaTimestamps:
                 heard = time.monotonic()
             elif time.monotonic() - heard > TIMEOUT_S:
                 raise EngineError(
-                    f"Reading the records' timestamps: no answer for {TIMEOUT_S} s.",
+                    f"Reading the records' timestamps{at(self.kafka)}: no answer for {TIMEOUT_S} s.",
                     next_step="Check that the broker is running and reachable.",
                 )
             for message in messages:
@@ -106,7 +106,7 @@ class KafkaTimestamps:
                 if error is None and offset < self.ends[part]:
                     read[part].append((offset, message.timestamp()[1]))
                 elif error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    with kafka_errors("Reading the records' timestamps"):
+                    with kafka_errors("Reading the records' timestamps", self.kafka):
                         raise KafkaException(error)
                 if error is not None or offset >= self.ends[part] - 1:
                     complete.add(part)
