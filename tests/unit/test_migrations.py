@@ -69,6 +69,21 @@ def test_an_older_ledger_is_migrated_and_keeps_its_rows(old: str) -> None:
         assert connection.execute(text("SELECT batch, published_by FROM snapshots")).all() == [(0, "")]
 
 
+def test_a_replayed_generation_stays_one_when_its_note_is_the_only_sign(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations, "HEAD", "0001")
+    note = "INSERT INTO notes (pipeline, job, generation, noted_at, run, text) VALUES ('{}', 'main', 2, '', '', '{}')"
+    with Ledger.open(ledger_url(database)) as ledger, transaction(ledger.engine) as connection:
+        connection.execute(text("INSERT INTO jobs VALUES ('orders', 'main', 2), ('pages', 'main', 2)"))
+        replaced = "Generation 2, which a replay built, replaced generation 1."
+        connection.execute(text(note.format("orders", replaced)))
+        connection.execute(text(note.format("pages", "State was damaged, and restored from the topics in 2 s: gone")))
+    monkeypatch.undo()
+    with Ledger.open(ledger_url(database)) as ledger:
+        assert [ledger.jobs.is_replayed(name, "main") for name in ("orders", "pages", "words")] == [True, False, False]
+
+
 def test_a_newer_ledger_is_refused_and_stays_as_it_is(old: str, newer: pytest.MonkeyPatch) -> None:
     Ledger.open(old).close()
     newer.undo()
@@ -88,9 +103,13 @@ def test_a_migration_that_fails_changes_nothing(old: str, newer: pytest.MonkeyPa
         assert "owner" not in {column["name"] for column in inspect(ledger.engine).get_columns("jobs")}
 
 
-def test_a_ledger_without_a_version_gets_one(old: str) -> None:
+def test_a_ledger_without_a_version_gets_one(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrations, "HEAD", "0001")
+    States(database).publish({"key": "[1,null]"})
+    old = ledger_url(database)
     with Ledger.open(old) as ledger, transaction(ledger.engine) as connection:
         connection.execute(text(f"DROP TABLE {migrations.TABLE}"))
+    monkeypatch.undo()
     with Ledger.open(old) as ledger:
         assert [snapshot.batch for snapshot in ledger.snapshots.recent("orders", "totals")] == [0]
         assert inspect(ledger.engine).has_table(migrations.TABLE)

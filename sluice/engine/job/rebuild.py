@@ -122,8 +122,8 @@ class Rebuild:
             history = self._history(ledger, old, sources, now, built=_read(ledger, new))
             self._build(new, history.published)
             self._build(new, history.unpublished)
-            note = f"{_PROMOTED.format(new.generation)} generation {old.generation}."
-            ledger.jobs.promote(new, lease.row, self.settings.run, note)
+            note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
+            ledger.jobs.promote(new, lease.row, self.settings.run, note, replayed=True)
         log.info("generation promoted", pipeline=old.pipeline, generation=new.generation, before=old.generation)
         return new.generation
 
@@ -319,16 +319,11 @@ def _ends(ends: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[str, 
     return {topic: {str(number): end for number, (_, end) in enumerate(bounds)} for topic, bounds in ends.items()}
 
 
-_PROMOTED = "Generation {}, which a replay built, replaced"
-
-
 def is_promoted(ledger: Ledger, current: JobRef) -> bool:
     """Whether the current generation is the last that a replay has built, so that nothing is left to be promoted."""
     new = ledger.jobs.new_generation(current.pipeline, current.job)
-    promoted = _PROMOTED.format(current.generation)
-    return new.generation == current.generation + 1 and any(
-        note.text.startswith(promoted) for note in ledger.notes.all(current.pipeline, current.job)
-    )
+    is_last = new.generation == current.generation + 1
+    return is_last and ledger.jobs.is_replayed(current.pipeline, current.job)
 
 
 def built_beside(ledger: Ledger, current: JobRef) -> JobRef:

@@ -63,11 +63,13 @@ class Jobs(LedgerPart):
                 if values := [row | ref for row in of_table]:
                     connection.execute(insert(table), values)
 
-    def promote(self, ref: JobRef, lease: LeaseRow | None = None, run: str = "", note: str = "") -> None:
+    def promote(
+        self, ref: JobRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *, replayed: bool = False
+    ) -> None:
         """Make a generation the current one. Raises NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced; if it is no longer held, raises LeaseError and changes
-        nothing. A `note` is kept with the name of the run.
+        nothing. A `note` is kept with the name of the run. `replayed`: a replay has built the generation.
         """
         registered = select(GENERATIONS).where(of_ref(GENERATIONS, ref))
         with database_errors("Promoting the generation"), transaction(self._engine) as connection:
@@ -76,7 +78,7 @@ class Jobs(LedgerPart):
             if connection.execute(registered).first() is None:
                 raise NotFound(f"Job {ref.job!r} of pipeline {ref.pipeline!r} has no generation {ref.generation}.")
             connection.execute(delete(JOBS).where(of_job(JOBS, ref.pipeline, ref.job)))
-            connection.execute(insert(JOBS), msgspec.structs.asdict(ref))
+            connection.execute(insert(JOBS), msgspec.structs.asdict(ref) | {"replayed": replayed})
             if note:
                 add_note(connection, ref, run, note)
 
@@ -105,6 +107,11 @@ class Jobs(LedgerPart):
         """The current generation of a job, or None if the job never ran."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _current_generation(connection, pipeline, job)
+
+    def is_replayed(self, pipeline: str, job: str) -> bool:
+        """Whether a replay has built the current generation of a job."""
+        rows = self._read(select(JOBS.c.replayed).where(of_job(JOBS, pipeline, job)))
+        return bool(rows and rows[0]["replayed"])
 
     def generations(self, pipeline: str, job: str) -> list[int]:
         """All registered generations of a job, sorted."""

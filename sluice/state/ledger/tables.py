@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, MetaData, Table, Text, and_, select
+from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, MetaData, Table, Text, and_, false, select
 from sqlalchemy.sql import ColumnElement, Select
 
 from sluice.state.model import JobRef
@@ -29,6 +29,7 @@ JOBS = Table(
     METADATA,
     *_job_columns(),
     Column("generation", Integer, nullable=False, comment="the current generation, which readers see"),
+    Column("replayed", Boolean, nullable=False, server_default=false(), comment="whether a replay has built it"),
 )
 
 GENERATIONS = Table(
@@ -189,7 +190,7 @@ FAILURES = Table(
     "failures",
     METADATA,
     *_job_columns(),
-    Column("kind", Text, primary_key=True, comment="run or file"),
+    Column("kind", Text, primary_key=True, comment="run, file or overdue"),
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("at", Text, nullable=False, comment="ISO 8601, UTC"),
     Column("title", Text, nullable=False),
