@@ -6,8 +6,9 @@ import json
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import Message
@@ -24,6 +25,8 @@ from tests.faults.world import World
 
 NAME, JOB = "orders", "main"
 _MS_APART = 60
+
+NOTHING: Mapping[int, int] = MappingProxyType({})
 
 NOW_MS = int(time.time() * 1000)
 """Sample orders with a date in the future are years ahead of it."""
@@ -48,12 +51,19 @@ def check_snapshot(ledger: Ledger, _: World, snapshot: Snapshot) -> None:
     assert counted == applied, f"snapshot {snapshot.id} counts {counted} orders, and its audits {applied}"
 
 
-def stores_equal(ledger: Ledger, world: World, snapshot: Snapshot) -> int:
-    """The number of keys in a snapshot. Raises AssertionError unless their values equal the topic's totals."""
+def stores_equal(ledger: Ledger, world: World, snapshot: Snapshot, begin: Mapping[int, int] = NOTHING) -> int:
+    """The number of keys in a snapshot. Raises AssertionError unless their values equal the topic's `totals`."""
+    return _stores(ledger, snapshot, totals(world, begin))
+
+
+def totals(world: World, begin: Mapping[int, int] = NOTHING) -> Totals:
+    """The totals of the topic's records, from the offsets in `begin` on."""
     totals = Totals()
     for message in read_topic(world.config, "orders"):
-        totals.add(message.value(), message.partition() or 0, NOW_MS)
-    return _stores(ledger, snapshot, totals)
+        partition = message.partition() or 0
+        if (message.offset() or 0) >= begin.get(partition, 0):
+            totals.add(message.value(), partition, NOW_MS)
+    return totals
 
 
 def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:

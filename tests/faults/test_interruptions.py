@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import sqlite3
@@ -19,6 +20,8 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from sluice.engine.publish.transaction import Writer, read_marker
 from sluice.errors import EngineError
+from sluice.query import AsOf, Reader
+from sluice.query.differences import compare as differences
 from sluice.state.model import JobRef, Snapshot
 from sluice.testing.kafka import running as running_broker
 from sluice.topics import read_topic
@@ -104,17 +107,93 @@ def test_a_killed_rebuild(subject: World, observe: Observe) -> None:
     )
 
 
-def _await_build(world: World, rebuild: Driver) -> None:
-    wait_until(lambda: _builds(world) or not rebuild.runs, LONG_S)
+@pytest.mark.parametrize("subject", ["orders"], indirect=True)
+@pytest.mark.fault("F25", "kill -9 of driver, JVM or both during a replay of the newer half, and during its promotion")
+def test_a_killed_replay(subject: World, observe: Observe) -> None:
+    feed, rng, watcher = Feed(subject), random.Random(15), Watcher(subject)
+    feed(6 * int(BATCH[subject.name]))
+    start_to_end(subject)
+    begin = {partition: end // 2 for partition, end in _ends(subject).items()}
+    replay = ("--replay", "--from=" + ",".join(f"orders/{number}/{offset}" for number, offset in begin.items()))
+    killed = [_kill(subject, rng, watcher, replay) for _ in range(3)]
+    feed(int(BATCH[subject.name]))
+    start_to_end(subject)
+    start_to_end(subject, *replay)
+    watcher.check()
+
+    before, after = (orders_pipeline.totals(subject, first).stores() for first in ({}, begin))
+    for store, expected in before.items():
+        assert differing_keys(subject, store) == {
+            key: "changed" if key in after[store] else "missing"
+            for key, value in expected.items()
+            if after[store].get(key) != value
+        }, store
+    assert any(after[store] != expected for store, expected in before.items())
+
+    feed(3 * int(BATCH[subject.name]))
+    start_to_end(subject)
+    killed.append(_kill(subject, rng, watcher, ("--promote",)))
+    start_to_end(subject, "--promote")
+    feed(int(BATCH[subject.name]))
+    start_to_end(subject)
+    watcher.check()
+    with subject.ledger() as ledger:
+        snapshot = ledger.snapshots.latest(subject.name, "main")
+        assert snapshot is not None
+        keys = orders_pipeline.stores_equal(ledger, subject, snapshot, begin)
+    observe(
+        f"killed: {killed}; queries read complete snapshots of one generation {watcher.checks} times; the diff named "
+        f"exactly the keys that plain Python names; {keys} keys are right after the promotion"
+    )
 
 
-def _builds(world: World) -> bool:
-    """Whether a generation other than the current one has begun a batch."""
+def _kill(world: World, rng: random.Random, watcher: Watcher, arguments: tuple[str, ...]) -> str:
+    """Kill a driver that builds a generation, in the middle of its batches. Returns which part of it."""
+    what = rng.choice(("java", "python", "all"))
+    while True:
+        before = _built(world)
+        driver = start(world, *arguments)
+        _await_build(world, driver, before)
+        time.sleep(rng.uniform(0, 3))
+        if driver.runs:
+            driver.kill(what)
+            watcher.check()
+            return what
+        assert driver.process.returncode == 0, driver.output[-3000:]
+
+
+def _ends(world: World) -> dict[int, int]:
+    """Partition of the topic `orders` → end offset."""
+    with world.ledger() as ledger:
+        return dict(ledger.positions(world.name)["orders"])
+
+
+def differing_keys(world: World, store: str) -> dict[object, str]:
+    """Key, with its window's start if there are windows → how generation 2 differs from generation 1."""
+
+    async def compared() -> dict[object, str]:
+        with world.ledger() as ledger:
+            reader = Reader(ledger)
+            (info,) = [one for one in await reader.catalogue.stores() if one.name == store]
+            numbers = ledger.jobs.generations(world.name, "main")
+            pins = [await reader.catalogue.pin(info, AsOf(f"{number}.newest")) for number in numbers]
+            found = await differences(reader, pins[0], pins[1], examples=sys.maxsize)
+        return {(one.key, one.window_start) if info.window_ms else one.key: one.kind for one in found.examples}
+
+    return asyncio.run(compared())
+
+
+def _await_build(world: World, rebuild: Driver, before: frozenset[Path] = frozenset()) -> None:
+    wait_until(lambda: bool(_built(world) - before) or not rebuild.runs, LONG_S)
+
+
+def _built(world: World) -> frozenset[Path]:
+    """The batches that generations other than the current one have begun."""
     with world.ledger() as ledger:
         current = {f"{job}/g{ledger.jobs.generation(world.name, job)}" for job in world.jobs}
     folder = Path(world.settings.checkpoints) / world.name
-    begun = (file.relative_to(folder).parts for file in folder.glob("*/g*/spark/offsets/[0-9]*"))
-    return any(f"{job}/{generation}" not in current for job, generation, *_ in begun)
+    begun = (file.relative_to(folder) for file in folder.glob("*/g*/spark/offsets/[0-9]*"))
+    return frozenset(batch for batch in begun if "/".join(batch.parts[:2]) not in current)
 
 
 def start_to_end(world: World, *arguments: str) -> None:
