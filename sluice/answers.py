@@ -150,8 +150,9 @@ class Health(StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A failed run that no successful run has followed, or a pipeline's file that cannot be loaded."""
+    """A failed run that no successful run has followed, a pipeline's file that cannot be loaded, or old data."""
 
+    kind: Literal["run", "file", "overdue"]
     job: str
     """Empty for a file that cannot be loaded, and for a run that failed before its first job."""
     run: str

@@ -26,6 +26,7 @@ HELP = {
     "state_bytes": "Size of a worker's shard on this machine.",
     "dead_letters_24h": "Dead letters of the last 24 hours, by reason.",
     "failed": "1 if the last run failed or the pipeline's file cannot be loaded, else 0.",
+    "overdue": "1 if the data have become older than the pipeline's deadline, else 0.",
 }
 """Name of each gauge, without the prefix `sluice_`, and its meaning."""
 
@@ -60,7 +61,9 @@ def gauges(
                 yield Gauge("state_bytes", size, (("worker", str(worker.number)),))
     for reason, count in monitoring.dead_letters(ledger, pipeline, now - monitoring.DAY).items():
         yield Gauge("dead_letters_24h", count, (("reason", reason),))
-    yield Gauge("failed", any(failure.pipeline == pipeline for failure in ledger.failures.all()))
+    kinds = {failure.kind for failure in ledger.failures.all() if failure.pipeline == pipeline}
+    yield Gauge("failed", bool(kinds - {"overdue"}))
+    yield Gauge("overdue", "overdue" in kinds)
 
 
 def _newest_batch(ledger: Ledger, job: JobInfo, now: datetime) -> Iterator[Gauge]:

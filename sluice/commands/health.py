@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def status() -> None:
-    """Print the health of each pipeline. Exit with status 1 if a file cannot be loaded or a job's last run failed."""
+    """Print the health of each pipeline. Exit with status 1 if a file is broken, a run failed, or data are overdue."""
     from rich.table import Table
     from rich.text import Text
 
@@ -25,7 +25,7 @@ def status() -> None:
     problems: list[str] = []
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         loaded = load_pipelines(settings().pipelines)
-        failures = [failure for failure in ledger.failures.all() if failure.kind == "run"]
+        failures = [failure for failure in ledger.failures.all() if failure.kind != "file"]
         failed, broken = {failure.pipeline for failure in failures}, {file.name for file in loaded.broken}
         names = {pipeline.name for pipeline in loaded.pipelines} | broken | failed | {*ledger.jobs.pipelines()}
         for name in sorted(names):
@@ -33,7 +33,8 @@ def status() -> None:
             table.add_row(Text(name), Text(state, "green" if state == "ok" else "red"), _newest(ledger, name))
         problems += [str(file.error) for file in loaded.broken]
         problems += [
-            f"{' / '.join(filter(None, (failure.pipeline, failure.job)))} failed at {failure.at:%Y-%m-%d %H:%M:%S} UTC"
+            f"{' / '.join(filter(None, (failure.pipeline, failure.job)))} "
+            f"{'is overdue since' if failure.kind == 'overdue' else 'failed at'} {failure.at:%Y-%m-%d %H:%M:%S} UTC"
             f"{f', run {failure.run}' if failure.run else ''}: {failure.title}. {failure.detail}"
             for failure in failures
         ]

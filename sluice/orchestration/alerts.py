@@ -1,4 +1,4 @@
-"""The alert on the age of a pipeline's data, which Airflow's triggerer calls when a run has missed its deadline."""
+"""The alert on the age of a pipeline's data, after a run or unread records have missed the pipeline's deadline."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sluice.values.durations import duration_text
 log = structlog.get_logger(__name__)
 
 Notify = Callable[..., Awaitable[object]]
-"""`async def notify(pipeline, detail, context)`; `context` has `dag_run` and `deadline`."""
+"""`async def notify(pipeline, detail, context)`; `context` has `dag_run` and, for a run's deadline, `deadline`."""
 
 
 def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> DeadlineAlert:
-    """The alert that checks a pipeline's data `deadline_ms` after a run was queued, if it has not ended.
+    """The alert that checks a pipeline's data `deadline_ms` after a run was queued, unless it has succeeded.
 
     `notify` is the import path of an async function, which is called if the data are too old.
     """
@@ -37,15 +37,28 @@ def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> Deadlin
 
 
 async def check_age(pipeline: str, deadline_ms: int, notify: str = "", context: dict[str, Any] | None = None) -> str:
-    """Record a failure of the pipeline if its newest snapshot is older than the deadline, and call `notify`.
+    """Alert unless a snapshot has been published since the run was queued. Airflow's triggerer calls this.
 
     A run that lingers can last longer than the deadline, although its data are new. Returns what was found.
     """
-    run = str(((context or {}).get("dag_run") or {}).get("dag_run_id", ""))
-    detail = await asyncio.to_thread(_note_if_old, settings(), pipeline, deadline_ms, run)
+    context = context or {}
+    allowed = timedelta(milliseconds=deadline_ms)
+    ended = (context.get("deadline") or {}).get("deadline_time") or datetime.now(UTC)
+    queued = (datetime.fromisoformat(ended) if isinstance(ended, str) else ended) - allowed
+    why = f"The run has not succeeded {duration_text(deadline_ms)} after it was queued"
+    return await alert(pipeline, queued, why, notify, context)
+
+
+async def alert(pipeline: str, since: datetime, why: str, notify: str, context: dict[str, Any]) -> str:
+    """Record that a pipeline's data are too old, and call `notify`, unless its newest snapshot is newer than `since`.
+
+    Does so once, until a run has read all records. Returns what was found.
+    """
+    run = str((context.get("dag_run") or {}).get("dag_run_id", ""))
+    detail = await asyncio.to_thread(_note_if_old, settings(), pipeline, since, why, run)
     if not detail:
-        log.info("deadline missed, data are new", pipeline=pipeline, run=run)
-        return "The data are new."
+        log.info("deadline missed, no alert", pipeline=pipeline, run=run)
+        return "The data are new, or there has been an alert."
     log.error("data too old", pipeline=pipeline, run=run, detail=detail)
     if notify:
         function: Notify = resolve_name(notify)
@@ -53,12 +66,12 @@ async def check_age(pipeline: str, deadline_ms: int, notify: str = "", context: 
     return detail
 
 
-def _note_if_old(known: Settings, pipeline: str, deadline_ms: int, run: str) -> str:
+def _note_if_old(known: Settings, pipeline: str, since: datetime, why: str, run: str) -> str:
     with Ledger.open(known.ledger) as ledger:
         newest = ledger.snapshots.latest(pipeline, JOB)
-        if newest is not None and datetime.now(UTC) - newest.published_at <= timedelta(milliseconds=deadline_ms):
+        if newest is not None and newest.published_at >= since:
             return ""
-        published = "and nothing is published" if newest is None else f"and snapshot {newest.id} is older"
-        late = Overdue(f"The run has not ended {duration_text(deadline_ms)} after it was queued, {published}.")
-        ledger.failures.add(Failure.of(late, pipeline, JOB, run=run, secrets=known.secrets))
-        return late.detail
+        published = "nothing is published" if newest is None else f"snapshot {newest.id} is older"
+        late = Overdue(f"{why}, and {published}.")
+        failure = Failure.of(late, pipeline, JOB, run=run, kind="overdue", secrets=known.secrets)
+        return late.detail if ledger.failures.add_first(failure) else ""

@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from sluice.errors import SluiceError, TopologyError
 from sluice.orchestration.alerts import deadline_alert
+from sluice.orchestration.deadlines import NAME, OverdueTrigger, deadlines_dag
 from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceJobOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import Job, plan
@@ -63,7 +64,7 @@ NO_ALERTS = Alerts()
 
 
 def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
-    """The DAGs of all pipelines in `folder`, by id.
+    """The DAGs of all pipelines in `folder`, by id, and `sluice_deadlines` if any of them has a deadline.
 
     A file that cannot be used gets a DAG that shows the error, an entry in the ledger and, in the DAG processor, an
     import error. In a task's process, only the DAG of the task's pipeline is created.
@@ -72,12 +73,18 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
         return {only.dag_id: only}
     loaded = load_pipelines(folder)
     dags: dict[str, DAG] = {}
+    watched: dict[str, OverdueTrigger] = {}
     broken = list(loaded.broken)
     for pipeline in loaded.pipelines:
         try:
             dags[pipeline.name] = pipeline_dag(pipeline, alerts)
+            if pipeline.deadline_ms is not None:
+                topics = sorted(set(plan(pipeline).job.topics))
+                watched[pipeline.name] = OverdueTrigger(pipeline.name, topics, pipeline.deadline_ms)
         except Exception as error:
             broken.append(Broken(pipeline.file or folder, pipeline.name, _as_ours(error)))
+    if watched:
+        dags[NAME] = deadlines_dag(watched, alerts.on_overdue, defaults() | {"on_failure_callback": alerts.on_failure})
     named = _named(broken, {*dags, *RESERVED})
     for name, file in named.items():
         dags[name] = broken_dag(name, file)

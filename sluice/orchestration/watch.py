@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,10 +23,11 @@ from sluice.state.model import JOB
 
 
 class Seen(NamedTuple):
-    """A pipeline's unread records, and its driver's lease, if there ever was one."""
+    """A pipeline's unread records, its driver's lease and the time of its newest snapshot, if there ever was one."""
 
     lag: Lag
     lease: LeaseRow | None
+    published_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class _Round:
     positions: Mapping[str, Offsets]
     """Pipeline → topic → partition → the pipeline's next offset."""
     leases: Mapping[str, LeaseRow]
+    published: Mapping[str, datetime]
+    """Pipeline → the time of its newest snapshot."""
 
 
 class Watch:
@@ -78,7 +82,8 @@ class Watch:
         """
         every = frozenset[str]().union(*self._topics.values())
         shared = await self._rounds.get(every, lambda: self._read(every))
-        return Seen(shared.lag.of(topics, shared.positions.get(pipeline, {})), shared.leases.get(pipeline))
+        lag = shared.lag.of(topics, shared.positions.get(pipeline, {}))
+        return Seen(lag, shared.leases.get(pipeline), shared.published.get(pipeline))
 
     async def _read(self, topics: frozenset[str]) -> _Round:
         async with self._connecting:
@@ -92,16 +97,18 @@ class Watch:
 
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
         # Positions come before end offsets: positions beyond the end would look like a topic that was created again.
+        snapshots = ledger.snapshots.of_all_pipelines(JOB)
         positions = {
             snapshot.pipeline: {
                 topic: {int(partition): offset for partition, offset in partitions.items()}
                 for topic, partitions in snapshot.positions.items()
             }
-            for snapshot in ledger.snapshots.of_all_pipelines(JOB)
+            for snapshot in snapshots
         }
+        published = {snapshot.pipeline: snapshot.published_at for snapshot in snapshots}
         leases = {lease.pipeline: lease for lease in ledger.leases.of_all_pipelines(JOB)}
         with broker_errors(self._kafka):
-            return _Round(read_lag(admin, topics, {}), positions, leases)
+            return _Round(read_lag(admin, topics, {}), positions, leases, published)
 
 
 _WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], Watch]] = WeakKeyDictionary()

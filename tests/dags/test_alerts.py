@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import Asset
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.serialization.serialized_objects import DagSerialization
 
+from sluice.errors import EngineError
+from sluice.metrics import gauges
 from sluice.orchestration.alerts import check_age
 from sluice.orchestration.dags import Alerts, pipeline_dags
+from sluice.orchestration.deadlines import Age, OverdueTrigger, alert_overdue
 from sluice.settings import settings
+from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo
 from tests.states import make_snapshot
 
 MINUTE = 60_000
-CONTEXT = {"dag_run": {"dag_run_id": "manual__1"}, "deadline": {"deadline_time": "2026-11-21T08:10:00Z"}}
+CONTEXT = {"dag_run": {"dag_run_id": "manual__1"}}
 told: list[dict[str, Any]] = []
 
 
@@ -69,25 +75,92 @@ def test_a_deadline_of_a_pipeline_is_one_of_its_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("minutes", [None, 11])
-def test_old_data_are_a_failure_of_the_pipeline(minutes: int | None) -> None:
+def test_old_data_are_a_failure_of_the_pipeline_with_one_alert(minutes: int | None) -> None:
     publish(minutes)
-    found = asyncio.run(check_age("orders", 10 * MINUTE, "tests.dags.test_alerts:notify", CONTEXT))
-    assert found.startswith("The run has not ended 10 min after it was queued, and ")
+    found = check()
+    assert found.startswith("The run has not succeeded 10 min after it was queued, and ")
     assert told == [{"pipeline": "orders", "detail": found, "context": CONTEXT}]
+    assert check() != found
+    assert len(told) == 1, "the same data are still old"
     with Ledger.open(settings().ledger) as ledger:
-        (failure,) = ledger.failures.all()
-        assert (failure.pipeline, failure.run, failure.title) == ("orders", "manual__1", "The data are too old")
+        ledger.failures.add(Failure.of(EngineError("The driver ended."), "orders", "main"))
+        failures = {failure.kind: (failure.run, failure.title) for failure in ledger.failures.all()}
+        assert failures == {"run": ("", "The job stopped"), "overdue": ("manual__1", "The data are too old")}
+        overdue = [gauge.value for gauge in gauges(ledger, "orders") if gauge.name == "overdue"]
+        assert overdue == [1]
         # The next run that has read everything ends it, as it ends every failure of a run.
         ledger.failures.clear("orders", "main")
         assert ledger.failures.all() == []
+    assert check() == found
+    assert len(told) == 2, "the data are old again"
+
+
+def check(context: dict[str, Any] = CONTEXT) -> str:
+    return asyncio.run(check_age("orders", 10 * MINUTE, "tests.dags.test_alerts:notify", context))
 
 
 def test_new_data_of_a_run_that_lingers_raise_no_alert() -> None:
     publish(9)
-    assert asyncio.run(check_age("orders", 10 * MINUTE, "tests.dags.test_alerts:notify")) == "The data are new."
+    check()
     assert told == []
     with Ledger.open(settings().ledger) as ledger:
         assert ledger.failures.all() == []
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_triggerer_that_was_down_raises_no_alert_for_data_that_were_new_at_the_deadline(*, as_text: bool) -> None:
+    publish(30)
+    ended: Any = datetime.now(UTC) - timedelta(minutes=25)
+    check(CONTEXT | {"deadline": {"deadline_time": ended.isoformat() if as_text else ended}})
+    assert told == []
+
+
+def test_a_pipeline_with_a_deadline_is_watched_by_a_dag_of_its_own(tmp_path: Path) -> None:
+    dag_of(tmp_path, ', deadline="10 minutes"', Alerts())
+    dags = pipeline_dags(tmp_path, Alerts(on_failure=page, on_overdue="tests.dags.test_alerts:notify"))
+    assert set(dags) == {"p", "sluice_deadlines"}
+    dag: Any = dags["sluice_deadlines"]
+    (asset,) = dag.timetable.asset_condition.objects
+    trigger = asset.watchers[0].trigger
+    assert isinstance(trigger, OverdueTrigger)
+    assert OverdueTrigger(**trigger.serialize()[1]).serialize() == trigger.serialize()
+    assert (trigger.topics, trigger.deadline_ms) == (["t"], 10 * MINUTE)
+    assert dag.task_dict["alert"].retries == 0
+    assert DagSerialization.to_dict(dag)
+
+
+def test_unread_records_are_a_failure_of_the_pipeline() -> None:
+    publish(11)
+    sent = {"pipeline": "orders", "records": 1200, "at": datetime.now(UTC).isoformat()}
+    events = {Asset("orders.overdue"): [SimpleNamespace(extra={"payload": sent})]}
+    run = SimpleNamespace(dag_id="sluice_deadlines", run_id="asset__1")
+    (found,) = alert_overdue(
+        {"orders": 10 * MINUTE}, "tests.dags.test_alerts:notify", dag_run=run, triggering_asset_events=events
+    )
+    assert found == "1,200 records have not been read for 10 min, and snapshot 1.0 is older."
+    assert [call["detail"] for call in told] == [found]
+    with Ledger.open(settings().ledger) as ledger:
+        assert [failure.kind for failure in ledger.failures.all()] == ["overdue"]
+
+
+def test_data_become_overdue_once_until_they_are_new() -> None:
+    age = Age(60)
+    # Seconds, unread records, age of the newest snapshot, and whether the data become overdue.
+    story = [
+        (0, 0, 9_000, False),
+        (10, 5, 9_010, False),
+        (69, 5, 9_069, False),
+        (70, 5, 9_070, True),
+        (71, 9, 9_071, False),
+        (80, 0, 1, False),
+        (90, 3, 11, False),
+        (120, 3, 2, False),  # records keep arriving, and a run keeps reading
+        (177, 3, 59, False),
+        (178, 3, 60, True),
+    ]
+    assert [age.due(records, snapshot_s, now) for now, records, snapshot_s, _ in story] == [due for *_, due in story]
+    first = Age(60)
+    assert [first.due(1, None, now) for now in (0, 59, 60)] == [False, False, True]
 
 
 def publish(minutes: int | None) -> None:

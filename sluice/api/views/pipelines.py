@@ -195,7 +195,7 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
 def failure_answer(failure: Failure) -> answers.Failure:
     """A failure with its age."""
     age = age_seconds(failure.at)
-    return answers.Failure(failure.job, failure.run, failure.at, age, failure.title, failure.detail)
+    return answers.Failure(failure.kind, failure.job, failure.run, failure.at, age, failure.title, failure.detail)
 
 
 async def _pipeline(allowed: Access, name: str, jobs: list[JobInfo], failures: list[Failure]) -> answers.PipelineStatus:

@@ -1,4 +1,4 @@
-"""Unresolved failures: of a job's last run, or of loading a pipeline's file."""
+"""Unresolved failures: of a job's last run, of loading a pipeline's file, or because its data are too old."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sluice.state.database import database_errors, first_line, transaction
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import FAILURES, of_job
 
-Kind = Literal["run", "file"]
+Kind = Literal["run", "file", "overdue"]
 
 _LENGTH = 1_000
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failure, kept until the job's next run succeeds or the file can be loaded."""
+    """A failure, kept until a run of the job has read all records, or the file can be loaded."""
 
     pipeline: str
     job: str = ""
@@ -65,9 +65,18 @@ class Failures(LedgerPart):
             connection.execute(delete(FAILURES).where(same, FAILURES.c.kind == failure.kind))
             connection.execute(insert(FAILURES), msgspec.to_builtins(failure))
 
+    def add_first(self, failure: Failure) -> bool:
+        """Add a failure and return True, unless there is one of the same job and kind already."""
+        same = of_job(FAILURES, failure.pipeline, failure.job), FAILURES.c.kind == failure.kind
+        with database_errors("Writing the failure"), transaction(self._engine) as connection:
+            if connection.execute(select(FAILURES).where(*same)).first() is not None:
+                return False
+            connection.execute(insert(FAILURES), msgspec.to_builtins(failure))
+            return True
+
     def clear(self, pipeline: str, job: str) -> None:
-        """Remove the failures of a job's runs after a run has succeeded."""
-        of_runs = FAILURES.c.pipeline == pipeline, FAILURES.c.job.in_((job, "")), FAILURES.c.kind == "run"
+        """Remove the failures of a job's runs, and of their deadline, after a run has read all records."""
+        of_runs = FAILURES.c.pipeline == pipeline, FAILURES.c.job.in_((job, "")), FAILURES.c.kind != "file"
         if not any(failure.pipeline == pipeline for failure in self.all()):
             return
         with database_errors("Clearing the failure"), transaction(self._engine) as connection:

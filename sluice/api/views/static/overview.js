@@ -26,13 +26,13 @@ function nothing() {
     element("p", {}, "A pipeline shows up here with its DAG. Put its file into the folder of pipelines, and create its topics."));
 }
 
-function failures(pipelines) {
+export function failures(pipelines) {
   const lines = pipelines.flatMap((pipeline) => pipeline.failures.map((failure) => failureLine(pipeline, failure)));
-  return lines.length ? element("ul", { class: "trouble", role: "alert", "aria-label": "Failures", id: "failures" }, lines) : null;
+  return lines.length ? element("div", { class: "trouble", role: "alert", "aria-label": "Failures", id: "failures" }, element("ul", {}, lines)) : null;
 }
 
-export function failureLine(pipeline, failure) {
-  const what = pipeline.health === "broken" && !failure.job ? "cannot be loaded" : "failed";
+function failureLine(pipeline, failure) {
+  const what = { file: "cannot be loaded", run: "failed", overdue: "is overdue" }[failure.kind];
   const run = pipeline.last_run;
   return element("li", {},
     element("b", {}, [pipeline.pipeline, failure.job].filter(Boolean).join(" / ")), ` ${what}, `, ago(failure.at),

@@ -5,13 +5,13 @@ import { chart } from "./chart.js";
 import { countsOf, drawing } from "./drawing.js";
 import { airflowLink, badge, button, card, confirm, element, link, table } from "./dom.js";
 import { ago, bytes, duration, number, short, time } from "./format.js";
-import { failureLine, health, lag, lastRun, rejectedTotal } from "./overview.js";
+import { failures, health, lag, lastRun, rejectedTotal } from "./overview.js";
 
 const live = new Map(); // pipeline → [[epoch ms, unread]], since the page was opened
 const pictures = new Map();
 const ACTIONS = {
   run: ["Run now", "Read all unread records", "The pipeline's DAG is triggered. Without unread records the run changes nothing."],
-  replay: ["Replay…", "Replay into a new generation", "The state is built again from the topics, in a generation beside the current one, from a point up to a point: beginning, a time such as 2026-11-21T08:00:00 (UTC), or TOPIC/PARTITION/OFFSET. Queries read the current one until you promote the new one.", [
+  replay: ["Replay…", "Replay into a new generation", "The state is built again from the topics, in a generation beside the current one. Queries read the current one until you promote the new one. To replay a part, enter a time such as 2026-11-21T08:00:00 (UTC) or offsets such as orders/0/1200,orders/1/980. From can also be beginning.", [
     { name: "from", label: "From", note: "where the current generation began" }, { name: "until", label: "Until", note: "the newest snapshot" }]],
   promote: ["Promote…", "Make the new generation the current one", "It first reads what was published since. Then all queries read it, and the old generation is removed with the next replay."],
   drop: ["Drop…", "Remove the new generation", "The current generation stays as it is."],
@@ -33,7 +33,7 @@ export async function pipeline([name], _search, { refresh }) {
     content: [
       heading(overview, act),
       element("div", { role: "status", id: "done" }, ""),
-      overview.failures.length ? element("ul", { class: "trouble", role: "alert", "aria-label": "Failures" }, overview.failures.map((failure) => failureLine(overview, failure))) : null,
+      failures([overview]),
       figures(overview, batches),
       await topology(name, generations, batches),
       charts(overview, batches),

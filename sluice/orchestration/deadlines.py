@@ -1,0 +1,124 @@
+"""The DAG that alerts when records of a pipeline with a deadline stay unread, even if the pipeline's DAG is paused.
+
+Airflow's own deadlines belong to runs, and a paused DAG has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk import DAG, Asset, AssetAny, AssetWatcher
+from airflow.triggers.base import TriggerEvent
+
+from sluice.connections import KAFKA
+from sluice.orchestration.alerts import alert
+from sluice.orchestration.trigger import KafkaEndOffsetTrigger
+from sluice.orchestration.watch import Watch
+from sluice.values.durations import duration_text
+
+NAME = "sluice_deadlines"
+
+
+@dataclass
+class Age:
+    """Decides when a pipeline's data have become older than its deadline."""
+
+    deadline_s: float
+    _unread_since: float | None = None
+    _is_overdue: bool = False
+
+    def due(self, records: int, snapshot_s: float | None, now: float) -> bool:
+        """Whether the data become overdue at `now`, in seconds of a monotonic clock.
+
+        They do when there have been unread records for as long as the deadline, and the newest snapshot, whose age is
+        `snapshot_s`, is at least as old.
+        """
+        if records == 0:
+            self._unread_since = None
+        elif self._unread_since is None:
+            self._unread_since = now
+        is_unread = self._unread_since is not None and now - self._unread_since >= self.deadline_s
+        is_old = snapshot_s is None or snapshot_s >= self.deadline_s
+        was_overdue, self._is_overdue = self._is_overdue, is_unread and is_old
+        return self._is_overdue and not was_overdue
+
+
+class OverdueTrigger(KafkaEndOffsetTrigger):
+    """Fires when the data of `pipeline` become older than its deadline.
+
+    A restarted triggerer does not know since when records are unread, and counts from its start.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        topics: list[str],
+        deadline_ms: int,
+        kafka_config_id: str = KAFKA,
+        poll_seconds: float = 1.0,
+    ) -> None:
+        super().__init__(pipeline, topics, kafka_config_id, poll_seconds)
+        self.deadline_ms = deadline_ms
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and the arguments from which Airflow recreates this trigger."""
+        names = ("pipeline", "topics", "deadline_ms", "kafka_config_id", "poll_seconds")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield an event each time the data become too old, forever."""
+        age = Age(self.deadline_ms / 1_000)
+        self._watch = Watch.shared(self.kafka_config_id, self.poll_seconds)
+        self._watch.join(self, frozenset(self.topics))
+        while True:
+            await asyncio.sleep(self.poll_seconds - time.monotonic() % self.poll_seconds)
+            if (seen := await self._look(self._watch, None)) is None:
+                continue
+            published = seen.published_at
+            snapshot_s = None if published is None else (datetime.now(UTC) - published).total_seconds()
+            if age.due(seen.lag.records, snapshot_s, time.monotonic()):
+                found = {"pipeline": self.pipeline, "records": seen.lag.records, "at": datetime.now(UTC).isoformat()}
+                yield TriggerEvent(found)  # type: ignore[no-untyped-call]
+
+
+def deadlines_dag(watched: Mapping[str, OverdueTrigger], notify: str, defaults: dict[str, Any]) -> DAG:
+    """The DAG that alerts for these pipelines. `notify` is the import path of an async function."""
+    assets = [Asset(f"{name}.overdue", watchers=[AssetWatcher(name, trigger)]) for name, trigger in watched.items()]
+    dag = DAG(
+        NAME,
+        schedule=AssetAny(*assets),
+        catchup=False,
+        max_active_runs=1,
+        description="Alert on pipelines whose records stay unread for longer than their deadline",
+        doc_md=__doc__,
+        tags={"sluice", "maintenance"},
+        # A second attempt would find that the failure has been recorded, and would not call `notify`.
+        default_args=defaults | {"retries": 0},
+    )
+    deadlines = {name: trigger.deadline_ms for name, trigger in watched.items()}
+    PythonOperator(
+        dag=dag, task_id="alert", python_callable=alert_overdue,
+        op_kwargs={"deadlines": deadlines, "notify": notify},
+    )  # fmt: skip
+    return dag
+
+
+def alert_overdue(deadlines: Mapping[str, int], notify: str, **context: Any) -> list[str]:
+    """Alert for each event of the run, unless a snapshot has been published meanwhile. Returns what was found."""
+    found = []
+    of_run = context["dag_run"]
+    run = {"dag_run": {"dag_id": of_run.dag_id, "dag_run_id": of_run.run_id}}
+    for events in context["triggering_asset_events"].values():
+        for event in events:
+            sent = event.extra["payload"]
+            deadline_ms = deadlines[sent["pipeline"]]
+            since = datetime.fromisoformat(sent["at"]) - timedelta(milliseconds=deadline_ms)
+            why = f"{sent['records']:,} records have not been read for {duration_text(deadline_ms)}"
+            found.append(asyncio.run(alert(sent["pipeline"], since, why, notify, run)))
+    return found
