@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 
 from sluice.errors import SettingsError
 from sluice.provision.checks import LOOPBACK, find_java
@@ -198,6 +199,30 @@ def connector_jars(folder: Path) -> list[Path]:
 def is_noise(line: str) -> bool:
     """Whether a line is the warning, which Java prints at every start, that Spark uses an incubator module."""
     return line.strip() == "WARNING: Using incubator modules: jdk.incubator.vector"
+
+
+@contextmanager
+def without_noise() -> Iterator[None]:
+    """Filter Java's warning about incubator modules from the standard error of processes that start in the block.
+
+    Spark's launcher always adds the module, and no option of Java turns the warning off. A process that outlives the
+    block writes through the filter until it ends.
+    """
+    kept, (reader, writer) = os.dup(2), os.pipe()
+
+    def copy() -> None:
+        with os.fdopen(reader, "rb") as lines, os.fdopen(kept, "wb", buffering=0) as target:
+            for line in lines:
+                if not is_noise(line.decode(errors="replace")):
+                    target.write(line)
+
+    os.dup2(writer, 2)
+    os.close(writer)
+    Thread(target=copy, daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from sqlalchemy import make_url
 
 from sluice import dead_letters
 from sluice.api.runs import DagState
-from sluice.errors import EngineError, TopologyError
+from sluice.errors import EngineError, Overdue, TopologyError
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import JobRef
 from sluice.testing.kafka import EmbeddedKafka
@@ -153,6 +153,21 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
     assert is_harmless(page)
 
 
+def test_old_data_and_the_failed_run_are_both_shown(page: Page, address: str, states: States) -> None:
+    failures = states.ledger.failures
+    failures.add(Failure.of(EngineError("The driver ended."), "orders", "totals"))
+    failures.add(Failure.of(Overdue("5 records have not been read for 10 min."), "orders", "totals", kind="overdue"))
+    for view in ("#/", "#/pipelines/orders"):
+        page.goto("about:blank")
+        page.goto(address + view)
+        lines = page.get_by_role("alert", name="Failures").get_by_role("listitem")
+        expect(lines).to_have_count(2)
+        expect(lines.first).to_contain_text("orders / totals became overdue")
+        expect(lines.last).to_contain_text("orders / totals failed")
+        found = Axe().run(page, options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]})
+        assert found.violations_count == 0, found.generate_report()
+
+
 def test_a_new_snapshot_and_its_counts_appear_by_themselves(page: Page, address: str, states: States) -> None:
     page.goto(f"{address}#/pipelines/orders")
     batches = page.get_by_role("region", name="Batches").locator("tbody tr")
@@ -212,7 +227,7 @@ def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api
     page.get_by_role("button", name="Replay…").click()
     page.get_by_label("From", exact=True).fill("yesterday")
     page.get_by_role("button", name="Replay into a new generation").click()
-    expect(page.locator("#done")).to_contain_text("from is not a point in the topics")
+    expect(page.locator("#done.trouble")).to_contain_text("from is not a point in the topics")
     api.user = User()
     page.reload()
     expect(page.get_by_role("button", name="Run now")).to_have_count(0)

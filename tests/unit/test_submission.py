@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,15 @@ from typing_extensions import override
 
 from sluice.errors import SettingsError
 from sluice.settings import Settings
-from sluice.submission import APPLICATION, Submission, class_archive, is_local, package_archive, submission
+from sluice.submission import (
+    APPLICATION,
+    Submission,
+    class_archive,
+    is_local,
+    package_archive,
+    submission,
+    without_noise,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -32,6 +41,18 @@ def test_empty_options_are_omitted() -> None:
     local = Submission("local[2]", ("orders",), {}, driver_class_path="jars/*", conf={"spark.a": "b"}).command
     assert local[3:7] == ["--driver-class-path", "jars/*", "--conf", "spark.a=b"]
     assert APPLICATION.is_file()
+
+
+def test_a_filter_of_standard_error_drops_only_javas_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    with without_noise():
+        subprocess.run([sys.executable, "-c", PROGRAM], env={"SLUICE_RUN": "r1"}, check=False)
+    print("after", file=sys.stderr, flush=True)
+    told = ""
+    deadline = time.monotonic() + 30
+    while "error" not in told and time.monotonic() < deadline:
+        time.sleep(0.01)
+        told += capfd.readouterr().err
+    assert sorted(told.splitlines()) == ["after", "error r1"]
 
 
 @pytest.fixture

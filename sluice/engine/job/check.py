@@ -17,7 +17,7 @@ from sluice.plan import Job, Plan
 from sluice.provision.checks import LOOPBACK
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.submission import QUIET_JVM
+from sluice.submission import QUIET_JVM, without_noise
 
 _RECORD = (
     "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, headers STRING, "
@@ -61,7 +61,8 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
         "spark.driver.extraJavaOptions": " ".join(QUIET_JVM),
     }
     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    spark = session(replace(settings, spark_conf={**local_conf, **settings.spark_conf}), "sluice check")
+    with without_noise():
+        spark = session(replace(settings, spark_conf={**local_conf, **settings.spark_conf}), "sluice check")
     try:
         with Ledger.open(settings.ledger) as ledger:
             for plan in planned:

@@ -1,7 +1,7 @@
 // A pipeline's dead letters: by reason, each with its place, bytes, headers and error; and the button that re-drives.
 
 import { get, part, post, query } from "./api.js";
-import { badge, button, card, confirm, element, link } from "./dom.js";
+import { badge, button, card, confirm, element, link, report } from "./dom.js";
 import { bytes, number, time } from "./format.js";
 
 export async function deadLetters([name], search, { refresh }) {
@@ -58,17 +58,12 @@ function letterCard(letter, mayEdit, send) {
 }
 
 async function redrive(name, path, chosen, what, refresh) {
-  const text = `The original records are written to their topic again, each once. ${name} reads them with its next run.`;
+  const text = `Each original record is written to its topic again, once. The next run of ${name} reads it.`;
   if (!(await confirm(`Re-drive ${what}?`, text, "Re-drive"))) return;
-  let message;
-  try {
+  await report(refresh, async () => {
     const { since, ...rest } = chosen;
     const done = await post(`${path}/redrive`, rest.place ? rest : chosen);
     const skipped = Object.entries(done.skipped).map(([why, count]) => `${number(count)} left: ${why}`);
-    message = [`${number(done.redriven)} re-driven. `, skipped.join("; "), done.more && " There are more: re-drive again."].filter(Boolean);
-  } catch (error) {
-    message = [error.message];
-  }
-  await refresh();
-  document.getElementById("done")?.replaceChildren(...message);
+    return [`${number(done.redriven)} re-driven. `, skipped.join("; "), done.more && " There are more: re-drive again."].filter(Boolean);
+  });
 }

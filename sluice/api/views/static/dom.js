@@ -55,6 +55,22 @@ export function table(columns, rows, { label, empty = "Nothing yet.", sorting = 
     element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)));
 }
 
+// Does something, refreshes the page, and shows the message that was returned, or the error, in the element `done`.
+export async function report(refresh, act) {
+  let message;
+  let failed = false;
+  try {
+    message = await act();
+  } catch (error) {
+    message = [error.message];
+    failed = true;
+  }
+  await refresh();
+  const done = document.getElementById("done");
+  done?.replaceChildren(...message);
+  done?.classList.toggle("trouble", failed);
+}
+
 // A dialog that asks before something changes. Resolves to the texts of its fields by name, or to null.
 // A field has a name, a label and a note.
 export function confirm(title, text, action, fields = []) {

@@ -32,7 +32,7 @@ export function failures(pipelines) {
 }
 
 function failureLine(pipeline, failure) {
-  const what = { file: "cannot be loaded", run: "failed", overdue: "is overdue" }[failure.kind];
+  const what = { file: "cannot be loaded", run: "failed", overdue: "became overdue" }[failure.kind];
   const run = pipeline.last_run;
   return element("li", {},
     element("b", {}, [pipeline.pipeline, failure.job].filter(Boolean).join(" / ")), ` ${what}, `, ago(failure.at),

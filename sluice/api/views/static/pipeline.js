@@ -3,7 +3,7 @@
 import { address, get, part, post } from "./api.js";
 import { chart } from "./chart.js";
 import { countsOf, drawing } from "./drawing.js";
-import { airflowLink, badge, button, card, confirm, element, link, table } from "./dom.js";
+import { airflowLink, badge, button, card, confirm, element, link, report, table } from "./dom.js";
 import { ago, bytes, duration, number, short, time } from "./format.js";
 import { failures, health, lag, lastRun, rejectedTotal } from "./overview.js";
 
@@ -13,7 +13,7 @@ const ACTIONS = {
   run: ["Run now", "Read all unread records", "The pipeline's DAG is triggered. Without unread records the run changes nothing."],
   replay: ["Replay…", "Replay into a new generation", "The state is built again from the topics, in a generation beside the current one. Queries read the current one until you promote the new one. To replay a part, enter a time such as 2026-11-21T08:00:00 (UTC) or offsets such as orders/0/1200,orders/1/980. From can also be beginning.", [
     { name: "from", label: "From", note: "where the current generation began" }, { name: "until", label: "Until", note: "the newest snapshot" }]],
-  promote: ["Promote…", "Make the new generation the current one", "It first reads what was published since. Then all queries read it, and the old generation is removed with the next replay."],
+  promote: ["Promote…", "Make the new generation the current one", "A run first lets the new generation read what the current one has read since. Then all queries read the new generation. The next replay removes the old one."],
   drop: ["Drop…", "Remove the new generation", "The current generation stays as it is."],
 };
 
@@ -69,15 +69,10 @@ async function start(name, action, refresh) {
   const given = await confirm(`${title}: ${name}`, text, title, fields);
   if (!given) return;
   const points = Object.fromEntries(Object.entries(given).filter(([, point]) => point));
-  let message;
-  try {
+  await report(refresh, async () => {
     const started = await post(`/pipelines/${part(name)}/runs`, { action, ...points });
-    message = ["Run ", airflowLink(started.log, started.run), " is queued."];
-  } catch (error) {
-    message = [error.message];
-  }
-  await refresh();
-  document.getElementById("done")?.replaceChildren(...message);
+    return ["Run ", airflowLink(started.log, started.run), " is queued."];
+  });
 }
 
 function figure(label, value, note = "") {
@@ -202,7 +197,7 @@ function generationList(name, generations, own, mayEdit, act) {
   const content = table([
     { title: "Generation", cell: (generation) => element("code", {}, generation.generation) },
     { title: "State", cell: (generation) => (generation.current ? badge("current", "success") : badge("built beside it")) },
-    { title: "Snapshot", cell: (generation) => (generation.snapshot ? [element("code", {}, generation.snapshot.id), " ", ago(generation.snapshot.published_at)] : "none") },
+    { title: "Snapshot", cell: (generation) => (generation.snapshot ? [element("code", {}, generation.snapshot.id), ", ", ago(generation.snapshot.published_at)] : "none") },
     { title: "Topology", cell: (generation) => (generation.current ? "" : generation.same_topology ? "the same" : "changed") },
     { title: "Compare", cell: (generation) => (generation.current || !generation.snapshot ? "" : generation.stores.map((store) => [link(`${storePath(name, store)}?before=${generations.find(({ current }) => current)?.snapshot?.id ?? ""}&after=${generation.snapshot.id}`, store), " "])) },
   ], generations, { label: "Generations", empty: "Nothing has been published yet." });
