@@ -67,9 +67,7 @@ class Watched:
     @property
     def failures(self) -> dict[str, str]:
         """Kind → detail of the pipeline's failures, as the page shows them."""
-        (pipeline,) = [
-            one for one in self.airflow.json("/sluice/v1/overview")["pipelines"] if one["pipeline"] == "pages"
-        ]
+        (pipeline,) = [one for one in self.airflow.json("/sluice/v1/overview") if one["pipeline"] == "pages"]
         return {failure["kind"]: failure["detail"] for failure in pipeline["failures"]}
 
     def is_loaded(self) -> bool:
