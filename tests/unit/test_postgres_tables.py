@@ -115,6 +115,16 @@ def test_appended_rows_replace_themselves(url: str, query: Query) -> None:
     assert query('SELECT amount FROM log ORDER BY "_offset", "_row"') == [(1,), (2,), (3,)]
 
 
+def test_rows_of_windows(url: str, query: Query) -> None:
+    table = PostgresTable("per_minute", connection="warehouse", key="shop")
+    windowed = Target(table.output, "shops.py:9", table, True, (("n", "BIGINT"),))
+    tables = begun(url, windowed)
+    minutes = [(f"2026-01-01T08:0{minute}:00+00:00", f"2026-01-01T08:0{minute + 1}:00+00:00") for minute in range(2)]
+    tables.write(batch(0), {table.output: Rows([("a", *minutes[0], "1"), ("a", *minutes[1], "2")], [], NOTHING)})
+    tables.write(batch(1), {table.output: Rows([("a", *minutes[1], "3")], [("a", *minutes[0])], NOTHING)})
+    assert query("SELECT shop, window_start = '2026-01-01 08:01Z', n FROM per_minute") == [("a", True, 3)]
+
+
 def test_types_and_quoting(url: str, query: Query) -> None:
     query('CREATE SCHEMA "Shop"')
     fields = (
