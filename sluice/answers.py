@@ -25,6 +25,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int
     status: Literal["ok", "unavailable"]
     reason: str = ""
+    """Why the worker did not answer."""
+    standby: bool = False
+    """Whether the worker's standby answered in its place."""
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,6 +48,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     workers: tuple[WorkerStatus, ...]
     partial: bool
     """Whether data may be missing because a worker is unavailable."""
+    standby: bool = False
+    """Whether a standby answered in place of a worker. Its data are of the same snapshot."""
 
 
 class Entries(Answer, frozen=True, kw_only=True, omit_defaults=True):
@@ -182,6 +187,15 @@ class CountedSnapshot(msgspec.Struct, frozen=True):
     counts: dict[str, int]
 
 
+class Standby(msgspec.Struct, frozen=True):
+    """The state server with a copy of a worker's shard."""
+
+    host: str
+    port: int
+    snapshot: str | None
+    """The newest snapshot that the copy holds; None without a complete copy of the current generation."""
+
+
 class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
     """A worker of a job, with its address, stores and status."""
 
@@ -191,10 +205,13 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
     port: int
     """0 if the worker has no state server; readers then open its shard directly."""
     stores: list[str]
-    status: Literal["ok", "unavailable"]
+    status: Literal["ok", "degraded", "unavailable"]
+    """`degraded` if only its standby answers."""
     reason: str = ""
     bytes: int | None = None
     """The size of its shard, if this server opens it and it is a SQLite file."""
+    standby: Standby | None = None
+    """Absent without a standby."""
 
 
 class PipelineHealth(StrEnum):

@@ -10,7 +10,7 @@ from sluice.errors import DamagedState, NotFound, StateError
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import Audit, SourceAudit, total
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, JobRef
+from sluice.state.model import JobInfo, JobRef, WorkerInfo
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.protocol import Shard
 
@@ -112,7 +112,26 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
             if isinstance(error, DamagedState):
                 ledger.quarantine.add(job.ref, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
+        damaged |= _is_standby_damaged(ledger, job, worker, out)
     return damaged
+
+
+def _is_standby_damaged(ledger: Ledger, job: JobInfo, worker: WorkerInfo, out: Console) -> bool:
+    """Read the copy of a worker's standby. The next refresh replaces a damaged copy."""
+    if (standby := worker.standby) is None or standby.batch < 0:
+        return False
+    audits = {audit.batch: audit for audit in ledger.audits.all(job.ref)}
+    published = audits[standby.batch].published(worker.number) if standby.batch in audits else None
+    copy = f"worker {worker.number}'s standby, at snapshot {job.generation}.{standby.batch}"
+    try:
+        with open_shard(standby.server) as shard:
+            shard.verify(standby.batch, published)
+            shard.verify_states(standby.batch, published)
+    except StateError as error:
+        out.print(f"✗ {copy}: {error.detail}", markup=False)
+        return True
+    out.print(f"✓ {copy}: all state rows and operator states match their checksums")
+    return False
 
 
 def _verify_states(ledger: Ledger, ref: JobRef, shard: Shard, worker: int) -> None:

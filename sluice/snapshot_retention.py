@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from sluice.errors import StateError
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import Snapshot, WorkerInfo
+from sluice.state.model import Snapshot
 
 _ALL = 2**31 - 1
 
@@ -52,7 +52,9 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_snapshots: int, de
     info = ledger.jobs.get(oldest.ref)
     for worker in () if info is None else info.workers:
         try:
-            versions += _compact(worker, min(oldest.batch, newest.batch - 1))
+            versions += _compact(worker.location, min(oldest.batch, newest.batch - 1))
+            if worker.standby is not None and worker.standby.batch >= 0:
+                versions += _compact(worker.standby.server, min(oldest.batch, worker.standby.batch - 1))
         except StateError as error:
             failed[worker.number] = error.detail
     return Retained(pipeline, job, forgotten, versions, failed)
@@ -71,7 +73,7 @@ def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datet
     return kept
 
 
-def _compact(worker: WorkerInfo, keep_from: int) -> int:
+def _compact(location: str, keep_from: int) -> int:
     # Versions replaced by the newest batch are kept, because a retry of that batch starts from them.
-    with open_shard(worker.location, to_write=True) as shard:
+    with open_shard(location, to_write=True) as shard:
         return shard.compact(keep_from)

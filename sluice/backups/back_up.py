@@ -15,11 +15,12 @@ from pathlib import Path
 from sluice import __version__
 from sluice.backups import manifest
 from sluice.backups.manifest import BackedUp, Manifest, file_errors
-from sluice.backups.shards import Progress, copy_at, jobs_with_batches
+from sluice.backups.shards import copy_at, jobs_with_batches
 from sluice.engine.batch.checkpoint import copy_checkpoint
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import DamagedState, SettingsError, StateError
 from sluice.file_modes import make_folder
+from sluice.remote.copying import Progress
 from sluice.remote.opening import create_shard, open_shard
 from sluice.state.database import close_file
 from sluice.state.ledger.copying import copy_ledger

@@ -16,11 +16,12 @@ from pyarrow import fs
 
 from sluice.backups import manifest
 from sluice.backups.manifest import Manifest, file_errors
-from sluice.backups.shards import Progress, copy_at, jobs_with_batches
+from sluice.backups.shards import copy_at, jobs_with_batches
 from sluice.engine.batch.checkpoint import copy_checkpoint
 from sluice.engine.batch.side_outputs import delete_folder, open_path
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import Refused
+from sluice.remote.copying import Progress
 from sluice.remote.opening import create_shard, open_shard
 from sluice.remote.server.imports import unseal_copies
 from sluice.settings import Settings

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sluice.engine.batch.shards import damaged_state
 from sluice.errors import DamagedState
-from sluice.remote.server.moves import copy_versions
+from sluice.remote.copying import Progress, copy_until
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, WorkerInfo
-from sluice.state.shard.protocol import Journal, Shard
-
-Progress = Callable[[str], None]
+from sluice.state.shard.protocol import Shard
 
 
 def jobs_with_batches(ledger: Ledger) -> list[tuple[JobInfo, int]]:
@@ -31,10 +27,6 @@ def copy_at(
     audit = ledger.audits.newest(job.ref)
     published = None if audit is None else audit.published(worker.number)
     try:
-        copy_versions(shard, target, 0, progress)
-        journal = shard.journal()
-        target.settle(batch + 1, Journal(journal.epoch, [entry for entry in journal.batches if entry.batch <= batch]))
-        target.verify(batch, published)
-        target.verify_states(batch, published)
+        copy_until(shard, target, 0, batch, published, progress)
     except DamagedState as error:
         raise damaged_state({worker.number: (worker.location, error.detail)}) from error

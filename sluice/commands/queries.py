@@ -264,3 +264,6 @@ def _warn(answer: Answer) -> None:
     if answer.partial:
         reasons = [f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.status != "ok"]
         err.print("[yellow]The answer is incomplete:[/]", printable("; ".join(reasons)), soft_wrap=True)
+    if answer.standby:
+        reasons = [f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.standby]
+        err.print("[yellow]Standbys answered:[/]", printable("; ".join(reasons)), soft_wrap=True)

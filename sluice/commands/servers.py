@@ -13,7 +13,13 @@ from sluice.errors import SettingsError
 from sluice.settings import settings
 
 if TYPE_CHECKING:
+    from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.placement import Placement
+    from sluice.state.model import JobInfo, WorkerInfo
+
+standby = typer.Typer(
+    no_args_is_help=True, help="Copies of workers' shards at second state servers, for when the first is gone."
+)
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
@@ -85,18 +91,122 @@ def import_state(
 
 
 def workers(pipeline: Name) -> None:
-    """List a pipeline's workers with their state servers and stores."""
+    """List a pipeline's workers with their state servers, standbys and stores."""
     from rich.table import Table
 
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        table = Table("job", "worker", "state server", "stores", box=None)
+        table = Table("job", "worker", "state server", "standby", "stores", box=None)
         for job in ledger.jobs.current(pipeline):
             for worker in job.workers:
                 where = f"{worker.host}:{worker.port}" if worker.port else "none: readers open its shard"
-                table.add_row(job.job, str(worker.number), where, ", ".join(store.name for store in job.stores))
+                stores = ", ".join(store.name for store in job.stores)
+                table.add_row(job.job, str(worker.number), where, _standby(job, worker), stores)
         wide.print(table)
+
+
+def _standby(job: JobInfo, worker: WorkerInfo) -> str:
+    if (standby := worker.standby) is None:
+        return "none"
+    held = f"snapshot {job.generation}.{standby.batch}" if standby.batch >= 0 else "no copy"
+    return f"{standby.host}:{standby.port}, {held}"
+
+
+Worker = Annotated[int, typer.Argument(min=0, help="The worker's number.")]
+
+
+@standby.command()
+def add(
+    pipeline: Name,
+    worker: Worker,
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the standby's state server.", metavar="HOST:PORT")],
+    tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
+) -> None:
+    """Make a state server the standby of a worker, and copy the worker's shard to it."""
+    from sluice.errors import NotFound
+    from sluice.remote.server.moves import require_server
+    from sluice.remote.standbys import require_copyable
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        place = place_of(pipeline, worker, address, tls)
+        found = [one for job in ledger.jobs.current(pipeline) for one in job.workers if one.number == worker]
+        if not found:
+            raise NotFound(f"Pipeline {pipeline!r} has no worker {worker}.")
+        for one in found:
+            require_copyable(one)
+        require_server(place, "sqlite")
+        ledger.standbys.add(place)
+        _refresh(ledger, pipeline)
+
+
+@standby.command()
+def refresh(pipeline: Name) -> None:
+    """Copy the newest snapshot to a pipeline's standbys, and check all of their rows. No run may be in progress.
+
+    A run refreshes the standbys when it has read all records.
+    """
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        _refresh(ledger, pipeline)
+
+
+def _refresh(ledger: Ledger, pipeline: str) -> None:
+    from sluice.engine.job.driver_lease import current_lease, this_process
+    from sluice.remote.standbys import refresh
+
+    with out.status("waiting for the lease") as status:
+        for job in ledger.jobs.current(pipeline):
+            with current_lease(ledger, pipeline, job.job, this_process("")) as lease:
+                for done in refresh(ledger, lease.ref, lease.epoch, progress=status.update):
+                    snapshot = f"{lease.ref.generation}.{done.batch}"
+                    why = f", the whole shard: {done.why_whole}" if done.why_whole else ""
+                    text = f"Worker {done.worker}'s standby has snapshot {snapshot}; {done.copied:,} versions copied"
+                    out.print(f"{text}{why}", markup=False, soft_wrap=True)
+
+
+@standby.command()
+def promote(
+    pipeline: Name,
+    worker: Worker,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Also if the copy is old: the next run restores the state from the topics.")
+    ] = False,
+) -> None:
+    """Put a worker's standby in the worker's place, because the worker's state server is lost."""
+    from sluice.engine.job.driver_lease import current_lease, this_process
+    from sluice.remote.standbys import promote
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        for job in ledger.jobs.current(pipeline):
+            with current_lease(ledger, pipeline, job.job, this_process("")) as lease:
+                why = "It was promoted by hand."
+                note = promote(ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale)
+                out.print(note, markup=False, soft_wrap=True)
+
+
+@standby.command()
+def remove(pipeline: Name, worker: Worker) -> None:
+    """Forget a worker's standby, and delete its copy if the standby's state server answers."""
+    from sluice.errors import NotFound, SluiceError
+    from sluice.remote.opening import drop_shard
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        if (found := ledger.standbys.of(pipeline).get(worker)) is None:
+            raise NotFound(f"Worker {worker} of {pipeline!r} has no standby.")
+        kept = ""
+        if found.copied is not None:
+            try:
+                drop_shard(found.shard(found.copied))
+            except SluiceError as error:
+                kept = f" Its copy was not deleted: {error.detail}"
+        ledger.standbys.remove(pipeline, worker)
+        where = f"{found.host}:{found.port}"
+        out.print(f"{where} is no standby of worker {worker} of {pipeline} any more.{kept}", soft_wrap=True)
 
 
 def _numbers(text: str) -> list[int]:

@@ -11,7 +11,7 @@ from sluice.query.times import parse_time
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
 
-_RUN, _NEWEST = "run:", ".newest"
+_RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
 """The largest numbers that the ledger's columns hold, which are Kafka's too."""
 _LONGEST = 30
@@ -20,6 +20,8 @@ _LONGEST = 30
 @dataclass(frozen=True)
 class AsOf:
     """`as_of` is a snapshot ("1.42" or "1.newest"), a run ("run:NAME") or a time; None is the newest snapshot.
+
+    "standby" is the newest snapshot that all standbys of the pipeline's workers have.
 
     The snapshot must have reached `min_snapshot` and `min_positions` (topic → partition → next offset).
     """
@@ -58,6 +60,8 @@ NEWEST = AsOf()
 def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
     """The snapshot that `as_of` names. Raises NotFound if it never existed, and Gone if it is no longer kept."""
     pipeline, job = newest.pipeline, newest.job
+    if as_of == _STANDBY:
+        return _at_standbys(ledger, newest)
     if as_of.startswith(_RUN):
         # PostgreSQL rejects NUL in text, and no run's name contains NUL.
         snapshot = None if "\0" in as_of else ledger.snapshots.of_run(pipeline, job, as_of.removeprefix(_RUN))
@@ -77,6 +81,19 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
     moment = datetime.fromtimestamp((_time(as_of) or 0) / 1_000, UTC)
     snapshot = ledger.snapshots.at(pipeline, job, moment)
     return snapshot or _missing(ledger, newest, f"The snapshot of {moment.isoformat()} is not kept", (-1, -1))
+
+
+def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
+    standbys = ledger.standbys.of(newest.pipeline).values()
+    batches = [standby.batch for standby in standbys if standby.copied == newest.ref]
+    if not batches or len(batches) < len(standbys):
+        without = f"{len(standbys) - len(batches)} of the standbys of {newest.pipeline!r} have no copy of its state."
+        raise NotFound(
+            without if standbys else f"Pipeline {newest.pipeline!r} has no standbys.",
+            next_step="Leave as_of out to read the newest snapshot.",
+        )
+    snapshot = ledger.snapshots.get(newest.ref, min(batches))
+    return snapshot or _missing(ledger, newest, "The standbys' snapshot is not kept", (newest.generation, min(batches)))
 
 
 def parse_snapshot(text: str) -> tuple[int, int]:
@@ -132,5 +149,5 @@ def _time(text: str) -> int | None:
 def _no_snapshot(text: str) -> QueryError:
     return QueryError(
         f"{text[:40]!r} is not a snapshot, run or time.",
-        next_step="Write generation.batch, for example 1.42 or 1.newest, or run:NAME, or a time.",
+        next_step="Write generation.batch, for example 1.42 or 1.newest, or run:NAME, standby, or a time.",
     )

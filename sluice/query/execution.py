@@ -78,7 +78,11 @@ class LocalWorker(Worker):
                 # The file was removed or replaced. The old connection is not closed here, because another thread may
                 # still read from it; it closes with its last reference.
                 self._shards.pop(purpose, None)
-                shard = self._shards[purpose] = LocalShard.open(self._location)
+                shard = LocalShard.open(self._location)
+                if shard.is_sealed() and not shard.journal().batches:
+                    shard.close()
+                    raise StateError("The copy of the shard is not complete yet.")
+                self._shards[purpose] = shard
             return shard
 
 
@@ -88,20 +92,47 @@ class Workers:
     def __init__(self, own: Own = lambda _: None) -> None:
         self._own = own
         self._workers: dict[str, Worker] = {}
-        self._paused: dict[str, float] = {}
+        self._paused: dict[str, tuple[float, str]] = {}
+        """Address → when it may be called again, and why it is not called until then."""
 
     def is_here(self, info: WorkerInfo) -> bool:
         """Whether this process opens the worker's shard itself."""
         return isinstance(self._worker(info), LocalWorker)
 
     async def execute(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
-        """The worker's result as a list of one, empty if the worker is unavailable, and its status."""
+        """The result as a list of one, and the worker's status. If the worker is unavailable, its standby is queried.
+
+        The list is empty if the standby does not have the query's snapshot, or is unavailable too.
+        """
+        result, status = await self.execute_at(info, query)
+        return (result, status) if result else await self.execute_at_standby(info, query, status)
+
+    async def execute_at_standby(
+        self, info: WorkerInfo, query: Query[T], status: WorkerStatus
+    ) -> tuple[list[T], WorkerStatus]:
+        """The result from the standby of a worker that is unavailable according to `status`."""
+        standby = info.at_standby(query.as_of)
+        if standby is None:
+            return [], _unavailable(info, f"{status.reason} {_behind(info)}".rstrip())
+        result, at_standby = await self.execute_at(standby, query)
+        if not result:
+            return [], _unavailable(info, f"{status.reason} Its standby: {at_standby.reason}")
+        if info.server:
+            # The next queries go to the standby at once, without waiting for the worker's server.
+            self._paused.setdefault(info.server, (time.monotonic() + PAUSE_SECONDS, status.reason))
+        return result, WorkerStatus(info.number, "ok", status.reason, standby=True)
+
+    async def execute_at(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
+        """The worker's own result as a list of one, empty if the worker is unavailable, and its status."""
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
         if not info.server and info.location.startswith("http"):
             return [], _unavailable(info, "The shard's address does not belong to a registered state server.")
-        if self._paused and self._paused.get(info.server, 0.0) > time.monotonic():
-            return [], _unavailable(info, f"Timed out recently; retried after {PAUSE_SECONDS:g} s.")
+        if info.server in self._paused:
+            until, why = self._paused[info.server]
+            if until > time.monotonic():
+                return [], _unavailable(info, why)
+            del self._paused[info.server]
         worker = self._worker(info)
         try:
             if isinstance(worker, LocalWorker):
@@ -109,7 +140,8 @@ class Workers:
             async with asyncio.timeout(WORKER_SECONDS):
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
         except TimeoutError:
-            self._paused[info.server] = time.monotonic() + PAUSE_SECONDS
+            why = f"Timed out recently; retried after {PAUSE_SECONDS:g} s."
+            self._paused[info.server] = time.monotonic() + PAUSE_SECONDS, why
             return [], _unavailable(info, f"Timed out after {WORKER_SECONDS:g} s.")
         except StateError as error:
             return [], _unavailable(info, error.detail)
@@ -132,3 +164,12 @@ class Workers:
 
 def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:
     return WorkerStatus(info.number, "unavailable", reason)
+
+
+def _behind(info: WorkerInfo) -> str:
+    """Describes a standby that does not have the query's snapshot; empty without a standby."""
+    if info.standby is None:
+        return ""
+    if info.standby.batch < 0:
+        return "Its standby has no complete copy."
+    return f"Its standby only has batch {info.standby.batch}: read as_of=standby."

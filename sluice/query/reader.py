@@ -190,14 +190,23 @@ class Reader:
     async def _query_any(
         self, workers: Iterable[WorkerInfo], query: Query[T]
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
-        """Query one worker after the other until one is available: a global table is the same on every worker."""
+        """Query one worker after the other until one is available: a global table is the same on every worker.
+
+        Their standbys come last.
+        """
         unavailable = []
         for info in sorted(workers, key=lambda info: not self.workers.is_here(info)):
-            result, status = await self.workers.execute(info, query)
+            result, status = await self.workers.execute_at(info, query)
             if result:
                 return result, (status,)
-            unavailable.append(status)
-        return [], tuple(unavailable)
+            unavailable.append((info, status))
+        statuses = []
+        for info, before in unavailable:
+            result, status = await self.workers.execute_at_standby(info, query, before)
+            if result:
+                return result, (status,)
+            statuses.append(status)
+        return [], tuple(statuses)
 
 
 def _require_windows(pin: Pin, *, are_there: bool) -> None:

@@ -64,6 +64,17 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The steps that compute the store, from its source on. If they change, the store cannot keep its state."""
 
 
+class StandbyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy of a worker's shard at a second state server, complete up to a batch."""
+
+    host: str
+    port: int
+    server: str
+    """Address of the copy at its state server."""
+    batch: int = -1
+    """The newest batch in the copy; -1 without a complete copy of this generation."""
+
+
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A worker, which owns a share of a pipeline's keys, and the address of its shard."""
 
@@ -79,6 +90,16 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the worker's shard at its state server; empty without a state server."""
     unavailable: str = ""
     """Why the shard must not be read until it is rebuilt; empty if it may be read."""
+    standby: StandbyInfo | None = None
+    """The worker's standby; None without one."""
+
+    def at_standby(self, as_of: int) -> WorkerInfo | None:
+        """The worker as it is at its standby; None if the standby does not have batch `as_of`."""
+        if self.standby is None or self.standby.batch < as_of:
+            return None
+        at = self.standby
+        values = {"location": at.server, "host": at.host, "port": at.port, "server": at.server}
+        return msgspec.structs.replace(self, unavailable="", standby=None, **values)
 
 
 class JobInfo(OfJob, frozen=True, kw_only=True):

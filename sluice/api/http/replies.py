@@ -38,6 +38,11 @@ class Payload:
         """Whether data may be missing because a worker is unavailable."""
         return any(worker.status != "ok" for worker in self.workers)
 
+    @property
+    def standby(self) -> bool:
+        """Whether a standby answered in place of a worker."""
+        return any(worker.standby for worker in self.workers)
+
 
 class JsonResponse(Response):
     """A response with already encoded headers, which Starlette would encode again for every response."""
@@ -86,6 +91,8 @@ def store_reply(pin: Pin, payload: Payload) -> Response:
         "workers": payload.workers,
         "partial": payload.partial,
     }
+    if payload.standby:
+        members["standby"] = True
     if payload.cursor is not None:
         members["cursor"] = payload.cursor
     return JsonResponse(encoded(members), provenance([pin], payload.workers))
@@ -102,19 +109,31 @@ def encoded(value: Any) -> bytes:
 
 
 def provenance(pins: Sequence[Pin | JobSnapshot], workers: Iterable[WorkerStatus]) -> Headers:
-    """The headers with the snapshots and unavailable workers, and the ETag of a complete response."""
-    unavailable = tuple(sorted({worker.number for worker in workers if worker.status != "ok"}))
-    return _provenance(tuple(pin.name for pin in pins), tuple(pin.snapshot.id for pin in pins), unavailable)
+    """The headers with the snapshots, unavailable workers and standbys, and the ETag of a complete response."""
+    unavailable, standbys = set[int](), set[int]()
+    for worker in workers:
+        if worker.status != "ok":
+            unavailable.add(worker.number)
+        elif worker.standby:
+            standbys.add(worker.number)
+    names, snapshots = tuple(pin.name for pin in pins), tuple(pin.snapshot.id for pin in pins)
+    return _provenance(names, snapshots, tuple(sorted(unavailable)), tuple(sorted(standbys)))
 
 
 @lru_cache(maxsize=1_000)
-def _provenance(names: tuple[str, ...], snapshots: tuple[str, ...], unavailable: tuple[int, ...]) -> Headers:
+def _provenance(
+    names: tuple[str, ...], snapshots: tuple[str, ...], unavailable: tuple[int, ...], standbys: tuple[int, ...]
+) -> Headers:
     headers = {
         "x-sluice-snapshot": ", ".join(dict.fromkeys(snapshots)),
         "x-sluice-partial": "true" if unavailable else "false",
     }
+    if standbys:
+        headers["x-sluice-standby"] = ", ".join(map(str, standbys))
     if unavailable:
         headers |= {"x-sluice-unavailable": ", ".join(map(str, unavailable)), "cache-control": "no-store"}
+    elif standbys:
+        headers["cache-control"] = "no-store"
     else:
         headers |= {"etag": _etag(names), "cache-control": "private, no-cache"}
     return tuple((name.encode(), value.encode()) for name, value in headers.items())

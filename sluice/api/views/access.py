@@ -45,7 +45,8 @@ class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="A snapshot (1.42), a run (run:NAME), or a time; default: the newest snapshot.",
+                description="A snapshot (1.42), a run (run:NAME), a time, or standby for the newest snapshot that all "
+                "standbys have; default: the newest snapshot.",
                 max_length=300,
             ),
         ]
@@ -92,8 +93,8 @@ class ApiState:
         self._secrets: dict[str, bytes] = {}
 
     async def cached(self, key: tuple[object, ...], compute: Callable[[], Awaitable[Payload]]) -> Payload:
-        """The cached payload, or the computed one. Partial payloads are not cached."""
-        return await self.responses.get(key, compute, keep=lambda payload: not payload.partial)
+        """The cached payload, or the computed one. Partial payloads and those of standbys are not cached."""
+        return await self.responses.get(key, compute, keep=lambda payload: not (payload.partial or payload.standby))
 
     async def secret(self, name: str) -> bytes:
         """A secret key that all servers with this ledger share."""

@@ -224,10 +224,25 @@ async def _workers(allowed: Access, job: JobInfo) -> list[answers.Worker]:
     stores = [store.name for store in job.stores]
     return [
         answers.Worker(
-            job.job, info.number, info.host, info.port, stores, status.status, status.reason, _size(allowed, info)
+            job.job,
+            info.number,
+            info.host,
+            info.port,
+            stores,
+            "degraded" if status.standby else status.status,
+            status.reason,
+            _size(allowed, info),
+            _standby(job, info),
         )
         for info, status in zip(job.workers, statuses, strict=True)
     ]
+
+
+def _standby(job: JobInfo, worker: WorkerInfo) -> answers.Standby | None:
+    if (standby := worker.standby) is None:
+        return None
+    snapshot = f"{job.generation}.{standby.batch}" if standby.batch >= 0 else None
+    return answers.Standby(standby.host, standby.port, snapshot)
 
 
 def _size(allowed: Access, worker: WorkerInfo) -> int | None:

@@ -1,8 +1,10 @@
-"""Restores damaged state from the topics before a run, if they still have all records that were read.
+"""Restores lost or damaged state before a run: from standbys, or from the topics if they still have all records.
 
-A restore is a rebuild: a new generation is built, compared with the published checksums, and promoted. Until then,
-readers get the intact part of the damaged generation, marked as partial. If the driver is killed, the next run removes
-the unfinished generation and starts again.
+A standby takes the place of a worker's shard that is damaged, or whose state server does not answer, if the standby has
+the newest snapshot and matches its checksums. Otherwise, damaged state is restored from the topics by a rebuild: a new
+generation is built, compared with the published checksums, and promoted. Until then, readers get the intact part of the
+damaged generation, marked as partial. If the driver is killed, the next run removes the unfinished generation and
+starts again.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.run import JobRun
+from sluice.engine.job.standbys import promote_standbys
 from sluice.engine.read.identity import InputError
-from sluice.errors import DamagedState
+from sluice.errors import DamagedState, Unreachable
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
@@ -35,7 +38,8 @@ class RestoringRun:
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.
 
-        Raises DamagedState if the state is damaged and the topics no longer have all of its records.
+        Raises DamagedState if the state is damaged and the topics no longer have all of its records, and Unreachable if
+        a state server does not answer, because its shards may be intact. In both cases, no standby has this state.
         """
         run = JobRun(self.spark, self.job, self.settings, max_records=self.settings.max_records)
         of = (self.job.pipeline.name, self.job.name)
@@ -44,7 +48,11 @@ class RestoringRun:
             try:
                 return run.run()
             except DamagedState as damaged:
-                self._restore(generation, damaged)
+                if promote_standbys(ledger, *of, self.settings.run, damaged):
+                    self._restore(generation, damaged)
+            except Unreachable as gone:
+                if why := promote_standbys(ledger, *of, self.settings.run, gone):
+                    raise Unreachable(f"{gone.detail} {why}", next_step=gone.next_step) from gone
         return run.run()
 
     def _restore(self, damaged: int | None, why: DamagedState) -> None:

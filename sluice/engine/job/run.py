@@ -20,6 +20,7 @@ from sluice.engine.job.driver_lease import PATIENCE, Lease, Patience, current_le
 from sluice.engine.job.linger import Linger, News
 from sluice.engine.job.query import JobQuery, without_adaptive_execution
 from sluice.engine.job.replay import Sink, Step, joined, replay
+from sluice.engine.job.standbys import StandbyCopies
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.databases import databases_of
@@ -66,6 +67,8 @@ class JobRun:
             while news:
                 count, news = self._run(ledger, lease, storage)
                 read += count
+            if self.steps is None:
+                StandbyCopies(ledger, lease).refresh()
             return read
 
     @property
@@ -121,6 +124,7 @@ class JobRun:
                     self._replay(query, publisher, firsts, self.steps)
                     return publisher.read, False
                 linger = Linger(self.settings.kafka, self.job.topics, partitions, self.linger_ms, lease.check)
+                standbys = StandbyCopies(ledger, lease)
                 news: News | None = "records"
                 while news == "records":
                     compile_for(self.spark, linger.unread(ledger.positions(pipeline.name)))
@@ -130,6 +134,7 @@ class JobRun:
                         publisher.begin()
                         query.run(publisher)
                     ledger.failures.clear(pipeline.name, self.job.name)
+                    standbys.refresh_if_due()
                     news = linger.wait(ledger.positions(pipeline.name))
         return publisher.read, news == "partitions"
 

@@ -155,8 +155,8 @@ class LocalApp:
         )
 
     async def _identify(self, _request: Request) -> dict[str, Any]:
-        """The server's own address, so that clients can check that they reached the right server."""
-        return {"host": self._shards.host, "port": self._shards.port}
+        """The server's own address, with which clients check that they reached it, and the database of its shards."""
+        return {"host": self._shards.host, "port": self._shards.port, "database": self._shards.database}
 
     async def _query(self, request: Request) -> Any:
         query = _decoded(_QUERY, await _body(request))

@@ -7,7 +7,6 @@ stays sealed, and its server answers queries until all readers have seen the new
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import httpx
@@ -15,27 +14,31 @@ import msgspec
 
 from sluice.errors import DamagedState, NotFound, Refused, StateError
 from sluice.remote.connection import client_options
+from sluice.remote.copying import Progress, copy_versions
 from sluice.remote.opening import create_shard, open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import JobInfo, WorkerInfo
-from sluice.state.shard.pages import pages_of_states, pages_of_versions
 from sluice.state.shard.protocol import Journal, Shard
 
 _CHECK_SECONDS = 5.0
-
-Progress = Callable[[str], None]
 
 
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
     """Move a worker with all its shards to `place`. Returns the number of copied versions. Can be repeated.
 
-    Raises NotFound if the pipeline has no such worker, and Refused if another server answers at that address.
+    Raises NotFound if the pipeline has no such worker, and Refused if another server answers at that address, or if the
+    server is the worker's standby.
     """
     require_server(place)
     jobs = ledger.jobs.all(place.pipeline)
     if not jobs or place.number >= max(len(job.workers) for job in jobs):
         raise NotFound(f"Pipeline {place.pipeline!r} has no worker {place.number}.")
+    if (standby := ledger.standbys.of(place.pipeline).get(place.number)) and standby.address == place.address:
+        raise Refused(
+            f"{place.host}:{place.port} is the standby of worker {place.number} of {place.pipeline!r}.",
+            next_step=f"sluice standby promote {place.pipeline} {place.number}, or remove the standby first.",
+        )
     copied = 0
     with ExitStack() as stack:
         arrived = []
@@ -50,8 +53,11 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     return copied
 
 
-def require_server(place: Placement) -> None:
-    """Raise an error unless the state server of this placement answers: StateError if none does, Refused if another."""
+def require_server(place: Placement, database: str = "") -> None:
+    """Raise an error unless the state server of this placement answers: StateError if none does, Refused if another.
+
+    With `database`, raise Refused if the server has its shards in another kind of database.
+    """
     try:
         with httpx.Client(**client_options(_CHECK_SECONDS)) as client:
             answer = client.get(place.url)
@@ -65,6 +71,11 @@ def require_server(place: Placement) -> None:
     if (identity.get("host"), identity.get("port")) != place.address:
         own_name = f"{identity.get('host')}:{identity.get('port')}"
         raise Refused(f"The state server at {place.host}:{place.port} calls itself {own_name}.")
+    if database and identity.get("database") != database:
+        raise Refused(
+            f"The state server at {place.host}:{place.port} keeps its shards in {identity.get('database')}, not in "
+            f"{database}."
+        )
 
 
 def _shards(ledger: Ledger, job: JobInfo, place: Placement) -> tuple[Shard, Shard] | None:
@@ -106,18 +117,4 @@ def copy_shard(source: Shard, target: Shard, progress: Progress) -> int:
     except DamagedState:
         source.seal(sealed=False)
         raise
-    return copied
-
-
-def copy_versions(source: Shard, target: Shard, since: int, progress: Progress) -> int:
-    """Copy all versions since batch `since` into a sealed shard. Returns their number."""
-    copied = 0
-    for versions in pages_of_versions(source, since):
-        target.absorb(versions)
-        copied += len(versions)
-        progress(f"{copied:,} versions copied")
-    for states in pages_of_states(source, since):
-        target.absorb_states(states)
-        copied += len(states)
-        progress(f"{copied:,} versions copied")
     return copied

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 from sluice.errors import Refused
 from sluice.query.execution import LocalWorker
+from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Placement
 from sluice.state.model import JobRef, WorkerInfo
 from sluice.state.shard.addresses import location
 
@@ -18,14 +20,16 @@ same time longer, because other processes may not know of the move yet."""
 
 
 class OwnShards:
-    """The shards, below `base_url`, of the workers that the ledger places at `host` and `port`."""
+    """The shards, below `base_url`, of the workers and standbys that the ledger places at `host` and `port`."""
 
     def __init__(
         self, ledger: Ledger, base_url: str, host: str, port: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.host = host
         self.port = port
+        self.database = database_url(base_url).get_backend_name()
         self._placements = ledger.placements
+        self._standbys = ledger.standbys
         self._base_url = base_url
         self._clock = clock
         self._refreshed_at = float("-inf")
@@ -63,6 +67,9 @@ class OwnShards:
         worker = pipeline, number
         if self._clock() > self._refreshed_at + REFRESH_SECONDS or worker not in self._served | self._served_before:
             self._refreshed_at = self._clock()
-            placements = await asyncio.to_thread(self._placements.at, self.host, self.port)
-            self._served, self._served_before = {(one.pipeline, one.number) for one in placements}, self._served
+            served = await asyncio.to_thread(self._at_this_server)
+            self._served, self._served_before = {(one.pipeline, one.number) for one in served}, self._served
         return worker in self._served | self._served_before
+
+    def _at_this_server(self) -> list[Placement]:
+        return [*self._placements.at(self.host, self.port), *self._standbys.at(self.host, self.port)]

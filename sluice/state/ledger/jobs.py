@@ -15,6 +15,7 @@ from sluice.state.ledger.notes import add_note
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.placement import place_workers
 from sluice.state.ledger.quarantine import Quarantine
+from sluice.state.ledger.standbys import Standbys
 from sluice.state.ledger.tables import (
     AUDITS,
     GENERATIONS,
@@ -205,8 +206,15 @@ class Jobs(LedgerPart):
         statement = select(WORKERS).where(of_ref(WORKERS, ref)).order_by(WORKERS.c.number)
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             workers = place_workers(connection, ref, connection.execute(statement).mappings().all())
-        reasons = Quarantine(self._engine).get(ref)
-        return [msgspec.structs.replace(worker, unavailable=reasons.get(worker.number, "")) for worker in workers]
+        reasons, standbys = Quarantine(self._engine).get(ref), Standbys(self._engine).of(ref.pipeline)
+        return [
+            msgspec.structs.replace(
+                worker,
+                unavailable=reasons.get(worker.number, ""),
+                standby=None if (standby := standbys.get(worker.number)) is None else standby.info(ref),
+            )
+            for worker in workers
+        ]
 
 
 def _worker_row(worker: WorkerInfo) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.secrets import Secrets
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.ledger.sources import Sources
+from sluice.state.ledger.standbys import Standbys
 
 
 class Ledger:
@@ -37,6 +38,7 @@ class Ledger:
         self.sources = Sources(engine)
         self.quarantine = Quarantine(engine)
         self.placements = Placements(engine)
+        self.standbys = Standbys(engine)
         self.failures = Failures(engine)
         self.notes = Notes(engine)
         self.secrets = Secrets(engine)

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, delete, insert, select
+from sqlalchemy import Connection, RowMapping, Table, delete, insert, select
+from sqlalchemy.sql import ColumnElement
 
 from sluice.errors import Refused
 from sluice.state.database import database_errors, database_url, transaction
 from sluice.state.ledger.part import LedgerPart
-from sluice.state.ledger.tables import PLACEMENTS
+from sluice.state.ledger.tables import PLACEMENTS, STANDBYS
 from sluice.state.model import JobRef, WorkerInfo
 
 
@@ -58,8 +59,15 @@ class Placements(LedgerPart):
         return [Placement(**dict(row)) for row in rows]
 
     def claim(self, placement: Placement) -> None:
-        """Place a worker at a server. Raises Refused if another server has it."""
+        """Place a worker at a server. Raises Refused if another server has it, or if this server is its standby."""
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
+            standby = select(STANDBYS.c.host, STANDBYS.c.port).where(*_same_worker(STANDBYS, placement))
+            if placement.address in {(row.host, row.port) for row in connection.execute(standby)}:
+                raise Refused(
+                    f"This server is the standby of worker {placement.number} of {placement.pipeline!r}.",
+                    next_step="Start the server without --workers. To use the standby in place of the worker: sluice "
+                    f"standby promote {placement.pipeline} {placement.number}",
+                )
             before = _of_pipeline(connection, placement.pipeline).get(placement.number)
             if before is not None and before.address != placement.address:
                 raise Refused(
@@ -67,17 +75,18 @@ class Placements(LedgerPart):
                     next_step=f"To bring it here: sluice move {placement.pipeline} {placement.number} "
                     f"{placement.host}:{placement.port}",
                 )
-            _replace(connection, placement)
+            replace_placement(connection, placement)
 
     def move(self, placement: Placement) -> None:
         """Place a worker at a server, even if another server has it."""
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
-            _replace(connection, placement)
+            replace_placement(connection, placement)
 
     def clear(self) -> None:
-        """Forget all placements."""
+        """Forget all placements, and all standbys."""
         with database_errors("Removing the placements"), transaction(self._engine) as connection:
             connection.execute(delete(PLACEMENTS))
+            connection.execute(delete(STANDBYS))
 
     def written_at(self, ref: JobRef, locations: Sequence[str]) -> tuple[str, ...]:
         """The addresses at which a run writes the shards at `locations`: unchanged, or state servers' URLs."""
@@ -111,7 +120,12 @@ def _of_pipeline(connection: Connection, pipeline: str) -> dict[int, Placement]:
     return {row["number"]: Placement(**dict(row)) for row in connection.execute(statement).mappings()}
 
 
-def _replace(connection: Connection, placement: Placement) -> None:
-    same = PLACEMENTS.c.pipeline == placement.pipeline, PLACEMENTS.c.number == placement.number
-    connection.execute(delete(PLACEMENTS).where(*same))
-    connection.execute(insert(PLACEMENTS), msgspec.structs.asdict(placement))
+def replace_placement(connection: Connection, placement: Placement) -> None:
+    """Place a worker at a server, within a transaction."""
+    connection.execute(delete(PLACEMENTS).where(*_same_worker(PLACEMENTS, placement)))
+    values = {name: getattr(placement, name) for name in Placement.__struct_fields__}
+    connection.execute(insert(PLACEMENTS), values)
+
+
+def _same_worker(table: Table, placement: Placement) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return table.c.pipeline == placement.pipeline, table.c.number == placement.number

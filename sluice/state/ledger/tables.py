@@ -102,6 +102,21 @@ PLACEMENTS = Table(
 )
 """The workers that a state server serves. Every process opens the shards of other workers itself."""
 
+STANDBYS = Table(
+    "standbys",
+    METADATA,
+    Column("pipeline", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("host", Text, nullable=False),
+    Column("port", Integer, nullable=False),
+    Column("tls", Boolean, nullable=False),
+    Column("job", Text, nullable=False, comment="the job whose shard the copy is of"),
+    Column("generation", Integer, nullable=False, comment="0 without a complete copy"),
+    Column("batch", BigInteger, nullable=False, comment="the newest batch in the copy"),
+    Column("copied_at", Text, nullable=False, comment="ISO 8601, UTC"),
+)
+"""The state servers with copies of workers' shards, and the snapshot that each copy holds."""
+
 SECRETS = Table(
     "secrets",
     METADATA,

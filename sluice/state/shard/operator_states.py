@@ -130,11 +130,12 @@ def everything(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
 
 
 def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
-    """Within a transaction, insert another shard's versions."""
+    """Within a transaction, insert another shard's versions, which are newer than those of the same states here."""
     rows = []
     for version in moved:
         version.check()
         rows.append(msgspec.structs.astuple(version))
+    driver.execute_many(_FORGET, [(*row[:3], *row[:3]) for row in rows])
     driver.insert("states", _COLUMNS, rows)
 
 

@@ -160,8 +160,12 @@ export function kind(store) {
 export function workers(all) {
   const lost = all.filter((worker) => worker.status !== "ok");
   if (!all.length) return "–";
-  if (!lost.length) return all.length === 1 ? "The worker answers" : `All ${all.length} workers answer`;
-  return lost.map((worker) => badge(`worker ${worker.number}: ${worker.reason}`, "failed"));
+  const degraded = all.filter((worker) => worker.standby);
+  if (!lost.length && !degraded.length) return all.length === 1 ? "The worker answers" : `All ${all.length} workers answer`;
+  return [
+    ...lost.map((worker) => badge(`worker ${worker.number}: ${worker.reason}`, "failed")),
+    ...degraded.map((worker) => badge(`worker ${worker.number}: only its standby answers. ${worker.reason}`, "degraded")),
+  ];
 }
 
 const counts = (byName) => Object.entries(byName).map(([name, count]) => `${name} ${number(count)}`).join(", ") || "0";
@@ -211,7 +215,8 @@ function shards(all) {
     { title: "Worker", cell: (worker) => worker.number },
     { title: "Served by", cell: (worker) => (worker.port ? `${worker.host}:${worker.port}` : "this server") },
     { title: "Size", number: true, cell: (worker) => (worker.bytes === null || worker.bytes === undefined ? "–" : bytes(worker.bytes)) },
-    { title: "State", cell: (worker) => (worker.status === "ok" ? badge("ok", "success") : badge(worker.reason || worker.status, "failed")) },
+    { title: "State", cell: (worker) => (worker.status === "ok" ? badge("ok", "success") : worker.status === "degraded" ? badge(`degraded: only its standby answers. ${worker.reason}`, "degraded") : badge(worker.reason || worker.status, "failed")) },
+    { title: "Standby", cell: (worker) => (worker.standby ? `${worker.standby.host}:${worker.standby.port}, ${worker.standby.snapshot ? `snapshot ${worker.standby.snapshot}` : "no copy yet"}` : "–") },
   ], all, { label: "Shards", empty: "There are none yet." }));
 }
 

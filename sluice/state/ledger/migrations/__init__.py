@@ -15,7 +15,7 @@ from sluice.state.database import transaction
 
 TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's own is in `alembic_version`, maybe in the same database."""
-HEAD = "0002"
+HEAD = "0003"
 """The version of the tables in `tables.py`."""
 SCRIPTS = Path(__file__).parent
 

@@ -1,0 +1,181 @@
+"""Refreshes and promotes standbys: copies of workers' shards at second state servers.
+
+Both need the job's lease, so that no batch is written meanwhile, and a standby is never refreshed while it is promoted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sluice.errors import DamagedState, NotFound, Refused, StateError, Unreachable
+from sluice.remote.copying import Progress, copy_until
+from sluice.remote.opening import create_shard, drop_shard, open_shard
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.standbys import Standby
+from sluice.state.model import JobInfo, JobRef, WorkerInfo
+from sluice.state.shard.addresses import is_file, is_remote, shown
+from sluice.state.shard.protocol import Checksums
+
+RETRY_SECONDS = 10.0
+"""How long a run waits for an unreachable state server, which may be restarting, before it promotes a standby."""
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """The copy of a worker's shard after a refresh: its newest batch, and the number of versions copied."""
+
+    worker: int
+    batch: int
+    copied: int
+    why_whole: str
+    """Why the whole shard was copied anew; empty if only new versions were."""
+
+
+def refresh(
+    ledger: Ledger,
+    ref: JobRef,
+    epoch: int,
+    *,
+    only_behind: bool = False,
+    progress: Progress = lambda _: None,
+) -> Iterator[Refreshed]:
+    """Bring the copies of a generation's standbys up to its newest snapshot, one after the other.
+
+    The lease of the generation must be held in `epoch`. With `only_behind`, copies that hold this snapshot are not
+    read. All rows of the other copies are compared with the published checksums; a damaged copy is replaced. Raises
+    StateError if a server does not answer, and DamagedState if a worker's own shard is damaged.
+    """
+    job, batch = ledger.jobs.get(ref), ledger.snapshots.last_batch(ref)
+    if job is None or batch is None:
+        return
+    standbys = ledger.standbys.of(ref.pipeline)
+    for worker in job.workers:
+        standby = standbys.get(worker.number)
+        if standby is None or (only_behind and (standby.copied, standby.batch) == (ref, batch)):
+            continue
+        require_copyable(worker)
+        yield _refresh(ledger, ref, worker, standby, batch, epoch, progress)
+
+
+def _refresh(
+    ledger: Ledger, ref: JobRef, worker: WorkerInfo, standby: Standby, batch: int, epoch: int, progress: Progress
+) -> Refreshed:
+    place, published, why = standby.shard(ref), _published(ledger, ref, worker.number), "There was no copy yet."
+    with open_shard(worker.location) as source:
+        if standby.copied == ref:
+            try:
+                with open_shard(place, to_write=True) as copy:
+                    copy.seal()
+                    copy.settle(standby.batch + 1, copy.journal())  # removes what an interrupted refresh has copied
+                    copied = copy_until(source, copy, standby.batch + 1, batch, published, progress)
+                ledger.standbys.record_copy(ref, worker.number, batch, epoch)
+                return Refreshed(worker.number, batch, copied, "")
+            except DamagedState as error:
+                why = error.detail
+        # Readers must not use the copy from now on. A server rejects queries for a copy that is not complete yet.
+        ledger.standbys.record_copy(ref, worker.number, None, epoch)
+        if standby.copied is not None:
+            drop_shard(standby.shard(standby.copied))
+        with create_shard(place, anew=True) as copy:
+            copied = copy_until(source, copy, 0, batch, published, progress)
+    ledger.standbys.record_copy(ref, worker.number, batch, epoch)
+    return Refreshed(worker.number, batch, copied, why)
+
+
+def promote(
+    ledger: Ledger, ref: JobRef, number: int, epoch: int, *, run: str = "", why: str, accept_stale: bool = False
+) -> str:
+    """Put a worker's standby in the worker's place, for readers and for runs. Returns the note that the ledger keeps.
+
+    The lease of the generation must be held in `epoch`. The copy must hold the newest snapshot and match its published
+    checksums. With `accept_stale`, an older copy is promoted too: it is quarantined, and the next run restores the
+    state from the topics.
+
+    Raises NotFound without a standby, Refused if the copy is older than the newest snapshot, and DamagedState if the
+    copy is damaged.
+    """
+    job, batch = ledger.jobs.get(ref), ledger.snapshots.last_batch(ref)
+    standby = ledger.standbys.of(ref.pipeline).get(number)
+    if job is None or batch is None or standby is None or number >= len(job.workers):
+        raise NotFound(f"Worker {number} of {ref.pipeline!r} has no standby.")
+    held = "no complete copy" if standby.copied != ref else f"snapshot {ref.generation}.{standby.batch}"
+    is_stale = (standby.copied, standby.batch) != (ref, batch)
+    if is_stale and not accept_stale:
+        raise Refused(
+            f"The standby of worker {number} of {ref.pipeline!r} at {standby.host}:{standby.port} has {held}, but "
+            f"{ref.generation}.{batch} is published.",
+            next_step="Bring the worker's server back. If it is lost, accept that the state is computed again from the "
+            f"topics: sluice standby promote {ref.pipeline} {number} --stale",
+        )
+    old, quarantined = job.workers[number].location, ""
+    if is_stale:
+        quarantined = f"The standby that took the worker's place had {held}."
+        if standby.copied == ref:
+            with open_shard(standby.shard(ref), to_write=True) as copy:
+                copy.seal(sealed=False)
+    else:
+        published = _published(ledger, ref, number)
+        try:
+            with open_shard(standby.shard(ref), to_write=True) as copy:
+                copy.verify(batch, published)
+                copy.verify_states(batch, published)
+                copy.seal(sealed=False)
+        except DamagedState as error:
+            raise DamagedState(f"The standby of worker {number} is damaged, too. {error.detail}") from error
+    # The ledger's placement decides which shard is used. The seal only helps those who do not ask the ledger.
+    with suppress(StateError, Refused), open_shard(old, to_write=True) as shard:
+        shard.seal()
+    note = (
+        f"Worker {number}: the standby at {standby.host}:{standby.port}, which had {held}, took the place of the shard "
+        f"at {shown(old)}. {why}"
+    )
+    ledger.standbys.promote(standby, ref, epoch, run, note, quarantined)
+    return note
+
+
+def promote_lost(ledger: Ledger, ref: JobRef, epoch: int, lost: Iterable[int] | None, run: str, why: str) -> list[str]:
+    """Promote the standbys of lost workers; with None, of the workers whose state servers do not answer.
+
+    Returns the notes. Raises the errors of `promote`.
+    """
+    job = ledger.jobs.get(ref)
+    if lost is None:
+        lost = () if job is None else _unreachable(job)
+    return [promote(ledger, ref, number, epoch, run=run, why=why) for number in lost]
+
+
+def require_copyable(worker: WorkerInfo) -> None:
+    """Raise Refused if a worker's shard is in PostgreSQL."""
+    if not (is_remote(worker.location) or is_file(worker.location)):
+        raise Refused(
+            f"The shard of worker {worker.number} of {worker.pipeline!r} is in PostgreSQL: {shown(worker.location)}.",
+            next_step="Use a replica of the PostgreSQL server instead of a standby.",
+        )
+
+
+def _unreachable(job: JobInfo) -> list[int]:
+    """The workers whose state servers do not answer for `RETRY_SECONDS`."""
+    until, lost = time.monotonic() + RETRY_SECONDS, [*job.workers]
+    while lost := [worker for worker in lost if not _answers(worker)]:
+        if time.monotonic() >= until:
+            break
+        time.sleep(0.5)
+    return [worker.number for worker in lost]
+
+
+def _answers(worker: WorkerInfo) -> bool:
+    try:
+        open_shard(worker.location).close()
+    except Unreachable:
+        return False
+    except StateError:
+        pass
+    return True
+
+
+def _published(ledger: Ledger, ref: JobRef, worker: int) -> Checksums | None:
+    audit = ledger.audits.newest(ref)
+    return None if audit is None else audit.published(worker)

@@ -1,0 +1,121 @@
+"""Standbys: copies of workers' shards at second state servers, and the snapshot that each copy holds.
+
+A worker has at most one standby. Its copy is sealed, so that no run can write to it, until the standby is promoted.
+Only the holder of the job's lease refreshes or promotes a standby.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.sql import ColumnElement
+
+from sluice.errors import Refused
+from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.leases import require_epoch
+from sluice.state.ledger.notes import add_note
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.placement import Placement, replace_placement
+from sluice.state.ledger.tables import PLACEMENTS, QUARANTINE, STANDBYS, of_ref
+from sluice.state.model import JobRef, StandbyInfo
+
+_NO_COPY: dict[str, Any] = {"job": "", "generation": 0, "batch": -1, "copied_at": ""}
+
+
+class Standby(Placement, frozen=True):
+    """The state server of a worker's standby, and the snapshot that its copy holds."""
+
+    job: str = ""
+    generation: int = 0
+    """The generation whose shard the copy is of; 0 without a complete copy."""
+    batch: int = -1
+    copied_at: str = ""
+    """When the copy was last refreshed, ISO 8601, UTC."""
+
+    @property
+    def copied(self) -> JobRef | None:
+        """The generation whose shard the copy is of; None without a complete copy."""
+        return JobRef(self.pipeline, self.job, self.generation) if self.generation else None
+
+    def info(self, ref: JobRef) -> StandbyInfo:
+        """The standby as readers of a generation see it."""
+        batch = self.batch if self.copied == ref else -1
+        return StandbyInfo(host=self.host, port=self.port, server=self.shard(ref), batch=batch)
+
+
+class Standbys(LedgerPart):
+    """The standbys of all workers."""
+
+    def of(self, pipeline: str) -> dict[int, Standby]:
+        """Worker number → standby, for a pipeline's workers."""
+        rows = self._read(select(STANDBYS).where(STANDBYS.c.pipeline == pipeline))
+        return {row["number"]: Standby(**dict(row)) for row in rows}
+
+    def at(self, host: str, port: int) -> list[Standby]:
+        """The standbys at a state server."""
+        rows = self._read(select(STANDBYS).where(STANDBYS.c.host == host, STANDBYS.c.port == port))
+        return [Standby(**dict(row)) for row in rows]
+
+    def add(self, place: Placement) -> None:
+        """Register a server as a worker's standby, without a copy yet.
+
+        Raises Refused if the server has the worker itself, or if another server is its standby.
+        """
+        with database_errors("Adding the standby"), transaction(self._engine) as connection:
+            if place.address in _addresses(connection, PLACEMENTS, place):
+                raise Refused(f"Worker {place.number} of {place.pipeline!r} is at {place.host}:{place.port} itself.")
+            if others := _addresses(connection, STANDBYS, place) - {place.address}:
+                host, port = others.pop()
+                raise Refused(
+                    f"Worker {place.number} of {place.pipeline!r} has a standby at {host}:{port}.",
+                    next_step=f"To replace it, first: sluice standby remove {place.pipeline} {place.number}",
+                )
+            if place.address not in _addresses(connection, STANDBYS, place):
+                connection.execute(insert(STANDBYS), msgspec.structs.asdict(place) | _NO_COPY)
+
+    def remove(self, pipeline: str, number: int) -> None:
+        """Forget a worker's standby."""
+        with database_errors("Removing the standby"), transaction(self._engine) as connection:
+            connection.execute(delete(STANDBYS).where(*_worker(pipeline, number)))
+
+    def record_copy(self, ref: JobRef, number: int, batch: int | None, epoch: int) -> None:
+        """Record that a worker's standby has a complete copy up to a batch; with None, that it has none.
+
+        Raises LeaseError and changes nothing if the generation's lease is no longer held in this epoch.
+        """
+        values = _NO_COPY
+        if batch is not None:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            values = {"job": ref.job, "generation": ref.generation, "batch": batch, "copied_at": now}
+        with database_errors("Refreshing the standby"), transaction(self._engine) as connection:
+            require_epoch(connection, ref, epoch)
+            connection.execute(update(STANDBYS).where(*_worker(ref.pipeline, number)).values(**values))
+
+    def promote(self, standby: Standby, ref: JobRef, epoch: int, run: str, note: str, quarantined: str = "") -> None:
+        """Place a worker at its standby's server, which is no standby afterwards, and add a note.
+
+        Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`. Raises LeaseError and
+        changes nothing if the generation's lease is no longer held in this epoch.
+        """
+        with database_errors("Promoting the standby"), transaction(self._engine) as connection:
+            require_epoch(connection, ref, epoch)
+            connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
+            replace_placement(connection, standby)
+            connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == standby.number))
+            if quarantined:
+                values = msgspec.structs.asdict(ref) | {"worker": standby.number, "reason": quarantined}
+                connection.execute(insert(QUARANTINE), values)
+            add_note(connection, ref, run, note)
+
+
+def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return STANDBYS.c.pipeline == pipeline, STANDBYS.c.number == number
+
+
+def _addresses(connection: Connection, table: Any, place: Placement) -> set[tuple[str, int]]:
+    """The addresses that a table names for the worker."""
+    same = table.c.pipeline == place.pipeline, table.c.number == place.number
+    return {(row.host, row.port) for row in connection.execute(select(table.c.host, table.c.port).where(*same))}

@@ -1,0 +1,328 @@
+"""Standbys answer in place of workers whose state servers are gone, from the same snapshot or not at all."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sluice.engine.job.driver_lease import current_lease, this_process
+from sluice.engine.job.standbys import promote_standbys
+from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
+from sluice.remote import standbys
+from sluice.remote.opening import open_shard
+from sluice.remote.server.moves import move
+from sluice.remote.shard import RemoteShard
+from sluice.remote.standbys import Refreshed, promote, refresh
+from sluice.snapshot_retention import retain
+from sluice.state.ledger.placement import Placement
+from sluice.state.shard.operator_states import State
+from tests.api.states import totals
+from tests.servers.conftest import LOCATIONS
+from tests.servers.hosts import Host
+from tests.servers.test_hosts import COUNT, ContinuousQueries, counts, of_worker
+from tests.states import NOON, States
+
+KEYS = ["k0", "k1", "k2"]
+ALL = {location: number + 1 for number, location in enumerate(LOCATIONS)}
+
+
+@contextmanager
+def lease_epoch(states: States) -> Iterator[int]:
+    with current_lease(states.ledger, "orders", states.job, this_process("")) as lease:
+        yield lease.epoch
+
+
+def refreshed(states: States, *, only_behind: bool = False) -> list[Refreshed]:
+    with lease_epoch(states) as epoch:
+        return [*refresh(states.ledger, states.ref, epoch, only_behind=only_behind)]
+
+
+def promoted(states: States, number: int = 1, *, accept_stale: bool = False) -> str:
+    with lease_epoch(states) as epoch:
+        return promote(states.ledger, states.ref, number, epoch, why="A test.", accept_stale=accept_stale)
+
+
+@pytest.fixture
+def standby(hosts: list[Host], states: States) -> Path:
+    """The third host has a standby of worker 1, which is on the second host. Returns the copy's file."""
+    states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[2].port))
+    refreshed(states)
+    (copy,) = hosts[2].folder.rglob("worker-1.sqlite")
+    return copy
+
+
+def one(host: Host, **parameters: str) -> dict[str, object]:
+    return host.get(f"{COUNT}/keys/{of_worker(1)}", **parameters).json()  # type: ignore[no-any-return]
+
+
+@pytest.mark.fault("F36", "a worker's state server stops; its standby answers from the same snapshot")
+@pytest.mark.usefixtures("standby")
+def test_a_standby_answers_when_the_worker_is_gone(hosts: list[Host], states: States) -> None:
+    whole = hosts[0].get(COUNT, limit=50)
+    assert ("standby" in whole.json(), "X-Sluice-Standby" in whole.headers) == (False, False)
+    hosts[1].stop()
+    answer = hosts[0].get(COUNT, limit=60)  # the complete answer to the first request is cached for a second
+    page = answer.json()
+    assert page["entries"] == whole.json()["entries"]
+    assert (page["partial"], page["standby"], page["snapshot"]["id"]) == (False, True, "1.0")
+    assert page["workers"][1]["standby"] is True
+    assert "cannot be reached" in page["workers"][1]["reason"]
+    assert [worker["number"] for worker in page["workers"] if worker.get("standby")] == [1]
+    headers = answer.headers
+    assert (headers["X-Sluice-Partial"], headers["X-Sluice-Standby"], "ETag" in headers) == ("false", "1", False)
+    assert one(hosts[0])["standby"] is True
+    assert hosts[0].get(COUNT, require="complete").status_code == 200
+    own = hosts[0].get("/v1/orders/count/general_orders")
+    assert (counts(own), own.headers["X-Sluice-Standby"]) == (ALL, "1")
+    # The host with the standby reads its own copy.
+    hosts[2].calls.clear()
+    assert one(hosts[2])["standby"] is True
+    assert hosts[2].queries == 0
+    # A global table is read from another worker rather than from a standby.
+    assert "standby" not in hosts[0].get("/sluice/v1/stores/stores/keys/store_1").json()
+
+    workers = hosts[0].get("/sluice/v1/pipelines/orders/workers").json()
+    assert [worker["status"] for worker in workers] == ["ok", "degraded", "ok", "ok"]
+    assert workers[1]["standby"] == {"host": "127.0.0.1", "port": hosts[2].port, "snapshot": "1.0"}
+
+    hosts[1].start()
+    wait_for_primary(hosts[0])
+
+
+def wait_for_primary(host: Host) -> None:
+    deadline = time.monotonic() + 5
+    while "standby" in one(host):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.fault("F36", "a worker's state server stops during queries")
+@pytest.mark.usefixtures("standby")
+def test_queries_stay_complete_while_a_server_stops_and_starts(hosts: list[Host], states: States) -> None:
+    with ContinuousQueries(hosts[0]) as asking:
+        hosts[1].stop()
+        for _ in range(5):
+            assert counts(hosts[0].get("/v1/orders/count/general_orders")) == ALL
+        hosts[1].start()
+        assert counts(hosts[0].get("/v1/orders/count/general_orders")) == ALL
+    assert (asking.wrong, asking.looks > 3) == ([], True)
+
+
+@pytest.mark.usefixtures("standby")
+def test_an_older_standby_answers_only_for_the_snapshots_that_it_has(hosts: list[Host], states: States) -> None:
+    states.publish(totals("general", {of_worker(1): (100, "1.00"), of_worker(2): (200, "1.00")}))
+    hosts[1].stop()
+    page = hosts[0].get(COUNT, limit=50).json()
+    assert (page["partial"], page.get("standby"), page["snapshot"]["id"]) == (True, None, "1.1")
+    assert page["workers"][1]["reason"].endswith("Its standby only has batch 0: read as_of=standby.")
+    assert hosts[0].get(f"{COUNT}/keys/{of_worker(1)}").status_code == 503
+    # Every worker answers from the standbys' snapshot.
+    for as_of in ("standby", "1.0"):
+        older = hosts[0].get(COUNT, limit=50, as_of=as_of).json()
+        assert (older["partial"], older["standby"], older["snapshot"]["id"]) == (False, True, "1.0")
+        assert {entry["key"]: entry["value"] for entry in older["entries"]} == ALL
+    assert older["snapshot"]["age_seconds"] > 0
+
+
+def test_as_of_standby_needs_copies(hosts: list[Host], states: States) -> None:
+    assert "has no standbys" in hosts[0].get(COUNT, as_of="standby").json()["detail"]
+    states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[2].port))
+    answer = hosts[0].get(COUNT, as_of="standby")
+    assert (answer.status_code, answer.json()["detail"][:20]) == (404, "1 of the standbys of")
+
+
+def test_a_refresh_copies_only_new_versions(hosts: list[Host], states: States, standby: Path) -> None:
+    assert [(done.batch, done.copied) for done in refreshed(states)] == [(0, 0)]
+    assert refreshed(states, only_behind=True) == []
+    with open_shard(states.written_at[1], to_write=True) as shard:
+        for batch in (1, 2, 3):
+            before = shard.read_states(0, KEYS, batch, 0)
+            old = {key: before[key].digest if key in before else 0 for key in KEYS}
+            shard.write_states(batch, [0], [State(0, key, b"%d" % batch, replaces=old[key]) for key in KEYS], 0)
+            states.publish(totals("general", {of_worker(1): (100 + batch, "1.00")}))
+        # A driver that stopped before it published has left a batch behind.
+        shard.write(4, [(0, "unpublished", -1, -1, "[1]")])
+    assert [(done.batch, done.why_whole) for done in refreshed(states, only_behind=True)] == [(3, "")]
+    hosts[1].stop()
+    assert one(hosts[0])["entries"][0]["value"] == 103  # type: ignore[index]
+    for batch, value in enumerate((of_worker(1), 101, 102, 103)):
+        wanted = value if batch else ALL[of_worker(1)]
+        assert one(hosts[0], as_of=f"1.{batch}")["entries"][0]["value"] == wanted  # type: ignore[index]
+    rows = sqlite3.connect(standby).execute("SELECT count(*) FROM state_rows WHERE batch > 3").fetchone()
+    assert rows == (0,)
+
+
+def test_old_versions_are_removed_from_a_standby_too(hosts: list[Host], states: States, standby: Path) -> None:
+    for number in range(3):
+        states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
+    refreshed(states)
+    before = sqlite3.connect(standby).execute("SELECT count(*) FROM state_rows").fetchone()[0]
+    (done,) = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
+    assert done.failed == {}
+    after = sqlite3.connect(standby).execute("SELECT count(*) FROM state_rows").fetchone()[0]
+    assert after < before
+    refreshed(states)  # the copy still matches the checksums
+    hosts[1].stop()
+    assert one(hosts[0])["entries"][0]["value"] == 2  # type: ignore[index]
+
+
+@pytest.mark.fault("F36", "a refresh is interrupted, and repeated")
+@pytest.mark.parametrize("broken", ["absorb", "settle", "verify"])
+def test_an_interrupted_refresh_can_be_repeated(
+    hosts: list[Host], states: States, standby: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states.publish(totals("general", {of_worker(1): (100, "1.00")}))
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteShard, broken, cut_off)
+        with pytest.raises(StateError, match="cut off"):
+            refreshed(states)
+    held = states.ledger.standbys.of("orders")[1]
+    assert (held.copied, held.batch) == (states.ref, 0)
+    assert [(done.batch, done.why_whole) for done in refreshed(states)] == [(1, "")]
+    hosts[1].stop()
+    assert one(hosts[0])["entries"][0]["value"] == 100  # type: ignore[index]
+
+
+def cut_off(*_: object) -> None:
+    raise StateError("The network was cut off.")
+
+
+def test_a_copy_that_is_not_complete_gives_no_answers(
+    hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[2].port))
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteShard, "settle", cut_off)
+        with pytest.raises(StateError, match="cut off"):
+            refreshed(states)
+    with lease_epoch(states) as epoch:
+        states.ledger.standbys.record_copy(states.ref, 1, 0, epoch)  # as a reader with an old placement sees it
+    hosts[1].stop()
+    page = hosts[0].get(COUNT).json()
+    assert page["partial"]
+    assert page["workers"][1]["reason"].endswith("Its standby: The copy of the shard is not complete yet.")
+
+
+@pytest.mark.fault("F36", "a digit of a standby's copy is changed, or its file is truncated or lost")
+@pytest.mark.parametrize("damage", ["digit", "deleted row", "truncated", "lost"])
+def test_a_damaged_copy_is_noticed_and_replaced(hosts: list[Host], states: States, standby: Path, damage: str) -> None:
+    if damage == "lost":
+        standby.unlink()
+    elif damage == "truncated":
+        standby.write_bytes(standby.read_bytes()[:5_000])
+    else:
+        with sqlite3.connect(standby) as connection:
+            row = f"key = '{of_worker(1)}'"
+            change = f"UPDATE state_rows SET value = '[777]' WHERE {row}"
+            connection.execute(change if damage == "digit" else f"DELETE FROM state_rows WHERE {row}")
+        connection.close()
+    hosts[1].stop()
+    with pytest.raises(DamagedState, match="The standby of worker 1 is damaged, too"):
+        promoted(states)
+    assert states.ledger.placements.of("orders")[1].port == hosts[1].port
+    hosts[1].start()
+    (done,) = refreshed(states)
+    assert (done.batch, bool(done.why_whole), done.copied > 0) == (0, True, True)
+    hosts[1].stop()
+    assert one(hosts[0])["entries"][0]["value"] == ALL[of_worker(1)]  # type: ignore[index]
+
+
+@pytest.mark.fault("F36", "a standby is promoted, and the old server comes back")
+def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], states: States, standby: Path) -> None:
+    with open_shard(f"sqlite:///{standby}", to_write=True) as copy, pytest.raises(Refused):
+        copy.write(1, [], 10**6)  # a standby accepts no batch
+    hosts[1].stop()
+    old = states.written_at[1]
+    assert f"the standby at 127.0.0.1:{hosts[2].port}, which had snapshot 1.0" in promoted(states)
+    assert "took the place" in states.ledger.notes.all("orders", states.job)[-1].text
+    states.publish(totals("general", {of_worker(1): (100, "1.00")}))
+    hosts[1].start()
+    answer = hosts[0].get("/v1/orders/count/general_orders")
+    assert counts(answer) == ALL | {of_worker(1): 100}
+    assert "X-Sluice-Standby" not in answer.headers
+    assert hosts[0].get(f"/v1/metadata/general_orders/{of_worker(1)}").json()["port"] == hosts[2].port
+    # The old server serves its shard to nobody, however new the writer's lease is.
+    with pytest.raises(Refused, match="not at this server"):
+        open_shard(old)
+    with pytest.raises(Refused, match=r"is at 127\.0\.0\.1"):
+        states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", hosts[1].port))
+    assert states.ledger.standbys.of("orders") == {}
+
+
+def test_a_promotion_fences_the_driver_that_worked_before(hosts: list[Host], states: States, standby: Path) -> None:
+    with current_lease(states.ledger, "orders", states.job, this_process("")) as lease:
+        before = lease.row
+    promoted(states)
+    with pytest.raises(LeaseError), lease_epoch(states):
+        states.ledger.standbys.record_copy(states.ref, 1, 0, before.epoch)
+    with open_shard(states.written_at[1], to_write=True) as shard:
+        shard.begin(before.epoch + 2, 0)
+        with pytest.raises(LeaseError):
+            shard.write(1, [], before.epoch)
+
+
+@pytest.mark.fault("F36", "a stale standby")
+def test_a_stale_standby_is_not_promoted_silently(hosts: list[Host], states: States, standby: Path) -> None:
+    states.publish(totals("general", {of_worker(1): (100, "1.00")}))
+    hosts[1].stop()
+    with pytest.raises(Refused, match=r"has snapshot 1\.0, but 1\.1 is published"):
+        promoted(states)
+    assert states.ledger.placements.of("orders")[1].port == hosts[1].port
+    # Accepted as stale, it is quarantined until a run has restored the state: no query reads its old rows.
+    promoted(states, accept_stale=True)
+    assert states.ledger.placements.of("orders")[1].port == hosts[2].port
+    page = hosts[0].get(COUNT, limit=50).json()
+    assert page["partial"]
+    assert page["workers"][1]["reason"] == "The standby that took the worker's place had snapshot 1.0."
+    assert hosts[0].get(f"{COUNT}/keys/{of_worker(1)}").status_code == 503
+
+
+def test_a_run_promotes_the_standby_of_an_unreachable_worker(
+    hosts: list[Host], states: States, standby: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standbys, "RETRY_SECONDS", 0.3)
+    gone, orders = Unreachable("It does not answer."), ("orders", states.job, "")
+    # The server answers again: nothing is promoted.
+    assert promote_standbys(states.ledger, *orders, gone) == ""
+    assert states.ledger.placements.of("orders")[1].port == hosts[1].port
+    hosts[1].stop()
+    assert promote_standbys(states.ledger, *orders, gone) == ""
+    assert states.ledger.placements.of("orders")[1].port == hosts[2].port
+    assert states.ledger.notes.all("orders", states.job)[-1].text.endswith("It does not answer.")
+    assert promote_standbys(states.ledger, *orders, gone) == "There is no standby."
+
+
+def test_a_run_promotes_the_standby_of_a_damaged_shard(hosts: list[Host], states: States, standby: Path) -> None:
+    states.ledger.quarantine.add(states.ref, 1, "A row was altered.")
+    assert one(hosts[0])["standby"] is True
+    damaged = DamagedState("Worker 1's shard is damaged.", workers={1: "there"})
+    assert promote_standbys(states.ledger, "orders", states.job, "", damaged) == ""
+    assert states.ledger.quarantine.get(states.ref) == {}
+    damaged = DamagedState("Worker 2's shard is damaged.", workers={2: "there"})
+    states.ledger.standbys.add(Placement("orders", 3, "127.0.0.1", hosts[1].port))
+    assert promote_standbys(states.ledger, "orders", states.job, "", damaged) == "Worker 2 of 'orders' has no standby."
+    with open_shard(states.written_at[1], to_write=True) as shard:
+        assert shard.begin(10**6, 0) == shard.checksums(0)
+
+
+@pytest.mark.attack("S10", "a server that is a worker's standby claims it, or takes it by a move")
+def test_standbys_and_workers_have_different_servers(hosts: list[Host], states: States, standby: Path) -> None:
+    with pytest.raises(Refused, match="is the standby"):
+        move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[2].port))
+    states.ledger.standbys.add(Placement("orders", 2, "127.0.0.1", hosts[0].port))
+    with pytest.raises(Refused, match="itself"):
+        states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[1].port))
+    with pytest.raises(Refused, match="has a standby at"):
+        states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[0].port))
+    states.ledger.placements.clear()
+    assert states.ledger.standbys.of("orders") == {}
+    states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[2].port))
+    with pytest.raises(Refused, match="This server is the standby of worker 1"):
+        states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", hosts[2].port))
+    with pytest.raises(NotFound, match="has no standby"):
+        promoted(states, 3)
