@@ -48,10 +48,11 @@ def refresh(
     read. All rows of the other copies are compared with the published checksums; a damaged copy is replaced. Raises
     StateError if a server does not answer, and DamagedState if a worker's own shard is damaged.
     """
+    if not (standbys := ledger.standbys.of(ref.pipeline)):
+        return
     job, batch = ledger.jobs.get(ref), ledger.snapshots.last_batch(ref)
     if job is None or batch is None:
         return
-    standbys = ledger.standbys.of(ref.pipeline)
     for worker in job.workers:
         standby = standbys.get(worker.number)
         if standby is None or (only_behind and (standby.copied, standby.batch) == (ref, batch)):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from sluice.auditing import report
 from sluice.engine.job.restore import RestoringRun
 from sluice.errors import Refused
 from sluice.plan import plan
@@ -48,6 +51,9 @@ def test_the_next_run_promotes_the_standby_of_a_killed_server(
         assert sent(running, 5) == {"k": {"last": 5, "sum": 5}}
         ledger.standbys.add(Placement(name, 0, "127.0.0.1", second.port))
         assert sent(running, 1) == {"k": {"last": 1, "sum": 6}}  # the run refreshes the standby at its end
+        printed = StringIO()
+        assert report(configuration.ledger, name, "", Console(file=printed, width=200), verify=True)
+        assert "✓ worker 0's standby, at snapshot 1.1: all state rows and operator states match" in printed.getvalue()
         (old,) = (worker.location for worker in ledger.jobs.workers(name, "main"))
 
         answered_by_standby = asyncio.run(query_while_killed(ledger, name, first))

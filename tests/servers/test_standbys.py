@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sluice.cli import app
 from sluice.engine.job.driver_lease import current_lease, this_process
 from sluice.engine.job.standbys import promote_standbys
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
@@ -18,6 +20,7 @@ from sluice.remote.opening import open_shard
 from sluice.remote.server.moves import move
 from sluice.remote.shard import RemoteShard
 from sluice.remote.standbys import Refreshed, promote, refresh
+from sluice.settings import settings
 from sluice.snapshot_retention import retain
 from sluice.state.ledger.placement import Placement
 from sluice.state.shard.operator_states import State
@@ -308,6 +311,32 @@ def test_a_run_promotes_the_standby_of_a_damaged_shard(hosts: list[Host], states
     assert promote_standbys(states.ledger, "orders", states.job, "", damaged) == "Worker 2 of 'orders' has no standby."
     with open_shard(states.written_at[1], to_write=True) as shard:
         assert shard.begin(10**6, 0) == shard.checksums(0)
+
+
+def test_the_commands_add_refresh_promote_and_remove(
+    hosts: list[Host], states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_LEDGER", f"sqlite:///{tmp_path}/ledger.sqlite")
+    settings.cache_clear()
+
+    def command(*words: object) -> tuple[int, str]:
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        return result.exit_code, result.output
+
+    for number in (1, 2):
+        status, output = command("standby", "add", "orders", number, hosts[0].address)
+        assert (status, f"Worker {number}'s standby has snapshot 1.0; " in output) == (0, True), output
+    assert f"{hosts[0].address}, snapshot 1.0" in command("workers", "orders")[1]
+    states.publish(totals("general", {of_worker(2): (100, "1.00")}))
+    assert "Worker 1's standby has snapshot 1.1; 0 versions copied" in command("standby", "refresh", "orders")[1]
+    hosts[1].stop()
+    assert command("standby", "promote", "orders", 1)[0] == 0
+    assert states.ledger.placements.of("orders")[1].port == hosts[0].port
+    assert command("standby", "remove", "orders", 2)[0] == 0
+    assert (command("standby", "remove", "orders", 2)[0], states.ledger.standbys.of("orders")) == (1, {})
+    assert [file.name for file in hosts[0].folder.rglob("worker-[12].sqlite")] == ["worker-1.sqlite"]
+    status, output = command("standby", "add", "orders", 7, hosts[0].address)
+    assert (status, "has no worker 7" in output) == (1, True)
 
 
 @pytest.mark.attack("S10", "a server that is a worker's standby claims it, or takes it by a move")

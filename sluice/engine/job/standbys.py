@@ -7,7 +7,7 @@ import time
 import structlog
 
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
-from sluice.errors import DamagedState, NotFound, Refused, StateError
+from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError
 from sluice.remote.standbys import promote_lost, refresh
 from sluice.state.ledger.ledger import Ledger
 
@@ -41,7 +41,7 @@ class StandbyCopies:
                 log.info("standby refreshed", **of, worker=done.worker, snapshot=snapshot, versions=done.copied)
                 if done.why_whole:
                     log.warning("standby copied anew", **of, worker=done.worker, why=done.why_whole)
-        except (StateError, Refused) as error:
+        except (StateError, Refused, LeaseError) as error:
             log.warning("standbys not refreshed", **of, why=str(error))
         took = time.monotonic() - begun
         self._due_at = time.monotonic() + max(PAUSE_SECONDS, took * (_SHARE - 1))
