@@ -37,7 +37,11 @@ class RemoteShard(Shard):
     def open(cls, url: str, *, token: str = "") -> Self:
         """Open a shard. Raises StateError if the server does not have it. `token` defaults to the settings' token."""
         shard = cls(url, httpx.Client(**client_options(_WRITE_SECONDS, token)))
-        shard.journal()
+        try:
+            shard.journal()
+        except BaseException:
+            shard.close()
+            raise
         return shard
 
     @classmethod

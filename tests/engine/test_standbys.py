@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -89,7 +90,7 @@ async def query_while_killed(ledger: Ledger, pipeline: str, server: ServerProces
         if number == 20:
             killing = asyncio.create_task(asyncio.to_thread(server.kill))
         answer = await reader.get(await reader.catalogue.pin(store), "k")
-        assert [(entry.key, entry.value) for entry in answer.entries] == [("k", b'{"last":1,"sum":6}')]
+        assert [msgspec.json.decode(entry.value) for entry in answer.entries] == [{"last": 1, "sum": 6}]
         assert (answer.pin.snapshot.id, answer.partial) == ("1.1", False)
         by_standby += answer.workers[0].standby
         if killing is not None:
