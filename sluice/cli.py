@@ -256,8 +256,12 @@ def repartition(pipeline: Name) -> None:
     with errors_as_messages(), out.status("moving rows") as status:
         made = spread(plan(_load(pipeline)).job, settings(), status.update)
         status.stop()
-        counts = f"{counted(made.rows, 'row')} on {counted(made.workers, 'worker')}"
-        out.print(f"{pipeline} is now generation {made.generation}, with {counts}", markup=False)
+        workers = counted(made.workers, "worker")
+        if made.rows is None:
+            said = f"{pipeline} already has {workers}, in generation {made.generation}; nothing was moved"
+        else:
+            said = f"{pipeline} is now generation {made.generation}, with {counted(made.rows, 'row')} on {workers}"
+        out.print(said, markup=False)
 
 
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:

@@ -1,7 +1,8 @@
-"""An installation without Spark and Kafka: a ledger, shards, and a checkpoint with the logs that Sluice reads."""
+"""An installation without Spark and records: a ledger, shards, and a checkpoint with the logs that Sluice reads."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +25,11 @@ TABLE = 9
 """The group of a global table."""
 
 
-def settings_of(home: Path, database: str = "") -> Settings:
+def settings_of(home: Path, database: str = "", bootstrap: str = "") -> Settings:
     """The settings of an installation with its state in `database`, by default in SQLite files."""
     at = {"SLUICE_LEDGER": database, "SLUICE_SHARDS": database} if database else {}
+    if bootstrap:
+        at["SLUICE_KAFKA"] = json.dumps({"bootstrap.servers": bootstrap})
     return Settings.read({"SLUICE_HOME": str(home), **at})
 
 

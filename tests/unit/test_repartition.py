@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sqlite3
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
@@ -13,12 +16,15 @@ from sluice.engine.batch.checkpoint import last_batch
 from sluice.engine.batch.storage import Storage, checkpoint_of
 from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.engine.job.repartition import repartition
+from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
+from sluice.state.ledger.history import Batch
 from sluice.state.ledger.jobs import Jobs
 from sluice.state.model import owner
 from sluice.state.shard.operator_states import State
+from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.dying import calls
 from tests.full_disks import limited
 from tests.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
@@ -32,18 +38,18 @@ def job_of(workers: int) -> Job:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def old(request: pytest.FixtureRequest, tmp_path: Path) -> Installation:
+def old(request: pytest.FixtureRequest, tmp_path: Path, kafka: EmbeddedKafka) -> Installation:
     """An installation with two workers and two batches."""
     database = "" if request.param == "sqlite" else new_database(request.getfixturevalue("postgres"))
-    installation = Installation(settings_of(tmp_path, database))
+    installation = Installation(settings_of(tmp_path, database, kafka.bootstrap))
     installation.publish()
     return installation
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Installation:
+def files(tmp_path: Path, kafka: EmbeddedKafka) -> Installation:
     """An installation with two workers and one batch, in SQLite files."""
-    return Installation(settings_of(tmp_path))
+    return Installation(settings_of(tmp_path, bootstrap=kafka.bootstrap))
 
 
 @pytest.mark.parametrize("workers", [5, 1])
@@ -92,8 +98,11 @@ def refused(files: Installation, workers: int, error: str, next_step: str) -> No
     assert files.ledger.jobs.generation("orders", "main") == 1
 
 
-def test_the_same_number_of_workers_is_refused(files: Installation) -> None:
-    refused(files, 2, "already has 2 workers", "Change workers=")
+def test_a_repeated_command_changes_nothing(files: Installation) -> None:
+    made = repartition(job_of(3), files.settings)
+    assert repartition(job_of(3), files.settings) == dataclasses.replace(made, rows=None)
+    assert files.ledger.jobs.generations("orders", "main") == [1, 2]
+    assert content(files.ledger) == expected(0)
 
 
 @pytest.mark.parametrize("log", ["offsets", "commits"])
@@ -109,6 +118,16 @@ def test_a_state_that_keys_share_is_refused(files: Installation) -> None:
     with open_shard(files.states.location(1), to_write=True) as shard:
         shard.write_states(0, [OPERATOR + 1], [State(OPERATOR + 1, "", b"buffer", shared=True)], 1)
     refused(files, 3, "The keys of a worker share a state", "sluice rebuild orders")
+
+
+def test_a_driver_that_has_lost_its_lease_can_write_no_more_output(files: Installation, kafka: EmbeddedKafka) -> None:
+    kafka.create_topics({"orders_markers": 1})
+    batch = Batch(number=1, begun=1, partitions={}, ends={})
+    records = [("orders_markers", pa.table({"key": [b"key"], "value": [b"{}"]}))]
+    with TransactionalOutput(files.settings.kafka, Writer(files.ref, "orders_markers"), {"": 1_000_000}) as paused:
+        assert repartition(job_of(3), files.settings).generation == 2
+        with pytest.raises(EngineError, match="Writing the output"):
+            paused.send(batch, records)
 
 
 def test_a_pipeline_without_state_is_refused(tmp_path: Path) -> None:
@@ -171,9 +190,12 @@ def test_a_full_disk_is_named_and_the_command_is_repeated(files: Installation) -
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(8, marks=pytest.mark.heavy)])
-def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(kills: int, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(
+    kills: int, tmp_path: Path, kafka: EmbeddedKafka
+) -> None:
     def environment(home: str) -> dict[str, str]:
-        return {"SLUICE_HOME": str(tmp_path / home), "SLUICE_PIPELINES": str(tmp_path)}
+        broker = json.dumps({"bootstrap.servers": kafka.bootstrap})
+        return {"SLUICE_HOME": str(tmp_path / home), "SLUICE_PIPELINES": str(tmp_path), "SLUICE_KAFKA": broker}
 
     (tmp_path / "orders.py").write_text(
         "from sluice import Pipeline\n\n"
@@ -184,7 +206,7 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(kills: in
     total = calls("repartition", "orders", environment=environment("whole"))
     generations = []
     for part in range(1, kills + 1):
-        killed = Installation(settings_of(tmp_path / f"killed{part}"))
+        killed = Installation(settings_of(tmp_path / f"killed{part}", bootstrap=kafka.bootstrap))
         last, home = total * part // (kills + 1), environment(f"killed{part}")
         assert calls("repartition", "orders", dying_after=last, environment=home) == 0
         generations.append(killed.ledger.jobs.generation("orders", "main"))

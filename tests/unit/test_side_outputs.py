@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
+from sluice.engine.batch.checkpoint import last_batch
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, Written, part_name
 from sluice.engine.batch.storage import Storage
-from sluice.errors import EngineError
+from sluice.errors import EngineError, SettingsError
 from sluice.plan import plan
 from sluice.settings import Settings
 
@@ -154,3 +155,10 @@ def test_a_driver_that_has_lost_its_lease_deletes_nothing_of_its_successor(tmp_p
     paused.forget_earlier()
     assert successor.facts(5).counts == {"read": 3}
     assert keys_of(successor, 5, "out") == ["x"]
+
+
+def test_an_object_store_is_refused_with_an_alternative() -> None:
+    with pytest.raises(SettingsError, match="cannot be kept at a s3a:// address") as caught:
+        last_batch("s3a://user:secret@bucket/checkpoints/orders/main/g1/spark", "commits")
+    assert "SLUICE_CHECKPOINTS" in caught.value.next_step
+    assert "secret" not in str(caught.value)

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import fs
 
-from sluice.errors import EngineError
+from sluice.errors import EngineError, SettingsError
 
 KEPT_BATCHES = 1
 """Number of earlier batches whose folders are kept. A driver that has lost its lease without noticing must not delete
@@ -201,9 +201,16 @@ def _short(topic: str) -> str:
 
 
 def open_path(location: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path in it."""
+    """The file system of a path or URI, and the path in it. Raises SettingsError if pyarrow has no such file system."""
     if "://" in location:
-        filesystem, path = fs.FileSystem.from_uri(location)
+        try:
+            filesystem, path = fs.FileSystem.from_uri(location)
+        except ValueError:
+            raise SettingsError(
+                f"Checkpoints cannot be kept at a {location.partition('://')[0]}:// address.",
+                next_step="Set SLUICE_CHECKPOINTS to a path that the driver and all executors share. Object stores "
+                "such as S3 are not supported.",
+            ) from None
         return filesystem, path
     return fs.LocalFileSystem(), str(Path(location).absolute())
 

@@ -18,14 +18,13 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.topics import ensure_topics, message_limits
 from sluice.engine.job.backlog_run import divided
 from sluice.engine.job.compatibility import means_the_same
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.databases import databases_of
-from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.publish.transaction import Writer, fence
 from sluice.engine.read.identity import Positions, Topic, describe_topics
 from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
 from sluice.errors import EngineError, StateError
@@ -225,12 +224,7 @@ class Rebuild:
 
     def _unpublished(self, latest: Snapshot | None, old: JobRef) -> list[Batch]:
         """The batch whose output was written but whose snapshot was not published, because the driver ended."""
-        markers = self.job.pipeline.markers
-        ensure_topics(self.settings.kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
-        writer = Writer(old, markers)
-        # Opening the output fences a driver that has lost its lease without noticing.
-        with TransactionalOutput(self.settings.kafka, writer, message_limits(self.settings.kafka, [markers])) as output:
-            last = output.last
+        last = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         for database in databases_of(self.job, self.settings).values():
             database.fence()
         return [last] if last is not None and last.number > (latest.batch if latest else -1) else []

@@ -24,6 +24,8 @@ from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.engine.job.rebuild import drop_others
+from sluice.engine.publish.databases import databases_of
+from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
@@ -51,11 +53,12 @@ _Add = Callable[["_Target", list[_Moved]], None]
 
 @dataclass(frozen=True)
 class Repartitioned:
-    """The new generation of a job, and the number of rows and states that its shards have."""
+    """The current generation of a job, and the number of rows and states that its shards have."""
 
     generation: int
     workers: int
-    rows: int
+    rows: int | None
+    """None if the job already had this number of workers, so that nothing was moved."""
 
 
 @dataclass
@@ -97,8 +100,9 @@ class _Target:
 def repartition(job: Job, settings: Settings, progress: Progress = lambda _: None) -> Repartitioned:
     """Spread a job's state over the workers that its pipeline now has. Returns the new generation.
 
-    Raises EngineError without published state, with the same number of workers, after an interrupted batch, or for a
-    state that cannot be divided by key; LeaseError during a run; DamagedState if the state is not as published.
+    With the same number of workers, nothing changes, so that a successful call can be repeated. Raises EngineError
+    without published state, after an interrupted batch, without a broker, or for a state that cannot be divided by key;
+    LeaseError during a run; DamagedState if the state is not as published.
     """
     begun, (name, of_job) = time.monotonic(), (job.pipeline.name, job.name)
     holder = this_process(settings.run or "repartition")
@@ -107,7 +111,14 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         batch = ledger.snapshots.last_batch(lease.ref)
         if old is None or batch is None:
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
-        _require_divisible(job, old, batch, settings)
+        if len(old.workers) == job.pipeline.workers:
+            return Repartitioned(old.generation, len(old.workers), None)
+        # A driver that does not know that it has lost the lease could still write a batch, which the new generation
+        # would write again.
+        written = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
+        for database in databases_of(job, settings).values():
+            database.fence()
+        _require_divisible(job, old, batch, -1 if written is None else written.number, settings)
         drop_others(ledger, job, lease.row, settings)
         ref = ledger.jobs.new_generation(name, of_job)
         storage = Storage.of(job, ref.generation, settings)
@@ -132,13 +143,9 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
     return Repartitioned(ref.generation, len(workers), rows)
 
 
-def _require_divisible(job: Job, old: JobInfo, batch: int, settings: Settings) -> None:
+def _require_divisible(job: Job, old: JobInfo, batch: int, written: int, settings: Settings) -> None:
+    """Raise EngineError unless the batch is the last that was begun, done and written, and local shards have it."""
     name = job.pipeline.name
-    if len(old.workers) == job.pipeline.workers:
-        raise EngineError(
-            f"{name} already has {job.pipeline.workers} workers.",
-            next_step="Change workers= in the pipeline's file, then repeat the command.",
-        )
     if remote := [worker for worker in old.workers if is_remote(worker.location)]:
         raise EngineError(
             f"Worker {remote[0].number} of {name} is at a state server.",
@@ -146,9 +153,9 @@ def _require_divisible(job: Job, old: JobInfo, batch: int, settings: Settings) -
         )
     checkpoint = Storage.of(job, old.generation, settings).checkpoint
     begun, done = (last_batch(checkpoint, logs) for logs in ("offsets", "commits"))
-    if not begun == done == batch:
+    if not begun == done == batch or written > batch:
         raise EngineError(
-            f"The last run of {name} was interrupted: batch {max(begun, batch)} has begun but has not ended.",
+            f"The last run of {name} was interrupted: batch {max(begun, batch, written)} has begun but has not ended.",
             next_step=f"Run it once more with {len(old.workers)} workers: sluice run {name}.",
         )
 

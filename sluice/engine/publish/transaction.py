@@ -19,7 +19,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sluice.brokers import quiet
-from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors, next_step_for
+from sluice.engine.batch.topics import TIMEOUT_S, ensure_topics, kafka_errors, message_limits, next_step_for
 from sluice.errors import EngineError
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef
@@ -133,6 +133,18 @@ class TransactionalOutput:
     def _begin(self) -> bool:
         self._producer.begin_transaction()
         return True
+
+
+def fence(kafka: Mapping[str, str], writer: Writer) -> Batch | None:
+    """Keep drivers of the job that have not noticed the loss of their lease from writing any more output.
+
+    Returns the last batch whose output the writer's generation has written, or None. Raises EngineError if the broker
+    cannot be reached.
+    """
+    markers = writer.markers
+    ensure_topics(kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
+    with TransactionalOutput(kafka, writer, message_limits(kafka, [markers])) as output:
+        return output.last
 
 
 def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
