@@ -51,9 +51,12 @@ function replace(content, isSame) {
   const focused = isSame && document.activeElement?.textContent;
   const scrolled = isSame ? [...document.querySelectorAll(".scroll, .drawing")].map((node) => node.scrollLeft) : [];
   const opened = isSame ? new Set([...document.querySelectorAll("details[open] > summary")].map((node) => node.textContent)) : new Set();
+  const done = isSame && document.getElementById("done");
   byId("view").replaceChildren(...[content].flat(3).filter(Boolean));
   for (const summary of document.querySelectorAll("details > summary")) if (opened.has(summary.textContent)) summary.parentElement.open = true;
   document.querySelectorAll(".scroll, .drawing").forEach((node, index) => { node.scrollLeft = scrolled[index] ?? 0; });
+  // The result of the last action stays until the next action, or until another view.
+  if (done) document.getElementById("done")?.replaceWith(done);
   if (focused) [...byId("view").querySelectorAll("button, a, summary")].find((node) => node.textContent === focused)?.focus();
   if (!isSame) byId("view").focus({ preventScroll: true });
 }
