@@ -6,7 +6,7 @@ from datetime import date, datetime
 
 from msgspec import Struct
 
-from sluice import Decimal2, Pipeline, Serde, session
+from sluice import Decimal2, Pipeline, Serde, session, tumbling
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
@@ -68,6 +68,32 @@ def test_values_may_be_numbers_and_lists(drive: Drive) -> None:
         (1.255, "digits", "$: 1.255 is not a decimal(12,2)"),
         ("2", "contract", "Expected `int`, got `str`"),
     ]
+
+
+def four_digits(count: int) -> bytes:
+    if count == 3:
+        raise ValueError("three is not written")
+    return b"%04d" % count
+
+
+def test_the_results_of_a_fused_store_are_encoded_too(drive: Drive) -> None:
+    pipeline = Pipeline("encoded", workers=1)
+    by_key = pipeline.stream("numbers", value=int).group_by_key()
+    digits = Serde(int, encode=four_digits)
+    by_key.count(store="counts").to("counts_out", value=digits)
+    by_key.windowed_by(tumbling("1 second")).count(store="of_second").to("of_second_out", value=digits, emit="latest")
+    totals = by_key.aggregate(store="totals", sum="sum(value)")
+    totals.to("totals_out", value=Serde(dict, encode=lambda total: b"sum=%d" % total["sum"]))
+    driver = drive(pipeline)
+    for time in (0, 1_000, 1_500):
+        driver.pipe("numbers", "5", key="k", timestamp=time)
+    counts = [value for _, value in keys_and_values(driver, "counts_out")]
+    assert set(counts) <= {b"0001", b"0002"}  # a batch writes the last count
+    windows = {record.headers["window_start"]: record.value for record in driver.output("of_second_out")}
+    assert windows == {"0": b"0001", "1000": b"0002"}
+    assert keys_and_values(driver, "totals_out")[-1] == ("k", b"sum=15")
+    (rejected,) = driver.dead_letters()
+    assert rejected.headers["sluice.detail"] == "ValueError: three is not written"
 
 
 def test_aggregated_objects_keep_their_field_names(drive: Drive) -> None:

@@ -62,9 +62,9 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
     JSON is written unchanged, unless the author passed an encoder, which receives the decoded value. Records that
     cannot be encoded are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
-    if sink.emit == "latest":
+    if sink.emit == "latest" and "headers" not in table.column_names:  # a store's changes have one per key and window
         table = latest(table)
-    columns = {name: table.column(name) for name in ("key", "value")}
+    columns = {name: table.column(name) for name in ("key", "value", "headers") if name in table.column_names}
     errors: dict[int, str] = {}
     if sink.encode is not None:
         encode: Encoder = sink.encode.value

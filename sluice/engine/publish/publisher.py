@@ -251,8 +251,7 @@ class Publisher:
             case FusedJob():
                 late = dict.fromkeys(group.late.topic for group in job.groups if group.late is not None)
                 records += [(topic, table) for topic in late for table in side_outputs.records(batch.number, topic)]
-                records += [(topic, table) for topic, table in changes if sinks[topic].table is None]
-                results += [(sinks[topic], table) for topic, table in changes if sinks[topic].table is not None]
+                results += [(sinks[topic], table) for topic, table in changes]
             case OrderedJob():
                 results += [
                     (sink, with_positions(job, table, batch.begun) if sink.appends else table)

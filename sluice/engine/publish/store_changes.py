@@ -129,7 +129,10 @@ def _records(
         else:
             frame = _tried(frame, step, f"t{step.step}_{number}", kept)
             kept = [*CHANGE_METADATA, "time", _REJECTED]
-    value = "CAST(v AS STRING)" if sink.scalar else TO_JSON.format("v")
+    if not sink.scalar:
+        value = TO_JSON.format("v")
+    else:
+        value = "CAST(v AS STRING)" if sink.sink.encode is None else f"IF(v IS NULL, NULL, {VALUE_JSON.format('v')})"
     others = ["time AS timestamp", *([f"{_HEADERS} AS headers"] if job.groups[sink.group].window else [])]
     if _REJECTED in kept:
         times = [f"coalesce(unix_millis(_window_{name}), -1) AS {name}" for name in ("start", "end")]
