@@ -91,18 +91,21 @@ def import_state(
 
 
 def workers(pipeline: Name) -> None:
-    """List a pipeline's workers with their state servers, standbys and stores."""
+    """List a pipeline's workers with their state servers, stores, and standbys if there are any."""
     from rich.table import Table
 
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        table = Table("job", "worker", "state server", "standby", "stores", box=None)
-        for job in ledger.jobs.current(pipeline):
+        jobs = ledger.jobs.current(pipeline)
+        has_standbys = any(worker.standby for job in jobs for worker in job.workers)
+        table = Table("job", "worker", "state server", *(["standby"] if has_standbys else []), "stores", box=None)
+        for job in jobs:
             for worker in job.workers:
                 where = f"{worker.host}:{worker.port}" if worker.port else "none: readers open its shard"
                 stores = ", ".join(store.name for store in job.stores)
-                table.add_row(job.job, str(worker.number), where, _standby(job, worker), stores)
+                shown = [_standby(job, worker)] if has_standbys else []
+                table.add_row(job.job, str(worker.number), where, *shown, stores)
         wide.print(table)
 
 
