@@ -68,6 +68,8 @@ share.coordinator.state.topic.num.partitions=1
 group.initial.rebalance.delay.ms=0
 log.retention.ms=-1
 """
+_ADDED = ("listeners", "advertised.listeners", "listener.security.protocol.map")
+"""Settings to which more values are added."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +88,22 @@ class EmbeddedKafka:
     """A broker that runs during a `with` block, with its data in `folder`, on `port` or any free port.
 
     The data are kept when the broker stops, so that it can be started again with the same folder. A `quick` broker
-    needs a third less processor time to start, but can handle fewer records per second.
+    needs a third less processor time to start, but can handle fewer records per second. `config` has more settings of
+    the broker; its listeners are added to the one without security.
     """
 
-    def __init__(self, folder: Path, port: int | None = None, *, quick: bool = True) -> None:
+    def __init__(
+        self, folder: Path, port: int | None = None, *, quick: bool = True, config: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
+        self.config = config
         self.quick = quick
         self.port = port or free_port()
         self.bootstrap = f"{LOOPBACK}:{self.port}"
 
     def start(self) -> None:
         """Start the broker and wait until it answers. Raises PreflightError with the end of its log if it does not."""
-        start(self.folder, self.port, quick=self.quick)
+        start(self.folder, self.port, quick=self.quick, config=self.config)
 
     def stop(self) -> None:
         """Stop the broker and wait until its process has ended; do nothing if it is not running."""
@@ -117,7 +123,9 @@ class EmbeddedKafka:
         self.stop()
 
 
-def start(folder: Path, port: int = DEFAULT_PORT, *, quick: bool = False) -> Broker:
+def start(
+    folder: Path, port: int = DEFAULT_PORT, *, quick: bool = False, config: Mapping[str, str] | None = None
+) -> Broker:
     """Start a broker with its data in `folder`, and wait until it answers.
 
     The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if a broker already
@@ -131,7 +139,7 @@ def start(folder: Path, port: int = DEFAULT_PORT, *, quick: bool = False) -> Bro
             next_step="Use this broker, or stop it first: sluice kafka stop.",
         )
     check_port(port, purpose="Kafka", next_step=f"Choose another port: sluice kafka start --port {free_port()}.")
-    configuration = _write_configuration(folder, port)
+    configuration = _write_configuration(folder, port, config or {})
     java = _java_command()
     if not (folder / "data" / "meta.properties").is_file():
         _format([*java, *_QUICK], folder, configuration)
@@ -202,11 +210,15 @@ def _configuration_path(folder: Path) -> Path:
     return folder / "server.properties"
 
 
-def _write_configuration(folder: Path, port: int) -> Path:
+def _write_configuration(folder: Path, port: int, config: Mapping[str, str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = _configuration_path(folder)
     text = _CONFIGURATION.format(host=LOOPBACK, port=port, controller=free_port(), data=folder / "data")
-    path.write_text(text)
+    lines = dict(line.split("=", 1) for line in text.splitlines())
+    for name, value in config.items():
+        lines[name] = f"{lines[name]},{value}" if name in _ADDED else value
+    path.touch(mode=0o600)
+    path.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
     return path
 
 

@@ -12,6 +12,7 @@ from sluice.engine.batch.rejected import Place
 from sluice.engine.batch.topics import partition_counts
 from sluice.engine.read.headers import Headers, headers_at
 from sluice.engine.read.identity import Positions
+from sluice.engine.read.java_settings import java_settings
 from sluice.engine.read.streams import RECORD
 
 _KAFKA_OPTIONS = {
@@ -49,7 +50,7 @@ class KafkaInput:
 
     def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
         """The topics' committed records, at most `max_records` per batch."""
-        options = {f"kafka.{name}": value for name, value in self.kafka.items()} | _KAFKA_OPTIONS
+        options = {f"kafka.{name}": value for name, value in java_settings(self.kafka).items()} | _KAFKA_OPTIONS
         if max_records is not None:
             options["maxOffsetsPerTrigger"] = str(max_records)
         if self.firsts is not None:
