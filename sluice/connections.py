@@ -50,11 +50,15 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
 
 
 def kafka_or_settings() -> dict[str, str]:
-    """The settings of Airflow's Kafka connection, or those of SLUICE_KAFKA if there is no such connection."""
+    """The settings of Airflow's Kafka connection, or those of SLUICE_KAFKA if there is no such connection.
+
+    Raises SettingsError if there is a connection, but it cannot be used.
+    """
     try:
-        return kafka_config()
-    except SettingsError:
+        BaseHook.get_connection(KAFKA)
+    except AirflowNotFoundException:
         return settings().kafka
+    return kafka_config()
 
 
 def _text(value: object) -> str:

@@ -64,6 +64,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
 
     from sluice.brokers import require_brokers
     from sluice.engine.job.restore import RestoringRun
+    from sluice.engine.read.java_settings import java_settings
     from sluice.plan import explain, load_plan
     from sluice.state.ledger.run_ends import note_failure
 
@@ -72,6 +73,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
     with note_failure(configuration, name, run=configuration.run):
         planned = load_plan(configuration.pipelines, name)
         print(explain(planned), flush=True)
+        java_settings(configuration.kafka)  # raises its errors before the run reads anything
         require_brokers(configuration.kafka)
         read = RestoringRun(spark.result(), planned.job, configuration).run()
     log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))

@@ -29,6 +29,8 @@ DEFAULTS = {
     # Otherwise Spark runs an empty batch to remove closed windows, although the next batch with records removes them
     # anyway.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # Spark's own names, and those with which its Kafka reader gets the log-in, the client's key and the certificates.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore|jaas|truststore",
 }
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 from sluice.brokers import require_brokers
 from sluice.engine.read.java_settings import java_settings
 from sluice.engine.read.kafka import KafkaInput
+from sluice.engine.session import DEFAULTS
 from sluice.errors import BrokersUnreachable, SettingsError
 from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
@@ -150,3 +152,10 @@ def test_what_java_cannot_use_is_an_error(kafka: dict[str, str], message: str) -
         java_settings(kafka)
     assert "hush" not in str(error.value)
     assert error.value.next_step
+
+
+@pytest.mark.parametrize(
+    "name", ["sasl.jaas.config", "ssl.keystore.key", "ssl.key.password", "ssl.truststore.certificates"]
+)
+def test_spark_hides_the_secrets_in_its_plans(name: str) -> None:
+    assert re.search(DEFAULTS["spark.redaction.regex"], f"kafka.{name}")
