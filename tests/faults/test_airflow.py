@@ -146,6 +146,27 @@ def test_conflicting_requests_within_seconds(scheduled: Scheduled, observe: Obse
     observe(f"one run was active at a time, the others were queued, and all three succeeded; {compare(orders)}")
 
 
+@pytest.mark.fault("F5", "a DAG run is deleted while its driver works; another run follows at once")
+def test_a_deleted_run(scheduled: Scheduled, observe: Observe) -> None:
+    orders, client = scheduled.orders, scheduled.client
+    orders.produce(6_000, seed=7, start_ms=1_670_233_527_000)
+    before = orders.published()
+    scheduled.trigger("patient", "deleted")
+    assert wait_until(lambda: orders.published() > before, 300), scheduled.airflow.log()[-3000:]
+    drivers = scheduled.drivers()
+    assert drivers
+    client.delete("/api/v2/dags/patient/dagRuns/deleted").raise_for_status()
+    begun = time.monotonic()
+    scheduled.trigger("patient", "follows")
+    assert wait_until(lambda: not any(driver.is_running() for driver in drivers), 300), "its driver keeps running"
+    seconds = time.monotonic() - begun
+    assert scheduled.ended("patient", "follows") == "success"
+    assert scheduled.drivers() == []
+    runs = client.get("/api/v2/dags/patient/dagRuns").raise_for_status().json()["dag_runs"]
+    assert "deleted" not in {run["dag_run_id"] for run in runs}
+    observe(f"its driver ended {seconds:.0f} s after the deletion, and the next run read the rest; {compare(orders)}")
+
+
 @pytest.mark.fault("F6", "a driver hangs (SIGSTOP), so it ignores SIGTERM, until its task's time limit of 45 s")
 def test_a_time_limit(scheduled: Scheduled, observe: Observe) -> None:
     orders = scheduled.orders
