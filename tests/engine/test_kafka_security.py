@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
@@ -19,7 +23,9 @@ from sluice.engine.read.java_settings import java_settings
 from sluice.engine.read.kafka import KafkaInput
 from sluice.engine.session import DEFAULTS
 from sluice.errors import BrokersUnreachable, SettingsError
+from sluice.settings import settings
 from sluice.testing.kafka import EmbeddedKafka
+from sluice.topics import read_topic
 from tests.ports import free_port
 
 PASSWORD = 'quote " and \\ slash'
@@ -117,6 +123,44 @@ def test_spark_reads_with_a_client_certificate(
         "ssl.key.location": str(folder / "client.key"),
     }
     assert _read(spark, kafka, tmp_path) == 1
+
+
+PIPELINE = """from sluice import Pipeline
+
+pipeline = Pipeline("secure", workers=1)
+sales = pipeline.stream("sales", value=str)
+sales.to("copies")
+sales.group_by("value").count(store="counts")
+"""
+
+
+@pytest.mark.heavy
+def test_a_whole_run_over_tls_keeps_the_password_secret(ports: tuple[int, int], folder: Path, tmp_path: Path) -> None:
+    kafka, home, pipelines = _by_password(ports[0], folder), tmp_path / "home", tmp_path / "pipelines"
+    pipelines.mkdir()
+    (pipelines / "secure.py").write_text(PIPELINE)
+    variables = os.environ | {
+        "SLUICE_HOME": str(home), "SLUICE_PIPELINES": str(pipelines), "SLUICE_KAFKA": json.dumps(kafka),
+        "SLUICE_JARS": str(settings().jars),
+    }  # fmt: skip
+    seen, printed = "", ""
+    for command in ("topics create secure", "run secure", "audit secure --verify"):
+        with (tmp_path / "log").open("w+") as log:
+            words = [sys.executable, "-m", "sluice.cli", *command.split()]
+            process = psutil.Popen(words, env=variables, stdout=log, stderr=log)
+            while process.poll() is None:
+                with suppress(psutil.Error):
+                    seen += str([each.cmdline() for each in (process, *process.children(recursive=True))])
+                time.sleep(0.1)
+            log.seek(0)
+            text = log.read()
+        assert process.returncode == 0, f"{command}: {text}"
+        printed += text
+    assert [message.value() for message in read_topic(kafka, "copies")] == [b'"one"']
+    assert "spark" in seen
+    assert "slash" not in seen + printed
+    for file in (file for file in tmp_path.rglob("*") if file.is_file()):
+        assert b"slash" not in file.read_bytes(), f"{file} contains the password"
 
 
 @pytest.mark.parametrize(
