@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from sluice.errors import PreflightError
 from sluice.testing import kafka
 from sluice.testing.kafka import EmbeddedKafka
+from tests.faults.world import wait_until
 from tests.ports import free_port
 
 pytestmark = pytest.mark.integration
@@ -49,7 +50,10 @@ def test_records_of_any_date_are_kept(broker: EmbeddedKafka) -> None:
 def test_topics_are_created_once_with_their_partitions(broker: EmbeddedKafka) -> None:
     broker.create_topics({"wide": 3}, {"cleanup.policy": "compact"})
     broker.create_topics({"wide": 3, "narrow": 1})
-    topics = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=60).topics
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    # The controller confirms a topic before the broker lists it.
+    assert wait_until(lambda: {"wide", "narrow"} <= admin.list_topics(timeout=60).topics.keys())
+    topics = admin.list_topics(timeout=60).topics
     assert (len(topics["wide"].partitions), len(topics["narrow"].partitions)) == (3, 1)
 
 
