@@ -16,6 +16,8 @@ ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
 
 _CRITICAL = 2
+_BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
+"""The connection name, which contains the broker's host and port."""
 _AROUND = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
 """The connection name and the duration that librdkafka adds before and after an error's reason."""
 
@@ -61,4 +63,16 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     """Create a BrokersUnreachable error with the configured address and librdkafka's reason."""
     address = kafka.get("bootstrap.servers", "an unset address")
     reason = _AROUND.sub("", why).rstrip(".")
-    return BrokersUnreachable(f"Kafka at {address} does not answer: {reason}.")
+    next_step = ""
+    if "certificate verify failed" in why:
+        # librdkafka gives the same reason for an unknown authority and for a name that does not match.
+        broker = found[1] if (found := _BROKER.match(why)) else address
+        reason = f"the certificate of {broker} cannot be verified"
+        next_step = (
+            "Check that the file in ssl.ca.location contains the authority that signed the certificate, and that the "
+            "certificate contains the host in this address. ssl.endpoint.identification.algorithm=none turns the check "
+            "of the host off."
+        )
+    elif "SASL authentication" in why:
+        next_step = "Check sasl.mechanism, sasl.username and sasl.password, in SLUICE_KAFKA or Airflow's connection."
+    return BrokersUnreachable(f"Kafka at {address} does not answer: {reason}.", next_step=next_step)

@@ -11,7 +11,7 @@ import typer
 
 from sluice.commands import backups, health, project, queries, samples, servers, topics
 from sluice.commands.console import Commands, Form, errors_as_messages, out, print_rows, show, wide
-from sluice.errors import SluiceError, TopologyError
+from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
 from sluice.values.counts import counted
@@ -98,9 +98,10 @@ def explain(
 def check(
     pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; default: all.")] = "",
 ) -> None:
-    """Check pipelines, their stored state and routes, as a run does before it reads records."""
+    """Check pipelines, their stored state, routes and Kafka's settings, as a run does before it reads records."""
     from sluice.engine.job.check import Findings
     from sluice.engine.job.check import check as check_with_spark
+    from sluice.engine.read.java_settings import java_settings
     from sluice.plan import plan
     from sluice.topology import Loaded, load_pipelines
 
@@ -122,6 +123,10 @@ def check(
         errors += findings.errors.values()
         if not pipeline:
             errors += _check_routes()
+    try:
+        java_settings(settings().kafka)
+    except SettingsError as error:
+        errors.append(error)
     for mistake in errors:
         show(mistake)
     raise typer.Exit(1 if errors else 0)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -31,10 +32,13 @@ def new_database(server: str) -> str:
 
 
 @contextmanager
-def postgres_server(folder: Path, port: int | None = None, password: str = "") -> Iterator[str]:
+def postgres_server(
+    folder: Path, port: int | None = None, password: str = "", certificate: Path | None = None
+) -> Iterator[str]:
     """Start a server below `folder`; yields the URL of a database, which is empty unless the folder was used before.
 
-    With a password, the server requires it. Skips the test if PostgreSQL is not installed.
+    With a password, the server requires it. With a certificate, a PEM file that also contains its key, the server
+    requires TLS. Skips the test if PostgreSQL is not installed.
     """
     binaries = _binaries()
     if binaries is None:
@@ -45,12 +49,20 @@ def postgres_server(folder: Path, port: int | None = None, password: str = "") -
     initdb = [*as_user, str(binaries / "initdb"), "-D", str(data), "-U", _USER, "-E", "UTF8", "-N"]
     (folder / "password").write_text(password)
     initdb += ["-A", "scram-sha-256", "--pwfile", str(folder / "password")] if password else ["-A", "trust"]
-    url = f"postgresql://{_USER}{f':{password}' if password else ''}@127.0.0.1:{port}/postgres"
+    url = f"postgresql://{_USER}{f':{quote(password, safe=str())}' if password else ''}@127.0.0.1:{port}/postgres"
     if not data.exists():
         made = subprocess.run(initdb, capture_output=True, text=True)
         if made.returncode:
             raise RuntimeError(f"PostgreSQL's folder was not made: {made.stderr}")
     options = ["-k", "", "-h", "127.0.0.1", "-p", str(port), "-c", "max_connections=200"]
+    if certificate is not None:
+        own = folder / "certificate.pem"
+        own.touch(mode=0o600)
+        own.write_text(certificate.read_text())
+        os.chown(own, folder.stat().st_uid, folder.stat().st_gid)
+        options += ["-c", "ssl=on", "-c", f"ssl_cert_file={own}", "-c", f"ssl_key_file={own}"]
+        access = data / "pg_hba.conf"
+        access.write_text(access.read_text().replace("\nhost ", "\nhostssl "))
     with log.open("wb") as output:
         server = subprocess.Popen(
             [*as_user, str(binaries / "postgres"), "-D", str(data), *options], stdout=output, stderr=output

@@ -52,13 +52,23 @@ def database_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        cause = getattr(error, "orig", None) or error
-        raise StateError(f"{doing} failed: {first_line(cause)}") from error
+        reason = first_line(getattr(error, "orig", None) or error)
+        raise StateError(f"{doing} failed: {reason}", next_step=certificate_advice(reason)) from error
 
 
 def first_line(error: BaseException | str) -> str:
     """The first line of an error message. The rest may repeat statements and their values."""
     return str(error).strip().partition("\n")[0].rstrip(".") + "."
+
+
+def certificate_advice(reason: str) -> str:
+    """The next step if libpq refused the server's certificate; otherwise empty."""
+    if "certificate" not in reason:
+        return ""
+    return (
+        "Check that the file in sslrootcert contains the authority that signed the server's certificate, and that the "
+        "certificate contains the host in the database's address."
+    )
 
 
 def open_engine(url: URL) -> Engine:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._scram import (
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialAlteration,
+    UserScramCredentialUpsertion,
+)
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from sluice.brokers import require_brokers
@@ -26,62 +30,76 @@ from sluice.errors import BrokersUnreachable, SettingsError
 from sluice.settings import settings
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.topics import read_topic
+from tests.certificates import make_certificate
 from tests.ports import free_port
+from tests.watched import run_watched
 
 PASSWORD = 'quote " and \\ slash'
+SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 LOGIN = {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN", "sasl.username": "sluice"}
 
 
-def _openssl(*words: str | Path) -> None:
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("openssl is not installed")
-    subprocess.run([program, *map(str, words)], check=True, capture_output=True)
+@dataclass(frozen=True)
+class Ports:
+    """The ports of a broker's listeners."""
 
-
-def _certificate(folder: Path, name: str) -> None:
-    """Make NAME.key and NAME.crt for 127.0.0.1; each is its own authority."""
-    _openssl(
-        "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-        "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt",
-    )  # fmt: skip
+    password: int
+    certificate: int
+    """Requires a client certificate."""
+    elsewhere: int
+    """Has a certificate for another host."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("certificates")
     for name in ("broker", "client", "stranger"):
-        _certificate(made, name)
-    (made / "broker.pem").write_text((made / "broker.key").read_text() + (made / "broker.crt").read_text())
+        make_certificate(made, name)
+    make_certificate(made, "elsewhere", "DNS:elsewhere.example")
     return made
 
 
 @pytest.fixture(scope="module")
-def ports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
-    """The ports of a broker's listeners for a password and for a client certificate."""
-    password, certificate = free_port(), free_port()
-    listeners = f"SASL_SSL://127.0.0.1:{password},SSL://127.0.0.1:{certificate}"
+def ports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    found = Ports(free_port(), free_port(), free_port())
+    addresses = {"SASL_SSL": found.password, "SSL": found.certificate, "ELSEWHERE": found.elsewhere}
+    listeners = ",".join(f"{name}://127.0.0.1:{port}" for name, port in addresses.items())
     escaped = PASSWORD.replace("\\", "\\\\").replace('"', '\\"').replace("\\", "\\\\")
+    mechanisms = "listener.name.sasl_ssl.{}.sasl.jaas.config"
     config = {
         "listeners": listeners,
         "advertised.listeners": listeners,
-        "listener.security.protocol.map": "SASL_SSL:SASL_SSL,SSL:SSL",
+        "listener.security.protocol.map": "SASL_SSL:SASL_SSL,SSL:SSL,ELSEWHERE:SSL",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(folder / "broker.pem"),
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(folder / "client.crt"),
         "listener.name.ssl.ssl.client.auth": "required",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_ssl.plain.sasl.jaas.config": (
+        "listener.name.elsewhere.ssl.keystore.type": "PEM",
+        "listener.name.elsewhere.ssl.keystore.location": str(folder / "elsewhere.pem"),
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+        mechanisms.format("plain"): (
             f'org.apache.kafka.common.security.plain.PlainLoginModule required user_sluice="{escaped}";'
         ),
+        mechanisms.format("scram-sha-256"): f"{SCRAM_MODULE} required;",
+        mechanisms.format("scram-sha-512"): f"{SCRAM_MODULE} required;",
     }
     with EmbeddedKafka(tmp_path_factory.mktemp("secure"), config=config) as broker:
         broker.create_topics({"sales": 1})
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        credentials: list[UserScramCredentialAlteration] = [
+            UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
+            for user, mechanism in (
+                ("user256", ScramMechanism.SCRAM_SHA_256),
+                ("user512", ScramMechanism.SCRAM_SHA_512),
+            )
+        ]
+        for future in admin.alter_user_scram_credentials(credentials).values():
+            future.result(20)
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         producer.produce("sales", b"one")
         assert producer.flush(20) == 0
-        yield password, certificate
+        yield found
 
 
 def _by_password(port: int, folder: Path, **changed: str) -> dict[str, str]:
@@ -93,7 +111,6 @@ def _by_password(port: int, folder: Path, **changed: str) -> dict[str, str]:
 
 
 def _read(spark: SparkSession, kafka: dict[str, str], folder: Path) -> int:
-    require_brokers(kafka)
     query = (
         KafkaInput(spark, kafka).read(["sales"], None).writeStream.format("noop")
         .option("checkpointLocation", str(folder)).trigger(availableNow=True).start()
@@ -106,59 +123,76 @@ def _read(spark: SparkSession, kafka: dict[str, str], folder: Path) -> int:
     return int(progress["numInputRows"])
 
 
-def test_spark_reads_with_a_password_over_tls(
-    spark: SparkSession, ports: tuple[int, int], folder: Path, tmp_path: Path
-) -> None:
-    assert _read(spark, _by_password(ports[0], folder), tmp_path) == 1
+def test_spark_reads_with_a_password_over_tls(spark: SparkSession, ports: Ports, folder: Path, tmp_path: Path) -> None:
+    kafka = _by_password(ports.password, folder)
+    require_brokers(kafka)
+    assert _read(spark, kafka, tmp_path) == 1
 
 
-def test_spark_reads_with_a_client_certificate(
-    spark: SparkSession, ports: tuple[int, int], folder: Path, tmp_path: Path
+@pytest.mark.parametrize("bits", ["256", "512"])
+def test_spark_reads_with_scram(spark: SparkSession, ports: Ports, folder: Path, tmp_path: Path, bits: str) -> None:
+    kafka = _by_password(ports.password, folder, sasl_mechanism=f"SCRAM-SHA-{bits}", sasl_username=f"user{bits}")
+    require_brokers(kafka)
+    assert _read(spark, kafka, tmp_path) == 1
+
+
+def test_both_clients_refuse_a_certificate_for_another_host(
+    spark: SparkSession, ports: Ports, folder: Path, tmp_path: Path
 ) -> None:
+    address = f"127.0.0.1:{ports.elsewhere}"
     kafka = {
-        "bootstrap.servers": f"127.0.0.1:{ports[1]}",
+        "bootstrap.servers": address, "security.protocol": "SSL", "ssl.ca.location": str(folder / "elsewhere.crt")
+    }  # fmt: skip
+    with pytest.raises(BrokersUnreachable, match=f"the certificate of {address} cannot be verified") as refused:
+        require_brokers(kafka)
+    assert "ssl.endpoint.identification.algorithm=none" in refused.value.next_step
+    with pytest.raises(StreamingQueryException, match="SSL handshake failed"):
+        _read(spark, kafka, tmp_path / "refused")
+
+    unchecked = kafka | {"ssl.endpoint.identification.algorithm": "none"}
+    require_brokers(unchecked)
+    assert _read(spark, unchecked, tmp_path / "read") == 1
+
+
+def test_spark_reads_with_a_client_certificate(spark: SparkSession, ports: Ports, folder: Path, tmp_path: Path) -> None:
+    kafka = {
+        "bootstrap.servers": f"127.0.0.1:{ports.certificate}",
         "security.protocol": "SSL",
         "ssl.ca.location": str(folder / "broker.crt"),
         "ssl.certificate.location": str(folder / "client.crt"),
         "ssl.key.location": str(folder / "client.key"),
     }
+    require_brokers(kafka)
     assert _read(spark, kafka, tmp_path) == 1
 
 
 PIPELINE = """from sluice import Pipeline
 
-pipeline = Pipeline("secure", workers=1)
+pipeline = Pipeline("NAME", workers=1)
 sales = pipeline.stream("sales", value=str)
-sales.to("copies")
+sales.to("NAME_copies")
 sales.group_by("value").count(store="counts")
 """
 
 
 @pytest.mark.heavy
-def test_a_whole_run_over_tls_keeps_the_password_secret(ports: tuple[int, int], folder: Path, tmp_path: Path) -> None:
-    kafka, home, pipelines = _by_password(ports[0], folder), tmp_path / "home", tmp_path / "pipelines"
+@pytest.mark.parametrize(("mechanism", "user"), [("PLAIN", "sluice"), ("SCRAM-SHA-512", "user512")])
+def test_a_whole_run_over_tls_keeps_the_password_secret(
+    ports: Ports, folder: Path, tmp_path: Path, mechanism: str, user: str
+) -> None:
+    kafka = _by_password(ports.password, folder, sasl_mechanism=mechanism, sasl_username=user)
+    name = f"secure_{user}"
+    home, pipelines = tmp_path / "home", tmp_path / "pipelines"
     pipelines.mkdir()
-    (pipelines / "secure.py").write_text(PIPELINE)
+    (pipelines / f"{name}.py").write_text(PIPELINE.replace("NAME", name))
     variables = os.environ | {
         "SLUICE_HOME": str(home), "SLUICE_PIPELINES": str(pipelines), "SLUICE_KAFKA": json.dumps(kafka),
         "SLUICE_JARS": str(settings().jars),
     }  # fmt: skip
-    seen, printed = "", ""
-    for command in ("topics create secure", "run secure", "audit secure --verify"):
-        with (tmp_path / "log").open("w+") as log:
-            words = [sys.executable, "-m", "sluice.cli", *command.split()]
-            process = psutil.Popen(words, env=variables, stdout=log, stderr=log)
-            while process.poll() is None:
-                with suppress(psutil.Error):
-                    seen += str([each.cmdline() for each in (process, *process.children(recursive=True))])
-                time.sleep(0.1)
-            log.seek(0)
-            text = log.read()
-        assert process.returncode == 0, f"{command}: {text}"
-        printed += text
-    assert [message.value() for message in read_topic(kafka, "copies")] == [b'"one"']
+    seen = run_watched([f"topics create {name}", f"run {name}", f"audit {name} --verify"], variables, tmp_path / "log")
+    assert [message.value() for message in read_topic(kafka, f"{name}_copies")] == [b'"one"']
     assert "spark" in seen
-    assert "slash" not in seen + printed
+    assert "slash" not in seen
     for file in (file for file in tmp_path.rglob("*") if file.is_file()):
         assert b"slash" not in file.read_bytes(), f"{file} contains the password"
 
@@ -167,15 +201,14 @@ def test_a_whole_run_over_tls_keeps_the_password_secret(ports: tuple[int, int], 
     ("changed", "reason"),
     [({"sasl_password": "wrong"}, "uthentication"), ({"ssl_ca_location": "stranger"}, "ertificate")],
 )
-def test_a_refused_log_in_is_reported_soon(
-    ports: tuple[int, int], folder: Path, changed: dict[str, str], reason: str
-) -> None:
+def test_a_refused_log_in_is_reported_soon(ports: Ports, folder: Path, changed: dict[str, str], reason: str) -> None:
     if "ssl_ca_location" in changed:
         changed = {"ssl_ca_location": str(folder / "stranger.crt")}
     start = time.monotonic()
-    with pytest.raises(BrokersUnreachable, match=f"127.0.0.1:{ports[0]}.*{reason}") as error:
-        require_brokers(_by_password(ports[0], folder, **changed))
+    with pytest.raises(BrokersUnreachable, match=f"127.0.0.1:{ports.password}.*{reason}") as error:
+        require_brokers(_by_password(ports.password, folder, **changed))
     assert time.monotonic() - start < 10
+    assert "sasl.password" in str(error.value) or "ssl.ca.location" in str(error.value)
     assert PASSWORD not in str(error.value)
 
 

@@ -130,6 +130,15 @@ def test_a_broken_file_does_not_affect_others(tmp_path: Path) -> None:
     ]
 
 
+def test_check_reports_settings_of_kafka_that_spark_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
+    monkeypatch.setenv("SLUICE_KAFKA", '{"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}')
+    settings.cache_clear()
+    checked = sluice("check")
+    assert checked.exit_code == 1
+    assert "Invalid setting: Kafka's sasl.mechanism is 'GSSAPI'" in checked.stderr
+
+
 def test_init_makes_a_project_in_a_new_folder(tmp_path: Path) -> None:
     project = tmp_path / "shop"
     done = sluice("init", str(project))

@@ -12,7 +12,7 @@ from sqlalchemy import URL
 from typing_extensions import override
 
 from sluice.errors import DamagedState, StateError
-from sluice.state.database import first_line
+from sluice.state.database import certificate_advice, first_line
 from sluice.state.deadlines import check_deadline, seconds_left, too_slow
 from sluice.state.shard.drivers import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
 
@@ -62,7 +62,7 @@ class PostgresDriver(Driver):
     blocking = True
 
     def __init__(self, url: URL, mode: Mode) -> None:
-        self._url = url.difference_update_query(["schema"])
+        self._url = url
         self._schema = str(url.query["schema"])
         self._lock = RLock()
         self._limit_ms = 0
@@ -73,11 +73,9 @@ class PostgresDriver(Driver):
             demand_format(self._connection.execute(PROBE).fetchall())
 
     def _connect(self) -> psycopg.Connection[Any]:
-        import psycopg
         from psycopg import sql
 
-        address = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        connection: psycopg.Connection[Any] = psycopg.connect(address, autocommit=True, connect_timeout=5)
+        connection = _connect(self._url, autocommit=True)
         write, read = _key_adapters()
         connection.adapters.register_dumper(str, write)
         connection.adapters.register_loader("varchar", read)
@@ -186,23 +184,29 @@ class PostgresDriver(Driver):
         self._connection.close()
 
 
-def has_schema(url: URL) -> bool:
-    """Whether the schema that an address names exists."""
+def _connect(url: URL, *, autocommit: bool = False) -> psycopg.Connection[Any]:
+    """Connect to the database of an address, whose query has a schema and may have parameters of libpq.
+
+    Psycopg gets the parts, because an error about the text of an address would contain the password.
+    """
     import psycopg
 
-    address = url.difference_update_query(["schema"]).set(drivername="postgresql")
-    with _postgres_errors(), psycopg.connect(address.render_as_string(hide_password=False)) as connection:
+    _, parts = url.get_dialect()().create_connect_args(url.difference_update_query(["schema"]))
+    return psycopg.connect(**{"connect_timeout": 5, **parts}, autocommit=autocommit)
+
+
+def has_schema(url: URL) -> bool:
+    """Whether the schema that an address names exists."""
+    with _postgres_errors(), _connect(url) as connection:
         found = connection.execute("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", [str(url.query["schema"])])
         return bool((found.fetchone() or (False,))[0])
 
 
 def drop_schema(url: URL) -> None:
     """Remove the schema that an address names, and everything in it."""
-    import psycopg
     from psycopg import sql
 
-    address = url.difference_update_query(["schema"]).set(drivername="postgresql")
-    with _postgres_errors(), psycopg.connect(address.render_as_string(hide_password=False)) as connection:
+    with _postgres_errors(), _connect(url) as connection:
         name = sql.Identifier(str(url.query["schema"]))
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
 
@@ -243,4 +247,5 @@ def _postgres_errors() -> Iterator[None]:
             next_step="Find the driver that writes to the shard, for example one that is paused, and stop it.",
         ) from error
     except psycopg.Error as error:
-        raise StateError(f"The shard cannot be used: {first_line(error)}") from error
+        reason = first_line(error)
+        raise StateError(f"The shard cannot be used: {reason}", next_step=certificate_advice(reason)) from error
