@@ -270,19 +270,24 @@ def repartition(pipeline: Name) -> None:
 
 
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:
+    from sluice.backlog import unread_records
     from sluice.brokers import require_brokers
     from sluice.state.ledger.run_ends import note_failure, note_killed, now
-    from sluice.submission import submission
+    from sluice.submission import LARGE_BACKLOG, READING_AGAIN, submission
 
     with errors_as_messages():
-        _load(pipeline)
+        topics = _load(pipeline).topics
         started_at = now()
         with submission(
             replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline]
         ) as submitted:
             with note_failure(settings(), pipeline):
                 require_brokers(settings().kafka)
-            status = submitted.run()
+            unread = unread_records(
+                settings().kafka, settings().ledger, pipeline, topics, enough=LARGE_BACKLOG,
+                from_beginning=not READING_AGAIN.isdisjoint(options),
+            )  # fmt: skip
+            status = submitted.for_backlog(unread).run()
         if status and not options:
             detail = f"The driver ended with status {status} and without an error message."
             note_killed(settings(), pipeline, "", started_at, detail)

@@ -1,7 +1,8 @@
 """Builds the spark-submit command of a run, for `sluice run` and for Airflow's operator.
 
 A small run spends most of its time loading Java classes. The driver's JVM therefore uses only its fast compiler (C1),
-and shares an archive of loaded classes, which the first run writes next to the jars.
+unless the run has many records to read, and shares an archive of loaded classes, which the first run writes next to the
+jars.
 
 To a cluster, each run sends the jars and this package, so that executors run the driver's code. The driver itself adds
 the pipeline's file.
@@ -32,10 +33,15 @@ _ENGINE = _PACKAGE / "engine"
 APPLICATION = _ENGINE / "main.py"
 """The program that spark-submit starts. Its arguments are options and a pipeline's name."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
-QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
+_QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
 """Options for a JVM that starts quickly, and does not log that an archive of classes cannot be used."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
+LARGE_BACKLOG = 3_000_000
+"""The number of unread records from which a run is faster with the JVM's optimizing compiler."""
+READING_AGAIN = {"--rebuild", "--replay"}
+"""Options of the application for a run that reads its topics from the beginning."""
 CODE = "sluice.zip"
 """The archive of this package on executors."""
 _WRITE = "-XX:ArchiveClassesAtExit="
@@ -75,6 +81,13 @@ class Submission:
             self.application,
             *self.arguments,
         ]
+
+    def for_backlog(self, records: int) -> Submission:
+        """The same command, with the JVM's optimizing compiler too if the run has many records to read."""
+        options = "spark.driver.extraJavaOptions"
+        if records < LARGE_BACKLOG or options not in self.conf:
+            return self
+        return replace(self, conf={**self.conf, options: self.conf[options].replace(f'"{_QUICK_COMPILER}" ', "")})
 
     def run(self) -> int:
         """Run the command and return its status. Java's warning about incubator modules is filtered out."""

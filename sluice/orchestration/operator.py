@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
 
+from sluice.backlog import unread_records
 from sluice.brokers import require_brokers, silent_admin
 from sluice.connections import KAFKA, SPARK, database_url, kafka_config, spark_master
 from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError
@@ -25,7 +26,7 @@ from sluice.offsets import Lag, read_lag
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now
-from sluice.submission import APPLICATION, deploy_mode_error, is_noise, submission
+from sluice.submission import APPLICATION, LARGE_BACKLOG, READING_AGAIN, deploy_mode_error, is_noise, submission
 from sluice.values.points import MOST, Span
 from sluice.values.tables import connection_variable
 
@@ -47,6 +48,7 @@ POINTS = ("from", "until")
 class SluiceJobOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
+    `topics` are the topics that the pipeline reads: a run that has many of their records to read gets another JVM.
     `databases` are the connections of the databases whose tables the pipeline writes. If Airflow does not have one, the
     driver reads the environment variable `SLUICE_CONNECTION_NAME`.
 
@@ -61,6 +63,7 @@ class SluiceJobOperator(SparkSubmitOperator):
         *,
         pipeline: str,
         kafka_conn_id: str = KAFKA,
+        topics: Sequence[str] = (),
         databases: Sequence[str] = (),
         conn_id: str = SPARK,
         **kwargs: Any,
@@ -73,6 +76,7 @@ class SluiceJobOperator(SparkSubmitOperator):
             **kwargs,
         )
         self.kafka_conn_id = kafka_conn_id
+        self.topics = topics
         self.databases = databases
         self.pipeline = pipeline
 
@@ -92,7 +96,11 @@ class SluiceJobOperator(SparkSubmitOperator):
                 self.jars = submitted.jars
                 self.files = submitted.files
                 self.driver_class_path = submitted.driver_class_path
-                self.conf = dict(submitted.conf)
+                unread = unread_records(
+                    kafka, configuration.ledger, self.pipeline, self.topics, enough=LARGE_BACKLOG,
+                    from_beginning=not READING_AGAIN.isdisjoint(arguments),
+                )  # fmt: skip
+                self.conf = dict(submitted.for_backlog(unread).conf)
                 # The parameter env_vars is not used, because the hook turns it into arguments for some masters.
                 with added_to_environment(submitted.environment | urls | {"SLUICE_RUN": _run(context)}):
                     super().execute(context)

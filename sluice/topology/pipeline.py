@@ -96,6 +96,11 @@ class Pipeline(Graph):
         return f"{self.name}_dead_letters"
 
     @property
+    def topics(self) -> list[str]:
+        """The topics that the pipeline reads."""
+        return sorted({node.topic for node in self.nodes if isinstance(node, nodes.Source)})
+
+    @property
     def sinks(self) -> dict[str, nodes.Sink]:
         return {node.topic: node for node in self.nodes if isinstance(node, nodes.Sink)}
 

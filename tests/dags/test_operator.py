@@ -23,7 +23,7 @@ from sluice.orchestration import operator
 from sluice.orchestration.operator import SluiceJobOperator
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.submission import APPLICATION
+from sluice.submission import APPLICATION, LARGE_BACKLOG
 from tests.ports import free_port
 from tests.states import States, make_snapshot
 
@@ -55,6 +55,7 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(f"#!{sys.executable}\nimport json, os, sys\n{code}\n")
     program.chmod(0o755)
     monkeypatch.setattr(operator, "require_brokers", lambda _: None)
+    monkeypatch.setattr(operator, "unread_records", lambda *_, **__: 0)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     return record
 
@@ -110,6 +111,16 @@ def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkey
     said = submit(recorder)
     assert said.arguments[-2:] == [str(APPLICATION), "orders"]
     assert said.after("--master") == "local[2]"
+
+
+def test_a_large_backlog_is_read_with_the_optimizing_compiler(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    options = {}
+    for unread in (LARGE_BACKLOG - 1, LARGE_BACKLOG):
+        monkeypatch.setattr(operator, "unread_records", lambda *_, unread=unread, **__: unread)
+        options[unread] = submit(recorder).after("--conf")
+    assert '"-XX:TieredStopAtLevel=1"' in options[LARGE_BACKLOG - 1]
+    assert options[LARGE_BACKLOG] == options[LARGE_BACKLOG - 1].replace('"-XX:TieredStopAtLevel=1" ', "")
 
 
 @pytest.mark.parametrize(
