@@ -19,6 +19,7 @@ import psutil
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 
+SLUICE = str(Path(sys.executable).parent / "sluice")
 _POLL_S = 0.02
 _SAMPLE_S = 0.25
 
@@ -90,23 +91,11 @@ def run(
 
     Other settings than these keep their defaults, also if the environment contains them.
     """
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
-        "SLUICE_HOME": str(home),
-        "SLUICE_JARS": str(settings().jars),
-        "SLUICE_PIPELINES": str(pipelines),
-        "SLUICE_KAFKA": json.dumps(dict(kafka)),
-        **(variables or {}),
-    }
+    own = environment(home, pipelines, kafka) | {**(variables or {})}
     home.mkdir(exist_ok=True)
     with (home / "run.log").open("w+") as log:
         begun = time.monotonic()
-        process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "sluice"), "run", pipeline],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+        process = subprocess.Popen([SLUICE, "run", pipeline], env=own, stdout=log, stderr=subprocess.STDOUT)
         with stopping(process), Usage.of(process.pid) as usage:
             while published(home / "ledger.sqlite", pipeline) < records:
                 if process.poll() is not None and published(home / "ledger.sqlite", pipeline) < records:
@@ -118,6 +107,30 @@ def run(
             cost = Cost(wall_s, usage.cpu_s, usage.peak_gb)
             process.wait()
     return cost
+
+
+def of_command(*arguments: str, environment: Mapping[str, str]) -> Cost:
+    """The cost of a `sluice` command until it ends."""
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        [SLUICE, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    with stopping(process), Usage.of(process.pid) as usage:
+        output, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"sluice {' '.join(arguments)} failed:\n{output[-3000:]}")
+    return Cost(time.monotonic() - begun, usage.cpu_s, usage.peak_gb)
+
+
+def environment(home: Path, pipelines: Path, kafka: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a `sluice` command whose other settings have their defaults."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
+        "SLUICE_HOME": str(home),
+        "SLUICE_JARS": str(settings().jars),
+        "SLUICE_PIPELINES": str(pipelines),
+        "SLUICE_KAFKA": json.dumps(dict(kafka)),
+    }
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Shows how the cost of a run grows, in series: `scaling.py records keys shards partitions stores groupings shapes`.
+"""Shows how the cost of a run grows, in the series that `SERIES` lists, such as `scaling.py records keys`.
 
 Every run is a `sluice run` of its own, with a real broker on this machine, and is measured from the start of its
 process until its records can be queried. CPU seconds and memory are those of all its processes without the broker.
@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cost import Cost, run
+from benchmarks.cost import Cost, environment, of_command, run
 from sluice.examples.orders.records import orders
 from sluice.examples.orders.topics import produce_orders
 from sluice.provision import jars
@@ -44,7 +44,7 @@ class Value(Struct):
     {fields}
 
 
-pipeline = Pipeline("scaling")
+pipeline = Pipeline("scaling", workers={workers})
 values = pipeline.stream("scaling", value=Value)
 {stores}
 '''
@@ -145,13 +145,16 @@ def of_pipeline(name: str, text: str, records: Records) -> Measured:
         return made.run(name, made.sent)
 
 
-def of_fields(fields: Sequence[str], stores: Iterable[str]) -> str:
-    return PIPELINE.format(fields="\n    ".join(fields), stores="\n".join(stores))
+def of_fields(fields: Sequence[str], stores: Iterable[str], workers: int = 2) -> str:
+    return PIPELINE.format(fields="\n    ".join(fields), stores="\n".join(stores), workers=workers)
 
 
 def of_keys(keys: Iterable[int]) -> Iterator[tuple[str, bytes]]:
     for key in keys:
         yield f"key-{key:09}", b'{"n":%d}' % (key % 1_000)
+
+
+TOTALS = ['values.group_by_key().aggregate(store="totals", count="count(*)", sum="sum(n)")']
 
 
 def number_of_records() -> Iterator[Measured]:
@@ -162,7 +165,7 @@ def number_of_records() -> Iterator[Measured]:
 
 def number_of_keys() -> Iterator[Measured]:
     """A run that creates keys, and three of 1,000 records after it."""
-    text = of_fields(["n: int"], ['values.group_by_key().aggregate(store="totals", count="count(*)", sum="sum(n)")'])
+    text = of_fields(["n: int"], TOTALS)
     for keys in (10_000, 100_000, 1_000_000, 10_000_000):
         with case(text=text) as made:
             made.send(of_keys(range(keys)))
@@ -175,7 +178,7 @@ def number_of_keys() -> Iterator[Measured]:
 def kinds_of_shards() -> Iterator[Measured]:
     """Half a million new keys, with the shards in SQLite and in PostgreSQL, whose own CPU time is not included."""
     keys = 500_000
-    text = of_fields(["n: int"], ['values.group_by_key().aggregate(store="totals", count="count(*)", sum="sum(n)")'])
+    text = of_fields(["n: int"], TOTALS)
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, postgres_server(Path(folder)) as server:
         for name, variables in (("SQLite", {}), ("PostgreSQL", {"SLUICE_SHARDS": new_database(server)})):
             with case(text=text, variables=variables) as made:
@@ -233,6 +236,20 @@ def shapes_of_records() -> Iterator[Measured]:
         yield of_pipeline(f"orders, {bad:.0%} invalid", text, samples)
 
 
+def numbers_of_workers() -> Iterator[Measured]:
+    """`sluice repartition` of as many keys from two workers to four, and the next run."""
+    for keys in (100_000, 1_000_000, 10_000_000):
+        with case(text=of_fields(["n: int"], TOTALS)) as made:
+            made.send(of_keys(range(keys)))
+            before = made.run(f"{keys:,} new keys", keys)
+            (made.pipelines / f"{NAME}.py").write_text(of_fields(["n: int"], TOTALS, workers=4))
+            cost = of_command("repartition", NAME, environment=environment(made.home, made.pipelines, made.config))
+            console.print(f"{keys:,} keys moved: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB")
+            yield Measured(f"{keys:,} keys moved", keys, cost, before.shards_gb)
+            made.send(of_keys(random.Random(7).sample(range(keys), FEW)))
+            yield made.run(f"{FEW:,} of {keys:,} keys", FEW)
+
+
 SERIES: dict[str, Callable[[], Iterator[Measured]]] = {
     "records": number_of_records,
     "keys": number_of_keys,
@@ -241,6 +258,7 @@ SERIES: dict[str, Callable[[], Iterator[Measured]]] = {
     "stores": number_of_stores,
     "groupings": number_of_groupings,
     "shapes": shapes_of_records,
+    "workers": numbers_of_workers,
 }
 
 
