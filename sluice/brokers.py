@@ -66,7 +66,7 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     next_step = ""
     if "certificate verify failed" in why:
         # librdkafka gives the same reason for an unknown authority and for a name that does not match.
-        broker = found[1] if (found := _BROKER.match(why)) else address
+        broker = named[1] if (named := _BROKER.match(why)) else address
         reason = f"the certificate of {broker} cannot be verified"
         next_step = (
             "Check that the file in ssl.ca.location contains the authority that signed the certificate, and that the "

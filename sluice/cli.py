@@ -192,13 +192,13 @@ def list_generations(pipeline: Name) -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         rows = [
             {
-                "generation": one.generation,
-                "state": "current" if one.current else "built beside it",
-                "snapshot": one.snapshot.id if one.snapshot else None,
-                "published": f"{one.snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC" if one.snapshot else None,
-                "topology": "" if one.current else "the same" if one.same_topology else "changed",
+                "generation": made.generation,
+                "state": "current" if made.current else "built beside it",
+                "snapshot": made.snapshot.id if made.snapshot else None,
+                "published": f"{made.snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC" if made.snapshot else None,
+                "topology": "" if made.current else "the same" if made.same_topology else "changed",
             }
-            for one in monitoring.generations(ledger, pipeline)
+            for made in monitoring.generations(ledger, pipeline)
         ]
         print_rows(rows, Form.TABLE)
 
@@ -263,10 +263,10 @@ def repartition(pipeline: Name) -> None:
         status.stop()
         workers = counted(made.workers, "worker")
         if made.rows is None:
-            said = f"{pipeline} already has {workers}, in generation {made.generation}; nothing was moved"
+            message = f"{pipeline} already has {workers}, in generation {made.generation}; nothing was moved"
         else:
-            said = f"{pipeline} is now generation {made.generation}, with {counted(made.rows, 'row')} on {workers}"
-        out.print(said, markup=False)
+            message = f"{pipeline} is now generation {made.generation}, with {counted(made.rows, 'row')} on {workers}"
+        out.print(message, markup=False)
 
 
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:

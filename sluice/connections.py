@@ -88,18 +88,18 @@ def database_url(connection: str) -> str:
     Raises SettingsError if the connection has another type.
     """
     try:
-        found = BaseHook.get_connection(connection)
+        database = BaseHook.get_connection(connection)
     except AirflowNotFoundException:
         return ""
-    if found.conn_type != "postgres":
+    if database.conn_type != "postgres":
         raise SettingsError(
-            f"Connection {connection!r} is of type {found.conn_type}.",
+            f"Connection {connection!r} is of type {database.conn_type}.",
             next_step="Give it the type Postgres: a pipeline writes a table to its database.",
         )
-    user, password = (quote(part or "", safe="") for part in (found.login, found.password))
-    port = f":{found.port}" if found.port else ""
-    host = f"[{found.host}]" if ":" in (found.host or "") else found.host or ""
-    extras = {name: str(value) for name, value in found.extra_dejson.items() if name.startswith(_LIBPQ)}
+    user, password = (quote(part or "", safe="") for part in (database.login, database.password))
+    port = f":{database.port}" if database.port else ""
+    host = f"[{database.host}]" if ":" in (database.host or "") else database.host or ""
+    extras = {name: str(value) for name, value in database.extra_dejson.items() if name.startswith(_LIBPQ)}
     account = f"{user}:{password}@" if password else f"{user}@" if user else ""
     query = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
-    return f"postgresql://{account}{host}{port}/{quote(found.schema or '', safe='')}{query}"
+    return f"postgresql://{account}{host}{port}/{quote(database.schema or '', safe='')}{query}"

@@ -163,21 +163,21 @@ class Redriven:
 
 def find(kafka: Mapping[str, str], pipeline: str, chosen: Chosen, limit: int) -> Found:
     """The newest `limit` chosen dead letters of a pipeline. Raises BrokersUnreachable."""
-    found = Found()
+    matches = Found()
     if topic_of(pipeline) not in _topics(kafka):
-        return found
+        return matches
     until = time.monotonic() + READ_SECONDS
     for letter in _letters(kafka, pipeline, chosen):
-        found.reasons[letter.reason] += 1
-        found.letters.append(letter)
-        if len(found.letters) > 2 * limit:
-            found.letters = _newest(found.letters, limit)
+        matches.reasons[letter.reason] += 1
+        matches.letters.append(letter)
+        if len(matches.letters) > 2 * limit:
+            matches.letters = _newest(matches.letters, limit)
         if time.monotonic() > until:
-            found.complete = False
+            matches.complete = False
             break
-    found.letters = _newest(found.letters, limit)
-    found.markers = _markers(kafka, pipeline)
-    return found
+    matches.letters = _newest(matches.letters, limit)
+    matches.markers = _markers(kafka, pipeline)
+    return matches
 
 
 def redrive(

@@ -19,8 +19,8 @@ def backup(folder: Annotated[Path, typer.Argument(help="A new or empty folder fo
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger, out.status("backing up") as status:
         made = back_up(ledger, settings().checkpoints, folder, status.update)
         status.stop()
-        for one in made.generations:
-            out.print(f"{one.pipeline}: snapshot {one.generation}.{one.batch}", markup=False)
+        for generation in made.generations:
+            out.print(f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}", markup=False)
         out.print(f"Backed up to {folder}", markup=False, soft_wrap=True)
 
 
@@ -33,6 +33,6 @@ def restore(
     with errors_as_messages(), out.status("restoring") as status:
         restored = restore_backup(folder, settings(), status.update)
         status.stop()
-        for one in restored.generations:
-            out.print(f"{one.pipeline}: snapshot {one.generation}.{one.batch}", markup=False)
+        for generation in restored.generations:
+            out.print(f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}", markup=False)
         out.print(f"Restored the backup of {restored.made_at:%Y-%m-%d %H:%M:%S} UTC")

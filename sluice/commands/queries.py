@@ -75,10 +75,10 @@ def get(
 
         part = _part(pipeline=pipeline, as_of=as_of)
         with errors_as_messages():
-            found = [entry for key in keys for entry in read_store(store, first=key, last=key, **part)]
-            if not found:
+            entries = [entry for key in keys for entry in read_store(store, first=key, last=key, **part)]
+            if not entries:
                 raise NotFound(f"Store {store!r} has none of these keys.")
-            _print_entries(found, form)
+            _print_entries(entries, form)
         return
     with errors_as_messages(), _client() as client:
         answer = (
@@ -207,7 +207,7 @@ def diff(
             return
         counts = f"{answer.same:,} same, {answer.changed:,} changed, {answer.missing:,} missing, {answer.added:,} added"
         err.print(f"{answer.before.id} and {answer.after.id}: {counts}", highlight=False)
-        print_rows([_part_of(one) for one in answer.examples], form)
+        print_rows([_part_of(example) for example in answer.examples], form)
 
 
 def _part_of(difference: Difference) -> dict[str, Any]:

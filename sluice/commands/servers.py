@@ -134,11 +134,11 @@ def add(
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         place = place_of(pipeline, worker, address, tls)
-        found = [one for job in ledger.jobs.current(pipeline) for one in job.workers if one.number == worker]
-        if not found:
+        workers = [info for job in ledger.jobs.current(pipeline) for info in job.workers if info.number == worker]
+        if not workers:
             raise NotFound(f"Pipeline {pipeline!r} has no worker {worker}.")
-        for one in found:
-            require_copyable(one)
+        for info in workers:
+            require_copyable(info)
         require_server(place, "sqlite")
         ledger.standbys.add(place)
         _refresh(ledger, pipeline)
@@ -199,16 +199,16 @@ def remove(pipeline: Name, worker: Worker) -> None:
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        if (found := ledger.standbys.of(pipeline).get(worker)) is None:
+        if (standby := ledger.standbys.of(pipeline).get(worker)) is None:
             raise NotFound(f"Worker {worker} of {pipeline!r} has no standby.")
         kept = ""
-        if found.copied is not None:
+        if standby.copied is not None:
             try:
-                drop_shard(found.shard(found.copied))
+                drop_shard(standby.shard(standby.copied))
             except SluiceError as error:
                 kept = f" Its copy was not deleted: {error.detail}"
         ledger.standbys.remove(pipeline, worker)
-        where = f"{found.host}:{found.port}"
+        where = f"{standby.host}:{standby.port}"
         out.print(f"{where} is no standby of worker {worker} of {pipeline} any more.{kept}", soft_wrap=True)
 
 

@@ -72,8 +72,8 @@ def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]
     """The key, value and timestamp to send for a line; the timestamp 0 is the current time."""
     if not separator:
         return None, line.encode(), 0
-    key, found, value = line.partition(separator)
-    return key, value.encode() if found else None, 0
+    key, has_value, value = line.partition(separator)
+    return key, value.encode() if has_value else None, 0
 
 
 def line_of(key: str | bytes | None, value: str | bytes | None, separator: str) -> str:
@@ -104,11 +104,11 @@ def list_dead_letters(
     from sluice.dead_letters import Chosen, find
 
     with errors_as_messages():
-        found = find(settings().kafka, pipeline, Chosen(reason, _time(since), partition), limit)
+        matches = find(settings().kafka, pipeline, Chosen(reason, _time(since), partition), limit)
         print_rows(
-            [_row(letter, found.markers.get((letter.partition, letter.offset))) for letter in found.letters], form
+            [_row(letter, matches.markers.get((letter.partition, letter.offset))) for letter in matches.letters], form
         )
-        if not found.complete:
+        if not matches.complete:
             err.print("The dead letters could not all be read in time: limit the search with --since.")
 
 

@@ -83,8 +83,8 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
             published = seen.published_at
             snapshot_s = None if published is None else (datetime.now(UTC) - published).total_seconds()
             if age.due(seen.lag.records, snapshot_s, time.monotonic()):
-                found = {"pipeline": self.pipeline, "records": seen.lag.records, "at": datetime.now(UTC).isoformat()}
-                yield TriggerEvent(found)  # type: ignore[no-untyped-call]
+                overdue = {"pipeline": self.pipeline, "records": seen.lag.records, "at": datetime.now(UTC).isoformat()}
+                yield TriggerEvent(overdue)  # type: ignore[no-untyped-call]
 
 
 def deadlines_dag(watched: Mapping[str, OverdueTrigger], notify: str, defaults: dict[str, Any]) -> DAG:
@@ -111,7 +111,7 @@ def deadlines_dag(watched: Mapping[str, OverdueTrigger], notify: str, defaults: 
 
 def alert_overdue(deadlines: Mapping[str, int], notify: str, **context: Any) -> list[str]:
     """Alert for each event of the run, unless a snapshot has been published meanwhile. Returns what was found."""
-    found = []
+    alerts = []
     of_run = context["dag_run"]
     run = {"dag_run": {"dag_id": of_run.dag_id, "dag_run_id": of_run.run_id}}
     for events in context["triggering_asset_events"].values():
@@ -120,5 +120,5 @@ def alert_overdue(deadlines: Mapping[str, int], notify: str, **context: Any) -> 
             deadline_ms = deadlines[sent["pipeline"]]
             since = datetime.fromisoformat(sent["at"]) - timedelta(milliseconds=deadline_ms)
             why = f"{sent['records']:,} records have not been read for {duration_text(deadline_ms)}"
-            found.append(asyncio.run(alert(sent["pipeline"], since, why, notify, run)))
-    return found
+            alerts.append(asyncio.run(alert(sent["pipeline"], since, why, notify, run)))
+    return alerts

@@ -57,11 +57,11 @@ class RemoteShard(Shard):
 
     @override
     def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
-        found: list[StoredRow] = []
+        stored: list[StoredRow] = []
         for start in range(0, len(rows), _KEYS_AT_ONCE):
             content = msgspec.msgpack.encode(list(rows[start : start + _KEYS_AT_ONCE]))
-            found += _STORED.decode(self._call("POST", f"/batches/{batch}/before?epoch={epoch}", content))
-        return found
+            stored += _STORED.decode(self._call("POST", f"/batches/{batch}/before?epoch={epoch}", content))
+        return stored
 
     @override
     def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:

@@ -274,7 +274,7 @@ def _create(database: psycopg.Connection, target: Target) -> None:
 def _checked(database: psycopg.Connection, target: Target) -> tuple[TableColumn, ...]:
     """The columns that the job writes. Raises EngineError that lists all problems of the table."""
     table = target.name.as_string(database)
-    found: dict[str, tuple[str, bool, int]] = {
+    columns: dict[str, tuple[str, bool, int]] = {
         name: (kind, required, oid)
         for name, kind, required, oid in database.execute(
             "SELECT attname, format_type(atttypid, atttypmod), "
@@ -285,26 +285,26 @@ def _checked(database: psycopg.Connection, target: Target) -> tuple[TableColumn,
     }
     problems = []
     for name, spark in target.wanted.items():
-        if name not in found:
+        if name not in columns:
             kind = target.created[name] or "TYPE"
             problems.append(f"it has no column {name} (ALTER TABLE {table} ADD {Identifier(name).as_string()} {kind})")
-        elif name in target.table.types and not _is_type(database, target.table.types[name], found[name][2]):
-            problems.append(f"the column {name} is {found[name][0]}, not {target.table.types[name]}")
-        elif not fits(spark, found[name][0]):
-            problems.append(f"the column {name} is {found[name][0]}, but the field is {spark}")
-    for name, (_, required, _) in found.items():
+        elif name in target.table.types and not _is_type(database, target.table.types[name], columns[name][2]):
+            problems.append(f"the column {name} is {columns[name][0]}, not {target.table.types[name]}")
+        elif not fits(spark, columns[name][0]):
+            problems.append(f"the column {name} is {columns[name][0]}, but the field is {spark}")
+    for name, (_, required, _) in columns.items():
         if required and name not in target.wanted:
             problems.append(f"the column {name} is NOT NULL without a default, but the pipeline does not write it")
     identity = [*target.identity]
-    if {*identity} <= found.keys() and not _is_unique(database, table, identity):
-        columns = _list([Identifier(name) for name in identity]).as_string(database)
-        problems.append(f"its rows are not unique by {columns} (ALTER TABLE {table} ADD PRIMARY KEY ({columns}))")
+    if {*identity} <= columns.keys() and not _is_unique(database, table, identity):
+        names = _list([Identifier(name) for name in identity]).as_string(database)
+        problems.append(f"its rows are not unique by {names} (ALTER TABLE {table} ADD PRIMARY KEY ({names}))")
     if problems:
         raise EngineError(
             f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
             next_step="Change the table, or what the pipeline writes. Nothing was read.",
         )
-    return tuple(TableColumn(name, found[name][0]) for name in target.wanted)
+    return tuple(TableColumn(name, columns[name][0]) for name in target.wanted)
 
 
 def _is_type(database: psycopg.Connection, declared: str, oid: int) -> bool:
@@ -314,13 +314,13 @@ def _is_type(database: psycopg.Connection, declared: str, oid: int) -> bool:
 
 def _is_unique(database: psycopg.Connection, table: str, columns: Sequence[str]) -> bool:
     """Whether the table has a primary key or a unique index of exactly these columns."""
-    found: Any = database.execute(
+    indexes: Any = database.execute(
         "SELECT (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)) "
         "FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indpred IS NULL AND indexprs IS NULL "
         "AND indimmediate AND indnkeyatts = indnatts",
         [table],
     ).fetchall()
-    return any(sorted(names) == sorted(columns) for (names,) in found)
+    return any(sorted(names) == sorted(columns) for (names,) in indexes)
 
 
 def checked_url(connection: str, url: str) -> str:

@@ -59,14 +59,14 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
     chosen = Chosen(query.reason, _time(query.since), query.partition)
     async with _gate:
         kafka = allowed.services.kafka()
-        found = await asyncio.to_thread(dead_letters.find, kafka, query.pipeline, chosen, query.limit)
+        matches = await asyncio.to_thread(dead_letters.find, kafka, query.pipeline, chosen, query.limit)
     topics = {topic for job in jobs for topic in job.topics}
     letters = [
-        _letter(letter, topics, found.markers.get((letter.partition, letter.offset))) for letter in found.letters
+        _letter(letter, topics, matches.markers.get((letter.partition, letter.offset))) for letter in matches.letters
     ]
     topic = dead_letters.topic_of(query.pipeline)
-    reasons = dict(found.reasons.most_common())
-    return reply(answers.DeadLetters(query.pipeline, topic, reasons, found.complete, letters))
+    reasons = dict(matches.reasons.most_common())
+    return reply(answers.DeadLetters(query.pipeline, topic, reasons, matches.complete, letters))
 
 
 @router.post("/{pipeline}/dead_letters/redrive", answers.Redriven, body=Redrive, parameters=PipelineQuery)

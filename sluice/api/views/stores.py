@@ -239,10 +239,10 @@ async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
     allowed = await access(request)
     before = await allowed.pin(query.store, query.pipeline, AsOf(query.before))
     after = await allowed.pin(query.store, query.pipeline, AsOf(query.after))
-    found = await compare(allowed.reader, before, after)
+    differences = await compare(allowed.reader, before, after)
     examples = [
-        answers.Difference(one.key, one.kind, window_time(one.window_start), one.before, one.after)
-        for one in found.examples
+        answers.Difference(example.key, example.kind, window_time(example.window_start), example.before, example.after)
+        for example in differences.examples
     ]
     return reply(
         answers.Diff(
@@ -250,10 +250,10 @@ async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
             store=before.store.name,
             before=snapshot_answer(before.snapshot),
             after=snapshot_answer(after.snapshot),
-            same=found.same,
-            changed=found.changed,
-            missing=found.missing,
-            added=found.added,
+            same=differences.same,
+            changed=differences.changed,
+            missing=differences.missing,
+            added=differences.added,
             examples=examples,
         )
     )

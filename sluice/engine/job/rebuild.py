@@ -305,8 +305,8 @@ def _same_topics(ledger: Ledger, old: JobRef, now: Mapping[str, Topic]) -> dict[
 
 def _added(ledger: Ledger, old: JobRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
     """The topics that a generation does not read, because they were added to the pipeline later."""
-    known = {source.topic for source in ledger.sources.get(old)} | _read(ledger, old).keys()
-    return {name: topic for name, topic in now.items() if name not in known}
+    earlier = {source.topic for source in ledger.sources.get(old)} | _read(ledger, old).keys()
+    return {name: topic for name, topic in now.items() if name not in earlier}
 
 
 def _ends(ends: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[str, int]]:

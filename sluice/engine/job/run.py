@@ -176,7 +176,7 @@ class JobRun:
 
 def require_reachable(master: str, locations: Sequence[str]) -> None:
     """Raise SettingsError if a shard is a SQLite file, and executors run in other processes, or on other hosts."""
-    files = [] if is_local(master) else [one for one in locations if is_file(one)]
+    files = [] if is_local(master) else [location for location in locations if is_file(location)]
     if files:
         raise SettingsError(
             f"The executors of {master} cannot open {shown(files[0])}: a SQLite file is for one host.",

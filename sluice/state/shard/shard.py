@@ -119,9 +119,9 @@ class LocalShard(Shard):
     def read_states(
         self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
     ) -> dict[str, StoredState]:
-        found = operator_states.read(self._driver, operator, keys, before, shared)
+        states = operator_states.read(self._driver, operator, keys, before, shared)
         self._demand_newest(epoch)
-        return found
+        return states
 
     @override
     def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
