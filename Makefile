@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JARS := .sluice/jars/.provided
+FAB := build/fab/.installed
 
 # Without bytecode files, every process would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -85,6 +86,10 @@ test-postgres: $(JARS) ## Run the tests of pipelines with their state in Postgre
 test-cluster: $(JARS) ## Run orders and words on a Spark cluster with PostgreSQL, and kill a worker, a driver, a server
 	@$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/kills.py $(ARGS)
 
+.PHONY: test-fab
+test-fab: $(FAB) ## Run the tests of the REST API with Airflow's FAB auth manager, in a virtual environment of their own
+	@PYTHONPATH=. build/fab/bin/python -m pytest tests/api --fab $(ARGS)
+
 .PHONY: test-namespaces
 test-namespaces: $(INSTALLED) ## Test queries over state servers in separate network namespaces; needs root
 	@$(BIN)/pytest tests/servers/namespaces.py
@@ -141,4 +146,13 @@ $(INSTALLED): requirements.txt pyproject.toml | $(BIN)/python
 
 $(JARS): sluice/provision/jars.lock $(INSTALLED)
 	@$(BIN)/python -m sluice.provision jars
+	@touch $@
+
+# FAB needs other versions of some locked packages, so they precede those of .venv.
+$(FAB): tests/api/fab.txt $(INSTALLED)
+	@$(UV) venv --quiet --allow-existing --python $(BIN)/python build/fab
+	@VIRTUAL_ENV=build/fab $(UV) pip install --quiet --no-deps --requirement tests/api/fab.txt
+	@locked=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	build/fab/bin/python -c 'import pathlib, sys, sysconfig; \
+	pathlib.Path(sysconfig.get_path("purelib"), "locked.pth").write_text(sys.argv[1])' "$$locked"
 	@touch $@

@@ -63,10 +63,7 @@ class AirflowServer:
             folder.mkdir(parents=True, exist_ok=True)
         self._password_file.write_text(json.dumps(self.passwords))
         try:
-            if DATABASE_URL in self._env:
-                self.run("db", "migrate")
-            else:
-                provide_database(self.home / "airflow.db")
+            self.prepare()
             for component in self.components:
                 self._processes.append(self._start(component))
             self._wait()
@@ -79,6 +76,13 @@ class AirflowServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def prepare(self) -> None:
+        """Create the database, before the processes start."""
+        if DATABASE_URL in self._env:
+            self.run("db", "migrate")
+        else:
+            provide_database(self.home / "airflow.db")
 
     @property
     def environment(self) -> dict[str, str]:

@@ -32,8 +32,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("P
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--postgres`: the tests of pipelines keep their state in PostgreSQL instead of SQLite files."""
+    """`--postgres`: the tests of pipelines keep their state in PostgreSQL instead of SQLite files.
+
+    `--fab`: the tests of the REST API use Airflow's FAB auth manager.
+    """
     parser.addoption("--postgres", action="store_true", help="test pipelines with their state in PostgreSQL")
+    parser.addoption("--fab", action="store_true", help="test the REST API with Airflow's FAB auth manager")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

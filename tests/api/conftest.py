@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.airflow_server import AirflowServer
+from tests.api.fab import FabServer
 from tests.api.states import orders_states, totals, windows
 from tests.states import NOON, States
 
@@ -43,17 +44,30 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> States:
 
 
 @pytest.fixture(scope="package")
-def airflow(tmp_path_factory: pytest.TempPathFactory, states: States) -> Iterator[AirflowServer]:
-    """The server; its user `viewer` may read every DAG but `payroll`, its user `stranger` none."""
+def airflow(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, states: States
+) -> Iterator[AirflowServer]:
+    """The server. No user but `admin` may read the DAG `payroll`.
+
+    `viewer` may read `orders` and `fraud`, `editor` may edit `orders`, and `stranger` may read no DAG.
+    """
     environment = {
         "SLUICE_HOME": states.database.removeprefix("sqlite:///"),
         "SLUICE_PIPELINES": str(REPOSITORY / "spark_jobs"),
         "AIRFLOW__CORE__AUTH_MANAGER": "tests.api.auth.PartialAuthManager",
         "PYTHONPATH": str(REPOSITORY),
     }
-    users = {"admin": "admin", "viewer": "viewer", "stranger": "viewer"}
-    home = tmp_path_factory.mktemp("airflow")
-    with AirflowServer(home, plugins_folder=REPOSITORY / "plugins", env=environment, users=users) as server:
+    home, plugins = tmp_path_factory.mktemp("airflow"), REPOSITORY / "plugins"
+    users = {"admin": "admin", "viewer": "viewer", "editor": "user", "stranger": "viewer"}
+    server = AirflowServer(home, plugins_folder=plugins, env=environment, users=users)
+    if request.config.getoption("--fab"):
+        of_users = {
+            "viewer": {"DAG:orders": ["can_read"], "DAG:fraud": ["can_read"]},
+            "editor": {"DAG:orders": ["can_read", "can_edit"]},
+            "stranger": {},
+        }
+        server = FabServer(home, environment, of_users, plugins_folder=plugins)
+    with server:
         yield server
 
 

@@ -94,6 +94,20 @@ def test_changes_need_permission_to_edit_the_dag(viewer: httpx.Client) -> None:
         assert (refused.status_code, refused.json()["title"]) == (403, "Not allowed"), path
 
 
+@pytest.mark.attack("S3", "changing a pipeline with the permission to edit another one's DAG")
+def test_changes_need_permission_for_the_very_dag(airflow: AirflowServer) -> None:
+    with airflow.client("editor") as editor:
+        for path, body in CHANGES.items():
+            other = path.replace("orders", "payroll")
+            refused, missing = (
+                editor.post(other.replace("payroll", name), json=body) for name in ("payroll", "payrolx")
+            )
+            assert refused.status_code == 404
+            assert refused.text == missing.text.replace("payrolx", "payroll")
+        started = editor.post("/sluice/v1/pipelines/orders/runs", json={"action": "run"})
+        assert (started.status_code, "DAG" in started.text) == (404, True), "allowed, but Airflow has no such DAG"
+
+
 @pytest.mark.attack("S3", "a page of another site that sends a change with the browser's log-in")
 @pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}, {}])
 def test_changes_of_other_sites_are_refused(
