@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,16 +86,18 @@ def run(
     kafka: Mapping[str, str],
     records: int,
     variables: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> Cost:
     """Run a pipeline once with `sluice run`, until its newest snapshot includes so many records.
 
-    Other settings than these keep their defaults, also if the environment contains them.
+    `options` are those of the command. Other settings than these keep their defaults, also if the environment contains
+    them. The processes of a cluster are not measured.
     """
     own = environment(home, pipelines, kafka) | {**(variables or {})}
     home.mkdir(exist_ok=True)
     with (home / "run.log").open("w+") as log:
         begun = time.monotonic()
-        process = subprocess.Popen([SLUICE, "run", pipeline], env=own, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([SLUICE, "run", pipeline, *options], env=own, stdout=log, stderr=subprocess.STDOUT)
         with stopping(process), Usage.of(process.pid) as usage:
             while published(home / "ledger.sqlite", pipeline) < records:
                 if process.poll() is not None and published(home / "ledger.sqlite", pipeline) < records:

@@ -26,6 +26,8 @@ from sluice.examples.orders.topics import produce_orders
 from sluice.provision import jars
 from sluice.settings import settings
 from sluice.testing.kafka import EmbeddedKafka
+from sluice.values.counts import counted
+from tests.cluster.standalone import spark_cluster
 from tests.postgres import new_database, postgres_server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,6 +79,8 @@ class Case:
     pipelines: Path
     variables: Mapping[str, str] = field(default_factory=dict)
     """Further settings."""
+    options: Sequence[str] = ()
+    """Options of `sluice run`."""
     sent: int = 0
 
     @property
@@ -107,6 +111,7 @@ class Case:
             kafka=self.config,
             records=self.sent,
             variables=self.variables,
+            options=self.options,
         )
         console.print(f"{name}: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB")
         files = (self.home / "shards").rglob("*")
@@ -192,6 +197,25 @@ def number_of_partitions() -> Iterator[Measured]:
         yield of_orders(f"{partitions} partitions", 1_000_000, partitions)
 
 
+def executors() -> Iterator[Measured]:
+    """A million new keys on a standalone cluster, with the shards in PostgreSQL; the figures are the driver's alone."""
+    keys = 1_000_000
+    text = of_fields(["n: int"], TOTALS)
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, postgres_server(Path(folder)) as server:
+        for number in range(2):
+            for workers, cores in ((1, 1), (1, 2), (2, 1)):
+                name = f"{counted(workers, 'executor')} with {counted(cores, 'core')}"
+                home = Path(folder, f"spark-{number}-{workers}-{cores}")
+                home.mkdir()
+                with (
+                    spark_cluster(home, workers, cores) as cluster,
+                    case(text=text, variables={"SLUICE_SHARDS": new_database(server)}) as made,
+                ):
+                    made.options = ["--master", cluster.master]
+                    made.send(of_keys(range(keys)))
+                    yield made.run(name, keys)
+
+
 def number_of_stores() -> Iterator[Measured]:
     """Aggregates with the same keys."""
     chance = random.Random(7)
@@ -259,6 +283,7 @@ SERIES: dict[str, Callable[[], Iterator[Measured]]] = {
     "groupings": number_of_groupings,
     "shapes": shapes_of_records,
     "workers": numbers_of_workers,
+    "executors": executors,
 }
 
 

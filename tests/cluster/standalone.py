@@ -39,9 +39,11 @@ def documented(name: str) -> list[str]:
 
 @dataclass
 class SparkCluster:
-    """A master and its workers. Each worker has one core, its own folder, and its own session of processes."""
+    """A master and its workers. Each worker has its own folder, and its own session of processes."""
 
     folder: Path
+    cores: int = 1
+    """Cores of each worker."""
     port: int = field(default_factory=free_port)
     services: dict[str, Service] = field(default_factory=dict)
 
@@ -60,7 +62,16 @@ class SparkCluster:
 
     def start_worker(self, name: str) -> None:
         *command, _master = documented("deploy.worker.Worker")
-        size = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / name))
+        size = (
+            "--host",
+            "127.0.0.1",
+            "--cores",
+            str(self.cores),
+            "--memory",
+            "1g",
+            "--work-dir",
+            str(self.folder / name),
+        )
         self._start(name, *command, *size, self.master)
 
     def _start(self, name: str, *command: str) -> None:
@@ -91,9 +102,9 @@ class SparkCluster:
 
 
 @contextmanager
-def spark_cluster(folder: Path, workers: int = 2) -> Iterator[SparkCluster]:
-    """A cluster for the block."""
-    cluster = SparkCluster(folder)
+def spark_cluster(folder: Path, workers: int = 2, cores: int = 1) -> Iterator[SparkCluster]:
+    """A cluster for the block, of so many workers with so many cores each."""
+    cluster = SparkCluster(folder, cores)
     try:
         cluster.start(workers)
         yield cluster
