@@ -95,9 +95,10 @@ test-namespaces: $(INSTALLED) ## Test queries over state servers in separate net
 	@$(BIN)/pytest tests/servers/namespaces.py
 
 .PHONY: conformance
-conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=one|each|random, FEATURES=a,b
+conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=one|each|random, FEATURES=a,b, EVERY=N, CLUSTER=1
 	@test -n "$(CASES)" || { echo "Name the file of cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }
-	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES))
+	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES)) \
+		$(if $(EVERY),--every $(EVERY)) $(if $(CLUSTER),--cluster)
 
 .PHONY: topologies
 topologies: $(JARS) ## Compare random chains of operators in one batch, in random batches and when replayed: COUNT=100 SEED=1

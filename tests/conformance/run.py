@@ -1,26 +1,49 @@
 """Runs conformance cases on Kafka Streams' input, in one batch or in several, and compares the results.
 
-python -m tests.conformance.run CASES.jsonl [--cuts one|each|random] [--features a,b] [--alone]
+python -m tests.conformance.run CASES.jsonl [--cuts one|each|random] [--features a,b] [--every N] [--alone] [--cluster]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import SparkSession
 
 from sluice import Pipeline
 from sluice.testing import TopologyTestDriver
 from tests.conformance.adapter import Built, Case, Row, add, collapsed
+from tests.postgres import new_database, postgres_server
 
 TOGETHER = 24
 """Number of cases in one pipeline; they are independent and share the cost of a batch."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where pipelines run, and the number of their workers. By default on the local Spark, with state in files."""
+
+    workers: int = 1
+    spark: SparkSession | None = None
+    server: str = ""
+    """URL of a PostgreSQL server, which gets a database for each pipeline."""
+
+    def driver(self, pipeline: Pipeline) -> TopologyTestDriver:
+        return TopologyTestDriver(pipeline, spark=self.spark, database=new_database(self.server) if self.server else "")
+
+
+LOCAL = Place()
 
 
 def main(arguments: list[str]) -> int:
@@ -30,24 +53,59 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--cuts", choices=("one", "each", "random"), default="one")
     parser.add_argument("--features", default="")
     parser.add_argument("--alone", action="store_true", help="each case in a pipeline of its own")
+    parser.add_argument("--every", type=int, default=1, help="only every Nth case of the file")
+    parser.add_argument(
+        "--cluster", action="store_true", help="on a standalone Spark cluster of two workers, with PostgreSQL"
+    )
     given = parser.parse_args(arguments)
     wanted = set(filter(None, given.features.split(",")))
     cases = [case for case in map(json.loads, given.cases.open()) if not wanted or case["feature"] in wanted]
+    cases = cases[:: given.every]
     if not cases:
         print(f"There is no case of {given.features or 'any feature'} in {given.cases}.", file=sys.stderr)
         return 2
     passed, failed = 0, 0
-    for feature, mine in by_feature(cases):
-        start = time.monotonic()
-        problems = run_all(mine, given.cuts, 1 if given.alone else TOGETHER)
-        good = len(mine) - len(problems)
-        passed, failed = passed + good, failed + len(problems)
-        print(f"{feature} {good}/{len(mine)}", flush=True)
-        print(f"  {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
-        for case, why in problems:
-            print(f"  {case}: {why}", flush=True)
+    with on_cluster() if given.cluster else nullcontext(LOCAL) as place:
+        for feature, mine in by_feature(cases):
+            start = time.monotonic()
+            problems = run_all(mine, given.cuts, 1 if given.alone else TOGETHER, place)
+            good = len(mine) - len(problems)
+            passed, failed = passed + good, failed + len(problems)
+            print(f"{feature} {good}/{len(mine)}", flush=True)
+            print(f"  {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+            for case, why in problems:
+                print(f"  {case}: {why}", flush=True)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
+
+
+@contextmanager
+def on_cluster() -> Iterator[Place]:
+    """A standalone cluster of two workers, and a PostgreSQL server."""
+    from sluice.engine.session import session
+    from sluice.settings import Settings
+    from tests.cluster.standalone import spark_cluster
+
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-conformance-", ignore_cleanup_errors=True) as folder,
+        spark_cluster(Path(folder, "spark")) as cluster,
+        postgres_server(Path(folder, "postgres")) as server,
+    ):
+        conf = {
+            "spark.master": cluster.master,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.log.level": "ERROR",
+            # The executors import Sluice and the cases' functions from here.
+            "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        spark = session(Settings.read({"SLUICE_SPARK_CONF": json.dumps(conf)}), "conformance")
+        yield Place(workers=2, spark=spark, server=server)
+        context: Any = spark.sparkContext
+        # The driver is also in this map.
+        assert context._jsc.sc().getExecutorMemoryStatus().size() == 3, "a worker's executor is lost"
+        spark.stop()
 
 
 def by_feature(cases: Iterable[Case]) -> Iterator[tuple[str, list[Case]]]:
@@ -58,26 +116,26 @@ def by_feature(cases: Iterable[Case]) -> Iterator[tuple[str, list[Case]]]:
     yield from results.items()
 
 
-def run_all(cases: list[Case], cuts: str, together: int) -> list[tuple[str, str]]:
+def run_all(cases: list[Case], cuts: str, together: int, place: Place = LOCAL) -> list[tuple[str, str]]:
     """Run cases, `together` per pipeline. Returns the names of failed cases, with the reasons."""
     problems = []
     for begin in range(0, len(cases), together):
         some = cases[begin : begin + together]
         try:
-            problems += run(some, cuts)
+            problems += run(some, cuts, place)
         except Exception as error:  # an error in one case must not stop the others
             if len(some) == 1:
                 problems.append((some[0]["id"], f"{type(error).__name__}: {error}"))
             else:
-                problems += run_all(some, cuts, 1)  # find out which case failed
+                problems += run_all(some, cuts, 1, place)  # find out which case failed
     return problems
 
 
-def run(cases: list[Case], cuts: str) -> list[tuple[str, str]]:
+def run(cases: list[Case], cuts: str, place: Place = LOCAL) -> list[tuple[str, str]]:
     """Run cases in one pipeline."""
-    pipeline = Pipeline("conformance", workers=1)
+    pipeline = Pipeline("conformance", workers=place.workers)
     built = [add(pipeline, case, f"c{number}") for number, case in enumerate(cases)]
-    with TopologyTestDriver(pipeline) as driver:
+    with place.driver(pipeline) as driver:
         feed(driver, built, cuts)
         return [(one.case["id"], why) for one in built if (why := difference(one, results(driver, one)))]
 
