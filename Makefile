@@ -72,7 +72,7 @@ bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 1000
 
 .PHONY: backlog
 backlog: $(JARS) ## Run a backlog of RECORDS=100000 in batches of 1,000 and 10,000 and in one, and compare the results
-	@BACKLOG=$(or $(RECORDS),100000) $(BIN)/pytest tests/engine/test_backlog.py -k size_of_batches
+	@BACKLOG=$(or $(RECORDS),100000) $(BIN)/pytest tests/engine/test_backlog.py -m "" -k size_of_batches
 
 .PHONY: test-heavy
 test-heavy: $(JARS) ## Run the tests that `make test` leaves out, except fault scenarios; ARGS='tests/docs -m heavy'

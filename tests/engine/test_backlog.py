@@ -135,6 +135,7 @@ def in_one_batch(start: Start, *counts: int) -> dict[str, Any]:
     return results(running)
 
 
+@pytest.mark.heavy  # test_an_unfinished_batch_keeps_its_end_after_a_crash compares several batches with one, too
 def test_results_do_not_depend_on_the_size_of_batches(start: Start) -> None:
     expected = in_one_batch(start, RECORDS)
     assert len(expected["paid"]) > RECORDS / 100

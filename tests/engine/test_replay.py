@@ -16,7 +16,7 @@ from sluice.errors import EngineError, StateError
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.snapshots import Snapshots
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of, shop
+from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of, shop, simple_shop
 
 
 def a_busy_day(running: Running) -> None:
@@ -167,7 +167,7 @@ def test_a_crash_during_a_batch_changes_no_result(
 
 
 def test_an_aborted_transaction_of_the_source_is_never_counted(start: Start) -> None:
-    running = start(shop)
+    running = start(simple_shop)
     producer = Producer(
         {"bootstrap.servers": running.bootstrap, "transactional.id": running.names.prefix, "log_level": 0}
     )
@@ -183,7 +183,7 @@ def test_an_aborted_transaction_of_the_source_is_never_counted(start: Start) -> 
 
 
 def test_a_lost_shard_is_an_error(start: Start) -> None:
-    running = start(shop)
+    running = start(simple_shop)
     running.send("sales", sale("a"), sale("b"), sale("c"))
     running.run()
     with running.ledger() as ledger:
@@ -198,7 +198,7 @@ def test_a_lost_shard_is_an_error(start: Start) -> None:
 
 
 def test_a_lost_ledger_is_an_error(start: Start) -> None:
-    running = start(shop, sales=1)
+    running = start(simple_shop, sales=1)
     running.send("sales", sale("a", "1.10"))
     running.run()
     for file in Path(running.settings.home).glob("ledger.sqlite*"):
@@ -209,7 +209,7 @@ def test_a_lost_ledger_is_an_error(start: Start) -> None:
 
 
 def test_a_lost_checkpoint_is_an_error(start: Start) -> None:
-    running = start(shop, sales=1)
+    running = start(simple_shop, sales=1)
     running.send("sales", sale("a", "1.10"))
     running.run()
     shutil.rmtree(running.checkpoint)

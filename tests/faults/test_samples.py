@@ -26,7 +26,7 @@ from sluice.testing.kafka import EmbeddedKafka
 from sluice.testing.kafka import running as running_broker
 from sluice.topics import read_topic
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import Names, sale, sales_of, shop
+from tests.engine.shop import Names, sale, sales_of, simple_shop
 from tests.faults.conftest import Observe, fill, small_disk
 from tests.faults.dying import calls
 from tests.faults.world import wait_until
@@ -247,7 +247,7 @@ def copied(*, more: bool = False) -> Callable[[Names], Pipeline]:
 
 @pytest.mark.fault("F30", "the small file system under ledger, shards and checkpoint is full (a sample)")
 def test_a_small_file_system(start: Start, tmp_path: Path, observe: Observe) -> None:
-    running = start(shop)
+    running = start(simple_shop)
     with small_disk(tmp_path / "small", "16m") as disk:
         brokers = {"SLUICE_KAFKA": f'{{"bootstrap.servers": "{running.bootstrap}", "log_level": "0"}}'}
         running.settings = type(running.settings).read({"SLUICE_HOME": str(disk), **brokers})
