@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -29,11 +30,15 @@ _TIMES = ("timestamp with time zone", "timestamp without time zone")
 _WHOLE = (*_INTEGERS, "numeric", "real", "double precision")
 _ACCEPTED = {
     "BIGINT": _WHOLE, "INT": _WHOLE, "SMALLINT": _WHOLE, "TINYINT": _WHOLE, "DECIMAL": ("numeric",),
-    "DOUBLE": ("double precision", "real", "numeric"), "FLOAT": ("double precision", "real", "numeric"),
+    "DOUBLE": ("double precision", "numeric"), "FLOAT": ("double precision", "real", "numeric"),
     "BOOLEAN": ("boolean",), "TIMESTAMP": _TIMES, "DATE": ("date",), "BINARY": ("bytea",), "ARRAY": _JSON,
     "STRUCT": _JSON, "MAP": _JSON,
 }  # fmt: skip
 """Spark SQL type without its parameters → the PostgreSQL types that can hold all or most of its values."""
+_FOLDED = {"citext", "inet", "cidr", "macaddr", "macaddr8", "json", "jsonb", "interval", "bit", "money", "xml"}
+"""Types of which two values with different texts can be equal, or that cannot be compared."""
+_ROUNDED = {"time without time zone", "time with time zone", "interval"}
+"""Types that PostgreSQL rounds if they have a precision, and that Sluice passes on as text."""
 _NO_TEXT = {*_WHOLE, *_TIMES, "boolean", "date", "bytea", *_JSON}
 """Types that a field of type STRING does not fit."""
 
@@ -52,8 +57,13 @@ def fits(spark: str, postgres: str) -> bool:
     """Whether a column of a PostgreSQL type can hold values of a Spark SQL type; true if the Spark type is unknown."""
     kind, own = _without_parameters(spark), _without_parameters(postgres)
     if kind == "STRING":
-        return own not in _NO_TEXT
+        return own not in _NO_TEXT and not (own in _ROUNDED and "(" in postgres)
     return not kind or own in _ACCEPTED.get(kind, (own,))
+
+
+def tells_keys_apart(postgres: str) -> bool:
+    """Whether values of a type are equal only if they come from equal keys."""
+    return _without_parameters(postgres) not in _FOLDED
 
 
 def _without_parameters(kind: str) -> str:
@@ -66,6 +76,8 @@ class TableColumn:
 
     name: str
     type: str
+    is_key: bool = False
+    """Whether the column identifies a row, so that different values must stay different."""
 
     def text(self, json: bytes) -> str | None:
         """The column's text for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
@@ -80,7 +92,7 @@ class TableColumn:
 
     @cached_property
     def _encode(self) -> Callable[[Any, bytes], str]:
-        kind, limits = _without_parameters(self.type), [int(number) for number in re.findall(r"\d+", self.type)]
+        kind, limits = _without_parameters(self.type), [int(number) for number in re.findall(r"-?\d+", self.type)]
         if kind in _INTEGERS:
             return lambda value, _: _integer(value, _INTEGERS[kind])
         if kind == "numeric":
@@ -88,11 +100,13 @@ class TableColumn:
         if kind in _TEXTS:
             # The type "character" without a length is one character.
             most = limits[0] if limits else 1 if kind == "character" else None
-            return lambda value, _: _text(value, most)
+            return lambda value, _: _text(value, most, keeps_blanks=kind != "character")
         if kind in _TIMES:
-            return lambda value, _: _timestamp(value, has_zone=kind == _TIMES[0])
+            return lambda value, _: _timestamp(value, *limits, has_zone=kind == _TIMES[0])
         if kind in _JSON:
             return _json
+        if kind == "uuid":
+            return lambda value, _: _uuid(value, only_canonical=self.is_key)
         return _ENCODERS.get(kind, _as_is)
 
 
@@ -128,8 +142,12 @@ def _numeric(value: Any, precision: int | None = None, scale: int = 0) -> str:
 def _float(value: Any, _: bytes) -> str:
     if value in ("NaN", "Infinity", "-Infinity"):
         return str(value)
-    if math.isinf(float(_number(value))):
+    held = float(_number(value))
+    if math.isinf(held):
         raise ValueError("is out of range")
+    # Whole numbers can come from integers, of which a float holds fewer digits.
+    if type(value) is int and int(held) != value:
+        raise ValueError("has too many digits")
     return str(value)
 
 
@@ -137,6 +155,8 @@ def _real(value: Any, json: bytes) -> str:
     text = _float(value, json)
     if math.isfinite(float(text)) and abs(float(text)) > 3.4028234e38:
         raise ValueError("is out of range")
+    if type(value) is int and int(struct.unpack("f", struct.pack("f", value))[0]) != value:
+        raise ValueError("has too many digits")
     return text
 
 
@@ -146,18 +166,22 @@ def _boolean(value: Any, _: bytes) -> str:
     return str(value).lower()
 
 
-def _text(value: Any, most: int | None) -> str:
+def _text(value: Any, most: int | None, *, keeps_blanks: bool = True) -> str:
     if type(value) is not str:
         raise ValueError("is not text")
     if _NUL in value:
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
     if most is not None and len(value) > most:
         raise ValueError(f"is longer than {most} characters")
+    if not keeps_blanks and value.endswith(" "):
+        raise ValueError("ends with a blank, which this type does not keep")
     return value
 
 
-def _timestamp(value: Any, *, has_zone: bool) -> str:
+def _timestamp(value: Any, places: int = 6, *, has_zone: bool) -> str:
     moment = datetime.fromisoformat(_text(value, None))
+    if moment.microsecond % 10 ** (6 - places):
+        raise ValueError(f"has more than {places} decimal places of a second")
     if moment.tzinfo is None:
         if has_zone:
             raise ValueError("has no time zone")
@@ -180,8 +204,11 @@ def _json(_: Any, json: bytes) -> str:
     return json.decode()
 
 
-def _uuid(value: Any, _: bytes) -> str:
-    return str(UUID(_text(value, None)))
+def _uuid(value: Any, *, only_canonical: bool) -> str:
+    text = str(UUID(_text(value, None)))
+    if only_canonical and text != value:
+        raise ValueError(f"is not written as {text}")
+    return text
 
 
 def _as_is(value: Any, json: bytes) -> str:
@@ -190,5 +217,5 @@ def _as_is(value: Any, json: bytes) -> str:
 
 
 _ENCODERS: dict[str, Callable[[Any, bytes], str]] = {
-    "double precision": _float, "real": _real, "boolean": _boolean, "date": _date, "bytea": _bytes, "uuid": _uuid,
+    "double precision": _float, "real": _real, "boolean": _boolean, "date": _date, "bytea": _bytes,
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Writes the rows of a job's batches to tables of a PostgreSQL database, each batch once, in one transaction.
 
 The table `sluice_batches` in the connection's default schema has a row per job: the writer's epoch, and the last batch
-with its numbers of rows. Every transaction updates this row.
+with its numbers of rows. Every transaction updates this row. It also has the job's tables, because a table has one
+writer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from sluice.errors import EngineError, LeaseError, SettingsError
-from sluice.sinks.columns import TableColumn, created_type, fits
+from sluice.sinks.columns import TableColumn, created_type, fits, tells_keys_apart
 from sluice.sinks.protocol import BatchId, Row, Rows
 from sluice.values.tables import PostgresTable, connection_variable
 
@@ -27,7 +28,7 @@ log = structlog.get_logger()
 BATCHES = "sluice_batches"
 _CREATE_BATCHES = SQL(
     "CREATE TABLE IF NOT EXISTS {} (pipeline text, job text, epoch bigint NOT NULL, generation integer, batch bigint, "
-    "begun bigint, rows jsonb, written_at timestamp with time zone, PRIMARY KEY (pipeline, job))"
+    "begun bigint, rows jsonb, tables text[], written_at timestamp with time zone, PRIMARY KEY (pipeline, job))"
 ).format(Identifier(BATCHES))
 _PREPARE = (
     "SELECT set_config('lock_timeout', '60s', false), set_config('timezone', 'UTC', false), "
@@ -96,11 +97,15 @@ class PostgresTables:
     columns: Mapping[str, tuple[TableColumn, ...]] = field(default_factory=dict)
 
     def begin(self, generation: int, published: int | None) -> None:
-        """Create or check the tables, and fence off earlier writers."""
+        """Create or check the tables, and fence off earlier writers. Raises EngineError if another writes a table."""
         self.fence()
         with self._transaction("Checking the tables") as database:
-            self.columns = {target.output: _made(database, target) for target in self.targets}
             last = self._last(database)
+            written = last[1] if last is not None else {}
+            self.columns = {
+                target.output: _made(database, target, written.get(target.output)) for target in self.targets
+            }
+            self._claim(database)
         if last is None or published is None or last[0].generation != generation or last[0].number >= published:
             return
         raise EngineError(
@@ -109,6 +114,37 @@ class PostgresTables:
             "the pipeline ran without these tables.",
             next_step="Restore the database. To continue without the rows of the batches between: DELETE FROM "
             f"{BATCHES} WHERE pipeline = '{self.pipeline}'.",
+        )
+
+    def _claim(self, database: psycopg.Connection) -> None:
+        """Note the tables that the job writes. Raises EngineError if two outputs, or two pipelines, have one table."""
+        # Two pipelines that begin at the same time would not see each other's tables.
+        database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
+        writers: dict[str, Target] = {}
+        for target in self.targets:
+            name = _qualified(database, target)
+            if (other := writers.setdefault(name, target)) is not target:
+                raise EngineError(
+                    f"The outputs {other.output} ({other.at}) and {target.output} ({target.at}) are one table: {name}.",
+                    next_step="Write to the table once, after a merge.",
+                )
+        taken = database.execute(
+            SQL("SELECT pipeline, name FROM {}, unnest(tables) AS name WHERE pipeline <> %s AND name = ANY(%s)").format(
+                Identifier(BATCHES)
+            ),
+            [self.pipeline, [*writers]],
+        ).fetchone()
+        if taken is not None:
+            pipeline, name = taken
+            raise EngineError(
+                f"The pipeline {pipeline} writes the table {name}, too ({writers[name].at}). Each would replace the "
+                "other's rows.",
+                next_step=f"Give one of them another table. If {pipeline} no longer writes it: UPDATE {BATCHES} SET "
+                f"tables = array_remove(tables, '{name}') WHERE pipeline = '{pipeline}'.",
+            )
+        database.execute(
+            SQL("UPDATE {} SET tables = %s WHERE pipeline = %s AND job = %s").format(Identifier(BATCHES)),
+            [[*writers], self.pipeline, self.job],
         )
 
     def fence(self) -> None:
@@ -158,6 +194,12 @@ class PostgresTables:
     def _copied(self, database: psycopg.Connection, number: int, target: Target, rows: Rows) -> Iterator[Composed]:
         """Copy rows to temporary tables, and yield the statements that merge them into the target."""
         columns = self.columns[target.output]
+        # The lock keeps the table's columns as they are until the transaction ends.
+        database.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(target.name))
+        if _checked(database, target) != columns:
+            raise EngineError(
+                f"The columns of the table {target.output} ({target.at}) changed during the run.", next_step=_NEXT_STEP
+            )
         names = [Identifier(column.name) for column in columns]
         identity = names[: len(target.identity)]
         with _at(target):
@@ -250,10 +292,19 @@ def _list(parts: Sequence[Composable]) -> Composed:
     return SQL(", ").join(parts)
 
 
-def _made(database: psycopg.Connection, target: Target) -> tuple[TableColumn, ...]:
-    """The columns of a table, which is created if it does not exist. Raises EngineError if it does not fit."""
+def _made(database: psycopg.Connection, target: Target, written: int | None) -> tuple[TableColumn, ...]:
+    """The columns of a table, which is created if it does not exist. Raises EngineError if it does not fit.
+
+    `written` is the number of rows of the last batch, None if no batch has written the table.
+    """
     with _at(target):
         if database.execute("SELECT to_regclass(%s)", [target.name.as_string(database)]).fetchone() == (None,):
+            if written is not None:
+                raise EngineError(
+                    f"The table {target.output} ({target.at}) is gone, with the rows of earlier batches.",
+                    next_step="Restore it. To continue with an empty table: UPDATE "
+                    f"{BATCHES} SET rows = rows - '{target.output}', and then run again.",
+                )
             _create(database, target)
         return _checked(database, target)
 
@@ -274,11 +325,12 @@ def _create(database: psycopg.Connection, target: Target) -> None:
 def _checked(database: psycopg.Connection, target: Target) -> tuple[TableColumn, ...]:
     """The columns that the job writes. Raises EngineError that lists all problems of the table."""
     table = target.name.as_string(database)
-    columns: dict[str, tuple[str, bool, int]] = {
-        name: (kind, required, oid)
-        for name, kind, required, oid in database.execute(
+    columns: dict[str, tuple[str, bool, int, bool]] = {
+        name: (kind, required, oid, is_exact)
+        for name, kind, required, oid, is_exact in database.execute(
             "SELECT attname, format_type(atttypid, atttypmod), "
-            "attnotnull AND NOT atthasdef AND attidentity = '' AND attgenerated = '', atttypid::bigint "
+            "attnotnull AND NOT atthasdef AND attidentity = '' AND attgenerated = '', atttypid::bigint, "
+            "coalesce((SELECT collisdeterministic FROM pg_collation c WHERE c.oid = attcollation), true) "
             "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
             [table],
         )
@@ -292,7 +344,12 @@ def _checked(database: psycopg.Connection, target: Target) -> tuple[TableColumn,
             problems.append(f"the column {name} is {columns[name][0]}, not {target.table.types[name]}")
         elif not fits(spark, columns[name][0]):
             problems.append(f"the column {name} is {columns[name][0]}, but the field is {spark}")
-    for name, (_, required, _) in columns.items():
+        elif name in target.identity and not (columns[name][3] and tells_keys_apart(columns[name][0])):
+            problems.append(
+                f"the column {name} is {columns[name][0]}, in which different keys can be equal "
+                f'(ALTER TABLE {table} ALTER {Identifier(name).as_string()} TYPE text COLLATE "C")'
+            )
+    for name, (_, required, _, _) in columns.items():
         if required and name not in target.wanted:
             problems.append(f"the column {name} is NOT NULL without a default, but the pipeline does not write it")
     identity = [*target.identity]
@@ -304,7 +361,18 @@ def _checked(database: psycopg.Connection, target: Target) -> tuple[TableColumn,
             f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
             next_step="Change the table, or what the pipeline writes. Nothing was read.",
         )
-    return tuple(TableColumn(name, columns[name][0]) for name in target.wanted)
+    return tuple(TableColumn(name, columns[name][0], name in target.identity) for name in target.wanted)
+
+
+def _qualified(database: psycopg.Connection, target: Target) -> str:
+    """The name of an existing table with its schema, which two names of one table share."""
+    row = database.execute(
+        "SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
+        "WHERE pg_class.oid = to_regclass(%s)",
+        [target.name.as_string(database)],
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def _is_type(database: psycopg.Connection, declared: str, oid: int) -> bool:
@@ -316,8 +384,8 @@ def _is_unique(database: psycopg.Connection, table: str, columns: Sequence[str])
     """Whether the table has a primary key or a unique index of exactly these columns."""
     indexes: Any = database.execute(
         "SELECT (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)) "
-        "FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indpred IS NULL AND indexprs IS NULL "
-        "AND indimmediate AND indnkeyatts = indnatts",
+        "FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indpred IS NULL "
+        "AND indexprs IS NULL AND indimmediate AND indnkeyatts = indnatts",
         [table],
     ).fetchall()
     return any(sorted(names) == sorted(columns) for (names,) in indexes)

@@ -201,3 +201,51 @@ def test_a_database_that_does_not_answer_is_named_without_its_password() -> None
     with pytest.raises(EngineError, match="in the database of warehouse failed: connection failed") as error:
         tables.begin(1, None)
     assert "secret" not in str(error.value)
+
+
+def test_a_table_has_one_writer(url: str, query: Query) -> None:
+    """Rows of two pipelines that read one topic would have the same `_topic`, `_partition` and `_offset`."""
+    begun(url, target("log", None))
+    other = PostgresTables("elsewhere", url, "sales", "main", [target("public.log", None)])
+    with pytest.raises(EngineError, match=r"The pipeline shops writes the table public\.log, too \(shops\.py:7\)"):
+        other.begin(1, None)
+    begun(url, target("totals"))  # the pipeline no longer writes `log`
+    other.begin(1, None)
+    assert sorted(query("SELECT pipeline, tables FROM sluice_batches")) == [
+        ("sales", ["public.log"]),
+        ("shops", ["public.totals"]),
+    ]
+    with pytest.raises(EngineError, match=r"are one table: public\.totals"):
+        begun(url, target("totals"), target("public.totals"))
+
+
+def test_a_column_that_changes_during_a_run(url: str, query: Query) -> None:
+    amounts = target(fields=(("shop", "STRING"), ("n", "DECIMAL(10,4)")))
+    tables = begun(url, amounts)
+    query("ALTER TABLE totals ALTER n TYPE numeric(10,2)")
+    with pytest.raises(EngineError, match=r"columns of the table warehouse:totals \(shops\.py:7\) changed"):
+        tables.write(batch(0), rows(("a", "1.2345")))
+    begun(url, amounts).write(batch(0), rows(("a", "1.23")))
+    assert [str(n) for (n,) in query("SELECT n FROM totals")] == ["1.23"]
+
+
+def test_a_key_column_tells_all_keys_apart(url: str, query: Query) -> None:
+    query("CREATE COLLATION folded (provider=icu, locale='und-u-ks-level2', deterministic=false)")
+    query("CREATE TABLE totals (shop text COLLATE folded PRIMARY KEY, n bigint)")
+    with pytest.raises(EngineError, match=r"the column shop is text, in which different keys can be equal") as raised:
+        begun(url)
+    statement = str(raised.value).partition("(ALTER")[2].partition(");")[0].partition(").")[0]
+    query(f"ALTER{statement}")
+    tables = begun(url)
+    tables.write(batch(0), rows(("a", "1"), ("A", "2")))
+    assert len(query("SELECT n FROM totals")) == 2
+
+
+def test_a_table_that_is_gone(url: str, query: Query) -> None:
+    begun(url).write(batch(0), rows(("a", "1")))
+    query("DROP TABLE totals")
+    with pytest.raises(EngineError, match=r"The table warehouse:totals \(shops\.py:7\) is gone") as raised:
+        begun(url, published=0)
+    query(str(raised.value).partition("empty table: ")[2].partition(", and then")[0])
+    begun(url, published=0).write(batch(1), rows(("b", "2")))
+    assert query("SELECT shop, n FROM totals") == [("b", 2)]

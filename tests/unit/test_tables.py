@@ -87,11 +87,25 @@ def test_values_that_fit(type_: str, json: str, text: str | None) -> None:
         ("date", '"2026-02-30"', "day is out of range"),
         ("bytea", '"?"', ""),
         ("uuid", '"12"', "badly formed"),
+        # PostgreSQL would round these.
+        ("numeric(3,-1)", "15", "has more than -1 decimal places"),
+        ("timestamp(0) with time zone", '"2026-01-01T00:00:00.6Z"', "has more than 0 decimal places of a second"),
+        ("timestamp(3) without time zone", '"2026-01-01T00:00:00.1239"', "has more than 3 decimal places of a second"),
+        ("real", "16777217", "has too many digits"),
+        ("double precision", "9007199254740993", "has too many digits"),
+        ("character(3)", '"a "', "ends with a blank"),
     ],
 )
 def test_values_that_do_not_fit(type_: str, json: str, why: str) -> None:
     with pytest.raises(ValueError, match=rf"^column total \({type_.replace('(', '.').replace(')', '.')}\): .*{why}"):
         TableColumn("total", type_).text(json.encode())
+
+
+def test_a_key_that_postgresql_would_change_does_not_fit() -> None:
+    key = TableColumn("shop", "uuid", is_key=True)
+    assert key.text(b'"00000000-0000-0000-0000-00000000000a"') == "00000000-0000-0000-0000-00000000000a"
+    with pytest.raises(ValueError, match="is not written as 00000000-0000-0000-0000-00000000000a"):
+        key.text(b'"00000000-0000-0000-0000-00000000000A"')
 
 
 def test_types() -> None:
@@ -102,6 +116,9 @@ def test_types() -> None:
     assert fits("BIGINT", "smallint")
     assert fits("", "integer")
     assert not fits("STRING", "integer")
+    assert not fits("STRING", "time(0) without time zone")
+    assert fits("STRING", "time without time zone")
+    assert not fits("DOUBLE", "real")
     assert not fits("DOUBLE", "bigint")
     assert not fits("DECIMAL(12,2)", "double precision")
     assert not fits("ARRAY<STRING>", "text[]")
