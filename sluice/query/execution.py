@@ -23,6 +23,8 @@ Own = Callable[[WorkerInfo], str | None]
 
 WORKER_SECONDS = 15.0
 """Time limit of a query at one worker; longer than the server's own limit, so that the server's error arrives first."""
+LOOKUP_SECONDS = 2.0
+"""Time limit of a lookup at a worker whose standby can answer it instead."""
 PAUSE_SECONDS = 1.0
 """How long a worker receives no queries after it has exceeded the limit."""
 
@@ -134,15 +136,17 @@ class Workers:
                 return [], _unavailable(info, why)
             del self._paused[info.server]
         worker = self._worker(info)
+        has_standby = info.at_standby(query.as_of) is not None
+        seconds = LOOKUP_SECONDS if query.is_quick and has_standby else WORKER_SECONDS
         try:
             if isinstance(worker, LocalWorker):
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
-            async with asyncio.timeout(WORKER_SECONDS):
+            async with asyncio.timeout(seconds):
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
         except TimeoutError:
             why = f"Timed out recently; retried after {PAUSE_SECONDS:g} s."
             self._paused[info.server] = time.monotonic() + PAUSE_SECONDS, why
-            return [], _unavailable(info, f"Timed out after {WORKER_SECONDS:g} s.")
+            return [], _unavailable(info, f"Timed out after {seconds:g} s.")
         except StateError as error:
             return [], _unavailable(info, error.detail)
 

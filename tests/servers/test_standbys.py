@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from sluice.cli import app
 from sluice.engine.job.driver_lease import current_lease, this_process
 from sluice.engine.job.standbys import promote_standbys
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
+from sluice.query import execution
 from sluice.remote import standbys
 from sluice.remote.opening import open_shard
 from sluice.remote.server.moves import move
@@ -102,6 +104,19 @@ def wait_for_primary(host: Host) -> None:
     while "standby" in one(host):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("standby")
+def test_a_lookup_does_not_wait_long_for_a_silent_server(hosts: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "LOOKUP_SECONDS", 0.2)
+    expected = one(hosts[0])["entries"]
+    hosts[1].stop()
+    with socket.create_server(("127.0.0.1", hosts[1].port)):  # accepts connections, but never answers
+        begun = time.monotonic()
+        answer = one(hosts[0])
+        assert time.monotonic() - begun < execution.WORKER_SECONDS / 3
+    assert (answer["entries"], answer["standby"], answer["partial"]) == (expected, True, False)
+    assert "Timed out after 0.2 s" in str(answer["workers"])
 
 
 @pytest.mark.fault("F36", "a worker's state server stops during queries")
