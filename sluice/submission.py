@@ -45,7 +45,7 @@ READING_AGAIN = {"--rebuild", "--replay"}
 CODE = "sluice.zip"
 """The archive of this package on executors."""
 _WRITE = "-XX:ArchiveClassesAtExit="
-_FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
+FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Submission:
     def run(self) -> int:
         """Run the command and return its status. Java's warning about incubator modules is filtered out."""
         if self.is_first:
-            sys.stderr.write(_FIRST_RUN)
+            sys.stderr.write(FIRST_RUN)
         environment = os.environ | self.environment
         process = subprocess.Popen(
             self.command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"

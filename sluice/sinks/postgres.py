@@ -8,7 +8,7 @@ writer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,7 +96,7 @@ class PostgresTables:
     epoch: int = 0
     columns: Mapping[str, tuple[TableColumn, ...]] = field(default_factory=dict)
 
-    def begin(self, generation: int, published: int | None) -> None:
+    def begin(self, generation: int, published: int | None, outputs: Set[str]) -> None:
         """Create or check the tables, and fence off earlier writers. Raises EngineError if another writes a table."""
         self.fence()
         with self._transaction("Checking the tables") as database:
@@ -106,14 +106,23 @@ class PostgresTables:
                 target.output: _made(database, target, written.get(target.output)) for target in self.targets
             }
             self._claim(database)
-        if last is None or published is None or last[0].generation != generation or last[0].number >= published:
+        if published is None:
             return
+        if last is None:
+            if outputs.isdisjoint(target.output for target in self.targets):
+                return
+            end = "have no batch"
+        # Batches of an earlier generation cannot be compared: a rebuild numbers them anew and writes no rows.
+        elif last[0].generation != generation or last[0].number >= published:
+            return
+        else:
+            end = f"end at batch {generation}.{last[0].number}"
         raise EngineError(
-            f"The tables of {self.pipeline} in the database of {self.connection} end at batch {generation}."
-            f"{last[0].number}, but batch {generation}.{published} is published. Either the database has lost data, or "
-            "the pipeline ran without these tables.",
-            next_step="Restore the database. To continue without the rows of the batches between: DELETE FROM "
-            f"{BATCHES} WHERE pipeline = '{self.pipeline}'.",
+            f"The tables of {self.pipeline} in the database of {self.connection} {end}, but batch "
+            f"{generation}.{published} is published. Either the database has lost data, or it is another one, or the "
+            "pipeline ran without these tables.",
+            next_step=f"Restore the database. To continue without the missing rows: UPDATE {BATCHES} SET generation = "
+            f"{generation}, batch = {published}, begun = 0, rows = '{{}}' WHERE pipeline = '{self.pipeline}'.",
         )
 
     def _claim(self, database: psycopg.Connection) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -62,8 +62,10 @@ class DatabaseSink(Protocol):
     def columns(self) -> Mapping[str, tuple[TableColumn, ...]]:
         """Output → the columns of its table, of which the first ones identify a row."""
 
-    def begin(self, generation: int, published: int | None) -> None:
-        """Create or check the tables, and fence off earlier writers. `published` is the ledger's last batch.
+    def begin(self, generation: int, published: int | None, outputs: Set[str]) -> None:
+        """Create or check the tables, and fence off earlier writers.
+
+        `published` is the ledger's last batch, and `outputs` are the outputs that it wrote.
 
         Raises EngineError if a table does not fit the pipeline, or if it lacks published batches.
         """

@@ -136,6 +136,11 @@ class Snapshot(OfJob, frozen=True, kw_only=True):
     """Airflow's name of the run that published the snapshot; empty for a run without a name."""
 
     @property
+    def outputs(self) -> frozenset[str]:
+        """The topics and tables that the batch wrote, also if it wrote no records to them."""
+        return frozenset(name.removeprefix("output/") for name in self.counts if name.startswith("output/"))
+
+    @property
     def id(self) -> str:
         """`generation.batch`: the id by which readers request this snapshot."""
         return f"{self.generation}.{self.batch}"

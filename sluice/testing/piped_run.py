@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ class KeptRows:
     output: KeptOutput
     columns: Mapping[str, tuple[TableColumn, ...]]
 
-    def begin(self, generation: int, published: int | None) -> None:
+    def begin(self, generation: int, published: int | None, outputs: Set[str]) -> None:
         pass
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:

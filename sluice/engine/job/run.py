@@ -109,8 +109,9 @@ class JobRun:
         with TransactionalOutput(self.settings.kafka, writer, limits) as output:
             storage.prepare(published, output.last_batch, ledger, lease.epoch)
             databases = databases_of(self.job, self.settings) if self.steps is None else {}
+            newest = ledger.snapshots.latest(pipeline.name, self.job.name) if databases else None
             for database in databases.values():
-                database.begin(storage.generation, published)
+                database.begin(storage.generation, published, newest.outputs if newest else frozenset())
             # A driver that lost its lease before `begin` would otherwise fence off its successor.
             lease.require()
             self._register(ledger, before, info, lease.epoch)
