@@ -227,7 +227,14 @@ def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api
     page.get_by_role("button", name="Replay…").click()
     page.get_by_label("From", exact=True).fill("yesterday")
     page.get_by_role("button", name="Replay into a new generation").click()
-    expect(page.locator("#done.trouble")).to_contain_text("from is not a point in the topics")
+    expect(page.locator("dialog").get_by_role("alert")).to_contain_text("from is not a point in the topics")
+    expect(page.get_by_label("From", exact=True)).to_be_focused()
+    assert len(api.runs.started) == 2
+    page.get_by_label("From", exact=True).fill("beginning")
+    page.keyboard.press("Enter")
+    expect(page.locator("#done")).to_contain_text("is queued")
+    expect(page.locator("dialog")).to_have_count(0)
+    assert api.runs.started[2:] == [("orders", {"action": "replay", "from": "beginning"}, "ada")]
     api.user = User()
     page.reload()
     expect(page.get_by_role("button", name="Run now")).to_have_count(0)

@@ -56,11 +56,13 @@ export function table(columns, rows, { label, empty = "Nothing yet.", sorting = 
 }
 
 // Does something, refreshes the page, and shows the message that was returned, or the error, in the element `done`.
+// Without a message, because nothing was done, it leaves the page as it is.
 export async function report(refresh, act) {
   let message;
   let failed = false;
   try {
     message = await act();
+    if (!message) return;
   } catch (error) {
     message = [error.message];
     failed = true;
@@ -71,20 +73,32 @@ export async function report(refresh, act) {
   done?.classList.toggle("trouble", failed);
 }
 
-// A dialog that asks before something changes. Resolves to the texts of its fields by name, or to null.
-// A field has a name, a label and a note.
-export function confirm(title, text, action, fields = []) {
-  return new Promise((resolve) => {
-    const inputs = fields.map(({ name, label, note }) => [name, element("input", { name, placeholder: note }), label]);
-    const dialog = element("dialog", { "aria-labelledby": "dialog-title" },
-      element("h2", { id: "dialog-title" }, title), element("p", {}, text),
-      inputs.map(([, input, label]) => element("label", { class: "field" }, label, " ", input)),
-      element("div", { class: "actions" },
-        button("Cancel", () => dialog.close("no")), button(action, () => dialog.close("yes"), { class: "primary" })));
-    dialog.addEventListener("close", () => {
-      dialog.remove();
-      resolve(dialog.returnValue === "yes" ? Object.fromEntries(inputs.map(([name, input]) => [name, input.value.trim()])) : null);
-    });
+// A dialog that asks before something changes. Resolves to what `send` returns for the texts of its fields by name, or to
+// null if it is cancelled. A field has a name, a label and a note. If the server rejects a text, the dialog stays open.
+export function confirm(title, text, action, { fields = [], send = async () => true } = {}) {
+  return new Promise((resolve, reject) => {
+    const inputs = fields.map(({ name, label, note }) =>
+      [name, element("input", { name, placeholder: note, "aria-describedby": "dialog-error" }), label]);
+    const error = element("p", { id: "dialog-error", role: "alert", class: "trouble", hidden: true });
+    const given = () => Object.fromEntries(inputs.map(([name, input]) => [name, input.value.trim()]));
+    const close = (end, value) => { dialog.remove(); end(value); };
+    const accept = async () => {
+      try {
+        close(resolve, await send(given()));
+      } catch (problem) {
+        if (![400, 422].includes(problem.status) || !inputs.length) return close(reject, problem);
+        error.replaceChildren(problem.message);
+        error.hidden = false;
+        for (const [name, input] of inputs) input.setAttribute("aria-invalid", problem.message.startsWith(`${name} `));
+        (inputs.find(([, input]) => input.getAttribute("aria-invalid") === "true") ?? inputs[0])[1].focus();
+      }
+    };
+    const dialog = element("dialog", { "aria-labelledby": "dialog-title", onclose: () => close(resolve, null) },
+      element("form", { method: "dialog", onsubmit: (event) => { event.preventDefault(); accept(); } },
+        element("h2", { id: "dialog-title" }, title), element("p", {}, text),
+        inputs.map(([, input, label]) => element("label", { class: "field" }, label, " ", input)), error,
+        element("div", { class: "actions" },
+          button("Cancel", () => dialog.close()), element("button", { type: "submit", class: "primary" }, action))));
     document.body.append(dialog);
     dialog.showModal();
   });

@@ -66,12 +66,10 @@ function heading(overview, act) {
 
 async function start(name, action, refresh) {
   const [, title, text, fields] = ACTIONS[action];
-  const given = await confirm(`${title}: ${name}`, text, title, fields);
-  if (!given) return;
-  const points = Object.fromEntries(Object.entries(given).filter(([, point]) => point));
+  const send = (given) => post(`/pipelines/${part(name)}/runs`, { action, ...Object.fromEntries(Object.entries(given).filter(([, point]) => point)) });
   await report(refresh, async () => {
-    const started = await post(`/pipelines/${part(name)}/runs`, { action, ...points });
-    return ["Run ", airflowLink(started.log, started.run), " is queued."];
+    const started = await confirm(`${title}: ${name}`, text, title, { fields, send });
+    return started && ["Run ", airflowLink(started.log, started.run), " is queued."];
   });
 }
 
