@@ -19,7 +19,7 @@ from openlineage.client.facet_v2 import (
     input_statistics_input_dataset,
     output_statistics_output_dataset,
 )
-from openlineage.client.naming.dataset import Kafka
+from openlineage.client.naming.dataset import Kafka, Postgres
 
 from sluice.monitoring import run_audits
 from sluice.plan import Job, load_plan
@@ -58,8 +58,17 @@ class AuditRunFacet(RunFacet):
     """Whether every record that was read is accounted for."""
 
 
-def lineage(pipeline: str, action: object, run: str, kafka: Mapping[str, str], known: Settings) -> Lineage:
+def lineage(
+    pipeline: str,
+    action: object,
+    run: str,
+    kafka: Mapping[str, str],
+    known: Settings,
+    databases: Mapping[str, str],
+) -> Lineage:
     """The datasets of a run with this action, and the facet with its audit once it has published a snapshot.
+
+    `databases` are the URLs, by connection, of the databases whose tables the pipeline writes.
 
     Raises TopologyError if the pipeline cannot be loaded.
     """
@@ -68,7 +77,7 @@ def lineage(pipeline: str, action: object, run: str, kafka: Mapping[str, str], k
         audits = run_audits(ledger, pipeline, run)
     return OperatorLineage(
         inputs=_inputs(job, kafka, audits) if action in _READ else [],
-        outputs=_outputs(job, kafka, known.ledger, audits) if action in _PUBLISHED else [],
+        outputs=_outputs(job, kafka, known.ledger, databases, audits) if action in _PUBLISHED else [],
         run_facets={FACET: _facet(audits)} if audits else {},
     )
 
@@ -86,15 +95,19 @@ def _inputs(job: Job, kafka: Mapping[str, str], audits: list[Audit]) -> list[Dat
     ]
 
 
-def _outputs(job: Job, kafka: Mapping[str, str], ledger: str, audits: list[Audit]) -> list[Dataset]:
+def _outputs(
+    job: Job, kafka: Mapping[str, str], ledger: str, databases: Mapping[str, str], audits: list[Audit]
+) -> list[Dataset]:
     written = _written(audits)
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
-    topics: list[Dataset] = [
-        OutputDataset(
-            *_topic(kafka, topic),
-            outputFacets={"outputStatistics": statistics(rowCount=written[topic])} if audits else {},
-        )
-        for topic in dict.fromkeys([*job.outputs, job.pipeline.dead_letters])
+    names = {topic: _topic(kafka, topic) for topic in (*job.outputs, job.pipeline.dead_letters)}
+    for connection, sinks in job.written_tables.items():
+        for sink in sinks if connection in databases else ():
+            if sink.table is not None:
+                names[sink.topic] = _table(databases[connection], sink.table.name)
+    outputs: list[Dataset] = [
+        OutputDataset(*name, outputFacets={"outputStatistics": statistics(rowCount=written[output])} if audits else {})
+        for output, name in names.items()
     ]
     version = dataset_version_dataset.DatasetVersionDatasetFacet
     stores: list[Dataset] = [
@@ -105,7 +118,7 @@ def _outputs(job: Job, kafka: Mapping[str, str], ledger: str, audits: list[Audit
         )
         for store in job.stores
     ]
-    return topics + stores
+    return outputs + stores
 
 
 def store_namespace(ledger: str) -> str:
@@ -120,6 +133,14 @@ def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
     host, _, port = server.rpartition(":")
     name = Kafka(host or server, port if host else "9092", topic)
     return name.get_namespace(), name.get_name()
+
+
+def _table(database: str, table: str) -> tuple[str, str]:
+    """The namespace and name of a PostgreSQL table, whose schema is `public` unless the name contains it."""
+    url = urlsplit(database)
+    schema, _, name = table.rpartition(".")
+    named = Postgres(url.hostname or "localhost", str(url.port or 5432), url.path[1:] or "-", schema or "public", name)
+    return named.get_namespace(), named.get_name()
 
 
 def _facet(audits: list[Audit]) -> AuditRunFacet:

@@ -129,7 +129,9 @@ class SluiceJobOperator(SparkSubmitOperator):
         from sluice.orchestration.lineage import lineage  # the provider is optional
 
         action = (context.get("params") or {}).get("action", "run")
-        return lineage(self.pipeline, action, _run(context), kafka_config(self.kafka_conn_id), settings())
+        urls = {name: database_url(name) or os.environ.get(connection_variable(name), "") for name in self.databases}
+        databases = {name: url for name, url in urls.items() if url}
+        return lineage(self.pipeline, action, _run(context), kafka_config(self.kafka_conn_id), settings(), databases)
 
     def _get_hook(self) -> SparkSubmitHook:
         hook = super()._get_hook()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -43,7 +44,8 @@ def told(action: str, *, failed: bool = False) -> Lineage:
     """The lineage of an ended run."""
     task = SimpleNamespace(dag_id="pages", run_id="manual__1", task_id="main")
     task.get_template_context = lambda: {"ti": task, "params": {"action": action}}
-    extractor = DefaultExtractor(SluiceJobOperator(task_id="main", pipeline="pages"))
+    operator = SluiceJobOperator(task_id="main", pipeline="pages", databases=["warehouse"])
+    extractor = DefaultExtractor(operator)
     extract = extractor.extract_on_failure if failed else extractor.extract_on_complete
     return cast(Lineage, extract(task))
 
@@ -113,3 +115,21 @@ def test_a_run_that_failed_before_its_first_snapshot_has_datasets_without_figure
 def test_the_namespace_of_stores_is_the_ledger_without_its_log_in() -> None:
     assert store_namespace("sqlite:////var/sluice/ledger.sqlite") == "sluice:///var/sluice/ledger.sqlite"
     assert store_namespace("postgresql+psycopg://me:hunter2@db:5432/state") == "sluice://db:5432/state"
+
+
+def test_tables_of_databases_are_outputs_without_the_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = """
+    counted = views.group_by_key().count(store="seen")
+    counted.to(PostgresTable("shop.seen", connection="warehouse", key="page"))
+    views.select(page="value").to(PostgresTable("pages", connection="warehouse"))
+    """
+    text = PIPELINE.replace("import Pipeline", "import Pipeline, PostgresTable") + dedent(tables)
+    (tmp_path / "pages.py").write_text(text)
+    state = store_namespace(settings().ledger)
+    topics = [(KAFKA, "copies"), (KAFKA, "pages_dead_letters")]
+    stores = [(state, "pages.counts"), (state, "pages.seen")]
+    assert sorted(names(told("run").outputs)) == sorted(topics + stores)  # nobody knows where the database is
+    monkeypatch.setenv("SLUICE_CONNECTION_WAREHOUSE", "postgresql://me:hunter2@db.example/sales?sslmode=require")
+    warehouse = "postgres://db.example:5432"
+    expected = [(warehouse, "sales.shop.seen"), (warehouse, "sales.public.pages")]
+    assert sorted(names(told("run").outputs)) == sorted(topics + stores + expected)
