@@ -8,21 +8,18 @@ in one transaction at the end; if the driver is killed before, the next call rem
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
-from typing import TypeVar
+from dataclasses import dataclass
 
 import msgspec
 import structlog
 
-from sluice.engine.batch.checkpoint import copy_checkpoint, last_batch
-from sluice.engine.batch.shards import damaged_state, worker_shard
-from sluice.engine.batch.side_outputs import delete_folder
+from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
+from sluice.engine.job.moving import Moved, Origin, Target, move_checkpoint, require_complete, require_local
 from sluice.engine.job.rebuild import drop_others
 from sluice.engine.publish.databases import databases_of
 from sluice.engine.publish.transaction import Writer, fence
@@ -30,25 +27,17 @@ from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings
-from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, WorkerInfo, owner
-from sluice.state.shard.addresses import is_remote
-from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import StateVersion
-from sluice.state.shard.pages import PAGE, pages_of_states, pages_of_versions
-from sluice.state.shard.protocol import Checksums, Journal, JournalEntry, Shard, Version
+from sluice.state.shard.protocol import Checksums, Version
 from sluice.values.counts import counted
 
 log = structlog.get_logger()
 
 Progress = Callable[[str], None]
 
-_STATE_ROWS = -1
-
-_Moved = TypeVar("_Moved", Version, StateVersion)
-_Divide = Callable[[list[_Moved]], dict[int, list[_Moved]]]
-_Add = Callable[["_Target", list[_Moved]], None]
+_Divide = Callable[[list[Moved]], dict[int, list[Moved]]]
 
 
 @dataclass(frozen=True)
@@ -59,42 +48,6 @@ class Repartitioned:
     workers: int
     rows: int | None
     """None if the job already had this number of workers, so that nothing was moved."""
-
-
-@dataclass
-class _Target:
-    """A shard that is filled, and what it got: by operator, or -1 for state rows."""
-
-    shard: Shard
-    rows: Counter[int] = field(default_factory=Counter)
-    totals: Counter[int] = field(default_factory=Counter)
-    """Sums of digests."""
-
-    def add(self, versions: Sequence[Version]) -> None:
-        self.shard.absorb(versions)
-        self._count(_STATE_ROWS, versions)
-
-    def add_states(self, states: Sequence[StateVersion]) -> None:
-        self.shard.absorb_states(states)
-        for operator, of_operator in groupby(states, lambda state: state.operator):
-            self._count(operator, [*of_operator])
-
-    def _count(self, operator: int, versions: Sequence[Version | StateVersion]) -> None:
-        self.rows[operator] += len(versions)
-        self.totals[operator] += sum(version.digest for version in versions)
-
-    def finish(self, batch: int, epoch: int) -> Checksums:
-        """Write the journal, compare the checksums with the rows, and accept writes. Returns the checksums."""
-        entries = [
-            JournalEntry(operator, batch, rows, checksum_of(self.totals[operator]))
-            for operator, rows in self.rows.items()
-        ]
-        self.shard.settle(batch + 1, Journal(epoch, entries))
-        checksums = self.shard.checksums(batch)
-        self.shard.verify(batch, checksums)
-        self.shard.verify_states(batch, checksums)
-        self.shard.seal(sealed=False)
-        return checksums
 
 
 def repartition(job: Job, settings: Settings, progress: Progress = lambda _: None) -> Repartitioned:
@@ -118,7 +71,10 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         written = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
         for database in databases_of(job, settings).values():
             database.fence()
-        _require_divisible(job, old, batch, -1 if written is None else written.number, settings)
+        require_local(old)
+        old_storage = Storage.of(job, old.generation, settings)
+        retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
+        require_complete(old_storage, batch, written, next_step=retry)
         drop_others(ledger, job, lease.row, settings)
         ref = ledger.jobs.new_generation(name, of_job)
         storage = Storage.of(job, ref.generation, settings)
@@ -129,7 +85,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
         ledger.jobs.register(new, hidden=True)
         with Lease(ledger.leases, new.ref, holder) as own:
-            _copy_checkpoint(Storage.of(job, old.generation, settings), storage, batch)
+            move_checkpoint(old_storage, storage, batch)
             checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
             ledger.jobs.continue_as(new.ref, old.ref, batch, checksums, own.epoch)
         note = (
@@ -143,34 +99,6 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
     return Repartitioned(ref.generation, len(workers), rows)
 
 
-def _require_divisible(job: Job, old: JobInfo, batch: int, written: int, settings: Settings) -> None:
-    """Raise EngineError unless the batch is the last that was begun, done and written, and local shards have it."""
-    name = job.pipeline.name
-    if remote := [worker for worker in old.workers if is_remote(worker.location)]:
-        raise EngineError(
-            f"Worker {remote[0].number} of {name} is at a state server.",
-            next_step=f"Compute the state again from the topics: sluice rebuild {name}.",
-        )
-    checkpoint = Storage.of(job, old.generation, settings).checkpoint
-    begun, done = (last_batch(checkpoint, logs) for logs in ("offsets", "commits"))
-    if not begun == done == batch or written > batch:
-        raise EngineError(
-            f"The last run of {name} was interrupted: batch {max(begun, batch, written)} has begun but has not ended.",
-            next_step=f"Run it once more with {len(old.workers)} workers: sluice run {name}.",
-        )
-
-
-def _copy_checkpoint(old: Storage, new: Storage, batch: int) -> None:
-    try:
-        delete_folder(new.folder)
-        copy_checkpoint(old.checkpoint, new.checkpoint, batch)
-    except OSError as error:
-        raise EngineError(
-            f"The checkpoint of {old.job.pipeline.name} cannot be copied: {error}.",
-            next_step="Check the folder's permissions and the free space, then repeat the command.",
-        ) from error
-
-
 def _divide(
     ledger: Ledger, old: JobInfo, new: JobInfo, batch: int, epoch: int, progress: Progress
 ) -> tuple[list[Checksums], int]:
@@ -179,28 +107,24 @@ def _divide(
     audit = ledger.audits.newest(old.ref)
     rows = 0
 
-    def move(
-        pages: Iterator[list[_Moved]], divide: _Divide[_Moved], add: Callable[[_Target, list[_Moved]], None]
-    ) -> str:
-        """Move versions to the new shards. Returns their checksum."""
+    def move(pages: Iterator[list[Moved]], divide: _Divide[Moved], add: Callable[[Target, list[Moved]], None]) -> None:
+        """Move versions to the new shards."""
         nonlocal rows
-        total = 0
         for page in pages:
             for number, moved in divide(page).items():
                 add(targets[number], moved)
-            total += sum(version.digest for version in page)
             rows += len(page)
             progress(f"{counted(rows, 'row')} moved")
-        return checksum_of(total)
 
     with ExitStack() as stack:
-        targets = [_Target(stack.enter_context(create_shard(worker.location, anew=True))) for worker in new.workers]
+        targets = [Target(stack.enter_context(create_shard(worker.location, anew=True))) for worker in new.workers]
         for worker in old.workers:
             division = _Division(old, worker.number, len(targets), tables)
             with worker_shard(worker.number, worker.location) as shard:
-                state_rows = move(_pages(_newest_rows(shard)), division.of_rows, _Target.add)
-                states = move(_pages(_newest_states(shard)), division.of_states, _Target.add_states)
-            _require_published(audit, worker, Checksums(state_rows, states))
+                origin = Origin(shard)
+                move(origin.rows(), division.of_rows, Target.add)
+                move(origin.states(), division.of_states, Target.add_states)
+            origin.require_published(worker, audit)
         return [target.finish(batch, epoch) for target in targets], rows
 
 
@@ -243,33 +167,3 @@ class _Division:
             f"The state of {self.job.pipeline} cannot be divided by key. {why}",
             next_step=f"Compute it again from the topics: sluice rebuild {self.job.pipeline}.",
         )
-
-
-def _newest_rows(shard: Shard) -> Iterator[Version]:
-    """The newest version of each state row that has a value."""
-    versions = chain.from_iterable(pages_of_versions(shard))
-    for _, of_row in groupby(versions, lambda version: (version.group_id, version.key, version.window_start)):
-        *_, newest = of_row
-        if newest.value is not None:
-            yield newest
-
-
-def _newest_states(shard: Shard) -> Iterator[StateVersion]:
-    """The newest version of each operator state that has not been removed."""
-    versions = chain.from_iterable(pages_of_states(shard))
-    for _, of_state in groupby(versions, lambda state: (state.operator, state.shared, state.key)):
-        *_, newest = of_state
-        if newest.state is not None:
-            yield newest
-
-
-def _pages(versions: Iterator[_Moved]) -> Iterator[list[_Moved]]:
-    while page := list(islice(versions, PAGE)):
-        yield page
-
-
-def _require_published(audit: Audit | None, worker: WorkerInfo, moved: Checksums) -> None:
-    """Raise DamagedState unless the moved rows have the published checksums."""
-    published = None if audit is None else audit.published(worker.number)
-    if published is not None and (reason := moved.difference(published)):
-        raise damaged_state({worker.number: (worker.location, reason)})
