@@ -176,11 +176,16 @@ def run(
 @app.command()
 def rebuild(
     pipeline: Name,
+    changed_only: Annotated[
+        bool,
+        typer.Option("--changed-only", help="Compute only new and changed stores, and keep the state of the others."),
+    ] = False,
     from_topics: FromTopics = False,
     master: Master = LOCAL,
 ) -> None:
     """Rebuild a pipeline's state from its topics; queries read the old state until the new one is complete."""
-    _submit(pipeline, master, "--rebuild", *(["--from-topics"] if from_topics else []))
+    options = [name for name, given in (("--changed-only", changed_only), ("--from-topics", from_topics)) if given]
+    _submit(pipeline, master, "--rebuild", *options)
 
 
 @generations.command("list")

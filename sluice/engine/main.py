@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
@@ -15,7 +15,7 @@ from sluice.errors import SluiceError
 from sluice.settings import Settings, settings
 from sluice.values.points import EVERYTHING, Span
 
-REBUILD, FROM_TOPICS = "--rebuild", "--from-topics"
+REBUILD, FROM_TOPICS, CHANGED_ONLY = "--rebuild", "--from-topics", "--changed-only"
 REPLAY, PROMOTE, DROP = "--replay", "--promote", "--drop"
 FROM, UNTIL = "--from=", "--until="
 EXPLAIN = "--explain"
@@ -28,10 +28,15 @@ def main(arguments: list[str]) -> int:
     options = [argument for argument in arguments if argument.startswith("-") and argument not in points]
     names = [argument for argument in arguments if not argument.startswith("-")]
     actions = [option for option in options if option in _ACTIONS]
-    is_known = {*options} <= {*_ACTIONS, FROM_TOPICS} and (not points or actions == [REPLAY])
+    is_known = (
+        {*options} <= {*_ACTIONS, FROM_TOPICS, CHANGED_ONLY}
+        and (not points or actions == [REPLAY])
+        and (CHANGED_ONLY not in options or actions == [REBUILD])
+    )
     if len(names) != 1 or len(actions) > 1 or not is_known:
         print(
-            f"usage: main.py [{' | '.join(_ACTIONS)}] [{FROM_TOPICS}] [{FROM}POINT] [{UNTIL}POINT] PIPELINE",
+            f"usage: main.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{FROM_TOPICS}] [{FROM}POINT] [{UNTIL}POINT] "
+            "PIPELINE",
             file=sys.stderr,
         )
         return 2
@@ -44,6 +49,8 @@ def main(arguments: list[str]) -> int:
             try:
                 if actions == [EXPLAIN]:
                     explain_tasks(settings(), spark, names[0])
+                elif CHANGED_ONLY in options:
+                    rebuild_changed(settings(), spark, names[0], from_topics=FROM_TOPICS in options)
                 elif actions:
                     rebuild(settings(), spark, names[0], actions[0], span, from_topics=FROM_TOPICS in options)
                 else:
@@ -116,6 +123,23 @@ def rebuild(
         PROMOTE: rebuilding.promote,
     }
     actions[action]()
+
+
+def rebuild_changed(
+    configuration: Settings, spark: Future[SparkSession], name: str, *, from_topics: bool = False
+) -> None:
+    """Compute a pipeline's changed stores from its topics, and keep the state of the others."""
+    from sluice.brokers import require_brokers
+    from sluice.engine.job.changed_stores import ChangedStores
+    from sluice.plan import Job, load_plan
+
+    job = load_plan(configuration.pipelines, name).job
+    require_brokers(configuration.kafka)
+
+    def part_of(only: Collection[str]) -> Job:
+        return load_plan(configuration.pipelines, name, only).job
+
+    ChangedStores(spark.result(), job, part_of, configuration, from_topics).run()
 
 
 def _after(prefix: str, options: Iterable[str]) -> str:

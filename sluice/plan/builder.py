@@ -99,7 +99,7 @@ def turned(builder: PlanBuilder, scope: Scope, parent: nodes.Node, child: nodes.
     """The scope of a node's output as input number `side` of a child."""
     turns = [
         (node.number, number)
-        for node in builder.pipeline.nodes
+        for node in builder.pipeline.whole.nodes
         for number, each in enumerate(nodes.parents(node))
         if each is parent
     ]

@@ -104,6 +104,10 @@ class StoreColumn:
     columns: tuple[tuple[str, str], ...]
     """Name and aggregate over the job's columns."""
     scalar: bool
+    inputs: tuple[str, ...]
+    """Columns that the aggregates read."""
+    made: str
+    """The store's definition as the author wrote it; stored state stays valid as long as this text is the same."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +135,6 @@ class AggregationGroup:
     """The topic of records that are late for every window."""
     retention_ms: int | None
     """How long a window is kept after its end; None means forever."""
-    made: str
-    """The upstream steps as the author wrote them; stored state stays valid as long as this text is the same."""
 
     @property
     def name(self) -> str:

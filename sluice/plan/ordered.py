@@ -33,6 +33,7 @@ from sluice.plan.sources import sink_of, topics_of
 from sluice.plan.value_types import types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import ORDER_MATTERS, Parts, in_order
+from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import fields_of
 from sluice.values.records import METADATA
@@ -43,7 +44,7 @@ SUBTRACTABLE = frozenset({"count", "sum", "avg", "collect_list"})
 """Aggregate functions that can subtract a value."""
 
 
-def children(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
+def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
     """The nodes that take this node's output."""
     return [child for child in pipeline.nodes if node in nodes.parents(child)]
 
@@ -53,16 +54,16 @@ def keeps_order(pipeline: Pipeline) -> bool:
 
     Otherwise Spark computes its aggregations, in any order.
     """
-    return _keeps_order(pipeline, len(pipeline.nodes))
+    return _keeps_order(pipeline.whole, len(pipeline.whole.nodes))
 
 
 @lru_cache(maxsize=16)
-def _keeps_order(pipeline: Pipeline, size: int) -> bool:
+def _keeps_order(pipeline: Graph, size: int) -> bool:
     """`keeps_order`, cached until the number of nodes changes."""
     return any(_needs_order(pipeline, node) for node in pipeline.nodes)
 
 
-def _needs_order(pipeline: Pipeline, node: nodes.Node) -> bool:
+def _needs_order(pipeline: Graph, node: nodes.Node) -> bool:
     match node:
         case nodes.Suppress() | nodes.Process() | nodes.Deduplicate() | nodes.ToTable():
             return True
@@ -107,7 +108,7 @@ def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
             return "needs each key's records in order"
 
 
-def _why_aggregated_in_order(pipeline: Pipeline, node: nodes.Aggregate) -> str | None:
+def _why_aggregated_in_order(pipeline: Graph, node: nodes.Aggregate) -> str | None:
     """The reason why an aggregate needs records in order; None if Spark can compute it in any order."""
     window = node.window
     if node.python is not None:
@@ -150,7 +151,7 @@ def _orders(texts: Iterable[str]) -> bool:
     )
 
 
-def _ends_plainly(pipeline: Pipeline, node: nodes.Node) -> bool:
+def _ends_plainly(pipeline: Graph, node: nodes.Node) -> bool:
     """Whether the table's changes go only to topics, after no other steps than maps and joins with global tables."""
     plain = isinstance(node, nodes.Sink | nodes.Select) or (isinstance(node, nodes.Join) and node.kind == "lookup")
     return plain and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
@@ -187,7 +188,7 @@ class Planner:
                     next_step="Rename the store.",
                 )
             if operator.store is not None:
-                node = self.pipeline.nodes[operator.number]
+                node = self.pipeline.whole.nodes[operator.number]
                 self.edges.append(self._edge(node, STORE, scope_of(self.builder, node, old=True), node))
 
     def sink(self, node: nodes.Sink) -> Edge:

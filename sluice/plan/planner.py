@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from sluice.plan.jobs import (
     TableSink,
     Transformation,
 )
-from sluice.plan.lineage import functions_of, made_by
+from sluice.plan.lineage import does, functions_of, made_by
 from sluice.plan.ordered import Planner, children, is_ordered, keeps_order
 from sluice.plan.sources import sink_of, source_of, step_of, topics_of
 from sluice.plan.steps import Sink
@@ -38,23 +39,26 @@ from sluice.values.sql import literal, quoted
 from sluice.values.windows import Window
 
 
-def plan(pipeline: Pipeline) -> Plan:
+def plan(pipeline: Pipeline, only: Collection[str] = ()) -> Plan:
     """Plan a pipeline as one job.
 
-    If none of its operators needs each key's records in order, Spark aggregates them in any order.
+    If none of its operators needs each key's records in order, Spark aggregates them in any order. With `only`, the job
+    computes only the stores and steps with these names and what they need, in the same way, and writes no output.
     """
     if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in pipeline.nodes):
         raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
     planned = _planned(pipeline)
+    if only:
+        pipeline = pipeline.part(only)
     aggregates = [node for node in pipeline.nodes if isinstance(node, nodes.Aggregate)]
     if aggregates and not keeps_order(pipeline):
         return Plan(planned, _fused_job(pipeline, planned, aggregates))
     return Plan(planned, _ordered_job(pipeline, planned))
 
 
-def load_plan(folder: Path, name: str) -> Plan:
-    """Load the pipeline with this name from a folder of pipelines' files, and plan it."""
-    return plan(load_pipeline(folder, name))
+def load_plan(folder: Path, name: str, only: Collection[str] = ()) -> Plan:
+    """Load the pipeline with this name from a folder of pipelines' files, and plan it, or a part of it: see `plan`."""
+    return plan(load_pipeline(folder, name), only)
 
 
 # Functions whose results differ from run to run.
@@ -131,7 +135,7 @@ def _ordered_job(pipeline: Pipeline, planned: PlannedPipeline) -> OrderedJob:
     stream_sinks = tuple(_stream_sink(builder, sink) for sink in plain)
     if operators:
         builder.metadata.add("_offset")
-    stateful = [pipeline.nodes[operator.number] for operator in operators]
+    stateful = [pipeline.whole.nodes[operator.number] for operator in operators]
     late = [operator.late for operator in operators if operator.late is not None]
     return OrderedJob(
         operators=operators,
@@ -210,7 +214,7 @@ def _sources(pipeline: Pipeline) -> list[nodes.Source]:
 def _tables(pipeline: Pipeline, groups: int) -> tuple[TableInput, ...]:
     """The global tables. Their group numbers follow the other groups' numbers, or all node numbers in ordered jobs."""
     sources = [source for source in _sources(pipeline) if source.kind == "global_table"]
-    first = groups or len(pipeline.nodes)
+    first = groups or len(pipeline.whole.nodes)
     return tuple(
         TableInput(source_of(source), first + i, contracts.sql_type(source.serde.contract))
         for i, source in enumerate(sources)
@@ -257,15 +261,17 @@ def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) ->
     key = column_of(builder, scope, f"k{first.parent.number}", key, first.number)
     store_columns, inputs = [], dict[str, str]()
     for node in members:
-        columns = []
+        columns, of_store = [], dict[str, None]()
         for name, text in node.columns.items():
             safe, replaced = without_risk(text, types)
             read = {name: arguments[replaced[name]] if name in replaced else name for name in parse(safe).fields}
             for name_there in read.values():
                 column = sqls[name_there] if name_there in sqls else column_read(builder, scope, name_there)
                 inputs[name_there] = column_of(builder, scope, f"i{scope.stage}", column, first.number)
+                of_store[inputs[name_there]] = None
             columns.append((name, parse(safe).on({field: inputs[name_there] for field, name_there in read.items()})))
-        store_columns.append(StoreColumn(node.store, node.number, tuple(columns), node.scalar))
+        made = f"{made_by(node)} > {does(node)}"
+        store_columns.append(StoreColumn(node.store, node.number, tuple(columns), node.scalar, tuple(of_store), made))
     window = first.window
     assert window is None or isinstance(window, Window)
     is_null = scope.is_null
@@ -276,7 +282,6 @@ def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) ->
         inputs=tuple(sorted(set(inputs.values()))), store_columns=tuple(store_columns),
         mergeable={text: parts for text in sorted(texts_made) if (parts := mergeable(text)) is not None},
         null=null, late=None if first.late is None else sink_of(first.late), retention_ms=first.retention_ms,
-        made=made_by(first),
     )  # fmt: skip
     if first.late is not None:
         final(builder, group.late_key, column_read(builder, scope, "_key"), first.late.number)

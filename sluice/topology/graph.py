@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from typing import Any, TypeVar
+from collections.abc import Collection
+from typing import Any, Self, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
@@ -29,6 +31,8 @@ class Graph:
         self.name = name
         self.on_error: nodes.OnError = on_error
         self.nodes: list[nodes.Node] = []
+        self.whole: Graph = self
+        """The pipeline of which this one is a part; the pipeline itself if it is whole."""
         self._claimed: dict[tuple[str, str], str] = {}
 
     def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
@@ -38,6 +42,18 @@ class Graph:
         node = node_type(number=len(self.nodes), at=source_line(), on_error=policy, **values)
         self.nodes.append(node)
         return node
+
+    def part(self, names: Collection[str]) -> Self:
+        """A pipeline of the steps and stores with these names, and of everything upstream of them."""
+        pending = [node for node in self.nodes if node.name in names]
+        kept: set[nodes.Node] = set()
+        while pending:
+            node = pending.pop()
+            kept.add(node)
+            pending += nodes.parents(node)
+        part = copy.copy(self)
+        part.nodes = [node for node in self.nodes if node in kept]
+        return part
 
     def claim(self, kind: str, name: str) -> None:
         """Reserve a name for a topic, a store or a database's table (`kind`).

@@ -102,6 +102,12 @@ def batch_positions(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
     return positions
 
 
+def has_spark_state(checkpoint: str) -> bool:
+    """Whether an operator of the query keeps its state in Spark rather than in shards."""
+    filesystem, path = open_path(f"{checkpoint}/state")
+    return bool(filesystem.get_file_info(path).type == fs.FileType.Directory)
+
+
 def copy_checkpoint(source: str, target: str, batch: int) -> None:
     """Copy a checkpoint without what belongs to later batches. Spark may be writing to the source.
 

@@ -32,6 +32,10 @@ ORDER = ":order"
 """Name of the largest Kafka timestamp that was read from a partition."""
 
 
+OWN_TIMES = (CLOSED, ORDER, SEEN)
+"""Names among the stream times that snapshots do not show: they belong to no operator."""
+
+
 @dataclass(frozen=True)
 class StreamTimes:
     """A snapshot of stream times."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Self
+
+from msgspec.structs import replace
 
 from sluice.errors import EngineError
 from sluice.plan import is_of_processor
@@ -34,6 +39,55 @@ def require_compatible(before: JobInfo | None, now: JobInfo) -> None:
     _refuse(now.pipeline, changes)
 
 
+@dataclass(frozen=True)
+class StoreChanges:
+    """The stores and operators whose state a changed pipeline keeps, and those that it computes from the topics."""
+
+    stores: frozenset[str]
+    """The stores that keep their state."""
+    operators: Mapping[str, str]
+    """The ordered operators that keep their states: earlier name → name now."""
+    added: frozenset[str]
+    """The new or changed stores and operators, by their names now."""
+    removed: frozenset[str]
+    """The stores and operators that are gone or have changed, by their earlier names."""
+
+    @classmethod
+    def between(cls, before: JobInfo, now: JobInfo) -> Self:
+        """Compare a pipeline with the one that computed its state.
+
+        Raises CompatibilityError if the number of workers or the topics have changed, which concerns all stores.
+        """
+        if changes := [*_changes_of_all(before, now)]:
+            other_workers = len(changes) == 1 and len(before.workers) != len(now.workers)
+            raise CompatibilityError(
+                f"{now.pipeline} has changed in a way that concerns all of its stores: {'; '.join(changes)}.",
+                next_step=f"Change the stores first, and the workers then: sluice repartition {now.pipeline}."
+                if other_workers
+                else f"Compute all stores from the topics: sluice rebuild {now.pipeline}.",
+            )
+        operators = dict(_same_operators(before, now))
+        old, new = ({store.name: store for store in info.stores} for info in (before, now))
+        ordered = before.operators.keys() | now.operators.keys()
+        stores = frozenset(
+            name
+            for name in old.keys() & new.keys()
+            if (name not in ordered or operators.get(name) == name)
+            and not _changed(*(replace(info[name], group_id=0, store_column=0) for info in (old, new)))
+        )
+        return cls(
+            stores,
+            operators,
+            frozenset({*_steps(now)} - stores - {*operators.values()}),
+            frozenset({*_steps(before)} - stores - operators.keys()),
+        )
+
+
+def number_of(definition: str) -> int:
+    """The number of the operator with this definition."""
+    return int(definition.split(" ")[1])
+
+
 def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:
     """The functions whose code has changed since the state was computed.
 
@@ -43,9 +97,14 @@ def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:
     return sorted(name for name, code in now.functions.items() if codes.get(name, code) != code)
 
 
+def is_compatible(before: JobInfo, now: JobInfo) -> bool:
+    """Whether the job `now` can continue with the state of the job `before`."""
+    return not [*_changes(before, now)]
+
+
 def means_the_same(before: JobInfo, now: JobInfo) -> bool:
     """Whether both jobs compute the same state from the same records."""
-    return not [*_changes(before, now)] and not changed_functions(before, now)
+    return is_compatible(before, now) and not changed_functions(before, now)
 
 
 def functions_changed(pipeline: str, functions: list[str]) -> str:
@@ -60,14 +119,14 @@ def _refuse(pipeline: str, changes: list[str]) -> None:
     if changes:
         raise CompatibilityError(
             f"{pipeline} has changed since its state was computed: {'; '.join(changes)}. No records were read.",
-            next_step="Rebuild the state from the topics, while readers use the old state: "
-            f"sluice rebuild {pipeline}. Or undo the change, or give the pipeline another name.",
+            next_step="Compute only what has changed from the topics, while readers use the old state: "
+            f"sluice rebuild {pipeline} --changed-only. Or rebuild all stores: sluice rebuild {pipeline}. Or undo the "
+            "change.",
         )
 
 
 def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
-    if len(before.workers) != len(now.workers):
-        yield f"{len(before.workers)} workers became {len(now.workers)}"
+    yield from _changes_of_all(before, now)
     old, new = ({store.name: store for store in info.stores} for info in (before, now))
     for name in sorted((old.keys() | new.keys()).difference(_coming_and_going(old, new))):
         if name not in new:
@@ -80,10 +139,42 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
         if name not in {*old, *new} and before.operators.get(name) != now.operators.get(name):
             was, is_now = (info.operators.get(name, "nothing") for info in (before, now))
             yield f"step {name} has changed or moved: {_difference(was, is_now)}"
+
+
+def _changes_of_all(before: JobInfo, now: JobInfo) -> Iterator[str]:
+    """The changes that concern all stores."""
+    if len(before.workers) != len(now.workers):
+        yield f"{len(before.workers)} workers became {len(now.workers)}"
     if gone := sorted({*before.topics} - {*now.topics}):
         yield f"no longer reads {', '.join(gone)}"
     if added := sorted({*now.topics} - {*before.topics}):
         yield f"now also reads {', '.join(added)}"
+
+
+def _same_operators(before: JobInfo, now: JobInfo) -> Iterator[tuple[str, str]]:
+    """The names, before and now, of the operators with the same definition. Generated names may have changed."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for name, definition in sorted(before.operators.items(), key=lambda each: number_of(each[1])):
+        named[_without_number(definition)].append(name)
+    stores = {store.name for store in (*before.stores, *now.stores)}
+    for name, definition in sorted(now.operators.items(), key=lambda each: number_of(each[1])):
+        same = named[_without_number(definition)]
+        if name in same:
+            same.remove(name)
+            yield name, name
+        elif name not in stores and (renamed := next((each for each in same if each not in stores), None)):
+            same.remove(renamed)
+            yield renamed, name
+
+
+def _steps(info: JobInfo) -> Iterator[str]:
+    """The stores and operators that are steps of the pipeline, so without the stores of processors."""
+    yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
+    yield from info.operators
+
+
+def _without_number(definition: str) -> str:
+    return definition.partition(" > ")[2]
 
 
 def _coming_and_going(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]) -> Iterator[str]:

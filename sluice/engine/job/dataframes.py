@@ -59,7 +59,7 @@ class Frames:
     types: dict[str, str] = field(default_factory=dict)
     """Store → the type of its values; set by `state_rows`."""
     input_types: dict[int, str] = field(default_factory=dict)
-    """Group or operator → the types of its inputs, which affect the meaning of its state; set by `state_rows`."""
+    """Step of a store or operator → the types of its inputs, which define the meaning of its state; set likewise."""
     totals: Totals | None = None
     """How shards add up the totals of batches; None if Spark's state does so; set by `state_rows`."""
 
@@ -119,8 +119,9 @@ class Frames:
         inputs = sorted({name for group in job.groups for name in group.inputs})
         types = {name: to_arrow_type(records.schema[name].dataType, timezone="UTC") for name in inputs}
         self.input_types = {
-            group.number: ", ".join(records.schema[name].dataType.simpleString() for name in group.inputs)
+            store.step: ", ".join(records.schema[name].dataType.simpleString() for name in store.inputs)
             for group in job.groups
+            for store in group.store_columns
         }
         windowing = Windowing.of(job, self.storage.side_outputs, self.storage.batches, self.partitions, types)
         combiner = Combiner.of(job, types)

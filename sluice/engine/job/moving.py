@@ -37,13 +37,13 @@ class Origin:
 
     def rows(self) -> Iterator[list[Version]]:
         """The newest version of each state row that has a value, in pages, sorted by group, key and window."""
-        for page in _pages(_newest_rows(self.shard)):
+        for page in in_pages(_newest_rows(self.shard)):
             self.total_of_rows += sum(version.digest for version in page)
             yield page
 
     def states(self) -> Iterator[list[StateVersion]]:
         """The newest version of each operator state that has not been removed, in pages, sorted."""
-        for page in _pages(_newest_states(self.shard)):
+        for page in in_pages(_newest_states(self.shard)):
             self.total_of_states += sum(version.digest for version in page)
             yield page
 
@@ -140,7 +140,8 @@ def _newest_states(shard: Shard) -> Iterator[StateVersion]:
             yield newest
 
 
-def _pages(versions: Iterable[Moved]) -> Iterator[list[Moved]]:
+def in_pages(versions: Iterable[Moved]) -> Iterator[list[Moved]]:
+    """Group versions into lists of a moderate size."""
     versions = iter(versions)
     while page := list(islice(versions, PAGE)):
         yield page

@@ -95,16 +95,20 @@ class Rebuild:
         that part.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
-            old = lease.ref
-            sources, now = self._sources(ledger, old, span.begin)
-            history = self._history(ledger, old, sources, now, span.until)
-            _require_records(history, [each for each in sources if each.topic in self._streams] or sources, span)
-            drop_others(ledger, self.job, lease.row, self.settings)
-            new = ledger.jobs.new_generation(old.pipeline, old.job)
-            ledger.sources.replace(new, sources)
-            self._build(new, history.published)
+            return self.build_beside(ledger, lease, span).generation
+
+    def build_beside(self, ledger: Ledger, lease: Lease, span: Span = EVERYTHING) -> JobRef:
+        """Like `replay`, for the holder of the current generation's lease."""
+        old = lease.ref
+        sources, now = self._sources(ledger, old, span.begin)
+        history = self._history(ledger, old, sources, now, span.until)
+        _require_records(history, [each for each in sources if each.topic in self._streams] or sources, span)
+        drop_others(ledger, self.job, lease.row, self.settings)
+        new = ledger.jobs.new_generation(old.pipeline, old.job)
+        ledger.sources.replace(new, sources)
+        self._build(new, history.published)
         log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
-        return new.generation
+        return new
 
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it the current one. Returns its number.
@@ -357,6 +361,12 @@ def drop_others(ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings) -
         # The ledger goes first: once it has forgotten the generation, no other driver can promote it.
         if generation != lease.generation:
             ledger.jobs.forget_generation(JobRef(name, job.name, generation), lease)
+    remove_forgotten(ledger, job, settings)
+
+
+def remove_forgotten(ledger: Ledger, job: Job, settings: Settings) -> None:
+    """Remove the shards and folders of the generations that the ledger has forgotten."""
+    name = job.pipeline.name
     for ref, workers in ledger.jobs.forgotten(name, job.name).items():
         try:
             for worker in workers:

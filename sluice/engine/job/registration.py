@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.dataframes import Frames
 from sluice.plan import FusedJob, Job, OrderedJob
-from sluice.plan.jobs import StoreColumn
 from sluice.plan.operators import Process
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
 
@@ -42,10 +41,6 @@ def job_info(storage: Storage, frames: Frames) -> JobInfo:
     )
 
 
-def _assignments(column: StoreColumn) -> str:
-    return ", ".join(map(" = ".join, column.columns))
-
-
 def _group_stores(job: FusedJob, types: Mapping[str, str], input_types: Mapping[int, str]) -> Iterator[StoreInfo]:
     for group in job.groups:
         for number, store_column in enumerate(group.store_columns):
@@ -61,7 +56,7 @@ def _group_stores(job: FusedJob, types: Mapping[str, str], input_types: Mapping[
                 grace_ms=group.window.grace_ms if group.window else None,
                 retention_ms=group.retention_ms,
                 value=types[store_column.store],
-                made=f"{group.made} > {_assignments(store_column)} of {input_types[group.number]}",
+                made=f"{store_column.made} > of {input_types[store_column.step]}, in any order",
             )
 
 

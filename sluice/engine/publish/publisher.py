@@ -18,7 +18,7 @@ from sluice.engine.batch.checkpoint import batch_positions
 from sluice.engine.batch.rejected import REJECTED_PART, HeadersAt, Row, rejected_rows, settle, with_own_headers
 from sluice.engine.batch.rows import in_order
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.stream_time import CLOSED, ORDER, SEEN
+from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.fused.totals import Totals
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
@@ -38,9 +38,6 @@ from sluice.state.model import Snapshot
 log = structlog.get_logger()
 
 _OUTPUT = "output/"
-
-_OWN_TIMES = (CLOSED, ORDER, SEEN)
-"""Names among the stream times that snapshots do not show: they belong to no operator."""
 
 
 class HeldLease(Protocol):
@@ -306,9 +303,7 @@ class Publisher:
             published_at=datetime.now(UTC),
             positions=batch_positions(self.storage.checkpoint, batch),
             # Closed times, and when each partition last had a record, depend on where batches end.
-            stream_times={
-                name: time for name, time in times.items() if name.split("/")[0] not in (CLOSED, ORDER, SEEN)
-            },
+            stream_times={name: time for name, time in times.items() if name.split("/")[0] not in OWN_TIMES},
             counts=counts,
             run=self.auditor.run if self.auditor else "",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -83,10 +83,14 @@ class Jobs(LedgerPart):
             if note:
                 add_note(connection, ref, run, note)
 
-    def continue_as(self, new: JobRef, old: JobRef, batch: int, checksums: Sequence[Checksums], epoch: int) -> None:
+    def continue_as(
+        self, new: JobRef, old: JobRef, batch: int, checksums: Sequence[Checksums], epoch: int,
+        times: Mapping[str, int] | None = None, stream_times: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         """Give a registered generation the newest snapshot, `batch`, and the history of another one.
 
-        `checksums` are those of the new generation's shards, and `epoch` that of its lease.
+        `checksums` are those of the new generation's shards, and `epoch` that of its lease. By default, the snapshot
+        keeps its stream times, `stream_times`, and those from which the next batch continues, `times`.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
         by_worker = {str(number): of_shard for number, of_shard in enumerate(checksums)}
@@ -103,6 +107,12 @@ class Jobs(LedgerPart):
                 if values:
                     connection.execute(insert(table), values)
             connection.execute(update(AUDITS).where(of_ref(AUDITS, new)).values(epoch=epoch, **texts))
+            if times is not None:
+                newest_times = of_ref(TIMES, new), TIMES.c.batch == batch
+                connection.execute(update(TIMES).where(*newest_times).values(times=as_json(dict(times))))
+            if stream_times is not None:
+                shown = update(SNAPSHOTS).where(of_ref(SNAPSHOTS, new))
+                connection.execute(shown.values(stream_times=as_json(dict(stream_times))))
 
     def generation(self, pipeline: str, job: str) -> int | None:
         """The current generation of a job, or None if the job never ran."""

@@ -1,0 +1,240 @@
+"""Stores that are added to a pipeline are computed from its topics; the others keep their state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from sluice import Pipeline, tumbling
+from sluice.engine.job.changed_stores import ChangedStores
+from sluice.engine.job.compatibility import CompatibilityError
+from sluice.engine.read.identity import InputError
+from sluice.errors import EngineError
+from sluice.plan import plan
+from sluice.state.ledger.jobs import Jobs
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import GRACE, Amount, Build, Names, by_shop, millis, sale, sales_of
+from tests.postgres import new_database
+
+
+def change(running: Running, build: Build, **how: bool) -> Running:
+    """Bring the state to the changed pipeline, and return the pipeline with its state."""
+    pipeline = build(running.names)
+    job = plan(pipeline).job
+    ChangedStores(running.spark, job, lambda only: plan(pipeline, only).job, running.settings, **how).run()
+    return replace(running, pipeline=pipeline)
+
+
+def counted(names: Names) -> Pipeline:
+    """A count per shop."""
+    pipeline = names.pipeline()
+    by_shop(pipeline, names).count(store="n")
+    return pipeline
+
+
+def summed(names: Names) -> Pipeline:
+    """The same count, a sum before it that shares its rows, a window, and a count of expensive sales."""
+    pipeline = names.pipeline()
+    sales = sales_of(pipeline, names)
+    shops = sales.group_by("shop")
+    shops.aggregate(store="amounts", total="sum(amount)", most="max(amount)")
+    shops.count(store="n")
+    shops.windowed_by(GRACE).count(store="n_window")
+    sales.filter("amount > 2").group_by("shop").count(store="expensive").to(names("expensive"))
+    return pipeline
+
+
+def last(names: Names) -> Pipeline:
+    """The last amount per shop, by an ordered operator."""
+    pipeline = names.pipeline()
+    by_shop(pipeline, names).aggregate(store="last", amount="last(amount)")
+    return pipeline
+
+
+def joined(names: Names) -> Pipeline:
+    """The same last amount, the shops of each last amount, a join of sales, and windows that are held back."""
+    return ordered(names.pipeline(), names)
+
+
+def moved(names: Names) -> Pipeline:
+    """The same with another output first, which changes the numbers of all steps."""
+    return ordered(names.pipeline(), names, copies=True)
+
+
+def ordered(pipeline: Pipeline, names: Names, *, copies: bool = False) -> Pipeline:
+    sales = sales_of(pipeline, names)
+    if copies:
+        sales.filter("amount > 2").select("shop").to(names("copies"))
+    first = sales.filter("amount > 2").group_by("shop").count(store="expensive")
+    last = sales.group_by("shop").aggregate(store="last", amount="last(amount)")
+    last.group_by("CAST(amount AS STRING)").count(store="shops")
+    sales.join(first).select(amount="left.amount", expensive="right").to(names("joined"))
+    windows = sales.group_by("shop").windowed_by(tumbling("60 s")).count(store="n_window")
+    windows.suppress_until_window_closes().to(names("closed"))
+    return pipeline
+
+
+LAST = {"a": {"amount": 3}, "b": {"amount": 5}, "c": {"amount": 1}}
+BEFORE = [sale("a", 1), sale("b", 5, "08:00:10"), sale("a", 3, "08:00:20"), sale("c", 1, "08:01:30")]
+AFTER = [sale("a", 5, "08:01:31"), sale("d", 3, "08:01:40"), sale("b", 1, "08:00:59"), sale("c", 9, "08:04:00")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(counted, summed, marks=pytest.mark.heavy),
+        (last, joined),
+        pytest.param(joined, moved, marks=pytest.mark.heavy),
+    ],
+)
+def test_added_stores_are_as_if_they_had_always_been_there(before: Build, after: Build, start: Start) -> None:
+    fresh = start(after)
+    for records in (BEFORE[:2], BEFORE[2:], AFTER):
+        fresh.send("sales", *records)
+        fresh.run()
+    running = start(before)
+    for records in (BEFORE[:2], BEFORE[2:]):
+        running.send("sales", *records)
+        running.run()
+    with pytest.raises(CompatibilityError) as caught:
+        replace(running, pipeline=after(running.names)).run()
+    assert "--changed-only" in caught.value.next_step
+    changed = change(running, after)
+    changed.send("sales", *AFTER)
+    assert changed.run() == len(AFTER)
+    assert changed.everything()["stores"] == fresh.everything()["stores"]
+    assert changed.snapshot().stream_times == {
+        name.replace(fresh.names.prefix, running.names.prefix): at for name, at in fresh.snapshot().stream_times.items()
+    }
+
+
+def many(names: Names) -> Pipeline:
+    """Two stores in a group, one of which is removed, and one whose definition changes."""
+    pipeline = names.pipeline()
+    groups = by_shop(pipeline, names)
+    groups.aggregate(store="most", most="max(amount)")
+    groups.count(store="n")
+    sales_of(pipeline, Names(names("other"))).group_by("shop").count(store="others")
+    groups.windowed_by(GRACE).count(store="n_window")
+    return pipeline
+
+
+def fewer(names: Names) -> Pipeline:
+    """`n` as before, another window, and no store of the other topic, which is still read."""
+    pipeline = names.pipeline()
+    groups = by_shop(pipeline, names)
+    groups.count(store="n")
+    sales_of(pipeline, Names(names("other"))).select("shop").to(names("copies"))
+    groups.windowed_by(tumbling("2 minutes")).count(store="n_window")
+    return pipeline
+
+
+def run_before(start: Start, build: Build) -> Running:
+    running = start(build)
+    running.send("sales", *BEFORE)
+    running.run()
+    return running
+
+
+def generations(running: Running) -> list[int]:
+    with running.ledger() as ledger:
+        return ledger.jobs.generations(running.pipeline.name, "main")
+
+
+def delete_records(running: Running, offset: int) -> None:
+    """Delete the records before an offset, as Kafka's retention does."""
+    admin = AdminClient({"bootstrap.servers": running.bootstrap, "log_level": 0})
+    place = TopicPartition(running.names("sales"), 0, offset)
+    admin.delete_records([place])[place].result(20)
+
+
+def test_a_changed_store_is_computed_again_and_a_removed_one_is_gone(start: Start) -> None:
+    changed = change(run_before(start, many), fewer)
+    assert changed.store("n") == {"a": 2, "b": 1, "c": 1}
+    begin = millis("08:00:00")
+    assert changed.store("n_window") == {("a", begin): 2, ("b", begin): 1, ("c", begin): 1}
+    with changed.ledger() as ledger:
+        assert [store.name for store in ledger.jobs.stores(changed.pipeline.name)] == ["n", "n_window"]
+        (note,) = ledger.notes.all(changed.pipeline.name, "main")
+    assert note.text == "Computed from the topics: n_window. Removed: most, n_window, others."
+    assert generations(changed) == [1, 3], "the changed stores' own generation is removed"
+    assert changed.run() == 0
+
+
+def test_without_changes_nothing_happens(start: Start) -> None:
+    running = run_before(start, counted)
+    change(running, counted)
+    assert generations(running) == [1]
+
+
+def test_kept_stores_also_count_records_that_the_topic_no_longer_has(start: Start, postgres: str) -> None:
+    running = start(counted)
+    database = new_database(postgres)
+    running = replace(running, settings=replace(running.settings, ledger=database, shards=database))
+    running.send("sales", *BEFORE)
+    running.run()
+    delete_records(running, 2)
+    with pytest.raises(InputError, match="has lost offsets 0 to 1"):
+        change(running, summed)
+    changed = change(running, summed, from_topics=True)
+    changed.send("sales", *AFTER)
+    changed.run()
+    assert changed.store("n") == {"a": 3, "b": 2, "c": 2, "d": 1}
+    assert changed.store("amounts") == {
+        "a": {"total": 8, "most": 5}, "b": {"total": 1, "most": 1}, "c": {"total": 10, "most": 9},
+        "d": {"total": 3, "most": 3},
+    }  # fmt: skip
+
+
+def refused(running: Running, build: Build, error: str, next_step: str, **how: bool) -> None:
+    with pytest.raises(EngineError, match=error) as caught:
+        change(running, build, **how)
+    assert next_step in caught.value.next_step
+    assert running.store("last") == LAST
+    assert generations(running) == [1]
+
+
+def test_what_cannot_keep_single_stores_is_refused(start: Start) -> None:
+    running = run_before(start, last)
+
+    def wider(names: Names) -> Pipeline:
+        pipeline = last(names)
+        pipeline.workers = 5
+        return pipeline
+
+    def other_topic(names: Names) -> Pipeline:
+        pipeline = last(names)
+        pipeline.stream(names("more"), value=Amount).group_by_key().count(store="more")
+        return pipeline
+
+    def other_steps(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        sales_of(pipeline, names).filter("amount > 0").group_by("shop").aggregate(store="last", a="last(amount)")
+        return pipeline
+
+    rebuild = f"sluice rebuild {running.pipeline.name}"
+    refused(running, wider, "2 workers became 5", "repartition")
+    refused(running, other_topic, "now also reads", rebuild)
+    refused(running, other_steps, "All of its stores have changed", rebuild)
+    refused(running, counted, "needs each key's records in order", rebuild)
+    refused(running, joined, "shops.* would not fit last", f"{rebuild} --from-topics", from_topics=True)
+
+
+def test_a_call_that_was_killed_can_be_repeated(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = run_before(start, last)
+    for function in ("continue_as", "promote"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Jobs, function, killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                change(running, joined)
+        assert running.store("last") == LAST
+    changed = change(running, joined)
+    assert changed.store("shops") == {"1.00": 1, "3.00": 1, "5.00": 1}
+    assert len(generations(changed)) == 2
+
+
+def killed(*_: object, **__: object) -> None:
+    raise RuntimeError("killed")
