@@ -403,7 +403,9 @@ class BaseJob:
     @property
     def topics(self) -> tuple[str, ...]:
         """All topics that the job reads."""
-        return tuple(source.topic for source in (*self.streams, *(table.source for table in self.tables)))
+        # An ordered job reads a global table both for its joins and for the store.
+        sources = (*self.streams, *(table.source for table in self.tables))
+        return tuple(dict.fromkeys(source.topic for source in sources))
 
     @property
     def sinks(self) -> tuple[Sink, ...]:

@@ -12,22 +12,26 @@ from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.state.model import owner
 from tests.engine.conftest import Start
-from tests.engine.shop import Build, Names, sale, sales_of, shop
+from tests.engine.shop import Build, Names, Shop, address, sale, sales_of, shop
 
 KEYS = [f"shop {number}" for number in range(20)]
 
 
 def in_order(names: Names) -> Pipeline:
-    """A count and the last amount, by an ordered operator, and an output of its changes."""
+    """A count and the last amount, by an ordered operator, an output of its changes, and a join with a global table."""
     pipeline = names.pipeline()
-    last = sales_of(pipeline, names).group_by("shop").aggregate(store="total", n="count(*)", last="last(amount)")
+    sales = sales_of(pipeline, names)
+    last = sales.group_by("shop").aggregate(store="total", n="count(*)", last="last(amount)")
     last.to_stream().to(names("copies"))
+    shops = pipeline.global_table(names("shops"), value=Shop, key="shop")
+    sales.join(shops).select(city="right.city").to(names("with_city"))
     return pipeline
 
 
 @pytest.mark.parametrize("build", [in_order, shop])
 def test_a_run_continues_with_the_same_values_on_more_workers(build: Build, start: Start) -> None:
     running = start(build)
+    running.send("shops", *(address(key, f"city of {key}") for key in KEYS))
     running.send("sales", *(sale(key) for key in KEYS))
     running.run()
     before = running.store("total")
@@ -44,3 +48,5 @@ def test_a_run_continues_with_the_same_values_on_more_workers(build: Build, star
     for worker in range(5):
         assert {owner(key, 5) for key in wider.owned("total", worker)} <= {worker}
     assert len(wider.output("copies")) == 2 * len(KEYS) + 1
+    cities = [value["city"] for _, value in wider.output("with_city")]
+    assert sorted(cities) == sorted(2 * [f"city of {key}" for key in KEYS])
