@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,6 +25,7 @@ from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.jobs import Jobs
+from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from sluice.state.shard.operator_states import State
 from sluice.testing.kafka import EmbeddedKafka
@@ -130,6 +134,11 @@ def test_a_driver_that_has_lost_its_lease_can_write_no_more_output(files: Instal
             paused.send(batch, records)
 
 
+def test_a_new_worker_that_has_a_state_server_is_refused(files: Installation) -> None:
+    files.ledger.placements.move(Placement("orders", 2, "127.0.0.1", 9))  # from a time when there were more workers
+    refused(files, 3, "Worker 2 of orders is at a state server", "sluice rebuild orders")
+
+
 def test_a_pipeline_without_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="has no state yet"):
         repartition(job_of(3), settings_of(tmp_path))
@@ -140,8 +149,9 @@ def test_an_altered_row_is_found(files: Installation) -> None:
     with database:
         assert database.execute("UPDATE state_rows SET value = '[9,null]' WHERE group_id = 0").rowcount
     database.close()
-    with pytest.raises(DamagedState, match="Worker 1's shard is damaged"):
+    with pytest.raises(DamagedState, match="Worker 1's shard is damaged") as caught:
         repartition(job_of(3), files.settings)
+    assert "sluice rebuild orders" in caught.value.next_step
     assert files.ledger.jobs.generation("orders", "main") == 1
 
 
@@ -187,6 +197,30 @@ def test_a_full_disk_is_named_and_the_command_is_repeated(files: Installation) -
     assert content(files.ledger) == expected(0)
     repartition(job_of(3), files.settings)
     assert content(files.ledger) == expected(0)
+
+
+def test_too_few_open_files_are_named_and_the_command_is_repeated(files: Installation) -> None:
+    with (
+        pytest.raises(EngineError, match=r"was not moved to new shards in sqlite:.*/shards: .*still in use") as caught,
+        few_open_files(60),
+    ):
+        repartition(job_of(40), files.settings)
+    assert "ulimit -n" in caught.value.next_step
+    assert content(files.ledger) == expected(0)
+    repartition(job_of(40), files.settings)
+    assert content(files.ledger) == expected(0)
+
+
+@contextmanager
+def few_open_files(more: int) -> Iterator[None]:
+    """Let this process open only so many files more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = len([*Path("/proc/self/fd").iterdir()])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(8, marks=pytest.mark.heavy)])

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from sluice.errors import EngineError
 from sluice.plan import is_of_processor
 from sluice.state.model import JobInfo, StoreInfo
+from sluice.values.counts import counted
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
 """The properties of a store that define the meaning of its state and therefore may not change."""
@@ -144,7 +145,7 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
 def _changes_of_all(before: JobInfo, now: JobInfo) -> Iterator[str]:
     """The changes that concern all stores."""
     if len(before.workers) != len(now.workers):
-        yield f"{len(before.workers)} workers became {len(now.workers)}"
+        yield f"{counted(len(before.workers), 'worker')} became {len(now.workers)}"
     if gone := sorted({*before.topics} - {*now.topics}):
         yield f"no longer reads {', '.join(gone)}"
     if added := sorted({*now.topics} - {*before.topics}):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -23,12 +23,13 @@ from sluice.engine.job.moving import Moved, Origin, Target, move_checkpoint, req
 from sluice.engine.job.rebuild import drop_others
 from sluice.engine.publish.databases import databases_of
 from sluice.engine.publish.transaction import Writer, fence
-from sluice.errors import EngineError
+from sluice.errors import DamagedState, EngineError, StateError
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, WorkerInfo, owner
+from sluice.state.shard.addresses import shown
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.protocol import Checksums, Version
 from sluice.values.counts import counted
@@ -66,37 +67,54 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
         if len(old.workers) == job.pipeline.workers:
             return Repartitioned(old.generation, len(old.workers), None)
-        # A driver that does not know that it has lost the lease could still write a batch, which the new generation
-        # would write again.
-        written = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
-        for database in databases_of(job, settings).values():
-            database.fence()
-        require_local(old)
-        old_storage = Storage.of(job, old.generation, settings)
-        retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
-        require_complete(old_storage, batch, written, next_step=retry)
-        drop_others(ledger, job, lease.row, settings)
         ref = ledger.jobs.new_generation(name, of_job)
-        storage = Storage.of(job, ref.generation, settings)
+        storage = Storage.of(job, ref.generation, settings).placed(ledger.placements)
         workers = tuple(
             WorkerInfo(pipeline=name, job=of_job, number=number, location=address)
             for number, address in enumerate(storage.locations)
         )
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
+        require_local(old)
+        require_local(new)
+        # A driver that does not know that it has lost the lease could still write a batch, which the new generation
+        # would write again.
+        written = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
+        for database in databases_of(job, settings).values():
+            database.fence()
+        old_storage = Storage.of(job, old.generation, settings)
+        retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
+        require_complete(old_storage, batch, written, next_step=retry)
+        drop_others(ledger, job, lease.row, settings)
         ledger.jobs.register(new, hidden=True)
         with Lease(ledger.leases, new.ref, holder) as own:
             move_checkpoint(old_storage, storage, batch)
-            checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
+            with _errors(name, settings):
+                checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
             ledger.jobs.continue_as(new.ref, old.ref, batch, checksums, own.epoch)
-        note = (
-            f"The state of {len(old.workers)} workers was spread over {len(workers)}, in generation {ref.generation}."
-        )
+        before = counted(len(old.workers), "worker")
+        note = f"The state of {before} was spread over {len(workers)}, in generation {ref.generation}."
         ledger.jobs.promote(new.ref, lease.row, settings.run, note)
     log.info(
         "state repartitioned", pipeline=name, generation=ref.generation, workers=len(workers), rows=rows,
         seconds=round(time.monotonic() - begun, 1),
     )  # fmt: skip
     return Repartitioned(ref.generation, len(workers), rows)
+
+
+@contextmanager
+def _errors(name: str, settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except DamagedState as error:
+        error.next_step = f"Restore the shard, or rebuild the state from the topics: sluice rebuild {name}."
+        raise
+    except StateError as error:
+        raise EngineError(
+            f"The state of {name} was not moved to new shards in {shown(settings.shards)}: {error.detail} Its old "
+            "shards are unchanged and still in use.",
+            next_step="Check the free space there, and the limit of open files (ulimit -n) or of connections: a new "
+            "shard has three files in SQLite, or one connection to PostgreSQL. Then repeat the command.",
+        ) from error
 
 
 def _divide(
