@@ -97,7 +97,7 @@ def workers(pipeline: Name) -> None:
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        jobs = ledger.jobs.current(pipeline)
+        jobs = _jobs(ledger, pipeline)
         has_standbys = any(worker.standby for job in jobs for worker in job.workers)
         table = Table("job", "worker", "state server", *(["standby"] if has_standbys else []), "stores", box=None)
         for job in jobs:
@@ -107,6 +107,15 @@ def workers(pipeline: Name) -> None:
                 shown = [_standby(job, worker)] if has_standbys else []
                 table.add_row(job.job, str(worker.number), where, *shown, stores)
         wide.print(table)
+
+
+def _jobs(ledger: Ledger, pipeline: str) -> list[JobInfo]:
+    """The current generation of each of the pipeline's jobs. Raises NotFound for an unknown pipeline."""
+    from sluice.errors import NotFound
+
+    if not (jobs := ledger.jobs.current(pipeline)):
+        raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
+    return jobs
 
 
 def _standby(job: JobInfo, worker: WorkerInfo) -> str:
@@ -127,21 +136,35 @@ def add(
     tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
 ) -> None:
     """Make a state server the standby of a worker, and copy the worker's shard to it."""
-    from sluice.errors import NotFound
+    from sluice.errors import LeaseError, NotFound, Refused
     from sluice.remote.server.moves import require_server
     from sluice.remote.standbys import require_copyable
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         place = place_of(pipeline, worker, address, tls)
-        workers = [info for job in ledger.jobs.current(pipeline) for info in job.workers if info.number == worker]
+        workers = [info for job in _jobs(ledger, pipeline) for info in job.workers if info.number == worker]
         if not workers:
             raise NotFound(f"Pipeline {pipeline!r} has no worker {worker}.")
         for info in workers:
             require_copyable(info)
         require_server(place, "sqlite")
         ledger.standbys.add(place)
-        _refresh(ledger, pipeline)
+        try:
+            _refresh(ledger, pipeline)
+        except LeaseError as error:
+            out.print(error.detail, markup=False, soft_wrap=True)
+        except Refused:
+            # The server cannot make a copy: the worker's shard is in the same folder, for example.
+            if ledger.standbys.of(pipeline)[worker].copied is None:
+                ledger.standbys.remove(pipeline, worker)
+            raise
+        if ledger.standbys.of(pipeline)[worker].copied is None:
+            out.print(
+                f"{address} is the standby of worker {worker} of {pipeline}. A run makes the first copy when it has "
+                "read all records.",
+                soft_wrap=True,
+            )
 
 
 @standby.command()
@@ -150,9 +173,15 @@ def refresh(pipeline: Name) -> None:
 
     A run refreshes the standbys when it has read all records.
     """
+    from sluice.errors import NotFound
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        _jobs(ledger, pipeline)
+        if not ledger.standbys.of(pipeline):
+            raise NotFound(
+                f"{pipeline!r} has no standbys.", next_step=f"Add one: sluice standby add {pipeline} WORKER HOST:PORT"
+            )
         _refresh(ledger, pipeline)
 
 
@@ -161,7 +190,7 @@ def _refresh(ledger: Ledger, pipeline: str) -> None:
     from sluice.remote.standbys import refresh
 
     with out.status("waiting for the lease") as status:
-        for job in ledger.jobs.current(pipeline):
+        for job in _jobs(ledger, pipeline):
             with current_lease(ledger, pipeline, job.job, this_process("")) as lease:
                 for done in refresh(ledger, lease.ref, lease.epoch, progress=status.update):
                     snapshot = f"{lease.ref.generation}.{done.batch}"
@@ -184,7 +213,7 @@ def promote(
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        for job in ledger.jobs.current(pipeline):
+        for job in _jobs(ledger, pipeline):
             with current_lease(ledger, pipeline, job.job, this_process("")) as lease:
                 why = "It was promoted by hand."
                 note = promote(ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale)

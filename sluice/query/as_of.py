@@ -84,7 +84,10 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
 
 
 def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
-    standbys = ledger.standbys.of(newest.pipeline).values()
+    workers = ledger.jobs.workers(newest.pipeline, newest.job)
+    registered = ledger.standbys.of(newest.pipeline)
+    # A worker that the pipeline no longer has may have left its standby.
+    standbys = [registered[worker.number] for worker in workers if worker.number in registered]
     batches = [standby.batch for standby in standbys if standby.copied == newest.ref]
     if not batches or len(batches) < len(standbys):
         without = f"{len(standbys) - len(batches)} of the standbys of {newest.pipeline!r} have no copy of its state."

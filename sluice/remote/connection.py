@@ -21,6 +21,7 @@ from sluice.errors import (
 )
 from sluice.settings import settings
 
+SAME_TOKEN = "Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE to the token with which the server was started."
 _CONNECT_SECONDS = 3.0
 _ERRORS: dict[str, type[SluiceError]] = {
     error.title: error for error in (DamagedState, LeaseError, QueryError, Refused, TooSlow)
@@ -73,4 +74,6 @@ def response_content(status: int, content: bytes) -> bytes:
         detail, next_step = str(problem["detail"]), str(problem.get("nextStep", ""))
     except (msgspec.DecodeError, KeyError):
         raise NotAStateServer from None
+    if status == httpx.codes.UNAUTHORIZED:
+        raise StateError("The state server rejected the token of this process.", next_step=SAME_TOKEN)
     raise _ERRORS.get(problem.get("title", ""), StateError)(detail, next_step=next_step)

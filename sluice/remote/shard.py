@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -180,6 +181,12 @@ class RemoteShard(Shard):
             response = self._client.request(method, self._address + path, content=content)
             return response_content(response.status_code, response.content)
         except httpx.HTTPError as error:
-            raise Unreachable(f"The state server cannot be reached ({type(error).__name__}).") from None
+            raise Unreachable(
+                f"The state server at {self._server} cannot be reached ({type(error).__name__})."
+            ) from None
         except NotAStateServer:
-            raise StateError("The server at the shard's address is not a state server.") from None
+            raise StateError(f"The server at {self._server} is not a state server.") from None
+
+    @property
+    def _server(self) -> str:
+        return urlsplit(self._address).netloc

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from sluice.errors import DamagedState, NotFound, Refused, StateError, Unreachable
@@ -17,7 +17,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.standbys import Standby
 from sluice.state.model import JobInfo, JobRef, WorkerInfo
 from sluice.state.shard.addresses import is_file, is_remote, shown
-from sluice.state.shard.protocol import Checksums
+from sluice.state.shard.protocol import Checksums, Shard
 
 RETRY_SECONDS = 10.0
 """How long a run waits for an unreachable state server, which may be restarting, before it promotes a standby."""
@@ -46,7 +46,7 @@ def refresh(
 
     The lease of the generation must be held in `epoch`. With `only_behind`, copies that hold this snapshot are not
     read. All rows of the other copies are compared with the published checksums; a damaged copy is replaced. Raises
-    StateError if a server does not answer, and DamagedState if a worker's own shard is damaged.
+    StateError if a server does not answer, and DamagedState if a worker's own shard is damaged; its copy is kept then.
     """
     if not (standbys := ledger.standbys.of(ref.pipeline)):
         return
@@ -66,6 +66,8 @@ def _refresh(
 ) -> Refreshed:
     place, published, why = standby.shard(ref), _published(ledger, ref, worker.number), "There was no copy yet."
     with open_shard(worker.location) as source:
+        with _damage_of(worker):
+            _compare_journal(source, batch, published)
         if standby.copied == ref:
             try:
                 with open_shard(place, to_write=True) as copy:
@@ -76,6 +78,8 @@ def _refresh(
                 return Refreshed(worker.number, batch, copied, "")
             except DamagedState as error:
                 why = error.detail
+                with _damage_of(worker):
+                    _verify(source, batch, published)
         # Readers must not use the copy from now on. A server rejects queries for a copy that is not complete yet.
         ledger.standbys.record_copy(ref, worker.number, None, epoch)
         if standby.copied is not None:
@@ -121,8 +125,7 @@ def promote(
         published = _published(ledger, ref, number)
         try:
             with open_shard(standby.shard(ref), to_write=True) as copy:
-                copy.verify(batch, published)
-                copy.verify_states(batch, published)
+                _verify(copy, batch, published)
                 copy.seal(sealed=False)
         except DamagedState as error:
             raise DamagedState(f"The standby of worker {number} is damaged, too. {error.detail}") from error
@@ -175,6 +178,34 @@ def _answers(worker: WorkerInfo) -> bool:
     except StateError:
         pass
     return True
+
+
+def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
+    """Read all rows of a shard. Raises DamagedState if its rows or its journal differ from the published checksums."""
+    _compare_journal(shard, batch, published)
+    shard.verify(batch, published)
+    shard.verify_states(batch, published)
+
+
+def _compare_journal(shard: Shard, batch: int, published: Checksums | None) -> None:
+    if published is not None and (reason := shard.checksums(batch).difference(published)):
+        raise DamagedState(f"The shard is damaged: {reason}")
+
+
+@contextmanager
+def _damage_of(worker: WorkerInfo) -> Iterator[None]:
+    """Name the worker, and the next step, in an error of the worker's own shard."""
+    try:
+        yield
+    except DamagedState as error:
+        reason = error.detail.removeprefix("The shard is damaged: ")
+        raise DamagedState(
+            f"Worker {worker.number}'s shard is damaged: {reason} Its address is {shown(worker.location)}. Its "
+            "standby's copy is kept.",
+            next_step=f"To exclude the shard from queries: sluice audit {worker.pipeline} --verify. The next run then "
+            f"promotes the standby or restores the state from the topics: sluice run {worker.pipeline}",
+            workers={worker.number: shown(worker.location)},
+        ) from error
 
 
 def _published(ledger: Ledger, ref: JobRef, worker: int) -> Checksums | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -30,7 +31,7 @@ from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
 from tests.servers.test_hosts import COUNT, ContinuousQueries, counts, of_worker
-from tests.states import NOON, States
+from tests.states import NOON, States, make_audit, make_snapshot
 
 KEYS = ["k0", "k1", "k2"]
 ALL = {location: number + 1 for number, location in enumerate(LOCATIONS)}
@@ -250,6 +251,65 @@ def test_a_damaged_copy_is_noticed_and_replaced(hosts: list[Host], states: State
     assert one(hosts[0])["entries"][0]["value"] == ALL[of_worker(1)]  # type: ignore[index]
 
 
+@pytest.mark.fault("F36", "a worker's own shard is damaged or replaced by an older one before a refresh")
+@pytest.mark.parametrize("damage", ["altered row", "older"])
+def test_a_damaged_shard_does_not_replace_its_copy(
+    hosts: list[Host], states: States, standby: Path, damage: str
+) -> None:
+    publish_audited(states, 50)
+    refreshed(states)
+    publish_audited(states, 100)
+    if damage == "older":
+        refreshed(states)
+    (shard,) = hosts[1].folder.rglob("worker-1.sqlite")
+    with sqlite3.connect(shard) as connection:
+        if damage == "older":
+            connection.execute("DELETE FROM state_rows WHERE batch = 2")
+            connection.execute("DELETE FROM batches WHERE batch = 2")
+        else:
+            connection.execute("UPDATE state_rows SET value = '[777]' WHERE batch = 2")
+    connection.close()
+    with pytest.raises(DamagedState, match=r"Worker 1's shard is damaged: .*copy is kept") as caught:
+        refreshed(states)
+    assert caught.value.workers.keys() == {1}
+    held = 2 if damage == "older" else 1
+    assert states.ledger.standbys.of("orders")[1].batch == held
+    if damage == "older":
+        promoted(states)
+        with open_shard(states.written_at[1], to_write=True) as copy:
+            audit = states.ledger.audits.newest(states.ref)
+            assert audit is not None
+            assert copy.begin(10**6, 2) == audit.published(1)
+    else:
+        hosts[1].stop()
+        assert one(hosts[0], as_of="standby")["entries"][0]["value"] == 50  # type: ignore[index]
+
+
+def publish_audited(states: States, value: int) -> None:
+    """Publish a value of worker 1's key, with the checksums of all shards."""
+    states.batch += 1
+    checksums = {}
+    with lease_epoch(states) as epoch:
+        for number, place in enumerate(states.written_at):
+            rows = [(0, of_worker(1), -1, -1, f"[{value}]")] if number == 1 else []
+            with open_shard(place, to_write=True) as shard:
+                shard.write(states.batch, rows, epoch)
+                checksums[str(number)] = shard.checksums(states.batch)
+        audit = msgspec.structs.replace(
+            make_audit(states.batch, epoch),
+            checksums={number: of_shard.state_rows for number, of_shard in checksums.items()},
+            states={number: of_shard.states for number, of_shard in checksums.items()},
+        )
+        assert states.ledger.snapshots.publish(make_snapshot(states.batch), audit)
+
+
+@pytest.mark.usefixtures("standby")
+def test_a_standby_of_a_worker_that_no_longer_exists_is_ignored(hosts: list[Host], states: States) -> None:
+    states.ledger.standbys.add(Placement("orders", 9, "127.0.0.1", hosts[2].port))
+    assert hosts[0].get(COUNT, limit=50, as_of="standby").json()["snapshot"]["id"] == "1.0"
+    assert [done.worker for done in refreshed(states)] == [1]
+
+
 @pytest.mark.fault("F36", "a standby is promoted, and the old server comes back")
 def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], states: States, standby: Path) -> None:
     with open_shard(f"sqlite:///{standby}", to_write=True) as copy, pytest.raises(Refused):
@@ -338,6 +398,14 @@ def test_the_commands_add_refresh_promote_and_remove(
         result = CliRunner().invoke(app, [str(word) for word in words])
         return result.exit_code, result.output
 
+    for words in (("workers",), ("standby", "refresh"), ("standby", "promote")):
+        status, output = command(*words, "other", *([1] if "promote" in words else []))
+        assert (status, "The ledger has no pipeline 'other'" in output) == (1, True), output
+    status, output = command("standby", "refresh", "orders")
+    assert (status, "has no standbys" in output) == (1, True), output
+    with lease_epoch(states):  # a run is in progress
+        status, output = command("standby", "add", "orders", 1, hosts[0].address)
+        assert (status, "A run makes the first copy" in output) == (0, True), output
     for number in (1, 2):
         status, output = command("standby", "add", "orders", number, hosts[0].address)
         assert (status, f"Worker {number}'s standby has snapshot 1.0; " in output) == (0, True), output
@@ -352,6 +420,19 @@ def test_the_commands_add_refresh_promote_and_remove(
     assert [file.name for file in hosts[0].folder.rglob("worker-[12].sqlite")] == ["worker-1.sqlite"]
     status, output = command("standby", "add", "orders", 7, hosts[0].address)
     assert (status, "has no worker 7" in output) == (1, True)
+
+
+def test_a_server_with_the_workers_own_folder_is_no_standby(
+    hosts: list[Host], states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_LEDGER", f"sqlite:///{tmp_path}/ledger.sqlite")
+    settings.cache_clear()
+    twin = Host(states.ledger, hosts[1].folder).start()
+    result = CliRunner().invoke(app, ["standby", "add", "orders", "1", twin.address])
+    twin.stop()
+    assert (result.exit_code, "There already is a shard" in result.output) == (1, True), result.output
+    assert states.ledger.standbys.of("orders") == {}
+    assert counts(hosts[0].get("/v1/orders/count/general_orders")) == ALL
 
 
 @pytest.mark.attack("S10", "a server that is a worker's standby claims it, or takes it by a move")

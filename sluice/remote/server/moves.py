@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from sluice.errors import DamagedState, NotFound, Refused, StateError
-from sluice.remote.connection import client_options
+from sluice.remote.connection import SAME_TOKEN, client_options
 from sluice.remote.copying import Progress, copy_versions
 from sluice.remote.opening import create_shard, open_shard
 from sluice.state.ledger.ledger import Ledger
@@ -64,6 +64,10 @@ def require_server(place: Placement, database: str = "") -> None:
         identity = msgspec.json.decode(answer.content, type=dict[str, str | int])
     except (httpx.HTTPError, msgspec.DecodeError) as error:
         raise StateError(f"No state server answers at {place.host}:{place.port} ({type(error).__name__}).") from None
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise Refused(
+            f"The state server at {place.host}:{place.port} rejected the token of this process.", next_step=SAME_TOKEN
+        )
     if answer.status_code != httpx.codes.OK:
         raise Refused(
             f"The state server at {place.host}:{place.port} refused the request: {identity.get('detail', 'no')}"

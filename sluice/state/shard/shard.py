@@ -388,7 +388,8 @@ def discard_sealed(url: str) -> None:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
                 f"There already is a shard of the worker, which was not moved away: {shown(url)}.",
-                next_step="If it is the shard in use, start the state server with --workers.",
+                next_step="If it is the shard in use, start the state server with --workers. If nothing uses it any "
+                "more, delete it.",
             )
     drop(url)
 
