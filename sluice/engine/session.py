@@ -33,6 +33,14 @@ DEFAULTS = {
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore|jaas|truststore",
 }
 
+IN_LOCAL_FILES = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""Settings for checkpoints in local files. By default, Spark starts the program `readlink` four times to rename a file,
+24 times per batch. Both ways make a rename that is atomic."""
+
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Settings with which Spark interprets a query's expressions, rather than generate and compile Java code for them."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
@@ -43,16 +51,22 @@ FEW_RECORDS = 50_000
 
 
 def session(settings: Settings, name: str) -> SparkSession:
-    """Create the Spark session. spark-submit's settings take precedence over SLUICE_SPARK_CONF and DEFAULTS."""
+    """Create the Spark session. spark-submit's settings take precedence over SLUICE_SPARK_CONF and `configuration`."""
     # Python workers must use this interpreter, not the first `python3` on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
-    for key, value in {**DEFAULTS, **settings.spark_conf}.items():
+    for key, value in configuration(settings).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
     _remember_classes(spark)
     return spark
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """The session's settings: SLUICE_SPARK_CONF, and defaults for what it does not set."""
+    is_remote = "://" in settings.checkpoints
+    return {**DEFAULTS, **({} if is_remote else IN_LOCAL_FILES), **settings.spark_conf}
 
 
 def _remember_classes(spark: SparkSession) -> None:

@@ -1,14 +1,17 @@
-"""When Spark compiles a query's expressions, and when it interprets them."""
+"""The settings of a Spark session: its checkpoint's files, and when Spark compiles a query's expressions."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for
+from sluice.engine.session import FEW_RECORDS, IN_LOCAL_FILES, INTERPRETED, compile_for, configuration
+from sluice.settings import Settings
 
+(FILES,) = IN_LOCAL_FILES
 WHOLE_STAGE = "spark.sql.codegen.wholeStage"
 
 
@@ -28,3 +31,10 @@ def test_only_a_run_over_many_records_compiles(records: int, compiled: str) -> N
 
 def test_a_setting_of_the_user_takes_precedence() -> None:
     assert settings_after(5, {WHOLE_STAGE: "true"}) == INTERPRETED | {WHOLE_STAGE: "true"}
+
+
+@pytest.mark.parametrize(("checkpoints", "local"), [("", True), ("/mnt/shared", True), ("hdfs://name/sluice", False)])
+def test_only_local_checkpoints_are_renamed_without_other_programs(checkpoints: str, local: bool) -> None:
+    assert (FILES in configuration(Settings.read({"SLUICE_CHECKPOINTS": checkpoints}))) == local
+    asked = {"SLUICE_CHECKPOINTS": checkpoints, "SLUICE_SPARK_CONF": json.dumps({FILES: "mine"})}
+    assert configuration(Settings.read(asked))[FILES] == "mine"
