@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -27,6 +28,10 @@ hypothesis.settings.register_profile("sluice", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("heavy", deadline=None, max_examples=200)
 hypothesis.settings.load_profile("sluice")  # pytest's option --hypothesis-profile takes precedence
 
+# Tests are collected into some million objects that all live to the end. Python's garbage collector would look at them
+# again and again, during the collection of the tests and in every full collection later.
+gc.disable()
+
 # Spark's Python workers must find the tests' contracts, whichever test starts Spark.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 
@@ -49,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests.parallel import rank
 
         items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but only among objects that the tests themselves make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
