@@ -7,8 +7,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -74,6 +78,71 @@ def test_every_long_running_service_has_a_health_check(name: str) -> None:
 
 
 @every_service
+def test_health_checks_cost_little_and_have_no_blanks(name: str) -> None:
+    words = SERVICES[name].get("healthcheck", {}).get("test", [])
+    assert words[1:2] != ["airflow"], "a command of Airflow takes three seconds of processor time"
+    assert not [word for word in words if " " in word], "Podman splits words at blanks"
+
+
+def test_postgres_is_not_healthy_while_its_initial_script_runs() -> None:
+    words = SERVICES["postgres"]["healthcheck"]["test"]
+    assert words[words.index("--host") + 1] == "127.0.0.1", "the server then listens on its socket only"
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    """The URL of a server that answers /health with JSON, and nothing else."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+            self.wfile.write(b'{"metadatabase": {"status": "healthy"}, "workers": 1}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-S", str(DOCKER / "probe.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("condition", ["metadatabase.status=healthy", "workers=1"])
+def test_a_probe_succeeds_if_the_service_says_that_it_works(served: str, condition: str) -> None:
+    ran = probe(f"{served}/health", condition)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "condition", "reason"),
+    [
+        ("/health", "metadatabase.status=unhealthy", "metadatabase.status is healthy, not unhealthy"),
+        ("/health", "metadatabase.status.code=1", "TypeError"),
+        ("/health", "scheduler.status=healthy", "KeyError('scheduler')"),
+        ("/other", "workers=1", "HTTPError 404"),
+    ],
+)
+def test_a_probe_fails_otherwise_and_says_why(served: str, path: str, condition: str, reason: str) -> None:
+    ran = probe(f"{served}{path}", condition)
+    assert ran.returncode == 1
+    assert reason in ran.stderr
+
+
+def test_a_probe_fails_without_a_server() -> None:
+    ran = probe("http://127.0.0.1:9/health", "workers=1")
+    assert ran.returncode == 1
+    assert "Connection refused" in ran.stderr
+
+
+@every_service
 def test_the_file_contains_no_secret(name: str) -> None:
     for key, value in SERVICES[name].get("environment", {}).items():
         if "SECRET" in key or key.endswith(("_KEY", "_PASSWORD")):
@@ -109,7 +178,7 @@ ROOT = DOCKER.parent
 def test_the_image_copies_what_exists_and_is_not_ignored() -> None:
     copied = {source for line in re.findall(r"^COPY (.+)$", DOCKERFILE, re.MULTILINE) for source in line.split()[:-1]}
     kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
-    assert {source.split("/")[0] for source in copied} == kept
+    assert {source if source in kept else source.split("/")[0] for source in copied} == kept
     assert all((ROOT / source).exists() for source in copied)
 
 
@@ -120,6 +189,15 @@ def test_the_image_has_airflow_and_spark() -> None:
     assert "sluice-streams[spark]" in needed
     assert {"apache-airflow", "pyspark"} <= {re.split(r"[\[<>=]", need)[0] for need in needed}
     assert f"pip uninstall --yes {project['name']}" in DOCKERFILE
+
+
+def test_no_source_of_the_package_stays_in_the_image_beside_the_installed_one() -> None:
+    assert "pip install --no-cache-dir --no-deps . && rm -r build sluice sluice_streams.egg-info" in DOCKERFILE
+
+
+def test_the_code_in_the_image_does_not_belong_to_its_user() -> None:
+    (folders,) = re.findall(r"install -d -o sluice (.+)$", DOCKERFILE, re.MULTILINE)
+    assert set(folders.split()) == {"/var/lib/sluice", "/var/lib/airflow"}
 
 
 def test_the_image_does_not_run_as_root() -> None:
@@ -133,6 +211,7 @@ def test_commands_and_probes_exist_in_the_image(name: str) -> None:
         return
     for words in (service["command"], service.get("healthcheck", {}).get("test", ["CMD", "python3"])[1:]):
         assert words[0] in ("airflow", "python3") or words[0].endswith("pyspark/bin/spark-class")
+        assert words[0] != "python3" or words[1:2] in ([], ["probe.py"])
         if words[0] == "airflow":
             command = {"db": "airflow.cli.commands.db_command", "jobs": "airflow.cli.commands.jobs_command"}
             module = command.get(words[1], f"airflow.cli.commands.{words[1].replace('-', '_')}_command")

@@ -1,0 +1,26 @@
+"""Health checks of compose.yaml: `python3 probe.py URL FIELD=VALUE` ends with status 0 if the service works.
+
+It works if the JSON at the URL has the value in the field; `scheduler.status` is the field `status` of `scheduler`.
+"""
+
+import json
+import sys
+import urllib.request
+
+
+def main(url: str, condition: str) -> None:
+    """Exit with the reason if the service does not work."""
+    path, _, wanted = condition.partition("=")
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            found = json.load(response)
+        for field in path.split("."):
+            found = found[field]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        sys.exit(f"{url}: {error!r}")
+    if str(found) != wanted:
+        sys.exit(f"{url}: {path} is {found}, not {wanted}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
