@@ -34,8 +34,10 @@ APPLICATION = _ENGINE / "main.py"
 """The program that spark-submit starts. Its arguments are options and a pipeline's name."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
-QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn320m", "-Xlog:cds=off", "-Xlog:class+path=off")
-"""Options for a JVM that starts quickly, and does not log that an archive of classes cannot be used."""
+QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:class+path=off")
+"""Options for a JVM that does not log that an archive of classes cannot be used."""
+QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn320m", *QUIET_ARCHIVE)
+"""Options for a JVM that starts quickly."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
 LARGE_BACKLOG = 3_000_000
@@ -252,7 +254,7 @@ def temporary_folder() -> Iterator[Path]:
 def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
     """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run.
 
-    Writing it takes 20 seconds of CPU time, so runs that start meanwhile neither read nor write it.
+    Spark's takes 20 seconds of CPU time to write, so runs that start meanwhile neither read nor write it.
     """
     archive = archive_file(folder, jars)
     if archive.is_file():

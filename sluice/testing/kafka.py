@@ -26,13 +26,14 @@ from sluice.provision.checks import LOOPBACK, check_port, find_java, free_port
 from sluice.provision.jars import Bundle
 from sluice.provision.jars import folder as jars_folder
 from sluice.settings import settings
+from sluice.submission import QUIET_ARCHIVE, archive_file, class_archive
 
 DEFAULT_PORT = 9092
 START_SECONDS = 300.0
 STOP_SECONDS = 20.0
 _LOADING_SECONDS = 5.0
 
-_JVM = ["-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"]
+_JVM = ["-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", *QUIET_ARCHIVE]
 _QUICK = ["-XX:TieredStopAtLevel=1"]
 """Compiles code once instead of optimizing it further."""
 _LOGGING = [
@@ -140,9 +141,15 @@ def start(
         )
     check_port(port, purpose="Kafka", next_step=f"Choose another port: sluice kafka start --port {free_port()}.")
     configuration = _write_configuration(folder, port, config or {})
-    java = _java_command()
+    jars = jars_folder(Bundle.BROKER, settings().home / "jars").resolve()
+    java = [str(find_java().path), *_JVM, *_LOGGING, "-cp", f"{jars}/*"]
+    classes = jars.parent, sorted(jars.glob("*.jar"))
     if not (folder / "data" / "meta.properties").is_file():
-        _format([*java, *_QUICK], folder, configuration)
+        # The tool loads most of the classes with which a broker starts, and ends at once: writing them takes a second.
+        with class_archive(*classes) as archive:
+            _format([*java, *_QUICK, archive], folder, configuration)
+    if (written := archive_file(*classes)).is_file():
+        java.append(f"-XX:SharedArchiveFile={written}")
     # Record the process first, so that it can be stopped whatever happens next.
     options = _QUICK if quick else []
     pid = _spawn([*java, *options, "kafka.Kafka", str(configuration)], folder / "broker.log")
@@ -220,11 +227,6 @@ def _write_configuration(folder: Path, port: int, config: Mapping[str, str]) -> 
     path.touch(mode=0o600)
     path.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
     return path
-
-
-def _java_command() -> list[str]:
-    jars = jars_folder(Bundle.BROKER, settings().home / "jars")
-    return [str(find_java().path), *_JVM, *_LOGGING, "-cp", f"{jars}/*"]
 
 
 def _format(java: list[str], folder: Path, configuration: Path) -> None:

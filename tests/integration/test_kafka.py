@@ -11,6 +11,8 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice.errors import PreflightError
+from sluice.settings import settings
+from sluice.submission import archive_file
 from sluice.testing import kafka
 from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.world import wait_until
@@ -78,6 +80,14 @@ def test_readers_see_all_of_a_transaction_or_nothing(broker: EmbeddedKafka) -> N
         producer.flush(20)
         end(20)
     assert read(broker.bootstrap, "whole", 1) == [b"committed"]
+
+
+def test_it_shares_an_archive_of_loaded_classes(broker: EmbeddedKafka) -> None:
+    running = kafka.running(broker.folder)
+    assert running is not None
+    jars = (settings().home / "jars" / "broker").resolve()
+    mapped = {file.path for file in psutil.Process(running.pid).memory_maps()}
+    assert str(archive_file(jars.parent, sorted(jars.glob("*.jar")))) in mapped
 
 
 def test_it_listens_on_loopback_only(broker: EmbeddedKafka) -> None:
