@@ -1,6 +1,6 @@
 """The page in a real browser.
 
-`SLUICE_SCREENSHOTS=1` puts the pictures into docs/images; without it they go to the test's own folder.
+With `-m ""`, `SLUICE_SCREENSHOTS=1` puts the pictures into docs/images; without it they go to the test's own folder.
 """
 
 from __future__ import annotations
@@ -98,7 +98,15 @@ def is_harmless(page: Page) -> bool:
     return made == 0 and page.title() != "broken" and page.locator("#broken").count() == 0
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 400)])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1280),
+        ("dark", 400),
+        pytest.param("dark", 1280, marks=pytest.mark.heavy),
+        pytest.param("light", 400, marks=pytest.mark.heavy),
+    ],
+)
 def test_every_view_is_accessible_and_as_wide_as_the_window(
     browser: Browser, address: str, api: Api, letters: object, tmp_path: Path, scheme: str, width: int
 ) -> None:

@@ -30,15 +30,17 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def demo(home: Path) -> Iterator[subprocess.Popen[str]]:
-    """A demo that has started Airflow."""
+    """A demo that has started Kafka."""
     process = start(home)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "Start Airflow  waits for" in line:
-            break
+    await_line(process, "✓ Start Kafka")
     yield process
     process.kill()
     process.wait()
+
+
+def await_line(demo: subprocess.Popen[str], part: str) -> None:
+    assert demo.stdout is not None
+    assert any(part in line for line in demo.stdout), f"the demo ended before {part}"
 
 
 def start(home: Path) -> subprocess.Popen[str]:
@@ -58,6 +60,7 @@ def test_every_signal_that_ends_a_process_stops_the_demo(number: signal.Signals)
 
 
 def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str], home: Path) -> None:
+    await_line(demo, "Start Airflow  waits for")
     demo.kill()
     demo.wait()
     left = sessions(home)
@@ -78,6 +81,7 @@ def test_a_second_demo_in_the_same_home_is_rejected_and_a_signal_stops_the_first
     assert demo.poll() is None
     assert members(sessions(home))
     assert running(home / "kafka")
+    await_line(demo, "Start Airflow  waits for")
     demo.send_signal(signal.SIGINT)
     output, _ = demo.communicate(timeout=300)
     assert demo.returncode == 130

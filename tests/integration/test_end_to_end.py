@@ -60,7 +60,7 @@ def send(platform: LocalPlatform, count: int, start_s: int) -> None:
 def wait_for_runs(platform: LocalPlatform, count: int) -> list[dict[str, Any]]:
     """The pipeline's runs, once `count` of them have ended."""
     with platform.as_user() as airflow:
-        for _ in platform.ticks(400, f"There are not {count} ended runs"):
+        for _ in platform.ticks(400, f"There are not {count} ended runs", pause_s=2.0):
             runs = airflow.runs(PIPELINE)
             if len(runs) >= count and all(run["state"] in ("success", "failed") for run in runs):
                 return runs

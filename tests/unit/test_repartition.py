@@ -223,7 +223,7 @@ def few_open_files(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(8, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.heavy)])
 def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(
     kills: int, tmp_path: Path, kafka: EmbeddedKafka
 ) -> None:
