@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from sluice.errors import NotFound, Refused, StateError
 from sluice.query import execution
 from sluice.remote.opening import open_shard
+from sluice.remote.server import shards
 from sluice.remote.server.moves import move
 from sluice.remote.server.run import Options, claim
 from sluice.settings import settings
@@ -262,6 +264,30 @@ def test_a_worker_cannot_be_claimed_twice(hosts: list[Host], states: States) -> 
         states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", 9))
     # The same server can claim the worker again after a restart.
     states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", hosts[1].port))
+
+
+@pytest.mark.attack("S10", "a server still asked for a worker that was moved to it, and then away again")
+def test_a_server_stops_serving_a_worker_that_has_come_and_gone(
+    hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "REFRESH_SECONDS", 0.1)
+    there, back = (Placement("orders", 1, "127.0.0.1", hosts[number].port) for number in (2, 1))
+    move(states.ledger, there)
+    open_shard(there.shard(states.ref)).close()
+    move(states.ledger, back)
+    until = time.monotonic() + 10
+    while is_served(there.shard(states.ref)):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert is_served(back.shard(states.ref))
+
+
+def is_served(address: str) -> bool:
+    try:
+        open_shard(address).close()
+    except Refused as error:
+        return "not at this server" not in error.detail
+    return True
 
 
 @pytest.mark.attack("S10", "a move to an address without a server, or with another server")

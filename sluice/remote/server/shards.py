@@ -40,7 +40,7 @@ class OwnShards:
 
     async def location(self, ref: JobRef, number: int) -> str:
         """Address of a shard that this server serves or is receiving. Raises Refused if another server has it."""
-        if (ref, number) not in self._arriving and not await self._is_served(ref.pipeline, number):
+        if not await self._is_served(ref.pipeline, number) and (ref, number) not in self._arriving:
             raise Refused(f"Worker {number} of {ref.pipeline!r} is not at this server.")
         return location(self._base_url, ref, number)
 
@@ -69,6 +69,10 @@ class OwnShards:
             self._refreshed_at = self._clock()
             served = await asyncio.to_thread(self._at_this_server)
             self._served, self._served_before = {(one.pipeline, one.number) for one in served}, self._served
+            # From now on, the ledger decides whether this server has the shards that have arrived.
+            self._arriving = {
+                (ref, number) for ref, number in self._arriving if (ref.pipeline, number) not in self._served
+            }
         return worker in self._served | self._served_before
 
     def _at_this_server(self) -> list[Placement]:
