@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.commands.console import errors_as_messages, out, wide
-from sluice.errors import SettingsError
+from sluice.commands.console import errors_as_messages, out, show, wide
+from sluice.errors import SettingsError, SluiceError
 from sluice.settings import settings
 
 if TYPE_CHECKING:
@@ -187,16 +187,24 @@ def refresh(pipeline: Name) -> None:
 
 def _refresh(ledger: Ledger, pipeline: str) -> None:
     from sluice.engine.job.driver_lease import current_lease, this_process
-    from sluice.remote.standbys import refresh
+    from sluice.remote.standbys import Failed, refresh
 
+    errors: list[SluiceError] = []
     with out.status("waiting for the lease") as status:
         for job in _jobs(ledger, pipeline):
             with current_lease(ledger, pipeline, job.job, this_process("")) as lease:
                 for done in refresh(ledger, lease.ref, lease.epoch, progress=status.update):
+                    if isinstance(done, Failed):
+                        errors.append(done.error)
+                        continue
                     snapshot = f"{lease.ref.generation}.{done.batch}"
                     why = f", the whole shard: {done.why_whole}" if done.why_whole else ""
                     text = f"Worker {done.worker}'s standby has snapshot {snapshot}; {done.copied:,} versions copied"
                     out.print(f"{text}{why}", markup=False, soft_wrap=True)
+    for error in errors[:-1]:
+        show(error)
+    if errors:
+        raise errors[-1]
 
 
 @standby.command()

@@ -38,10 +38,15 @@ def client_options(seconds: float | None = None, token: str = "") -> dict[str, A
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
         "verify": tls_context(),
-        "timeout": httpx.Timeout(seconds, connect=_CONNECT_SECONDS),
+        "timeout": time_limits(seconds),
         "trust_env": False,  # connections between servers use no proxy
         "follow_redirects": False,
     }
+
+
+def time_limits(seconds: float | None) -> httpx.Timeout:
+    """The limits of a call: this time for each read and write, and a short one for connecting."""
+    return httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
 
 
 def server_token() -> str:

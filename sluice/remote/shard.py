@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from sluice.errors import StateError, Unreachable
-from sluice.remote.connection import NotAStateServer, client_options, response_content
+from sluice.remote.connection import NotAStateServer, client_options, response_content, time_limits
 from sluice.state.model import StateRow
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.drivers import Row, RowId, StoredRow
@@ -19,6 +19,8 @@ from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.protocol import Checksums, Journal, Shard, Version
 from sluice.state.shard.ranges import EVERYTHING, Range
 
+ANSWER_SECONDS = 60.0
+"""How long a busy server may take to say that it has a shard. A paused server accepts connections and never answers."""
 _WRITE_SECONDS = 600.0
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
@@ -37,12 +39,14 @@ class RemoteShard(Shard):
     @classmethod
     def open(cls, url: str, *, token: str = "") -> Self:
         """Open a shard. Raises StateError if the server does not have it. `token` defaults to the settings' token."""
-        shard = cls(url, httpx.Client(**client_options(_WRITE_SECONDS, token)))
+        client = httpx.Client(**client_options(ANSWER_SECONDS, token))
+        shard = cls(url, client)
         try:
             shard.journal()
         except BaseException:
             shard.close()
             raise
+        client.timeout = time_limits(_WRITE_SECONDS)
         return shard
 
     @classmethod

@@ -24,6 +24,14 @@ RETRY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
+class Failed:
+    """A standby that was not refreshed, and why."""
+
+    worker: int
+    error: StateError | Refused
+
+
+@dataclass(frozen=True)
 class Refreshed:
     """The copy of a worker's shard after a refresh: its newest batch, and the number of versions copied."""
 
@@ -41,12 +49,12 @@ def refresh(
     *,
     only_behind: bool = False,
     progress: Progress = lambda _: None,
-) -> Iterator[Refreshed]:
+) -> Iterator[Refreshed | Failed]:
     """Bring the copies of a generation's standbys up to its newest snapshot, one after the other.
 
     The lease of the generation must be held in `epoch`. With `only_behind`, copies that hold this snapshot are not
-    read. All rows of the other copies are compared with the published checksums; a damaged copy is replaced. Raises
-    StateError if a server does not answer, and DamagedState if a worker's own shard is damaged; its copy is kept then.
+    read. All rows of the other copies are compared with the published checksums; a damaged copy is replaced. The copy
+    is kept if a server does not answer, or if the worker's own shard is damaged; the next standby is refreshed then.
     """
     if not (standbys := ledger.standbys.of(ref.pipeline)):
         return
@@ -57,8 +65,12 @@ def refresh(
         standby = standbys.get(worker.number)
         if standby is None or (only_behind and (standby.copied, standby.batch) == (ref, batch)):
             continue
-        require_copyable(worker)
-        yield _refresh(ledger, ref, worker, standby, batch, epoch, progress)
+        try:
+            require_copyable(worker)
+            done: Refreshed | Failed = _refresh(ledger, ref, worker, standby, batch, epoch, progress)
+        except (StateError, Refused) as error:
+            done = Failed(worker.number, error)
+        yield done
 
 
 def _refresh(

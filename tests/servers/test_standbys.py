@@ -18,11 +18,11 @@ from sluice.engine.job.driver_lease import current_lease, this_process
 from sluice.engine.job.standbys import promote_standbys
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
 from sluice.query import execution
-from sluice.remote import standbys
+from sluice.remote import shard, standbys
 from sluice.remote.opening import open_shard
 from sluice.remote.server.moves import move
 from sluice.remote.shard import RemoteShard
-from sluice.remote.standbys import Refreshed, promote, refresh
+from sluice.remote.standbys import Failed, Refreshed, promote, refresh
 from sluice.settings import settings
 from sluice.snapshot_retention import retain
 from sluice.state.ledger.placement import Placement
@@ -44,8 +44,13 @@ def lease_epoch(states: States) -> Iterator[int]:
 
 
 def refreshed(states: States, *, only_behind: bool = False) -> list[Refreshed]:
+    """Refresh the standbys. Raises the error of a standby that is not refreshed."""
     with lease_epoch(states) as epoch:
-        return [*refresh(states.ledger, states.ref, epoch, only_behind=only_behind)]
+        every = [*refresh(states.ledger, states.ref, epoch, only_behind=only_behind)]
+    for done in every:
+        if isinstance(done, Failed):
+            raise done.error
+    return [done for done in every if isinstance(done, Refreshed)]
 
 
 def promoted(states: States, number: int = 1, *, accept_stale: bool = False) -> str:
@@ -249,6 +254,36 @@ def test_a_damaged_copy_is_noticed_and_replaced(hosts: list[Host], states: State
     assert (done.batch, bool(done.why_whole), done.copied > 0) == (0, True, True)
     hosts[1].stop()
     assert one(hosts[0])["entries"][0]["value"] == ALL[of_worker(1)]  # type: ignore[index]
+
+
+@pytest.mark.fault("F36", "one of two standbys' servers stops")
+def test_a_standby_that_is_gone_does_not_hold_up_the_others(
+    hosts: list[Host], states: States, standby: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    states.ledger.standbys.add(Placement("orders", 3, "127.0.0.1", hosts[1].port))
+    refreshed(states)
+    states.publish(totals("general", {of_worker(1): (100, "1.00"), of_worker(3): (200, "1.00")}))
+    hosts[2].stop()
+    with lease_epoch(states) as epoch:
+        first, second = refresh(states.ledger, states.ref, epoch)
+    assert isinstance(first, Failed)
+    assert (first.worker, f"{hosts[2].address} cannot be reached" in str(first.error)) == (1, True)
+    assert isinstance(second, Refreshed)
+    assert (second.worker, second.batch) == (3, 1)
+    monkeypatch.setenv("SLUICE_LEDGER", f"sqlite:///{tmp_path}/ledger.sqlite")
+    settings.cache_clear()
+    result = CliRunner().invoke(app, ["standby", "refresh", "orders"])
+    assert (result.exit_code, "Worker 3's standby has snapshot 1.1" in result.output) == (1, True)
+    assert f"{hosts[2].address} cannot be reached" in result.output
+
+
+@pytest.mark.fault("F36", "a state server that is paused: it accepts connections, but never answers")
+def test_a_silent_server_is_given_up(standby: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(Unreachable, match=rf"at 127\.0\.0\.1:{port} cannot be reached \(ReadTimeout\)"):
+            open_shard(f"http://127.0.0.1:{port}/local/orders/totals/1/1")
 
 
 @pytest.mark.fault("F36", "a worker's own shard is damaged or replaced by an older one before a refresh")

@@ -139,6 +139,11 @@ def test_a_new_worker_that_has_a_state_server_is_refused(files: Installation) ->
     refused(files, 3, "Worker 2 of orders is at a state server", "sluice rebuild orders")
 
 
+def test_a_broker_that_is_down_is_named(tmp_path: Path) -> None:
+    files = Installation(settings_of(tmp_path, bootstrap="127.0.0.1:9"))
+    refused(files, 3, "Kafka at 127.0.0.1:9 does not answer", "Check that a broker runs")
+
+
 def test_a_pipeline_without_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="has no state yet"):
         repartition(job_of(3), settings_of(tmp_path))

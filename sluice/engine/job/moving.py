@@ -95,7 +95,8 @@ def require_local(job: JobInfo) -> None:
     """Raise EngineError unless this process opens the shards itself."""
     if remote := [worker for worker in job.workers if is_remote(worker.location)]:
         raise EngineError(
-            f"Worker {remote[0].number} of {job.pipeline} is at a state server.",
+            f"Worker {remote[0].number} of {job.pipeline} is at a state server: {remote[0].location}. State is only "
+            "moved between shards that this command opens itself.",
             next_step=f"Compute the state again from the topics: sluice rebuild {job.pipeline}.",
         )
 

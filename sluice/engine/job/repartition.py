@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from sluice.brokers import require_brokers
 from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
@@ -76,6 +77,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
         require_local(old)
         require_local(new)
+        require_brokers(settings.kafka)
         # A driver that does not know that it has lost the lease could still write a batch, which the new generation
         # would write again.
         written = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))

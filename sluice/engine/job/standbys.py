@@ -8,7 +8,7 @@ import structlog
 
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError
-from sluice.remote.standbys import promote_lost, refresh
+from sluice.remote.standbys import Failed, promote_lost, refresh
 from sluice.state.ledger.ledger import Ledger
 
 log = structlog.get_logger()
@@ -37,11 +37,14 @@ class StandbyCopies:
         of = {"pipeline": ref.pipeline, "job": ref.job}
         try:
             for done in refresh(self._ledger, ref, self._lease.epoch, only_behind=True):
+                if isinstance(done, Failed):
+                    log.warning("standby not refreshed", **of, worker=done.worker, why=str(done.error))
+                    continue
                 snapshot = f"{ref.generation}.{done.batch}"
                 log.info("standby refreshed", **of, worker=done.worker, snapshot=snapshot, versions=done.copied)
                 if done.why_whole:
                     log.warning("standby copied anew", **of, worker=done.worker, why=done.why_whole)
-        except (StateError, Refused, LeaseError) as error:
+        except (StateError, LeaseError) as error:
             log.warning("standbys not refreshed", **of, why=str(error))
         took = time.monotonic() - begun
         self._due_at = time.monotonic() + max(PAUSE_SECONDS, took * (_SHARE - 1))
