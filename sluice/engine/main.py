@@ -82,7 +82,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         print(explain(planned), flush=True)
         java_settings(configuration.kafka)  # raises its errors before the run reads anything
         require_brokers(configuration.kafka)
-        read = RestoringRun(spark.result(), planned.job, configuration).run()
+        read = RestoringRun(spark, planned.job, configuration).run()
     log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
 
 

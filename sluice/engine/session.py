@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeAlias
 
 from pyspark.sql import SparkSession
 
@@ -48,6 +49,15 @@ _CLASSES = ("PythonSQLUtils", "PythonUtils", "SimplePythonFunction", "functions"
 
 FEW_RECORDS = 50_000
 """With fewer records than this, compiling takes longer than it saves."""
+
+
+Starting: TypeAlias = "SparkSession | Future[SparkSession]"
+"""A session, or one that is being started. A run uses the time until then to look at Kafka and the ledger."""
+
+
+def started(spark: Starting) -> SparkSession:
+    """The session, after waiting for its start."""
+    return spark.result() if isinstance(spark, Future) else spark
 
 
 def session(settings: Settings, name: str) -> SparkSession:

@@ -19,7 +19,7 @@ from airflow.triggers.base import TriggerEvent
 from sluice.connections import KAFKA
 from sluice.orchestration.alerts import alert
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
-from sluice.orchestration.watch import Watch
+from sluice.orchestration.watch import POLL_SECONDS, Watch
 from sluice.values.durations import duration_text
 
 NAME = "sluice_deadlines"
@@ -61,7 +61,7 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
         topics: list[str],
         deadline_ms: int,
         kafka_config_id: str = KAFKA,
-        poll_seconds: float = 1.0,
+        poll_seconds: float = POLL_SECONDS,
     ) -> None:
         super().__init__(pipeline, topics, kafka_config_id, poll_seconds)
         self.deadline_ms = deadline_ms

@@ -16,7 +16,7 @@ from sluice.connections import KAFKA
 from sluice.engine.job.driver_lease import PATIENCE
 from sluice.errors import BrokersUnreachable, SluiceError
 from sluice.offsets import Lag, Offsets
-from sluice.orchestration.watch import Seen, Watch
+from sluice.orchestration.watch import POLL_SECONDS, Seen, Watch
 from sluice.settings import settings
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
@@ -103,6 +103,10 @@ def _reaches(positions: Offsets, ends: Offsets) -> bool:
 class KafkaEndOffsetTrigger(BaseEventTrigger):
     """Fires when `topics` have records beyond the offsets that `pipeline` has read according to the ledger.
 
+    By default, it does not wait for the end of a burst: the run that it starts reads what has arrived until Spark has
+    started, which takes seconds. With `settle_seconds`, it waits until no record has arrived for that time, but at most
+    `max_wait_seconds`.
+
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The ledger stores the
     offsets that have been read and when, so a restarted triggerer fires only for unread records, and not before
     `min_interval_seconds` have passed since the last run that published something began. The trigger does not fire
@@ -115,8 +119,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         pipeline: str,
         topics: list[str],
         kafka_config_id: str = KAFKA,
-        poll_seconds: float = 1.0,
-        settle_seconds: float = 2.0,
+        poll_seconds: float = POLL_SECONDS,
+        settle_seconds: float = 0.0,
         max_wait_seconds: float = 15.0,
         patience_seconds: float = 600.0,
         min_interval_seconds: float = 0.0,

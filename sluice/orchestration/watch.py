@@ -21,6 +21,9 @@ from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JOB
 
+POLL_SECONDS = 1.0
+"""The period of the triggers. They share what they read only if they have the same one."""
+
 
 class Seen(NamedTuple):
     """A pipeline's unread records, its driver's lease and the time of its newest snapshot, if there ever was one."""

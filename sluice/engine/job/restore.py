@@ -13,12 +13,12 @@ import time
 from dataclasses import dataclass
 
 import structlog
-from pyspark.sql import SparkSession
 
 from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.run import JobRun
 from sluice.engine.job.standbys import promote_standbys
 from sluice.engine.read.identity import InputError
+from sluice.engine.session import Starting, started
 from sluice.errors import DamagedState, Unreachable
 from sluice.plan import Job
 from sluice.settings import Settings
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 class RestoringRun:
     """A run of a job's current generation, which restores damaged state first."""
 
-    spark: SparkSession
+    spark: Starting
     job: Job
     settings: Settings
 
@@ -60,7 +60,7 @@ class RestoringRun:
         begun = time.monotonic()
         log.warning("state damaged, restoring it from the topics", **of, why=why.detail)
         try:
-            generation = Rebuild(self.spark, self.job, self.settings, only=damaged, why=why.detail).run()
+            generation = Rebuild(started(self.spark), self.job, self.settings, only=damaged, why=why.detail).run()
         except InputError as lost:
             raise DamagedState(
                 f"{why.detail} The state cannot be restored from the topics. {lost.detail}", next_step=lost.next_step

@@ -29,7 +29,7 @@ from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_
 from sluice.engine.publish.window_retention import Retention
 from sluice.engine.read.identity import Positions, SourceIdentity
 from sluice.engine.read.kafka import KafkaInput
-from sluice.engine.session import compile_for
+from sluice.engine.session import Starting, compile_for, started
 from sluice.engine.steps.sql_errors import no_result_error
 from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError
 from sluice.plan import Job
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 class JobRun:
     """Runs a job on a Spark session, in batches of at most `max_records` records of streams."""
 
-    spark: SparkSession
+    spark: Starting
     job: Job
     settings: Settings
     generation: int | None = None
@@ -93,16 +93,17 @@ class JobRun:
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         writer = Writer(storage.ref, pipeline.markers)
         limits = self._make_topics(partitions, writer)
+        spark = started(self.spark)
         if pipeline.file is not None:
-            send_to_executors(self.spark, pipeline.file)
+            send_to_executors(spark, pipeline.file)
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         direct = direct if self.steps is None else None  # a replay writes no output
         storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
-        require_reachable(self.spark.sparkContext.master or "", storage.locations)
-        source = KafkaInput(self.spark, self.settings.kafka, None if self.steps is None else firsts)
+        require_reachable(spark.sparkContext.master or "", storage.locations)
+        source = KafkaInput(spark, self.settings.kafka, None if self.steps is None else firsts)
         in_order = needs_order(self.job, partitions)
         most = None if in_order else self.max_records
-        query = JobQuery(self.spark, storage, source, partitions, lease.epoch, most)
+        query = JobQuery(spark, storage, source, partitions, lease.epoch, most)
         info, published = query.info, ledger.snapshots.last_batch(storage.ref)
         before = None if published is None else ledger.jobs.get(storage.ref)
         require_compatible(before, info)
@@ -128,7 +129,7 @@ class JobRun:
                 standbys = StandbyCopies(ledger, lease)
                 news: News | None = "records"
                 while news == "records":
-                    compile_for(self.spark, linger.unread(ledger.positions(pipeline.name)))
+                    compile_for(spark, linger.unread(ledger.positions(pipeline.name)))
                     if in_order:
                         BacklogRun(query, self.settings.kafka, self.max_records, lease.require).run(publisher, firsts)
                     else:
@@ -149,7 +150,7 @@ class JobRun:
             publisher.begin()
             if publisher.partitions != query.partitions:
                 query.repartition(publisher.partitions)
-            with without_adaptive_execution(self.spark):
+            with without_adaptive_execution(query.spark):
                 query.run(sink, once=True)
 
         steps = joined(self.job, query.frames.types, steps, firsts, self.max_records)

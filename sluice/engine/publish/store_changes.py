@@ -15,9 +15,8 @@ from sluice.engine.batch.rejected import Row
 from sluice.engine.batch.shards import worker_shard
 from sluice.engine.steps.attempts import rejection, with_columns
 from sluice.engine.steps.sql_errors import Unresolved
-from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableInput, TableSink
+from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableSink
 from sluice.state.shard.protocol import Shard
-from sluice.values.records import CHANGE_METADATA
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
 _PAGE = 10_000
@@ -58,12 +57,24 @@ class GlobalTables:
             else:
                 self.values[group_id][key] = value
 
-    def frame(self, spark: SparkSession, table: TableInput, name: str) -> DataFrame:
-        """A table as a frame of `_key` and `name`; the latter holds the value as a struct of the contract."""
-        rows = self.values[table.group]
-        data = pa.table({"_key": pa.array(rows.keys(), pa.string()), "json": pa.array(rows.values(), pa.string())})
-        kind = literal(f"ARRAY<{table.value}>")
-        return spark.createDataFrame(data).selectExpr("_key", f"from_json(json, {kind})[0] AS {name}")
+    def join(self, changed: pa.Table, steps: Sequence[Lookup | Select]) -> pa.Table:
+        """The changes with a column of JSON for each lookup: the value of the change's key, or null.
+
+        Omits changes whose key an inner join does not find.
+        """
+        for number, step in enumerate(steps):
+            if isinstance(step, Lookup):
+                values = self.values[step.table.group]
+                found = pa.array([values.get(key) for key in changed.column("key").to_pylist()], pa.string())
+                changed = changed.append_column(_right(number), found)
+                if step.how == "inner":
+                    changed = changed.filter(pc.is_valid(changed.column(_right(number))))
+        return changed
+
+
+def _right(step: int) -> str:
+    """The column with what the lookup of a sink's step found."""
+    return f"right_{step}"
 
 
 def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
@@ -117,18 +128,16 @@ def _records(
     tables: GlobalTables,
     types: Mapping[str, str],
 ) -> DataFrame:
-    frame = _typed(spark, job, sink, changed, types)
-    kept = [*CHANGE_METADATA, "time"]
+    frame = _typed(spark, job, sink, tables.join(changed, sink.steps), types)
+    kept = frame.columns[:-1]
     for number, step in enumerate(sink.steps):
         if isinstance(step, Lookup):
-            right = tables.frame(spark, step.table, "r")
-            frame = frame.join(right, "_key", step.how)
-            frame = frame.selectExpr(*kept, "named_struct('left', v, 'right', r) AS v")
+            frame = frame.selectExpr(*kept, f"named_struct('left', v, 'right', {_right(number)}) AS v")
         elif not step.causes:
             frame = frame.selectExpr(*kept, f"{step.sql} AS v")
         else:
             frame = _tried(frame, step, f"t{step.step}_{number}", kept)
-            kept = [*CHANGE_METADATA, "time", _REJECTED]
+            kept = frame.columns[:-1]
     if not sink.scalar:
         value = TO_JSON.format("v")
     else:
@@ -152,24 +161,27 @@ def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> Da
     rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
     if _REJECTED in kept:
         rejected = f"coalesce({_REJECTED}, {rejected})"
-    return made.selectExpr(*CHANGE_METADATA, "time", f"{rejected} AS {_REJECTED}", f"{attempt.result(0)} AS v")
+    others = [name for name in kept if name != _REJECTED]
+    return made.selectExpr(*others, f"{rejected} AS {_REJECTED}", f"{attempt.result(0)} AS v")
 
 
 def _typed(
     spark: SparkSession, job: FusedJob, sink: TableSink, changed: pa.Table, types: Mapping[str, str]
 ) -> DataFrame:
-    """The changes of the sink's store with typed values: `_key`, the window's times, `time`, and the value as `v`."""
+    """The changes of the sink's store: `_key`, the window's times, `time`, what lookups found, and the value as `v`."""
     group = job.groups[sink.group]
     fields = ", ".join(f"`{i}` {types[store_column.store]}" for i, store_column in enumerate(group.store_columns))
     # The state row's array becomes an object, since a group's store columns differ in type.
     objects = pa.array([_as_object(value) for value in changed.column("value").to_pylist()], pa.string())
+    rights = {_right(n): step.table.value for n, step in enumerate(sink.steps) if isinstance(step, Lookup)}
     state_rows = spark.createDataFrame(
-        changed.select(["key", "window_start", "window_end", "time"]).append_column("json", objects)
+        changed.select(["key", "window_start", "window_end", "time", *rights]).append_column("json", objects)
     )
     return state_rows.selectExpr(
         "key AS _key",
         *(f"IF({name} < 0, NULL, timestamp_millis({name})) AS _{name}" for name in ("window_start", "window_end")),
         "time",
+        *(f"from_json({name}, {literal(f'ARRAY<{kind}>')})[0] AS {name}" for name, kind in rights.items()),
         f"from_json(json, 'STRUCT<{fields}>').`{sink.store_column}` AS v",
     )
 
