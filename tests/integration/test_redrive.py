@@ -14,6 +14,7 @@ from sluice import dead_letters
 from sluice.dead_letters import Chosen, find, redrive
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.topics import read_topic
+from tests.faults.world import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +29,7 @@ class Shop:
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
         kafka.create_topics({name: 2, dead_letters.topic_of(name): 1})
         self._producer = Producer(self.kafka)
+        self._written = 0
 
     def reject(self, value: bytes | None, reason: str = "contract", partition: Any = 1, **headers: Any) -> None:
         """Write a dead letter as a run does."""
@@ -39,15 +41,22 @@ class Shop:
         assert self._producer.flush(30) == 0
 
     def send(self, value: bytes, partition: int) -> None:
+        self._written += 1
         self._producer.produce(self.name, value, b"own", partition)
         assert self._producer.flush(30) == 0
 
     def redrive(self, **chosen: Any) -> tuple[int, dict[str, int]]:
         done = redrive(self.kafka, self.name, [self.name], Chosen(**chosen))
+        self._written += done.redriven
         return done.redriven, dict(done.skipped)
 
     @property
     def records(self) -> list[Message]:
+        """All records of the source. After a transaction's commit, its records can be read a moment later."""
+        assert wait_until(lambda: len(self._read()) >= self._written)
+        return self._read()
+
+    def _read(self) -> list[Message]:
         return list(read_topic(self.kafka, self.name))
 
 
