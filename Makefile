@@ -94,6 +94,10 @@ test-fab: $(FAB) ## Run the tests of the REST API with Airflow's FAB auth manage
 test-namespaces: $(INSTALLED) ## Test queries over state servers in separate network namespaces; needs root
 	@$(BIN)/pytest tests/servers/namespaces.py
 
+.PHONY: test-image
+test-image: $(INSTALLED) ## Make the image of docker/ and test the services of compose.yaml, with Docker, or Podman as root
+	@$(BIN)/pytest tests/image/containers.py $(ARGS)
+
 .PHONY: conformance
 conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=one|each|random, FEATURES=a,b, EVERY=N, CLUSTER=1
 	@test -n "$(CASES)" || { echo "Name the file of cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }
