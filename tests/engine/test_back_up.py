@@ -14,6 +14,7 @@ from sluice import Pipeline
 from sluice.backups.back_up import back_up
 from sluice.backups.restore import restore
 from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.repartition import repartition
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError
 from sluice.plan import plan
@@ -32,7 +33,7 @@ def shell(commands: str, running: Running, folder: Path) -> None:
 
 
 def test_a_run_continues_after_the_backup_and_a_rebuild_writes_no_output_again(start: Start, tmp_path: Path) -> None:
-    running = start(simple_shop)
+    running = start(simple_shop, sales=2)
     running.send("sales", sale("a"), sale("b"))
     running.run()
     shell(BACK_UP, running, tmp_path)
@@ -43,16 +44,23 @@ def test_a_run_continues_after_the_backup_and_a_rebuild_writes_no_output_again(s
     assert running.store("n") == {"a": 2, "b": 1}
     assert len(running.output("copies")) == 3
 
-    # That run has written output since the backup, so now a rebuild is needed.
+    # Runs have written output since the backup, also in a later generation, so now a rebuild is needed.
+    running.send("sales", sale("b"), partition=1)
+    running.run()
+    wider = replace(running, pipeline=simple_shop(running.names))
+    wider.pipeline.workers = 3
+    repartition(plan(wider.pipeline).job, running.settings)
+    running.send("sales", sale("a"))
+    wider.run()
     (tmp_path / "replaced").rename(tmp_path / "replaced_first")
     shell(RESTORE, running, tmp_path)
     running.send("sales", sale("b"))
-    with pytest.raises(EngineError, match="sluice rebuild"):
+    with pytest.raises(EngineError, match=r"Generation 2 .* has written output, up to batch 3.* sluice rebuild"):
         running.run()
-    Rebuild(running.spark, plan(running.pipeline).job, running.settings).run()
-    running.run(generation=2)
-    assert running.store("n") == {"a": 2, "b": 2}
-    assert len(running.output("copies")) == 4
+    assert Rebuild(running.spark, plan(running.pipeline).job, running.settings).run() == 3
+    running.run()
+    assert running.store("n") == {"a": 3, "b": 3}
+    assert len(running.output("copies")) == 6
 
 
 def in_spark(names: Names) -> Pipeline:

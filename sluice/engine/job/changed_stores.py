@@ -71,10 +71,13 @@ class ChangedStores:
                 return old.generation
             self._require_movable(query, old, changes)
             require_local(old)
-            written = fence(self.settings.kafka, Writer(old.ref, self.job.pipeline.markers))
+            output = fence(self.settings.kafka, Writer(old.ref, self.job.pipeline.markers))
+            output.require_newest()
             for database in databases_of(self.job, self.settings).values():
                 database.fence()
-            require_complete(storage, batch, written, next_step=f"Undo the change, and run it once: sluice run {name}.")
+            require_complete(
+                storage, batch, output.last, next_step=f"Undo the change, and run it once: sluice run {name}."
+            )
             part = self._compute(ledger, lease, changes.added)
             ref = ledger.jobs.new_generation(name, of_job)
             target = Storage.of(self.job, ref.generation, self.settings)

@@ -24,7 +24,7 @@ from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.databases import databases_of
-from sluice.engine.publish.transaction import Writer, fence
+from sluice.engine.publish.transaction import Writer, fence, read_markers
 from sluice.engine.read.identity import Positions, Topic, describe_topics
 from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
 from sluice.errors import EngineError, StateError
@@ -71,9 +71,9 @@ class Rebuild:
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
             drop_others(ledger, self.job, lease.row, self.settings)
-            new = ledger.jobs.new_generation(name, job)
             sources, now = self._sources(ledger, old)
             history = self._history(ledger, old, sources, now)
+            new = ledger.jobs.new_generation(name, job, self._newest_writer(old))
             ledger.sources.replace(new, sources)
             self._build(new, history.published)
             self._compare(ledger, old, new, history)
@@ -104,7 +104,7 @@ class Rebuild:
         history = self._history(ledger, old, sources, now, span.until)
         _require_records(history, [each for each in sources if each.topic in self._streams] or sources, span)
         drop_others(ledger, self.job, lease.row, self.settings)
-        new = ledger.jobs.new_generation(old.pipeline, old.job)
+        new = ledger.jobs.new_generation(old.pipeline, old.job, self._newest_writer(old))
         ledger.sources.replace(new, sources)
         self._build(new, history.published)
         log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
@@ -227,11 +227,22 @@ class Rebuild:
         return History(published, rest, complete=False)
 
     def _unpublished(self, latest: Snapshot | None, old: JobRef) -> list[Batch]:
-        """The batch whose output was written but whose snapshot was not published, because the driver ended."""
-        last = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
+        """The batch whose output was written but whose snapshot was not published, because the driver ended.
+
+        If the ledger was restored from a backup, it is the last batch written since, with the records of all others.
+        """
+        output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         for database in databases_of(self.job, self.settings).values():
             database.fence()
-        return [last] if last is not None and last.number > (latest.batch if latest else -1) else []
+        last = max(output.newest_generation, old.generation)
+        marker = output.markers.get(last)
+        if marker is None or (last, marker.batch.number) <= (old.generation, latest.batch if latest else -1):
+            return []
+        return [marker.with_earlier]
+
+    def _newest_writer(self, old: JobRef) -> int:
+        """The newest generation that has written output. A ledger that was restored from a backup may not know it."""
+        return max(read_markers(self.settings.kafka, Writer(old, self.job.pipeline.markers)), default=0)
 
     def _compare(self, ledger: Ledger, old: JobRef, new: JobRef, history: History) -> None:
         """Raise EngineError if the same topology and records do not reproduce the published state."""

@@ -80,12 +80,13 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         require_brokers(settings.kafka)
         # A driver that does not know that it has lost the lease could still write a batch, which the new generation
         # would write again.
-        written = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
+        output = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
+        output.require_newest()
         for database in databases_of(job, settings).values():
             database.fence()
         old_storage = Storage.of(job, old.generation, settings)
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
-        require_complete(old_storage, batch, written, next_step=retry)
+        require_complete(old_storage, batch, output.last, next_step=retry)
         drop_others(ledger, job, lease.row, settings)
         ledger.jobs.register(new, hidden=True)
         with Lease(ledger.leases, new.ref, holder) as own:

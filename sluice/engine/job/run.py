@@ -108,6 +108,8 @@ class JobRun:
         before = None if published is None else ledger.jobs.get(storage.ref)
         require_compatible(before, info)
         with TransactionalOutput(self.settings.kafka, writer, limits) as output:
+            if self.steps is None:
+                output.require_newest()
             storage.prepare(published, output.last_batch, ledger, lease.epoch)
             databases = databases_of(self.job, self.settings) if self.steps is None else {}
             newest = ledger.snapshots.latest(pipeline.name, self.job.name) if databases else None

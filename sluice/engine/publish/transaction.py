@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from sluice.brokers import quiet
 from sluice.engine.batch.topics import TIMEOUT_S, ensure_topics, kafka_errors, message_limits, next_step_for
+from sluice.engine.read.identity import Positions
 from sluice.errors import EngineError
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef
@@ -67,12 +68,29 @@ class Writer:
     def name(self) -> str:
         return f"{self.transactional_id}.{self.ref.generation}"
 
+    def generation_of(self, key: bytes | None) -> int | None:
+        """The generation whose marker has this key; None for a key of another job."""
+        job, _, generation = (key or b"").decode(errors="replace").rpartition(".")
+        return int(generation) if job == self.transactional_id and generation.isdecimal() else None
+
 
 class Marker(msgspec.Struct, frozen=True):
     """A written batch, and its number of records per topic."""
 
     batch: Batch
     outputs: dict[str, int]
+    ends: dict[str, dict[str, int]] = {}
+    """Topic → partition as text → offset after the last record of this batch and of all batches before it."""
+
+    @property
+    def with_earlier(self) -> Batch:
+        """The batch, with the end offsets that all written batches have reached together."""
+        return msgspec.structs.replace(self.batch, ends=merged(self.ends, self.batch.ends))
+
+
+def merged(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
+    """End offsets by topic and partition, of which the later ones replace the others."""
+    return {topic: {**ends.get(topic, {}), **later.get(topic, {})} for topic in {*ends, *later}}
 
 
 class TransactionalOutput:
@@ -83,9 +101,12 @@ class TransactionalOutput:
         self._writer = writer
         self._producer = Producer({**quiet(self._kafka), **_fast(limits), "transactional.id": writer.transactional_id})
         self._marker: Marker | None = None
+        self.markers: dict[int, Marker] = {}
+        """Generation → its newest marker when the writer began."""
 
     @property
     def last(self) -> Batch | None:
+        """The last batch that the writer's generation has written; None before the first."""
         return None if self._marker is None else self._marker.batch
 
     @property
@@ -93,10 +114,28 @@ class TransactionalOutput:
         """Number of the last written batch; -1 before the first."""
         return -1 if self.last is None else self.last.number
 
+    @property
+    def newest_generation(self) -> int:
+        """The newest generation that has written a batch; 0 if none has."""
+        return max(self.markers, default=0)
+
+    def require_newest(self) -> None:
+        """Raise EngineError if a later generation has written output, so that the ledger is older than the output."""
+        generation = self._writer.ref.generation
+        if (last := self.newest_generation) > generation:
+            name = self._writer.ref.pipeline
+            raise EngineError(
+                f"Generation {last} of {name} has written output, up to batch {self.markers[last].batch.number}, but "
+                f"generation {generation} is current in the ledger, which was restored from an older backup.",
+                next_step="Rebuild the state from the topics, which does not write that output again: "
+                f"sluice rebuild {name}. If this ledger is new on purpose, give the pipeline another name.",
+            )
+
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions", self._kafka):
             self._producer.init_transactions(TIMEOUT_S)
-            self._marker = read_marker(self._kafka, self._writer)
+            self.markers = read_markers(self._kafka, self._writer)
+            self._marker = self.markers.get(self._writer.ref.generation)
         return self
 
     def __exit__(
@@ -124,46 +163,64 @@ class TransactionalOutput:
                     begun = begun or self._begin()
                     _produce(self._producer, topic, table)
             if begun:
-                marker = Marker(batch, counts)
+                marker = Marker(batch, counts, merged(self._earlier, batch.ends))
                 self._producer.produce(self._writer.markers, key=self._writer.name, value=msgspec.json.encode(marker))
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
         return counts
+
+    @property
+    def _earlier(self) -> Positions:
+        """The end offsets of the batches written before, also by earlier generations."""
+        if self._marker is not None:
+            return self._marker.with_earlier.ends
+        before = [generation for generation in self.markers if generation < self._writer.ref.generation]
+        return self.markers[max(before)].with_earlier.ends if before else {}
 
     def _begin(self) -> bool:
         self._producer.begin_transaction()
         return True
 
 
-def fence(kafka: Mapping[str, str], writer: Writer) -> Batch | None:
+def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
     """Keep drivers of the job that have not noticed the loss of their lease from writing any more output.
 
-    Returns the last batch whose output the writer's generation has written, or None. Raises EngineError if the broker
-    cannot be reached.
+    Returns the closed output, with its markers. Raises EngineError if the broker cannot be reached.
     """
     markers = writer.markers
     ensure_topics(kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
     with TransactionalOutput(kafka, writer, message_limits(kafka, [markers])) as output:
-        return output.last
+        return output
 
 
 def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
     """The writer's newest committed marker, or None."""
+    return read_markers(kafka, writer).get(writer.ref.generation)
+
+
+def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
+    """Generation → its newest committed marker, for all generations of the writer's job."""
     consumer = Consumer({**quiet(kafka), **_MARKER_READER, "group.id": writer.name})
     with kafka_errors("Reading the markers", kafka), contextlib.closing(consumer):
         # Reading the watermarks makes the client find the partition's leader at once instead of after 0.5 s.
         markers = TopicPartition(writer.markers, 0)
         markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
         consumer.assign([markers])
-        values = [message.value() for message in _to_the_end(consumer) if message.key() == writer.name.encode()]
+        found = [(writer.generation_of(message.key()), message.value()) for message in _to_the_end(consumer)]
+    newest: dict[int, Marker] = {}
     try:
-        markers_read = [msgspec.json.decode(value, type=Marker) for value in values]
+        for generation, value in found:
+            marker = None if generation is None else msgspec.json.decode(value, type=Marker)
+            if marker is None or generation is None:
+                continue
+            if generation not in newest or marker.batch.number >= newest[generation].batch.number:
+                newest[generation] = marker
     except msgspec.DecodeError as error:
         raise EngineError(
             f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {error}.",
             next_step="Another version of Sluice or another program wrote it. Give the pipeline another name.",
         ) from error
-    return max(markers_read, key=lambda marker: marker.batch.number, default=None)
+    return newest
 
 
 def _fast(limits: Mapping[str, int]) -> dict[str, str]:

@@ -129,8 +129,8 @@ class Jobs(LedgerPart):
         statement = select(GENERATIONS.c.generation).where(of_job(GENERATIONS, pipeline, job))
         return sorted(row["generation"] for row in self._read(statement))
 
-    def new_generation(self, pipeline: str, job: str) -> JobRef:
-        """A new generation, with a number that no generation has had before.
+    def new_generation(self, pipeline: str, job: str, above: int = 0) -> JobRef:
+        """A new generation, with a number that no generation has had before, and larger than `above`.
 
         A driver that has lost its lease may still write to a removed generation, so its number is not used again.
         """
@@ -139,7 +139,7 @@ class Jobs(LedgerPart):
             for table in (GENERATIONS, LEASES)
             for row in self._read(select(table.c.generation).where(of_job(table, pipeline, job)))
         ]
-        return JobRef(pipeline, job, max(numbers, default=0) + 1)
+        return JobRef(pipeline, job, max([above, *numbers]) + 1)
 
     def forget_generation(self, ref: JobRef, lease: LeaseRow) -> None:
         """Remove everything about a generation but its lease, which ends, and its workers, whose shards still exist.
