@@ -404,8 +404,14 @@ class BaseJob:
     def topics(self) -> tuple[str, ...]:
         """All topics that the job reads."""
         # An ordered job reads a global table both for its joins and for the store.
-        sources = (*self.streams, *(table.source for table in self.tables))
-        return tuple(dict.fromkeys(source.topic for source in sources))
+        return tuple(dict.fromkeys(topic for topics in self.topics_of_sources for topic in topics))
+
+    @property
+    def topics_of_sources(self) -> tuple[tuple[str, ...], ...]:
+        """The topics of each of the query's Kafka sources: of streams, and of global tables if there are any."""
+        streams = tuple(source.topic for source in self.streams)
+        tables = tuple(table.source.topic for table in self.tables)
+        return (streams, tables) if tables else (streams,)
 
     @property
     def sinks(self) -> tuple[Sink, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -16,6 +19,7 @@ from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.state.ledger.jobs import Jobs
 from tests.engine.conftest import Running, Start
+from tests.engine.every_operator import PARTS, Part, every_operator, results, rounds, send_round
 from tests.engine.shop import GRACE, Amount, Build, Names, by_shop, millis, sale, sales_of
 from tests.postgres import new_database
 
@@ -238,3 +242,35 @@ def test_a_call_that_was_killed_can_be_repeated(start: Start, monkeypatch: pytes
 
 def killed(*_: object, **__: object) -> None:
     raise RuntimeError("killed")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_come_and_go_have_the_results_of_steps_that_were_always_there(seed: int, start: Start) -> None:
+    """Before each run, some of the pipeline's parts are added, removed or moved to another place in the file."""
+    chance = random.Random(seed)
+    always, changed = start(every_operator, sales=2), start(lambda names: every_operator(names, ()), sales=2)
+    base = time.time_ns() // 1_000_000 - 1_000_000
+    expected: dict[str, dict[Any, list[Any]]] = {}
+    written: dict[str, dict[Any, list[Any]]] = {}
+    for number, records in enumerate(rounds(chance)):
+        for running in (always, changed):
+            send_round(running, records, base + 1_000 * number)
+        parts = list(PARTS) if number == 4 else chance.sample(PARTS, chance.randint(3, len(PARTS) - 1))
+
+        def build(names: Names, parts: list[Part] = parts) -> Pipeline:
+            return every_operator(names, parts)
+
+        changed = change(changed, build) if number else replace(changed, pipeline=build(changed.names))
+        always.run()
+        changed.run()
+        stores, outputs = results(always)
+        kept_stores, now_written = results(changed)
+        assert kept_stores == {name: stores[name] for name in kept_stores}, f"run {number}"
+        for topic, by_key in now_written.items():
+            for key, values in by_key.items():
+                added = values[len(written.get(topic, {}).get(key, [])) :]
+                earlier = len(expected.get(topic, {}).get(key, []))
+                assert added == outputs[topic][key][earlier:], f"{topic}, {key}, run {number}"
+        expected, written = outputs, written | now_written

@@ -25,6 +25,7 @@ from sluice.engine.job.merge import Merge, Part
 from sluice.engine.job.moving import move_checkpoint, require_complete, require_local
 from sluice.engine.job.query import JobQuery
 from sluice.engine.job.rebuild import Rebuild, drop_others, remove_forgotten
+from sluice.engine.job.replay import change_sources
 from sluice.engine.publish.databases import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import EngineError
@@ -85,6 +86,7 @@ class ChangedStores:
             ledger.jobs.register(new, hidden=True)
             with Lease(ledger.leases, ref, holder) as own:
                 move_checkpoint(storage, target, batch)
+                change_sources(target.checkpoint, batch, self.job.topics_of_sources)
                 merge = Merge(self.job, old, part, new, changes)
                 checksums = merge.fill(batch, ledger.audits.newest(old.ref), own.epoch)
                 times = merge.times(ledger, batch)

@@ -209,6 +209,19 @@ def _change(checkpoint: str, batch: int, reached: Positions, step: Step) -> None
     _write(checkpoint, batch, lines)
 
 
+def change_sources(checkpoint: str, batch: int, sources: Sequence[Sequence[str]]) -> None:
+    """Rewrite Spark's log of a batch for a query whose sources read these topics, each from where the batch ended."""
+    version, metadata, *lines = batch_log(checkpoint, batch)
+    reached = batch_positions(checkpoint, batch)
+    of_sources = [{} if line == "-" else json.loads(line) for line in lines]
+    of_sources += [{}] * (len(sources) - len(of_sources))
+    starts = [
+        {topic: before.get(topic, reached.get(topic)) for topic in topics if topic in reached}
+        for topics, before in zip(sources, of_sources, strict=False)
+    ]
+    _write(checkpoint, batch, [version, metadata, *(json.dumps(start) if start else "-" for start in starts)])
+
+
 def _write(checkpoint: str, batch: int, lines: Sequence[str]) -> None:
     """Replace Spark's log of a batch atomically."""
     filesystem, path = open_path(checkpoint)
