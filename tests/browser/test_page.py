@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from playwright.sync_api import Browser, Page, Route, expect
 from sqlalchemy import make_url
 
@@ -67,8 +68,8 @@ def page(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
-@pytest.fixture(scope="session")
-def broker(kafka: EmbeddedKafka) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def broker(kafka: EmbeddedKafka) -> Iterator[dict[str, str]]:
     """A broker with two dead letters of the orders, one with markup in every text."""
     settings = {"bootstrap.servers": kafka.bootstrap}
     topic = dead_letters.topic_of("orders")
@@ -81,7 +82,11 @@ def broker(kafka: EmbeddedKafka) -> dict[str, str]:
         ]
         producer.produce(topic, value, HOSTILE.encode(), headers=[*headers, (HOSTILE, b"x")])
     assert producer.flush(30) == 0
-    return settings
+    yield settings
+    # Other tests of this process count the records of the topic.
+    admin = AdminClient({**settings})
+    for deleted in admin.delete_topics(["orders", topic]).values():
+        deleted.result(20)
 
 
 @pytest.fixture
