@@ -72,7 +72,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
     from sluice.brokers import require_brokers
     from sluice.engine.job.restore import RestoringRun
     from sluice.engine.read.java_settings import java_settings
-    from sluice.plan import explain, load_plan
+    from sluice.plan import Job, explain, load_plan
     from sluice.state.ledger.run_ends import note_failure
 
     begun = time.monotonic()
@@ -82,7 +82,11 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         print(explain(planned), flush=True)
         java_settings(configuration.kafka)  # raises its errors before the run reads anything
         require_brokers(configuration.kafka)
-        read = RestoringRun(spark, planned.job, configuration).run()
+
+        def plan_without(names: Collection[str]) -> Job:
+            return load_plan(configuration.pipelines, name, without=names).job
+
+        read = RestoringRun(spark, planned.job, configuration, plan_without).run()
     log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
 
 

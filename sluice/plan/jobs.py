@@ -5,7 +5,7 @@ A plan is picklable data and contains everything that the engine needs, so it do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -566,6 +566,9 @@ class OrderedJob(BaseJob):
 
 
 Job: TypeAlias = FusedJob | OrderedJob
+
+PlanOf: TypeAlias = Callable[[Collection[str]], Job]
+"""Plans a part of a pipeline: the stores and steps with these names and what they need, or all others."""
 
 
 def columns_of(layers: Layers) -> Iterator[Column | Attempt]:

@@ -39,12 +39,14 @@ from sluice.values.sql import literal, quoted
 from sluice.values.windows import Window
 
 
-def plan(pipeline: Pipeline, only: Collection[str] = ()) -> Plan:
+def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
     """Plan a pipeline as one job.
 
     If none of its operators needs each key's records in order, Spark aggregates them in any order. With `only`, the job
     computes only the stores and steps with these names and what they need, in the same way, and writes no output.
+    `without` leaves out stores and steps with these names, and what follows them.
     """
+    pipeline = pipeline.without(without) if without else pipeline
     if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in pipeline.nodes):
         raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
     planned = _planned(pipeline)
@@ -56,9 +58,9 @@ def plan(pipeline: Pipeline, only: Collection[str] = ()) -> Plan:
     return Plan(planned, _ordered_job(pipeline, planned))
 
 
-def load_plan(folder: Path, name: str, only: Collection[str] = ()) -> Plan:
+def load_plan(folder: Path, name: str, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
     """Load the pipeline with this name from a folder of pipelines' files, and plan it, or a part of it: see `plan`."""
-    return plan(load_pipeline(folder, name), only)
+    return plan(load_pipeline(folder, name), only, without)
 
 
 # Functions whose results differ from run to run.

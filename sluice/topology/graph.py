@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from sluice.errors import TopologyError
@@ -54,6 +55,28 @@ class Graph:
         part = copy.copy(self)
         part.nodes = [node for node in self.nodes if node in kept]
         return part
+
+    def without(self, names: Collection[str]) -> Self:
+        """The pipeline as if these steps and stores were not written.
+
+        Without what follows them, and without stateless steps that only lead to them.
+        """
+        left_out = {node for node in self.nodes if node.name in names}
+        for node in self.nodes:
+            if not left_out.isdisjoint(nodes.parents(node)):
+                left_out.add(node)
+        for node in reversed(self.nodes):
+            following = [each for each in self.nodes if node in nodes.parents(each)]
+            if following and left_out.issuperset(following) and not isinstance(node, nodes.STATEFUL):
+                left_out.add(node)
+        rest = copy.copy(self)
+        rest.nodes, rest.whole = [], rest
+        numbered: dict[nodes.Node, nodes.Node] = {}
+        for node in self.nodes:
+            if node not in left_out:
+                numbered[node] = nodes.with_parents(replace(node, number=len(rest.nodes)), numbered)
+                rest.nodes.append(numbered[node])
+        return rest
 
     def claim(self, kind: str, name: str) -> None:
         """Reserve a name for a topic, a store or a database's table (`kind`).

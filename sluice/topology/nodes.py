@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from typing_extensions import override
 
@@ -31,6 +31,9 @@ class Node:
     def name(self) -> str:
         """The step's name in counts and messages."""
         return f"{type(self).__name__.lower()}-{self.number}"
+
+
+N = TypeVar("N", bound=Node)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,6 +279,10 @@ class Late(Sink):
     """Writes the records that are late for every window to `topic`."""
 
 
+STATEFUL = (Source, ToTable, Aggregate, Suppress, Join, Process, Deduplicate)
+"""The steps that may keep a state, or a position in a topic."""
+
+
 def is_step_name(name: str) -> bool:
     """Whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
     kind, _, rest = name.partition("-")
@@ -297,6 +304,19 @@ def parents(node: Node) -> tuple[Node, ...]:
             return (left, right)
         case _:
             return (node.parent,)  # type: ignore[attr-defined]
+
+
+def with_parents(node: N, others: Mapping[Node, Node]) -> N:
+    """The node with other inputs in place of these."""
+    match node:
+        case Source():
+            return node
+        case Merge(streams=streams):
+            return replace(node, streams=tuple(others[stream] for stream in streams))
+        case Join(left=left, right=right):
+            return replace(node, left=others[left], right=others[right])
+        case _:
+            return replace(node, parent=others[node.parent])  # type: ignore[attr-defined, call-arg]
 
 
 def is_table(node: Node) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -14,10 +16,13 @@ from confluent_kafka.admin import AdminClient
 from sluice import Pipeline, tumbling
 from sluice.engine.job.changed_stores import ChangedStores
 from sluice.engine.job.compatibility import CompatibilityError
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.replay import Step
 from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.state.ledger.jobs import Jobs
+from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.every_operator import PARTS, Part, every_operator, results, rounds, send_round
 from tests.engine.shop import GRACE, Amount, Build, Names, by_shop, millis, sale, sales_of
@@ -238,6 +243,31 @@ def test_a_call_that_was_killed_can_be_repeated(start: Start, monkeypatch: pytes
     changed = change(running, joined)
     assert changed.store("shops") == {"1.00": 1, "3.00": 1, "5.00": 1}
     assert len(generations(changed)) == 2
+
+
+def test_runs_go_on_while_stores_are_computed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two passes is interrupted by a run of the changed file, which does not have the new stores yet."""
+    fresh, running = start(joined), run_before(start, last)
+    fresh.send("sales", *BEFORE)
+    fresh.run()
+    pipeline, rest = joined(running.names), iter([AFTER[:2], AFTER[2:]])
+    changing, build = replace(running, pipeline=pipeline), Rebuild.build
+
+    def go_on(rebuild: Rebuild, ref: JobRef, steps: Sequence[Step]) -> None:
+        for records in islice(rest, 1):
+            for each in (fresh, changing):
+                each.send("sales", *records)
+            fresh.run()
+            read = changing.run(plan_without=lambda names: plan(pipeline, without=names).job)
+            assert read == len(records)
+            assert "shops" not in changing.everything()["stores"]
+        build(rebuild, ref, steps)
+
+    monkeypatch.setattr(Rebuild, "build", go_on)
+    changed = change(running, joined)
+    assert next(rest, None) is None
+    assert changed.everything()["stores"] == fresh.everything()["stores"]
+    assert changed.store("shops") == fresh.store("shops")
 
 
 def killed(*_: object, **__: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from sluice import Pipeline, session
 from sluice.engine.job.compatibility import CompatibilityError
 from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.engine.job.rebuild import Rebuild, drop_built
-from sluice.engine.job.replay import evenly
+from sluice.engine.job.replay import Step, evenly
 from sluice.engine.job.run import JobRun
 from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError, LeaseError, StateError
@@ -220,7 +220,9 @@ def test_a_pipeline_that_gains_an_ordered_operator_is_refused_until_it_is_rebuil
 
 
 @pytest.mark.parametrize("end", ["promote", pytest.param("drop", marks=pytest.mark.heavy)])
-def test_a_replay_is_seen_only_after_it_was_promoted_and_misses_nothing(start: Start, end: str) -> None:
+def test_a_replay_is_seen_only_after_it_was_promoted_and_misses_nothing(
+    start: Start, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)
     running.run(max_records=30)
@@ -228,11 +230,20 @@ def test_a_replay_is_seen_only_after_it_was_promoted_and_misses_nothing(start: S
     with pytest.raises(EngineError, match="has no generation beside the current one, 1"):
         rebuilding.promote()
     written = len(running.output("copies"))
-    assert rebuilding.replay() == 2
+    build = Rebuild.build
+
+    def run_meanwhile(rebuild: Rebuild, ref: JobRef, steps: Sequence[Step]) -> None:
+        build(rebuild, ref, steps[:1])
+        running.send("sales", sale("meanwhile", at="08:30:30"))
+        assert running.run(generation=1) == 1
+        build(rebuild, ref, steps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rebuild, "build", run_meanwhile)
+        assert rebuilding.replay() == 2
     with running.ledger() as ledger:
         assert ledger.jobs.generation(running.pipeline.name, "main") == 1
         assert ledger.jobs.generations(running.pipeline.name, "main") == [1, 2]
-    # Meanwhile the current generation goes on.
     running.send("sales", sale("late", at="08:31:00"))
     assert running.run(generation=1) == 1
     if end == "drop":
@@ -242,11 +253,11 @@ def test_a_replay_is_seen_only_after_it_was_promoted_and_misses_nothing(start: S
         assert not [*running.settings.home.rglob("g2/*.sqlite")]
     else:
         assert rebuilding.promote() == 2
-        assert running.store("n")["late"] == 1
+        assert running.store("n")["meanwhile"] == running.store("n")["late"] == 1
         running.send("sales", sale("next", at="08:32:00"))
         assert running.run(generation=2) == 1
         assert running.store("n")["next"] == 1
-    assert len(running.output("copies")) == written + (1 if end == "drop" else 2)
+    assert len(running.output("copies")) == written + (2 if end == "drop" else 3)
 
 
 def test_a_promotion_is_repeated_after_the_connection_was_lost_at_its_commit(

@@ -120,6 +120,21 @@ def test_a_retry_waits_for_the_driver_left_behind(ledger: Ledger) -> None:
             assert mine.epoch == 2
 
 
+def test_a_command_between_runs_waits_for_the_end_of_a_run(ledger: Ledger) -> None:
+    command = lease(ledger, "command", patience=Patience(0.05, 5, 5, waits=True))
+
+    def between_runs() -> int:
+        with command:
+            return command.epoch
+
+    with ThreadPoolExecutor(1) as pool:
+        with lease(ledger, "run", patience=Patience(0.05, 5, 5)):
+            waiting = pool.submit(between_runs)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=1)
+        assert waiting.result(timeout=5) == 2
+
+
 def test_a_retry_does_not_wait_forever(ledger: Ledger) -> None:
     with lease(ledger, "orders/manual__1/main") as orphan:
         with lease(ledger, "orders/manual__1/main"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, tumbling, within
 from sluice.plan import Attempt, Column, FusedJob, Job, Lookup, OrderedJob, Select, explain, load_plan, plan
+from sluice.topology import nodes
 from sluice.topology.dsl import Stream
 from sluice.topology.expressions import parse
+from tests.engine.every_operator import PARTS, every_operator
+from tests.engine.shop import Names
 
 ROOT = Path(__file__).parents[2]
 
@@ -377,3 +381,14 @@ def test_a_column_says_which_step_and_which_field_it_is_for() -> None:
     assert made.field_names["n2_double"] == "double"
     assert made.field_names["s0_amount"] == "amount"
     assert made.step_of("unknown") is None
+
+
+def test_without_added_steps_the_plan_is_that_of_the_file_before() -> None:
+    names = Names("p")
+    sources = len(every_operator(names, ()).nodes)
+    for kept in combinations(PARTS, 3):
+        before = every_operator(names, kept)
+        after = every_operator(names, [*(part for part in PARTS if part not in kept), *kept])
+        added = after.nodes[sources : sources + len(after.nodes) - len(before.nodes)]
+        names_of_added = {node.name for node in added if isinstance(node, (*nodes.STATEFUL, nodes.Sink))}
+        assert plan(after, without=names_of_added).job == plan(before).job, kept

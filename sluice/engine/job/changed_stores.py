@@ -1,16 +1,15 @@
 """Computes the new and changed stores of a pipeline from its topics, and keeps the state of the others.
 
-The changed stores, and what they need, are computed as a job of their own, in a generation that readers do not see. Its
-rows and the kept rows of the newest snapshot then fill the shards of a new generation, which becomes current in one
-transaction. If the driver is killed before, the next call begins anew.
+The changed stores, and what they need, are computed as a job of their own, in a generation that readers do not see,
+while runs go on. Its rows and the kept rows of the newest snapshot then fill the shards of a new generation, which
+becomes current in one transaction. If the driver is killed before, the next call begins anew.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import structlog
 from pyspark.sql import SparkSession
@@ -20,24 +19,33 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.job.check import NoRecords
 from sluice.engine.job.compatibility import StoreChanges, is_compatible
-from sluice.engine.job.driver_lease import Lease, current_lease, this_process
+from sluice.engine.job.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
 from sluice.engine.job.merge import Merge, Part
 from sluice.engine.job.moving import move_checkpoint, require_complete, require_local
 from sluice.engine.job.query import JobQuery
 from sluice.engine.job.rebuild import Rebuild, drop_others, remove_forgotten
-from sluice.engine.job.replay import change_sources
+from sluice.engine.job.replay import Step, change_sources
 from sluice.engine.publish.databases import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import EngineError
-from sluice.plan import FusedJob, Job, OrderedJob
+from sluice.plan import FusedJob, Job, OrderedJob, PlanOf
 from sluice.settings import Settings
+from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo
 
 log = structlog.get_logger()
 
-PlanOf: TypeAlias = Callable[[Collection[str]], Job]
-"""Plans a part of the pipeline: the stores and steps with these names, and what they need."""
+
+@dataclass(frozen=True)
+class _State:
+    """The current generation, while its lease is held, and how the pipeline has changed since."""
+
+    info: JobInfo
+    batch: int
+    storage: Storage
+    query: JobQuery
+    changes: StoreChanges
 
 
 @dataclass(frozen=True)
@@ -53,65 +61,62 @@ class ChangedStores:
     def run(self) -> int:
         """Compute the changed stores and promote a new generation. Returns its number, or the current one's.
 
-        Nothing happens if no store has changed. Raises CompatibilityError for a change that concerns all stores;
-        EngineError without published state, after an interrupted batch, or if the kept state is in Spark; InputError if
-        the topics no longer have all records that the changed stores need, unless `from_topics`; LeaseError during a
-        run; DamagedState if the state is not as published.
+        Runs go on while the stores are computed, and wait for the newest records and the promotion. Nothing happens if
+        no store has changed. Raises CompatibilityError for a change that concerns all stores; EngineError without
+        published state, after an interrupted batch, if the kept state is in Spark, or if the state has been replaced
+        meanwhile; InputError if the topics no longer have all records that the changed stores need, unless
+        `from_topics`; DamagedState if the state is not as published.
         """
-        begun, (name, of_job) = time.monotonic(), (self.job.pipeline.name, self.job.name)
-        holder = this_process(self.settings.run or "changed stores")
-        with Ledger.open(self.settings.ledger) as ledger, current_lease(ledger, name, of_job, holder) as lease:
-            old, batch = ledger.jobs.get(lease.ref), ledger.snapshots.last_batch(lease.ref)
-            if old is None or batch is None:
-                raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
-            storage = Storage.of(self.job, old.generation, self.settings)
-            query = JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(self.job.topics, 1))
-            changes = StoreChanges.between(old, query.info)
-            if is_compatible(old, query.info):
-                log.info("no store has changed", pipeline=name, generation=old.generation)
-                return old.generation
-            self._require_movable(query, old, changes)
-            require_local(old)
-            output = fence(self.settings.kafka, Writer(old.ref, self.job.pipeline.markers))
-            output.require_newest()
-            for database in databases_of(self.job, self.settings).values():
-                database.fence()
-            require_complete(
-                storage, batch, output.last, next_step=f"Undo the change, and run it once: sluice run {name}."
-            )
-            part = self._compute(ledger, lease, changes.added)
-            ref = ledger.jobs.new_generation(name, of_job)
-            target = Storage.of(self.job, ref.generation, self.settings)
-            new = JobQuery(self.spark, target, NoRecords(self.spark), query.partitions).info
-            ledger.jobs.register(new, hidden=True)
-            with Lease(ledger.leases, ref, holder) as own:
-                move_checkpoint(storage, target, batch)
-                change_sources(target.checkpoint, batch, self.job.topics_of_sources)
-                merge = Merge(self.job, old, part, new, changes)
-                checksums = merge.fill(batch, ledger.audits.newest(old.ref), own.epoch)
-                times = merge.times(ledger, batch)
-                shown = {key: at for key, at in times.items() if key.split("/")[0] not in OWN_TIMES}
-                ledger.jobs.continue_as(ref, old.ref, batch, checksums, own.epoch, times, shown)
-            note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
-            ledger.jobs.promote(ref, lease.row, self.settings.run, note)
-            if part is not None:
-                ledger.jobs.forget_generation(part.info.ref, lease.row)
-                remove_forgotten(ledger, self.job, self.settings)
-        log.info(
-            "stores changed", pipeline=name, generation=ref.generation, computed=sorted(changes.added),
-            removed=sorted(changes.removed), seconds=round(time.monotonic() - begun, 1),
-        )  # fmt: skip
-        return ref.generation
+        with Ledger.open(self.settings.ledger) as ledger:
+            with self._lease(ledger) as lease:
+                state = self._state(ledger, lease)
+                if is_compatible(state.info, state.query.info):
+                    log.info("no store has changed", pipeline=state.info.pipeline, generation=state.info.generation)
+                    return state.info.generation
+                self._require_movable(state)
+                require_local(state.info)
+                self._require_written(state)
+                if not state.changes.added:
+                    drop_others(ledger, self.job, lease.row, self.settings)
+                    return self._promote(ledger, lease, state, None)
+                rebuild, part, steps = self._begin(ledger, lease, state.changes.added)
+            ref = part.info.ref
+            rebuild.build(ref, steps)
+            with self._lease(ledger) as lease:
+                self._require_same(ledger, lease, state, part)
+                steps = rebuild.steps_since(ledger, lease.ref, ref).published
+            rebuild.build(ref, steps)  # fewer records: those that runs have read meanwhile
+            with self._lease(ledger) as lease:
+                state = self._require_same(ledger, lease, state, part)
+                rebuild.build(ref, rebuild.steps_since(ledger, lease.ref, ref).published)
+                return self._promote(ledger, lease, state, part)
 
-    def _require_movable(self, query: JobQuery, old: JobInfo, changes: StoreChanges) -> None:
-        """Raise EngineError if no state can be kept: all stores have changed, or the state is in Spark."""
+    def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
+        """The lease of the current generation, when no run holds it."""
+        return current_lease(ledger, self.job.pipeline.name, self.job.name, self._holder, BETWEEN_RUNS)
+
+    @property
+    def _holder(self) -> Holder:
+        return this_process(self.settings.run or "changed stores")
+
+    def _state(self, ledger: Ledger, lease: Lease) -> _State:
         name = self.job.pipeline.name
+        info, batch = ledger.jobs.get(lease.ref), ledger.snapshots.last_batch(lease.ref)
+        if info is None or batch is None:
+            raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
+        storage = Storage.of(self.job, info.generation, self.settings)
+        query = JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(self.job.topics, 1))
+        return _State(info, batch, storage, query, StoreChanges.between(info, query.info))
+
+    def _require_movable(self, state: _State) -> None:
+        """Raise EngineError if no state can be kept: all stores have changed, or the state is in Spark."""
+        name, query = self.job.pipeline.name, state.query
         tables = {store.name for store in query.info.stores if store.kind == "global"}
-        if bool(old.operators) != bool(query.info.operators):
+        if bool(state.info.operators) != bool(query.info.operators):
             why = "A step was added or removed that needs each key's records in order, so that all others do too"
-        elif not changes.stores - tables and not changes.operators:
+        elif not state.changes.stores - tables and not state.changes.operators:
             why = "All of its stores have changed"
-        elif has_spark_state(query.storage.checkpoint) or (
+        elif has_spark_state(state.storage.checkpoint) or (
             isinstance(self.job, FusedJob) and query.frames.totals is None
         ):
             why = "Spark keeps the state of all its stores together, because one of them has an aggregate such as avg"
@@ -122,11 +127,20 @@ class ChangedStores:
             next_step=f"Compute all of them from the topics: sluice rebuild {name}.",
         )
 
-    def _compute(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> Part | None:
-        """Compute the changed stores in a generation of their own; None if stores were only removed."""
-        if not added:
-            drop_others(ledger, self.job, lease.row, self.settings)
-            return None
+    def _require_written(self, state: _State) -> None:
+        """Raise EngineError after an interrupted batch. Other drivers can write no more output."""
+        output = fence(self.settings.kafka, Writer(state.info.ref, self.job.pipeline.markers))
+        output.require_newest()
+        for database in databases_of(self.job, self.settings).values():
+            database.fence()
+        next_step = f"Undo the change, and run it once: sluice run {self.job.pipeline.name}."
+        require_complete(state.storage, state.batch, output.last, next_step=next_step)
+
+    def _begin(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> tuple[Rebuild, Part, Sequence[Step]]:
+        """Register a generation of the changed stores. Returns also its rebuild and the batches published so far.
+
+        From then on, runs of the changed pipeline leave the added stores out.
+        """
         job = self.plan_of(added)
         operators = job.operators if isinstance(job, OrderedJob) and self.from_topics else ()
         if upstream := [operator.name for operator in operators if operator.name not in added]:
@@ -135,10 +149,51 @@ class ChangedStores:
                 f"{_names(added)} of {name} would not fit {_names(upstream)}, which also counts deleted records.",
                 next_step=f"Compute all stores from the topics as they are: sluice rebuild {name} --from-topics.",
             )
-        ref = Rebuild(self.spark, job, self.settings, self.from_topics).build_beside(ledger, lease)
-        info = ledger.jobs.get(ref)
-        assert info is not None
-        return Part(job, info)
+        rebuild = Rebuild(self.spark, job, self.settings, self.from_topics)
+        ref, steps = rebuild.begin_beside(ledger, lease)
+        storage = Storage.of(job, ref.generation, self.settings)
+        info = JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)).info
+        ledger.jobs.register(info, hidden=True)
+        return rebuild, Part(job, info), steps
+
+    def _require_same(self, ledger: Ledger, lease: Lease, before: _State, part: Part) -> _State:
+        """The state now. Raises EngineError if another command has replaced it, or removed the changed stores."""
+        state = self._state(ledger, lease)
+        is_there = part.info.generation in ledger.jobs.generations(part.info.pipeline, part.info.job)
+        if not is_there or state.info.ref != before.info.ref or state.changes != before.changes:
+            name = state.info.pipeline
+            raise EngineError(
+                f"Another command has replaced or removed a generation of {name} meanwhile.",
+                next_step=f"Compute the changed stores again: sluice rebuild {name} --changed-only.",
+            )
+        return state
+
+    def _promote(self, ledger: Ledger, lease: Lease, state: _State, part: Part | None) -> int:
+        """Fill a new generation with the kept and the computed state, and promote it. Returns its number."""
+        old, batch, changes = state.info, state.batch, state.changes
+        self._require_written(state)
+        ref = ledger.jobs.new_generation(old.pipeline, old.job)
+        target = Storage.of(self.job, ref.generation, self.settings)
+        new = JobQuery(self.spark, target, NoRecords(self.spark), state.query.partitions).info
+        ledger.jobs.register(new, hidden=True)
+        with Lease(ledger.leases, ref, self._holder) as own:
+            move_checkpoint(state.storage, target, batch)
+            change_sources(target.checkpoint, batch, self.job.topics_of_sources)
+            merge = Merge(self.job, old, part, new, changes)
+            checksums = merge.fill(batch, ledger.audits.newest(old.ref), own.epoch)
+            times = merge.times(ledger, batch)
+            shown = {key: at for key, at in times.items() if key.split("/")[0] not in OWN_TIMES}
+            ledger.jobs.continue_as(ref, old.ref, batch, checksums, own.epoch, times, shown)
+        note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
+        ledger.jobs.promote(ref, lease.row, self.settings.run, note)
+        if part is not None:
+            ledger.jobs.forget_generation(part.info.ref, lease.row)
+            remove_forgotten(ledger, self.job, self.settings)
+        log.info(
+            "stores changed", pipeline=old.pipeline, generation=ref.generation, computed=sorted(changes.added),
+            removed=sorted(changes.removed),
+        )  # fmt: skip
+        return ref.generation
 
 
 def _names(names: Iterable[str]) -> str:

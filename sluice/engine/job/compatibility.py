@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from sluice.errors import EngineError
 from sluice.plan import is_of_processor
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, StoreInfo
 from sluice.values.counts import counted
 
@@ -82,6 +83,22 @@ class StoreChanges:
             frozenset({*_steps(now)} - stores - {*operators.values()}),
             frozenset({*_steps(before)} - stores - operators.keys()),
         )
+
+
+def stores_to_come(ledger: Ledger, before: JobInfo, now: JobInfo) -> frozenset[str]:
+    """The stores and steps that a changed pipeline adds, if a generation beside the current one computes them.
+
+    Empty if the pipeline has changed in other ways, too, so that it must wait for that generation.
+    """
+    if [*_changes_of_all(before, now)]:
+        return frozenset()
+    changes = StoreChanges.between(before, now)
+    if changes.removed:
+        return frozenset()
+    beside = [
+        info for info in ledger.jobs.all(now.pipeline) if info.job == now.job and info.generation > before.generation
+    ]
+    return changes.added if any(changes.added <= {*_steps(info)} for info in beside) else frozenset()
 
 
 def number_of(definition: str) -> int:

@@ -6,7 +6,7 @@ If another driver holds the lease, a driver
 - takes the lease if the holder has not renewed it for `silence_s`;
 - waits for at most `orphan_s` if the holder works for the same run (it outlived its killed task), and then takes the
   lease over;
-- fails with LeaseError if the holder is alive and works for another run.
+- fails with LeaseError if the holder is alive and works for another run, or waits for its end if it `waits`.
 
 A driver that has lost its lease can no longer publish: its epoch is too old for the ledger's transaction and for the
 workers' shards, and the new holder's Kafka producer fences the driver's producer.
@@ -44,9 +44,13 @@ class Patience:
     """A holder is presumed dead if it has not renewed the lease for this time, which must be several times `beat_s`."""
     orphan_s: float = 300.0
     """How long a retry of a run waits for a driver that the previous try has left behind."""
+    waits: bool = False
+    """Whether to wait for the end of another run, for as long as it takes."""
 
 
 PATIENCE = Patience()
+BETWEEN_RUNS = Patience(waits=True)
+"""For commands that work while runs go on, and need the lease for moments."""
 
 
 def this_process(run: str) -> Holder:
@@ -112,7 +116,7 @@ class Lease:
     def _take(self) -> LeaseRow:
         begun = changed = time.monotonic()
         seen = self._seen()
-        first = seen
+        first, is_waiting = seen, False
         while True:
             now = time.monotonic()
             why = self._may_take(seen, now - changed, now - begun)
@@ -121,7 +125,11 @@ class Lease:
                     log.warning("lease taken over", why=why, holder=str(seen), epoch=taken.epoch)
                 return taken
             if seen is not None and self._is_refused(seen, first):
-                raise self._refused(seen)
+                if not self.patience.waits:
+                    raise self._refused(seen)
+                if not is_waiting:
+                    is_waiting = True
+                    log.info("waiting for the end of a run", pipeline=self.ref.pipeline, holder=str(seen))
             if not why:
                 time.sleep(self.patience.beat_s / 4)
             before, seen = seen, self._seen()

@@ -79,23 +79,21 @@ class JobQuery:
         ledger: Ledger,
         lease: HeldLease,
         identity: IdentityCheck,
-        output: Output,
+        output: Output | None,
         *,
         published: int | None = None,
         auditor: Auditor | None = None,
         limits: Mapping[str, int] | None = None,
         at_least_once: AtLeastOnce | None = None,
         databases: Mapping[str, DatabaseSink] | None = None,
-        silent: bool = False,
         headers_at: HeadersAt = lambda _: {},
     ) -> Publisher:
-        """The publisher of the batches after `published`, the last published batch; `silent` means without output."""
+        """The publisher of the batches after `published`, the last published one. Without `output`, they write none."""
         tables = GlobalTables.load(self.job, self.storage.locations[0], published)
         retention = Retention.of(self.storage, self.partitions)
         return Publisher(
             self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention,
             headers_at, self.frames.totals, limits or {}, at_least_once, databases or {}, self.partitions,
-            silent,
         )  # fmt: skip
 
     def start(self, sink: Sink) -> StreamingQuery:

@@ -46,8 +46,8 @@ log = structlog.get_logger()
 class Rebuild:
     """Rebuilds a job's state. With `from_topics`, it may read fewer records than before, if some have been deleted.
 
-    `run` promotes the new generation at once. `replay` builds it beside the current one, where it stays until
-    `promote`, which first repeats the batches published since, or until it is dropped.
+    `run` promotes the new generation at once, and runs wait for it. `replay` builds it beside the current one while
+    runs go on. It stays there until `promote`, which first repeats the batches published since, or until it is dropped.
 
     With `only`, raises LeaseError if that generation is no longer current. `why` is the damage to repair, if any; it is
     stored in a note together with the duration of the rebuild.
@@ -75,9 +75,9 @@ class Rebuild:
             history = self._history(ledger, old, sources, now)
             new = ledger.jobs.new_generation(name, job, self._newest_writer(old))
             ledger.sources.replace(new, sources)
-            self._build(new, history.published)
+            self.build(new, history.published)
             self._compare(ledger, old, new, history)
-            self._build(new, history.unpublished)
+            self.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
             note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
             ledger.jobs.promote(new, lease.row, self.settings.run, note)
@@ -94,11 +94,19 @@ class Rebuild:
         user decides whether to promote it. Raises the same errors as `run`, and EngineError if no record was read in
         that part.
         """
-        with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
-            return self.build_beside(ledger, lease, span).generation
+        with Ledger.open(self.settings.ledger) as ledger:
+            with self._current(ledger) as lease:
+                old = lease.ref
+                new, steps = self.begin_beside(ledger, lease, span)
+            self.build(new, steps)
+        log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
+        return new.generation
 
-    def build_beside(self, ledger: Ledger, lease: Lease, span: Span = EVERYTHING) -> JobRef:
-        """Like `replay`, for the holder of the current generation's lease."""
+    def begin_beside(self, ledger: Ledger, lease: Lease, span: Span = EVERYTHING) -> tuple[JobRef, Sequence[Step]]:
+        """Remove other generations. Returns a new one, and the batches to `build` it with when the lease is released.
+
+        `lease` is that of the current generation.
+        """
         old = lease.ref
         sources, now = self._sources(ledger, old, span.begin)
         history = self._history(ledger, old, sources, now, span.until)
@@ -106,9 +114,19 @@ class Rebuild:
         drop_others(ledger, self.job, lease.row, self.settings)
         new = ledger.jobs.new_generation(old.pipeline, old.job, self._newest_writer(old))
         ledger.sources.replace(new, sources)
-        self._build(new, history.published)
-        log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
-        return new
+        return new, history.published
+
+    def build(self, ref: JobRef, steps: Sequence[Step]) -> None:
+        """Run batches of a generation that is not the current one, without output."""
+        JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
+
+    def steps_since(self, ledger: Ledger, old: JobRef, new: JobRef) -> History:
+        """The batches of the current generation with which a generation beside it catches up. Needs its lease.
+
+        Raises InputError if the topics have lost records that the generation has not read yet.
+        """
+        sources, now = self._sources_of(ledger, old, new)
+        return self._history(ledger, old, sources, now, built=_read(ledger, new))
 
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it the current one. Returns its number.
@@ -121,10 +139,9 @@ class Rebuild:
                 log.info("generation promoted already", pipeline=lease.ref.pipeline, generation=lease.ref.generation)
                 return lease.ref.generation
             old, new = lease.ref, built_beside(ledger, lease.ref)
-            sources, now = self._sources_of(ledger, old, new)
-            history = self._history(ledger, old, sources, now, built=_read(ledger, new))
-            self._build(new, history.published)
-            self._build(new, history.unpublished)
+            history = self.steps_since(ledger, old, new)
+            self.build(new, history.published)
+            self.build(new, history.unpublished)
             note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
             ledger.jobs.promote(new, lease.row, self.settings.run, note, replayed=True)
         log.info("generation promoted", pipeline=old.pipeline, generation=new.generation, before=old.generation)
@@ -138,9 +155,6 @@ class Rebuild:
 
     def _divided(self, begin: Positions, target: Positions) -> list[Step]:
         return divided(self.job, self.settings.kafka, begin, target, self.settings.max_records)
-
-    def _build(self, ref: JobRef, steps: Sequence[Step]) -> None:
-        JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
 
     @property
     def _streams(self) -> list[str]:

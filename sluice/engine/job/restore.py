@@ -20,7 +20,7 @@ from sluice.engine.job.standbys import promote_standbys
 from sluice.engine.read.identity import InputError
 from sluice.engine.session import Starting, started
 from sluice.errors import DamagedState, Unreachable
-from sluice.plan import Job
+from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 
@@ -34,6 +34,8 @@ class RestoringRun:
     spark: Starting
     job: Job
     settings: Settings
+    plan_without: PlanOf | None = None
+    """Plans the pipeline without the stores that are being computed while runs go on."""
 
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.
@@ -41,7 +43,9 @@ class RestoringRun:
         Raises DamagedState if the state is damaged and the topics no longer have all of its records, and Unreachable if
         a state server does not answer, because its shards may be intact. In both cases, no standby has this state.
         """
-        run = JobRun(self.spark, self.job, self.settings, max_records=self.settings.max_records)
+        run = JobRun(
+            self.spark, self.job, self.settings, max_records=self.settings.max_records, plan_without=self.plan_without
+        )
         of = (self.job.pipeline.name, self.job.name)
         with Ledger.open(self.settings.ledger) as ledger:
             generation = ledger.jobs.generation(*of)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import ensure_topics, message_limits, partition_counts
 from sluice.engine.job.backlog_run import BacklogRun, needs_order
-from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible
+from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible, stores_to_come
 from sluice.engine.job.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.job.linger import Linger, News
 from sluice.engine.job.query import JobQuery, without_adaptive_execution
@@ -32,7 +32,7 @@ from sluice.engine.read.kafka import KafkaInput
 from sluice.engine.session import Starting, compile_for, started
 from sluice.engine.steps.sql_errors import no_result_error
 from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError
-from sluice.plan import Job
+from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, JobRef
@@ -55,6 +55,8 @@ class JobRun:
     patience: Patience = PATIENCE
     steps: Sequence[Step] | None = None
     """For a rebuild: run only these batches, without output, because it has been written already."""
+    plan_without: PlanOf | None = None
+    """Plans the pipeline without some stores and steps, which `ChangedStores` computes while runs go on."""
 
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.
@@ -106,11 +108,17 @@ class JobRun:
         query = JobQuery(spark, storage, source, partitions, lease.epoch, most)
         info, published = query.info, ledger.snapshots.last_batch(storage.ref)
         before = None if published is None else ledger.jobs.get(storage.ref)
+        if before is not None and self.plan_without is not None and (missing := stores_to_come(ledger, before, info)):
+            log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
+            rest = replace(self, job=self.plan_without(missing), plan_without=None)
+            return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings).held(lease.epoch))
         require_compatible(before, info)
-        with TransactionalOutput(self.settings.kafka, writer, limits) as output:
-            if self.steps is None:
+        # A rebuild writes no output, and the producer of a run that goes on meanwhile must not be fenced.
+        writing = TransactionalOutput(self.settings.kafka, writer, limits) if self.steps is None else nullcontext()
+        with writing as output:
+            if output is not None:
                 output.require_newest()
-            storage.prepare(published, output.last_batch, ledger, lease.epoch)
+            storage.prepare(published, -1 if output is None else output.last_batch, ledger, lease.epoch)
             databases = databases_of(self.job, self.settings) if self.steps is None else {}
             newest = ledger.snapshots.latest(pipeline.name, self.job.name) if databases else None
             for database in databases.values():
@@ -121,7 +129,7 @@ class JobRun:
             publisher = query.publisher(
                 ledger, lease, identity, output, published=published,
                 auditor=Auditor(storage, self.settings.run, lease.epoch, firsts), limits=limits, at_least_once=direct,
-                databases=databases, silent=self.steps is not None, headers_at=source.headers_at,
+                databases=databases, headers_at=source.headers_at,
             )  # fmt: skip
             with query_errors(publisher, storage, lease):
                 if self.steps is not None:

@@ -107,7 +107,8 @@ class Publisher:
     ledger: Ledger
     lease: HeldLease
     identity: IdentityCheck
-    output: Output
+    output: Output | None
+    """None to suppress output, because an earlier generation has already written it."""
     tables: GlobalTables
     auditor: Auditor | None
     types: Mapping[str, str]
@@ -123,8 +124,6 @@ class Publisher:
     """Connection → the writer of the tables in its database."""
     partitions: Mapping[str, int] = field(default_factory=dict)
     """Topic → its number of partitions, as assumed by tasks."""
-    silent: bool = False
-    """Whether to suppress output, because an earlier generation has already written it."""
     read: int = 0
     """Number of records read so far."""
     error: SluiceError | None = None
@@ -150,7 +149,7 @@ class Publisher:
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
         side_outputs, phases = self.storage.side_outputs, Phases()
-        if not self.silent:
+        if self.output is not None:
             phases.ms["start"] = max(round(time.time() * 1_000) - self.storage.batches.begun(batch), 0)
         self.lease.check()
         written_rows, spooled = self._write_shards(state_rows, batch)
@@ -168,7 +167,7 @@ class Publisher:
             side_outputs.start(batch + 1, before)
             return
         dead_letters = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters)]
-        if not self.silent:
+        if self.output is not None:
             dead_letters.append(with_own_headers(step_letters, self.headers_at))
             require_few_failures(self.storage.job, counts, dead_letters)
         # A batch without records may still end at later offsets, after aborted transactions or for a new partition.
@@ -179,7 +178,9 @@ class Publisher:
         self.identity.check_identity()
         phases.end("audit")
         rejected = RejectedOutput()
-        written = {} if self.silent else self._write_output(metadata, spooled, changes, dead_letters, rejected)
+        written: dict[str, int] = {}
+        if self.output is not None:
+            written = self._write_output(self.output, metadata, spooled, changes, dead_letters, rejected)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
         for topic, number in rejected.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
@@ -220,13 +221,14 @@ class Publisher:
     def _changes(self, state_rows: DataFrame, spooled: pa.Table) -> tuple[Records, list[Row]]:
         """The output records for store changes, and the rejected rows for changes on which a step failed."""
         job = self.storage.job
-        if self.silent or not isinstance(job, FusedJob):
+        if self.output is None or not isinstance(job, FusedJob):
             return [], []
         self.tables.apply(spooled)
         return change_records(state_rows.sparkSession, job, spooled, self.tables, self.types)
 
     def _write_output(
         self,
+        output: Output,
         batch: Batch,
         spooled: pa.Table,
         changes: Records,
@@ -273,9 +275,9 @@ class Publisher:
         for connection, of_tables in rows.items():
             written |= self.databases[connection].write(id_, of_tables)
         if self.at_least_once is None:
-            return written | self.output.send(batch, records)
+            return written | output.send(batch, records)
         sent, rest = self.at_least_once.send(records)
-        return written | sent | self.output.send(batch, rest)
+        return written | sent | output.send(batch, rest)
 
     def _table_rows(
         self, results: Sequence[tuple[Sink, pa.Table]], rejected: RejectedOutput

@@ -136,7 +136,7 @@ class Jobs(LedgerPart):
         """
         numbers = [
             row["generation"]
-            for table in (GENERATIONS, LEASES)
+            for table in (GENERATIONS, LEASES, SOURCES)
             for row in self._read(select(table.c.generation).where(of_job(table, pipeline, job)))
         ]
         return JobRef(pipeline, job, max([above, *numbers]) + 1)
