@@ -45,7 +45,8 @@ _LOGGING = [
 ]
 
 # A single node has one replica of everything; few internal partitions make it start quickly. Records are kept forever:
-# Kafka deletes by the records' timestamps, and would immediately delete sample orders from earlier years.
+# Kafka deletes by the records' timestamps, and would immediately delete sample orders from earlier years. Idle brokers
+# otherwise write a record every half second, for controllers that they do not have.
 _CONFIGURATION = """\
 process.roles=broker,controller
 node.id=1
@@ -66,6 +67,7 @@ transaction.state.log.num.partitions=4
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=1
+metadata.max.idle.interval.ms=0
 group.initial.rebalance.delay.ms=0
 log.retention.ms=-1
 """
